@@ -108,8 +108,8 @@ def idle(lens: Lens, rounds: int, count: int = 2) -> Row:
         torch.manual_seed(0)
         return call()
 
-    shown = as_series(batch)
-    ours = [lambda: lens.forecast(shown, horizon, num_samples=samples)]
+    visible = as_series(batch)
+    ours = [lambda: lens.forecast(visible, horizon, num_samples=samples)]
     with torch.no_grad():
         ratios_to_native = ratios(
             ours, native, rounds=rounds, clock=make_clock(lens.device)
@@ -302,12 +302,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     wanted = set(options.only.split(","))
     console = Console(width=170)
-    place = (
+    position = (
         f"{platform.machine()}, {os.cpu_count()} cores, "
         f"{options.threads} torch thread(s), torch {torch.__version__}"
     )
     if options.device.startswith("cuda"):
-        place += f", {torch.cuda.get_device_name(options.device)}"
+        position += f", {torch.cuda.get_device_name(options.device)}"
     rows: list[Row] = []
     # (d) to (i) have models of their own
     for name in chosen if wanted & {"a", "b", "c"} else ():
@@ -330,7 +330,7 @@ def main() -> None:
         if options.json:
             options.json.write_text(
                 json.dumps(
-                    {"machine": place, "rows": rows}, indent=1, ensure_ascii=False
+                    {"machine": position, "rows": rows}, indent=1, ensure_ascii=False
                 )
             )
     sections: dict[str, tuple[str, Callable[[], Iterable[Row]]]] = {
@@ -353,7 +353,7 @@ def main() -> None:
         if options.json:
             options.json.write_text(
                 json.dumps(
-                    {"machine": place, "rows": rows}, indent=1, ensure_ascii=False
+                    {"machine": position, "rows": rows}, indent=1, ensure_ascii=False
                 )
             )
     table = Table(
@@ -362,7 +362,7 @@ def main() -> None:
         "range / note",
         "target",
         "met",
-        title=f"random weights; {place}",
+        title=f"random weights; {position}",
     )
     for name, value, span, target, met in rows:
         table.add_row(
@@ -370,7 +370,7 @@ def main() -> None:
         )
     console.print(table)
     if not options.no_history:
-        append(rows, place)
+        append(rows, position)
 
 
 if __name__ == "__main__":

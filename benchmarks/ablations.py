@@ -144,12 +144,12 @@ def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> fl
     def unavoidable(component: Component) -> int:
         rows = stack.rows(component.layer)
         kinds = [row.kind for row in rows]
-        place = kinds.index(component.kind or "")
+        position = kinds.index(component.kind or "")
         block = stack.block(component.layer)
-        attention = rows[place]
+        attention = rows[position]
         assert isinstance(attention, Attention)
         here = counts.get(f"{block}.{attention.o.module}", 0)
-        for row in rows[place + 1 :]:
+        for row in rows[position + 1 :]:
             if isinstance(row, Attention):
                 cross = (row.k.module, row.v.module) if row.keys_from else ()
                 here += counts.get(f"{block}.{row.module}", 0) - sum(
@@ -169,9 +169,9 @@ def _by_path(lens: Lens, counts: dict[str, int]) -> dict[str, int]:
     operations = {}
     for path, _ in lens.adapter.model.named_modules():
         parts = path.split(".")
-        for cut in range(len(parts)):
-            outer = lens.adapter.model.get_submodule(".".join(parts[:cut]))
-            name = ".".join([type(outer).__name__, *parts[cut:]])
+        for trimmed in range(len(parts)):
+            outer = lens.adapter.model.get_submodule(".".join(parts[:trimmed]))
+            name = ".".join([type(outer).__name__, *parts[trimmed:]])
             if name in counts:
                 operations[path] = counts[name]
                 break

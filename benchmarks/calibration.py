@@ -133,7 +133,7 @@ def claims_learned(
     """Test if a page, compared with those of twins, calls any member learned."""
     compared = corrected(
         {
-            key: with_twins(data, [twin[key] for twin in twins])
+            key: with_twins(data, [control[key] for control in twins])
             for key, data in page.items()
         }
     )
@@ -147,10 +147,10 @@ def claims_learned(
 def significant_members(page: dict[str, xr.Dataset]) -> set[tuple[str, str, int]]:
     """List the members that a page calls significant."""
     return {
-        (key, name, int(place))
+        (key, name, int(position))
         for key, data in page.items()
         for name in judged_names(data)
-        for place in np.flatnonzero(data[f"{name}_significant"].values)
+        for position in np.flatnonzero(data[f"{name}_significant"].values)
     }
 
 
@@ -163,7 +163,7 @@ def shifted_claims(
     """Compute the share of significant members that are not so when all windows begin a few steps earlier."""
 
     def members(batch: SeriesBatch, steps: int = 0) -> set[tuple[str, str, int]]:
-        values = tuple(each[: len(each) - steps] for each in batch.values)
+        values = tuple(value[: len(value) - steps] for value in batch.values)
         return significant_members(
             compute_claims(_run(replace(batch, values=values), 12, lens, windows))
         )
@@ -205,7 +205,7 @@ def planted_claims(seeds: int) -> Iterator[dict[str, Any]]:
                 "others": named & ~true & ~idle,
             }
             yield {"model": architecture, "models": 1} | {
-                name: int(each.sum()) for name, each in counts.items()
+                name: int(count.sum()) for name, count in counts.items()
             }
 
 

@@ -32,7 +32,7 @@ def with_torch_hooks(lens: Lens, encoded: Encoded) -> Callable[[], object]:
     points = [lens.registry.points[name] for name in names(lens)]
 
     def run() -> dict[str, torch.Tensor]:
-        kept: dict[str, torch.Tensor] = {}
+        retained: dict[str, torch.Tensor] = {}
         handles = []
         for point in points:
             module = lens.adapter.model.get_submodule(point.site.module)
@@ -40,12 +40,12 @@ def with_torch_hooks(lens: Lens, encoded: Encoded) -> Callable[[], object]:
             def before(
                 _module: object, args: tuple, kwargs: dict, point: Point = point
             ) -> None:
-                kept[point.name] = get_input(args, kwargs, point.site.arg).detach()
+                retained[point.name] = get_input(args, kwargs, point.site.arg).detach()
 
             def after(
                 _module: object, _args: tuple, out: object, point: Point = point
             ) -> None:
-                kept[point.name] = get_output(out, point.site.arg).detach()
+                retained[point.name] = get_output(out, point.site.arg).detach()
 
             if point.site.side == "in":
                 handles.append(
@@ -56,7 +56,7 @@ def with_torch_hooks(lens: Lens, encoded: Encoded) -> Callable[[], object]:
         lens.adapter.run(encoded.inputs)
         for handle in handles:
             handle.remove()
-        return kept
+        return retained
 
     return run
 
@@ -76,7 +76,7 @@ def with_nnsight(lens: Lens, encoded: Encoded) -> Callable[[], object] | None:
     sites = [(point.name, point.site.module, point.site.side) for point in points]
 
     def run() -> dict[str, torch.Tensor]:
-        kept: dict[str, torch.Tensor] = {}
+        retained: dict[str, torch.Tensor] = {}
         with model.trace(**encoded.inputs):
             for name, path, side in sites:
                 module = model
@@ -85,10 +85,10 @@ def with_nnsight(lens: Lens, encoded: Encoded) -> Callable[[], object] | None:
                         module[int(part)] if part.isdigit() else getattr(module, part)
                     )
                 if side == "in":
-                    kept[name] = module.input.save()
+                    retained[name] = module.input.save()
                 else:
                     out = module.output
-                    kept[name] = (out[0] if isinstance(out, tuple) else out).save()
-        return kept
+                    retained[name] = (out[0] if isinstance(out, tuple) else out).save()
+        return retained
 
     return run

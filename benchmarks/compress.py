@@ -45,13 +45,13 @@ def quality(
 ) -> list[list[str]]:
     """Rows: model, share kept, rise of MASE with its interval by method, on sources that do not calibrate."""
     lens, drawn = load(model), synthetic_cases(count=cases)
-    own, others = compress.measure.split_sources(bundled(), HORIZON)
+    own, rest = compress.measure.split_sources(bundled(), HORIZON)
     calibration = compress.calibration_run(lens.run(own, HORIZON, holdout=True))
     seasons = tuple(case.season for case in drawn)
     synthetic = SeriesBatch(tuple(case.values for case in drawn), seasonalities=seasons)
     samples = SAMPLES if lens.emits == "token" else None
     run = lens.run(
-        SeriesBatch.concat([others, synthetic]),
+        SeriesBatch.concat([rest, synthetic]),
         HORIZON,
         holdout=True,
         num_samples=samples,
@@ -75,8 +75,10 @@ def quality(
 def insert_rows(page: Path, rows: Sequence[Sequence[str]]) -> None:
     """Put rows into the table of a page, in the place of those with the same model and share."""
     lines = page.read_text().splitlines()
-    held = [place for place, line in enumerate(lines) if line.startswith("| `")]
-    table = {tuple(lines[place].split(" | ")[:2]): lines[place] for place in held}
+    held = [position for position, line in enumerate(lines) if line.startswith("| `")]
+    table = {
+        tuple(lines[position].split(" | ")[:2]): lines[position] for position in held
+    }
     for row in rows:
         line = f"| {' | '.join(row)} |"
         table[tuple(line.split(" | ")[:2])] = line
@@ -119,10 +121,10 @@ def speed(
     rounds: int,
 ) -> list[list[str]]:
     """Rows: what, ratio, what is allowed."""
-    whole = load(testing.published(architecture, size), check=False)
-    ranks = compress.chosen_ranks(whole, keep=keep)
-    smaller = compress.factorised(whole, ranks)
-    before, after = compress.sizes(whole), compress.sizes(smaller)
+    full = load(testing.published(architecture, size), check=False)
+    ranks = compress.chosen_ranks(full, keep=keep)
+    smaller = compress.factorised(full, ranks)
+    before, after = compress.sizes(full), compress.sizes(smaller)
     name = f"{architecture} {size} at {keep:g}"
     allowed = after["all"] / before["all"]
     rows = [
@@ -136,7 +138,7 @@ def speed(
     ]
     with tempfile.TemporaryDirectory() as folder:
         dense = Path(folder, "whole")
-        architectures()[architecture].write(whole.native, dense)
+        architectures()[architecture].write(full.native, dense)
         small = compress.save_compressed(
             smaller, Path(folder, "small"), ranks=ranks, method="svd"
         )
@@ -155,18 +157,18 @@ def speed(
                 + 0.1 * rng.standard_normal((batch, length))
             )
         )
-        future = np.zeros((batch, 16)) if whole.adapter.readout == "token" else None
-        inputs = whole.encode(series, future=future).inputs
-        counted = [operations(each, inputs) for each in (whole, smaller)]
+        future = np.zeros((batch, 16)) if full.adapter.readout == "token" else None
+        inputs = full.encode(series, future=future).inputs
+        counted = [operations(item, inputs) for item in (full, smaller)]
         with torch.no_grad():
             median, low, high = ratios(
                 [lambda i=inputs: smaller.adapter.run(i)],
-                lambda i=inputs: whole.adapter.run(i),
+                lambda i=inputs: full.adapter.run(i),
                 rounds=rounds,
             )[0]
             peaks = [
                 peak(lambda each=each, i=inputs: each.adapter.run(i))
-                for each in (whole, smaller)
+                for each in (full, smaller)
             ]
         held = [
             4 * sizes["all"] + extra
@@ -228,8 +230,8 @@ def main() -> None:
         ]
         rows = [
             row
-            for each in given.published.split(",")
-            for row in speed(*each.split("/"), 0.25, shapes, given.rounds)
+            for item in given.published.split(",")
+            for row in speed(*item.split("/"), 0.25, shapes, given.rounds)
         ]
     table = Table(*header)
     for row in rows:

@@ -42,7 +42,8 @@ def make_masks(run: Run, count: int) -> tuple[tuple[explain.Segment, ...], np.nd
     """Twelve segments, as equal as tokens allow, and masks that stand beside one another."""
     edges = [edge for edge in explain.values.token_edges(run) if edge >= -CONTEXT]
     picked = [
-        edges[round(place)] for place in np.linspace(0, len(edges) - 1, SEGMENTS + 1)
+        edges[round(position)]
+        for position in np.linspace(0, len(edges) - 1, SEGMENTS + 1)
     ]
     parts = tuple(
         explain.Segment(f"{a} to {b - 1}", 0, a, b, "past") for a, b in pairwise(picked)
@@ -194,7 +195,7 @@ def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> No
         explain.shapley.all_masks(players)
     ).reshape(2**players, -1)
     exact, made = explain.shapley.exact_shapley(table, players), 0
-    whole = float(np.abs(exact.sum(0)).mean())
+    full = float(np.abs(exact.sum(0)).mean())
 
     def value(masks: np.ndarray) -> np.ndarray:
         nonlocal made
@@ -206,13 +207,15 @@ def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> No
             errors, held, spent, made = [], [], [], 0
             for seed in range(seeds):
                 start = time.process_time()
-                attribution, reach = sampler(value, players, budget, seed)
+                attribution, distance = sampler(value, players, budget, seed)
                 spent.append(time.process_time() - start)
                 error = np.abs(attribution - exact)
-                errors.append(100 * error.mean(1) / whole)
-                held.append(np.nan if reach is None else 100 * (error <= reach).mean())
+                errors.append(100 * error.mean(1) / full)
+                held.append(
+                    np.nan if distance is None else 100 * (error <= distance).mean()
+                )
             intervals = (
-                "" if reach is None else f"; intervals hold {np.mean(held):.1f} %"
+                "" if distance is None else f"; intervals hold {np.mean(held):.1f} %"
             )
             print(
                 f"{name}, {players} segments, {reference}, {who}: {made / seeds:.0f} forecasts, mean error "

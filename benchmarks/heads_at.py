@@ -118,7 +118,7 @@ def _ranked(lens: Lens, end: str) -> list[Component]:
     stack = lens.wiring.output_stack
     scores = head_scores(lens, "stable_rank")
     layers = scores["layer"].values[: max(1, HEADS // stack.n_heads)]
-    places = [
+    positions = [
         (float(scores.sel(layer=x, head=h)), int(x), h)
         for x in layers
         for h in range(stack.n_heads)
@@ -126,7 +126,7 @@ def _ranked(lens: Lens, end: str) -> list[Component]:
     kind = str(scores.attrs["attention"])
     return [
         Component(stack.name, layer, kind, head)
-        for _, layer, head in sorted(places, reverse=end == "high")
+        for _, layer, head in sorted(positions, reverse=end == "high")
     ]
 
 
@@ -136,7 +136,8 @@ def _errors(
     """(heads kept, window) mean absolute errors; the last row is the plain model's."""
     run = lens.run(batch, truth.shape[1], rollout=False)
     variants = [
-        Variant.zero(*ranked[: len(ranked) - kept]) for kept in range(len(ranked) + 1)
+        Variant.zero(*ranked[: len(ranked) - retained])
+        for retained in range(len(ranked) + 1)
     ]
     with torch.no_grad():
         return np.stack([mae(made, truth) for made in point_forecasts(run, variants)])
@@ -151,16 +152,16 @@ def _compare(
     deals: int,
 ) -> list[Row]:
     everything = plan_looks(groups, (1.0,))
-    whole = _Table(errors, everything)
+    full = _Table(errors, everything)
     of = len(errors) - 1
-    exact, _ = _counted(Search(of, scan(of, tolerance)), whole.change)
+    exact, _ = _counted(Search(of, scan(of, tolerance)), full.change)
     rows = []
     plain = (
         Search(of, scan(of, tolerance)),
         Search(of, bisection(of, tolerance)),
     )
     for method, search in zip(METHODS, plain, strict=False):
-        result, rounds = _counted(search, whole.change)
+        result, rounds = _counted(search, full.change)
         agrees = float(result.kept == exact.kept)
         spent, saved = result.evaluations, of - result.evaluations
         rows.append(
@@ -185,18 +186,18 @@ def _compare(
                 _Table(errors, looks).paired,
             )
         )
-    kept = np.bincount([result.kept for result, _ in made]).argmax()
+    retained = np.bincount([result.kept for result, _ in made]).argmax()
     spent = float(np.mean([result.evaluations for result, _ in made]))
     waited = float(np.mean([rounds for _, rounds in made]))
     agrees = float(np.mean([result.kept == exact.kept for result, _ in made]))
-    change = whole.change(int(kept), 0)
+    change = full.change(int(retained), 0)
     return [
         *rows,
         Row(
             order,
             tolerance,
             METHODS[2],
-            int(kept),
+            int(retained),
             change,
             spent,
             of - spent,

@@ -97,9 +97,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         file, fewer = str(Path(folder, "loads.csv")), str(Path(folder, "fewer.csv"))
-        whole = table(given.series, given.steps, given.horizon)
-        whole.to_csv(file, index=False, float_format="%.4f")
-        whole[: given.worth * (given.steps + given.horizon)].to_csv(
+        full = table(given.series, given.steps, given.horizon)
+        full.to_csv(file, index=False, float_format="%.4f")
+        full[: given.worth * (given.steps + given.horizon)].to_csv(
             fewer, index=False, float_format="%.4f"
         )
         reading = [
@@ -145,8 +145,8 @@ def main(arguments: list[str] | None = None) -> int:
                 *page,
             ],
         )
-        for name, (work, words) in rows.items():
-            seconds, held = apart(work, *words)
+        for name, (work, text) in rows.items():
+            seconds, held = apart(work, *text)
             print(f"{name}: {seconds:.1f} s, {held / 2**20:,.0f} MiB", flush=True)
     return 0
 

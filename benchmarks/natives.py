@@ -83,10 +83,10 @@ def native_call(
         three = stacked[:, None]
         steps = torch.zeros(len(stacked), 1, dtype=torch.int)
         zeros = torch.zeros_like(three)
-        shown = MaskedTimeseries(three, seen[:, None], zeros, zeros, steps)
+        visible = MaskedTimeseries(three, seen[:, None], zeros, zeros, steps)
         options = {"num_samples": SAMPLES, "samples_per_batch": SAMPLES}
         return lambda: TotoForecaster(model).forecast(
-            shown, prediction_length=horizon, **options
+            visible, prediction_length=horizon, **options
         )
     return _moirai(lens, stacked, seen, horizon)
 
@@ -95,10 +95,10 @@ def _moirai(
     lens: Lens, stacked: torch.Tensor, seen: torch.Tensor, horizon: int
 ) -> Callable[[], object]:
     forecast, _ = lens.adapter.library_input(as_series(list(stacked.cpu())), horizon)  # type: ignore[attr-defined]
-    shown = {
+    visible = {
         "past_target": stacked[..., None],
         "past_observed_target": seen[..., None],
         "past_is_pad": torch.zeros_like(seen),
     }
     draws = {"num_samples": SAMPLES} if lens.adapter.readout == "distribution" else {}
-    return lambda: forecast(**shown, **draws)
+    return lambda: forecast(**visible, **draws)

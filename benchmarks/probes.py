@@ -196,17 +196,17 @@ def streaming_memory() -> list[Row]:
         ("entropic_rank", "writes of all heads"),
         ("flow_of_ranks", "streams"),
     ):
-        (few, _), (many, whole) = (
+        (few, _), (many, full) = (
             apart(_streaming_peak, probe, count) for count in (SERIES // 8, SERIES)
         )
         rows.append(
             (
                 f"(d) chronos-nano: {probe} of {SERIES} series, peak memory / {what}",
-                f"{many / whole:.2f}",
+                f"{many / full:.2f}",
                 f"{many / 2**20:.0f} MiB above model and path, {few / 2**20:.0f} of an eighth of the series; {what}: "
-                f"{whole / 2**20:.0f} MiB; groups of 8",
+                f"{full / 2**20:.0f} MiB; groups of 8",
                 "≤ 0.25",
-                many / whole <= 0.25,
+                many / full <= 0.25,
             )
         )
     return rows

@@ -181,7 +181,7 @@ def loop_rows(rho: float, rounds: int, batch: int = 32) -> list[str]:
             which = order[next(at) % len(order)]
             gradient(which)
             if rho:
-                kept = [weight.detach().clone() for weight in weights]
+                retained = [weight.detach().clone() for weight in weights]
                 with torch.no_grad():
                     norm = torch.stack(
                         [weight.grad.norm() for weight in weights]
@@ -190,7 +190,7 @@ def loop_rows(rho: float, rounds: int, batch: int = 32) -> list[str]:
                         weight.add_(weight.grad * (rho / (norm + 1e-12)))
                 gradient(which)
                 with torch.no_grad():
-                    for weight, before in zip(weights, kept, strict=True):
+                    for weight, before in zip(weights, retained, strict=True):
                         weight.copy_(before)
             optimizer.step()
 
@@ -202,10 +202,10 @@ def loop_rows(rho: float, rounds: int, batch: int = 32) -> list[str]:
         for row in in_turn([ours, plain], rounds=rounds, clock=time.process_time)
     )
     ratio = mine / theirs
-    words = f"our loop / a plain one, {f'SAM, ρ = {rho:g}' if rho else 'Adam'}"
+    text = f"our loop / a plain one, {f'SAM, ρ = {rho:g}' if rho else 'Adam'}"
     speed = f"{LOOP / np.median(mine):.0f} steps a second"
     return [
-        words,
+        text,
         speed,
         f"{np.median(ratio):.3f}",
         f"{ratio.min():.3f} to {ratio.max():.3f}",

@@ -117,10 +117,12 @@ def explanations(run: Run, seed: int) -> dict[str, Explanation]:
     first = int(np.abs(effects).mean((1, 2)).argmax())
     second = int(rng.choice(np.delete(order, first)))
     order[[first, second]] = second, first
-    others = {
+    rest = {
         segment: [
-            str(each)
-            for each in matched_sets(run.lens, run.lens.components(*names), 1, rng)[0]
+            str(matched_set)
+            for matched_set in matched_sets(
+                run.lens, run.lens.components(*names), 1, rng
+            )[0]
         ]
         for segment, names in named_routes(routes).items()
         if names
@@ -133,20 +135,20 @@ def explanations(run: Run, seed: int) -> dict[str, Explanation]:
             effects[order], routes.isel(segment=order)
         ),
         "equal sizes": true.changed(np.sign(effects) * np.abs(effects).mean(), routes),
-        "through other components": replace(true, named=others),
+        "through other components": replace(true, named=rest),
         "another series'": true.changed(
             neighbour.inputs["attribution"].values, neighbour.routes
         ),
     }
     # some models without learned weights forecast no number
     with suppress(InputError):
-        twin = Explanation.of(
+        control = Explanation.of(
             replace(
                 run, lens=untrained_twin(run.lens, seed), forced_path=None, _of=None
             )
         )
         result["untrained twin's"] = true.changed(
-            twin.inputs["attribution"].values, twin.routes
+            control.inputs["attribution"].values, control.routes
         )
     return result
 
@@ -169,17 +171,17 @@ def trial(cases: int, seed: int, first: int = 0) -> pd.DataFrame:
         tried = explanations(run, 1000 * seed + number + 1)
         curves = deletion_curves(
             run,
-            {kind: each.inputs for kind, each in tried.items()},
+            {kind: entry.inputs for kind, entry in tried.items()},
             0,
             orders=1,
             seed=number,
         )
-        for place, (kind, each) in enumerate(tried.items()):
-            proofs = {"inputs": curves.isel(explanation=[place])}
+        for position, (kind, item) in enumerate(tried.items()):
+            proofs = {"inputs": curves.isel(explanation=[position])}
             # wrong routes may do nothing at all
             with suppress(InputError), np.errstate(all="ignore"):
                 proofs["routes"] = route_faithfulness(
-                    run, each.routes, 0, named=each.named, seed=number
+                    run, item.routes, 0, named=item.named, seed=number
                 )
             about = {
                 "case": number,
@@ -202,12 +204,12 @@ def accepted(rows: pd.DataFrame) -> pd.DataFrame:
     counts = {}
     for group in ("all", *rows["model"].unique()):
         of = rows[rows["model"] == group] if group != "all" else rows
-        for words, mark in (
+        for text, mark in (
             ("hold", of["verdict"] == "holds"),
             ("hold or in part", of["verdict"] != "fails"),
         ):
             by = mark.groupby(of["explanation"], sort=False)
-            counts[f"{group}: {words}"] = (
+            counts[f"{group}: {text}"] = (
                 by.sum().astype(str) + " of " + by.size().astype(str)
             )
     return pd.DataFrame(counts)

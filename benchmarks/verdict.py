@@ -95,8 +95,8 @@ def accepted(model: str, cases: int, seed: int = 0, **options: Any) -> dict[str,
         curves = deletion_curves(
             run, tried, reference=REFERENCE, orders=1, seed=case, **options
         )
-        for place, (kind, explanation) in enumerate(tried.items()):
-            word, sentences = verdict(curves.isel(explanation=[place]))
+        for position, (kind, explanation) in enumerate(tried.items()):
+            word, sentences = verdict(curves.isel(explanation=[position]))
             counts[kind] = counts.get(kind, 0) + (word == "holds")
             if kind == ZERO:
                 named = explanation.attrs["changed"] in sentences[0]

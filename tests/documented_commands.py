@@ -50,7 +50,7 @@ class Mention(NamedTuple):
 
 def documents() -> list[Path]:
     """Files whose code people copy or read; the changelog is history, and what is built may be of another commit."""
-    folders, ends = (
+    folders, bounds = (
         ("docs", "examples", "benchmarks", ".github", "tools", "tsfm_lens"),
         ("md", "ipynb", "yaml", "yml", "py"),
     )
@@ -58,7 +58,7 @@ def documents() -> list[Path]:
         "*.md",
         "Makefile",
         ".ci/run",
-        *(f"{folder}/**/*.{end}" for folder in folders for end in ends),
+        *(f"{folder}/**/*.{end}" for folder in folders for end in bounds),
     ]
     built = {"_build", "_cache", "gallery", "notebooks", "generated", "__pycache__"}
     files = {
@@ -83,8 +83,8 @@ def mentions(path: Path) -> Iterator[Mention]:
             text,
         ):
             return
-        for words, line in _strings(ast.parse(text)):
-            yield from _of_markdown(words, name, line)
+        for label, line in _strings(ast.parse(text)):
+            yield from _of_markdown(label, name, line)
     elif path.suffix == ".ipynb":
         for number, cell in enumerate(json.loads(text)["cells"]):
             if cell["cell_type"] == "markdown":
@@ -164,9 +164,9 @@ def split_command(mention: Mention) -> list[str]:
         return _shell_words(text[program.start(1) :])
     if mention.whole:
         return []
-    words = _shell_words(text)
-    named = words and words[0] in find_parser("tsfm-lens").commands and len(words) > 1
-    return ["tsfm-lens", *words] if named or re.match(r"--[a-z]", text) else []
+    label = _shell_words(text)
+    named = label and label[0] in find_parser("tsfm-lens").commands and len(label) > 1
+    return ["tsfm-lens", *label] if named or re.match(r"--[a-z]", text) else []
 
 
 def _shell_words(text: str) -> list[str]:
@@ -244,8 +244,8 @@ def find_parser(program: str, loose: bool = False) -> Any:
 def _parsing_only(command: Any, loose: bool) -> Any:
     """The command, changed so that it and its parts return what they were given."""
     if hasattr(command, "commands"):
-        for each in command.commands.values():
-            _parsing_only(each, loose)
+        for item in command.commands.values():
+            _parsing_only(item, loose)
     else:
         for parameter in command.params if loose else ():
             parameter.required = False
@@ -348,13 +348,13 @@ def fault(mention: Mention, words: list[str], programs: Iterable[str] = ()) -> s
         return parse(program, arguments, loose=loose)
     if arguments[0] in FOREIGN:
         return ""
-    commands = [[*place] for place in _places(find_parser("tsfm-lens"))]
-    tries = [("tsfm-lens", [*place, *arguments]) for place in commands] + [
-        (each, arguments) for each in programs
+    commands = [[*position] for position in _places(find_parser("tsfm-lens"))]
+    tries = [("tsfm-lens", [*position, *arguments]) for position in commands] + [
+        (item, arguments) for item in programs
     ]
     return (
         ""
-        if any(not parse(*each, loose=True) for each in tries)
+        if any(not parse(*item, loose=True) for item in tries)
         else f"no command takes {' '.join(arguments)}"
     )
 
@@ -369,5 +369,5 @@ def find_program(words: list[str]) -> tuple[str, list[str]]:
 
 def _places(command: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield before
-    for name, each in getattr(command, "commands", {}).items():
-        yield from _places(each, (*before, name))
+    for name, item in getattr(command, "commands", {}).items():
+        yield from _places(item, (*before, name))

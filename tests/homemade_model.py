@@ -200,12 +200,12 @@ def assert_rejected(
 ) -> None:
     """By an oracle, or as it is opened, in words that match."""
     try:
-        said = " ".join(
+        messages = " ".join(
             result.oracle
             for result in check_wiring(wiring, model, quiet=True)
             if not result.passed
         )
     except WiringError as error:
-        said = str(error)
-    assert said
-    assert re.search(expected, said), said
+        messages = str(error)
+    assert messages
+    assert re.search(expected, messages), messages

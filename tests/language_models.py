@@ -76,12 +76,12 @@ def _rows(
     norms = ("input_layernorm", "post_attention_layernorm")
     shared = {"n_kv_heads": 2} if gate else {}
     attention = attention_row("attn", at, matrices, norm=norms[0], **shared)
-    others: dict[str, Any] = {
+    rest: dict[str, Any] = {
         "gate": Projection(gate, "d_mlp") if gate else None,
         "norm": norms[1],
         "aside": True,
     }
-    return attention, mlp_row("mlp", norms[1], (into, out), act, **others)
+    return attention, mlp_row("mlp", norms[1], (into, out), act, **rest)
 
 
 def llama_rows() -> tuple[Any, ...]:

@@ -183,13 +183,15 @@ def gluonts(
     predictor = forecaster.create_predictor(batch_size=len(series), device="cpu")
     found = predictor.predict(ListDataset(entries, freq="h", one_dim_target=single))
     return by_series(
-        [each.samples if settings else each.forecast_array for each in found]
+        [entry.samples if settings else entry.forecast_array for entry in found]
     )
 
 
 def by_series(arrays: list[np.ndarray]) -> np.ndarray:
     """(sample or quantile, step[, variate]) an item to (series, sample or quantile, step)."""
-    wide = np.stack([each if each.ndim == 3 else each[..., None] for each in arrays])
+    wide = np.stack(
+        [array if array.ndim == 3 else array[..., None] for array in arrays]
+    )
     return np.ascontiguousarray(wide.transpose(0, 3, 1, 2)).reshape(
         -1, *wide.shape[1:3]
     )
@@ -312,7 +314,7 @@ def fracast(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 def tirex(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     quantiles, _ = native.forecast(
-        [torch.tensor(each) for each in batch.values], prediction_length=horizon
+        [torch.tensor(value) for value in batch.values], prediction_length=horizon
     )
     return Answer(quantiles.transpose(1, 2).numpy())
 

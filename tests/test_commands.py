@@ -27,11 +27,11 @@ def named() -> tuple[Mention, ...]:
 
 def programs(mentions: tuple[Mention, ...]) -> list[str]:
     """Modules and scripts that are named with ``python``."""
-    words = [documented_commands.split_command(mention) for mention in mentions]
+    texts = [documented_commands.split_command(mention) for mention in mentions]
     modules = {
-        documented_commands.find_program(each)[0]
-        for each in words
-        if each and each[0] == "python"
+        documented_commands.find_program(text)[0]
+        for text in texts
+        if text and text[0] == "python"
     }
     return sorted(
         module
@@ -46,18 +46,18 @@ def faults(
     """What is wrong with the commands of documents, how many were parsed, and how many name no one program."""
     wrong, parsed, skipped = [], 0, 0
     for mention in mentions:
-        words = documented_commands.split_command(mention)
-        if not words:
+        texts = documented_commands.split_command(mention)
+        if not texts:
             continue
         if (
-            words[0] == "python"
-            and documented_commands.find_program(words)[0] not in others
+            texts[0] == "python"
+            and documented_commands.find_program(texts)[0] not in others
         ):
             skipped += 1
             continue
         parsed += 1
-        if fault := documented_commands.fault(mention, words, others):
-            wrong.append(f"{mention.place}: {' '.join(words)}: {fault}")
+        if fault := documented_commands.fault(mention, texts, others):
+            wrong.append(f"{mention.place}: {' '.join(texts)}: {fault}")
     return wrong, parsed, skipped
 
 
@@ -70,12 +70,12 @@ def test_every_command_that_is_named_is_one() -> None:
 
 
 def test_commands_of_the_gallery_are_commands() -> None:
-    shown = {scenes.find_scene(*entry).command for entry in drawing.slugs().values()}
-    shown |= {
+    visible = {scenes.find_scene(*entry).command for entry in drawing.slugs().values()}
+    visible |= {
         scenes.scene_of_pair(*drawing.slugs()[name]).command for name in scenes.PAIRED
     }
     mentions = tuple(
-        Mention(command, "gallery", True) for command in sorted(shown) if command
+        Mention(command, "gallery", True) for command in sorted(visible) if command
     )
     wrong, parsed, _ = faults(mentions, [])
     assert wrong == []
@@ -113,8 +113,8 @@ def find_unknown_targets(mentions: tuple[Mention, ...]) -> list[str]:
     unknown = []
     for mention in mentions:
         command = re.match(r"\s*(?:[A-Z_]+=\S+ )*make ([^#;&|]+)", mention.text)
-        words = command[1].split() if command else []
-        for word in words:
+        texts = command[1].split() if command else []
+        for word in texts:
             if re.fullmatch(r"[a-z][\w-]*", word) and word not in targets:
                 unknown.append(f"{mention.place}: make {word}")
     return unknown

@@ -121,9 +121,9 @@ def test_the_commands_for_language_models_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweep.yaml").write_text(agents.SWEEP)
-    program, *words = shlex.split(command)
+    program, *text = shlex.split(command)
     assert program == "tsfm-lens"
-    result = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(app, text)
     assert result.exit_code == 0, result.output
 
 
@@ -152,13 +152,13 @@ def test_the_first_pages_show_what_their_code_draws(page: str) -> None:
     names: dict[str, object] = {}
     drawn = [outputs.run_block(block, names) for block in outputs.find_python(page)]
     named = page.replace("/", "-")
-    shown = re.findall(
+    visible = re.findall(
         rf"_cache/outputs/{named}-(\d+)\.md", (DOCS / f"{page}.md").read_text()
     )
-    assert [int(number) for number in shown] == [
-        number for number, each in enumerate(drawn, 1) if each is not None
+    assert [int(number) for number in visible] == [
+        number for number, item in enumerate(drawn, 1) if item is not None
     ]
-    assert shown
+    assert visible
 
 
 @pytest.mark.parametrize("name", notebooks.names())

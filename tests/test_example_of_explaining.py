@@ -15,10 +15,10 @@ def test_what_moved_a_forecast_adds_up_and_its_routes_hold() -> None:
     assert float(missed) < 1e-6
     assert "of the weekend's effect 0 % needs no attention" in text
     assert "group_attn" in re.findall(r"4\. (\S+) carries", text)[0]
-    (ends,) = re.findall(
+    (bounds,) = re.findall(
         r"without the weekend is (\S+) MASE larger \((\S+) to (\S+)\)", text
     )
-    larger, low, high = map(float, ends)
+    larger, low, high = map(float, bounds)
     assert low < larger < high
     assert larger > 0
     assert "the routes are necessary and sufficient" in text

@@ -27,7 +27,7 @@ PAGES = ("README.md", "docs/start/index.md")
 
 def last_layer(lens: Lens) -> str:
     """Glob of the heads of the last attention that writes to the forecast, or its last branch."""
-    heads = [each for each in writers(lens.wiring) if each.head is not None]
+    heads = [writer for writer in writers(lens.wiring) if writer.head is not None]
     return (
         str(heads[-1]).rpartition(".")[0] + ".*"
         if heads
@@ -52,9 +52,9 @@ def test_the_first_page_runs_on_every_model(
 ) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     code = "\n".join(
-        each
-        for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-        if re.search(r"\brun\b", each)
+        item
+        for item in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        if re.search(r"\brun\b", item)
     )
     own = tsfm_lens.load(name) if name in EMBEDDED else lens_of(name)
     steps = min(24 if name == "bolt-nano" else 6, own.longest_pass)
@@ -114,11 +114,11 @@ def test_without_is_the_forecast_with_and_without(lens: Lens) -> None:
         ablated = lens.forecast(run.batch, 12, **drawn(lens))
     both = [run.forecast.quantiles, ablated.quantiles]
     assert_close(result["quantile_forecast"].values, both, depth=100)
-    shown = compute_medians(result.plot())
+    visible = compute_medians(result.plot())
     # the panel of the ablation is the last
-    found = shown["median forecast"]
+    found = visible["median forecast"]
     assert_close(found, ablated.median[0], depth=100)
-    found = shown["original forecast"]
+    found = visible["original forecast"]
     assert_close(found, run.forecast.median[0], depth=100)
 
 
@@ -147,8 +147,8 @@ def test_plot_draws_what_it_is_given(lens: Lens) -> None:
     assert len(pair.data) == 2 * len(parts.plot().data)
     # an option leads to the figure that has it
     effects = run.measure("ablation_effects", components=["**.mlp"])
-    shown = tsfm_lens.viz.ablation_forecasts(effects, context_steps=9)
-    assert effects.plot(context_steps=9) == shown
+    visible = tsfm_lens.viz.ablation_forecasts(effects, context_steps=9)
+    assert effects.plot(context_steps=9) == visible
     braced = run.without("**.mlp").assign_coords(recipe=["original", "without {x}"])
     assert "without {x}" in str(braced.plot().layout.annotations)
 
@@ -171,19 +171,23 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 
 def test_a_place_has_two_names(lens: Lens) -> None:
     """Components are taken as hook points, and the hook point of a write as its component."""
-    head = [each for each in writers(lens.wiring) if each.head is not None][-1]
+    head = [writer for writer in writers(lens.wiring) if writer.head is not None][-1]
     stack = lens.wiring.stack(head.stack)
     at = f"{stack.prefix}.{head.layer}.{head.kind}"
     branch, layer = str(head).rpartition(".")[0], str(head).rsplit(".", 2)[0]
     series = tsfm_lens.bundled("co2")
-    _, acts = lens.run_with_cache(series, names_filter=[str(head), branch, layer])
-    assert set(acts) == {
+    _, activations = lens.run_with_cache(
+        series, names_filter=[str(head), branch, layer]
+    )
+    assert set(activations) == {
         f"{at}.hook_z",
         f"{at}.hook_out",
         f"{stack.prefix}.{head.layer}.hook_resid_post",
     }
-    assert torch.equal(acts[str(head)], acts[f"{at}.hook_z"][..., head.head, :])
-    assert torch.equal(acts[branch], acts[f"{at}.hook_out"])
+    assert torch.equal(
+        activations[str(head)], activations[f"{at}.hook_z"][..., head.head, :]
+    )
+    assert torch.equal(activations[branch], activations[f"{at}.hook_out"])
     assert lens.components(f"{at}.hook_z") == lens.components(f"{branch}.*")
     assert (
         lens.components(f"{at}.hook_out")
@@ -191,7 +195,7 @@ def test_a_place_has_two_names(lens: Lens) -> None:
         == lens.components(branch)
     )
     with pytest.raises(UnknownNameError, match="no head '99'"):
-        _ = acts[f"{branch}.99"]
+        _ = activations[f"{branch}.99"]
     with (
         pytest.raises(UnknownNameError, match="is one head of"),
         lens.hooks([(str(head), lambda value, hook: None)]),
@@ -211,9 +215,9 @@ def test_run_with_cache_follows_the_forecast_of_a_token_model() -> None:
     lens, series = tsfm_lens.load("chronos-nano"), tsfm_lens.bundled("co2")
     _, alone = lens.run_with_cache(series)
     assert "give horizon=… to follow the forecast" in repr(alone)
-    logits, acts = lens.run_with_cache(series, horizon=6)
-    assert logits.shape[1] == acts["decoder.2.mlp"].shape[1] == 6
-    assert "horizon" not in repr(acts)
+    logits, activations = lens.run_with_cache(series, horizon=6)
+    assert logits.shape[1] == activations["decoder.2.mlp"].shape[1] == 6
+    assert "horizon" not in repr(activations)
     run = lens.run(series, 6)
     recorded = run.record(["decoder_blocks.2.mlp.hook_out"])["decoder.2.mlp"]
-    assert_close(acts["decoder.2.mlp"], recorded, depth=100, dtype=torch.float32)
+    assert_close(activations["decoder.2.mlp"], recorded, depth=100, dtype=torch.float32)

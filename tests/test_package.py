@@ -25,8 +25,8 @@ def find_package(file: Path) -> str:
 @pytest.mark.parametrize("package", FOLLOWING)
 def test_parts_of_a_package_follow_each_other(package: str) -> None:
     order = {
-        f"tsfm_lens.{package}.{part}": place
-        for place, part in enumerate(FOLLOWING[package])
+        f"tsfm_lens.{package}.{part}": position
+        for position, part in enumerate(FOLLOWING[package])
     }
     inside = {
         name: text
@@ -35,8 +35,8 @@ def test_parts_of_a_package_follow_each_other(package: str) -> None:
     }
     parts = {name: ".".join(name.split(".")[:3]) for name in inside}
     assert set(parts.values()) == set(order)
-    for each in house.imports(inside):
-        assert order[parts[each.target]] <= order[parts[each.source]], each
+    for item in house.imports(inside):
+        assert order[parts[item.target]] <= order[parts[item.source]], item
 
 
 def test_importing_the_package_loads_nothing_heavy_and_some_packages_no_torch() -> None:

@@ -61,8 +61,8 @@ def run_blocks(page: Path) -> int:
                 block.printed, out.getvalue(), _LOOSE
             )
             if not same:
-                shown = f"printed\n{out.getvalue()}\nthe page shows\n{block.printed}"
-                raise AssertionError(f"{page.name}:{block.line}: {shown}")
+                visible = f"printed\n{out.getvalue()}\nthe page shows\n{block.printed}"
+                raise AssertionError(f"{page.name}:{block.line}: {visible}")
         number += 1
     return number
 
@@ -75,14 +75,14 @@ def run_commands(page: Path) -> int:
     """
     number = 0
     for mention in documented_commands.mentions(page):
-        words = documented_commands.split_command(mention)
+        text = documented_commands.split_command(mention)
         if (
             mention.whole
-            and words
-            and "--data" in words
-            and Path(words[words.index("--data") + 1]).exists()
+            and text
+            and "--data" in text
+            and Path(text[text.index("--data") + 1]).exists()
         ):
-            result = CliRunner().invoke(app, words[1:])
+            result = CliRunner().invoke(app, text[1:])
             assert result.exit_code == 0, f"{mention.place}: {result.output}"
             number += 1
     return number

@@ -41,9 +41,9 @@ def make_runs(
     pair = (
         make_pair(name)
         if select is None
-        else [each.select(select) for each in make_pair(name)]
+        else [item.select(select) for item in make_pair(name)]
     )
-    clean, corrupted = (lens_of(name).run(each, horizon, **options) for each in pair)
+    clean, corrupted = (lens_of(name).run(item, horizon, **options) for item in pair)
     return clean, corrupted
 
 

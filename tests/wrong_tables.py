@@ -43,17 +43,17 @@ def verdict(
         case = make_case()
     except WiringError:
         return "refused"
-    apart = ""
+    separate = ""
     for oracle in oracles:
         if oracle is None:
-            apart = difference(case, right)
-            if not apart:
+            separate = difference(case, right)
+            if not separate:
                 return "equivalent"
             continue
         (result,) = check_lens(case.lens, case, (oracle,))
         if not result.passed:
             return f"rejected by {result.oracle}"
-    return f"survives: {apart}"
+    return f"survives: {separate}"
 
 
 def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
@@ -78,10 +78,12 @@ def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
 
 def find_field(what: str) -> str:
     """Return the field that a mutant changes, without the value that it takes."""
-    *place, value = what.split(": ")
+    *position, value = what.split(": ")
     part = value.split(" ")[0]
     fields_of_parts = {field.name for field in (*fields(Site), *fields(Projection))}
-    return ": ".join([*place, part] if part in fields_of_parts or not place else place)
+    return ": ".join(
+        [*position, part] if part in fields_of_parts or not position else position
+    )
 
 
 class _Paths:
@@ -171,10 +173,10 @@ def _exchange_axes(layout: str) -> Iterator[str]:
         order = [*axes]
         order[first], order[first + 1] = axes[first + 1], axes[first]
         yield " ".join(order)
-    for place, axis in enumerate(axes):
+    for position, axis in enumerate(axes):
         if axis.startswith("("):
             yield from (
-                " ".join([*axes[:place], f"({inner})", *axes[place + 1 :]])
+                " ".join([*axes[:position], f"({inner})", *axes[position + 1 :]])
                 for inner in _exchange_axes(axis[1:-1])
             )
 
@@ -287,15 +289,16 @@ def behaviour(case: Case) -> Iterator[Shown]:
             ),
         )
     with torch.no_grad():
-        _, acts = case.captured
+        _, activations = case.captured
         for name in lens.registry.points:
-            yield f"activation {name}", acts[name]
+            yield f"activation {name}", activations[name]
         yield from _weights(lens)
         last = lens.wiring.output_stack
         yield (
             "readout",
             lens.readout(
-                acts[f"{last.prefix}.{last.n_layers - 1}.hook_resid_post"], case.encoded
+                activations[f"{last.prefix}.{last.n_layers - 1}.hook_resid_post"],
+                case.encoded,
             ),
         )
         for name in lens.registry.points:

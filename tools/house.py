@@ -158,19 +158,19 @@ def find_package(module: str) -> str:
 def upward(found: list[Import]) -> list[Import]:
     """Imports that do not lead to a package further down."""
     arrows = []
-    for each in found:
-        source, target = find_package(each.source), find_package(each.target)
+    for item in found:
+        source, target = find_package(item.source), find_package(item.target)
         if source != target and (
             LEVEL[target] >= LEVEL[source]
             or (source == "viz" and target not in BELOW_FIGURES)
         ):
-            arrows.append(each)
+            arrows.append(item)
     return arrows
 
 
 def circles(found: list[Import]) -> list[set[str]]:
     """Groups of modules that import each other, in whatever form; the largest first."""
-    graph = networkx.DiGraph((each.source, each.target) for each in found)
+    graph = networkx.DiGraph((item.source, item.target) for item in found)
     groups = [
         group
         for group in networkx.strongly_connected_components(graph)
@@ -245,14 +245,14 @@ def measures() -> dict[str, float]:
     return {
         "files": len(texts),
         "upward imports": len(
-            {(each.source, each.target, each.form) for each in upward(found)}
+            {(item.source, item.target, item.form) for item in upward(found)}
         ),
         "largest circle": len(groups[0]) if groups else 0,
         "participles": sum(
             node.id in PARTICIPLES for text in texts.values() for node in bindings(text)
         ),
         "odd docstrings, %": 100
-        * sum(bool(ODD_OPENING.match(each)) for each in opening)
+        * sum(bool(ODD_OPENING.match(item)) for item in opening)
         / len(opening),
         "class names with several homes": len(shared_class_names(texts)),
         "mandatory dependencies": len(project["dependencies"]),
@@ -279,8 +279,8 @@ def main() -> None:
         )
     if "--arrows" in sys.argv:
         found = own_imports()
-        for each in sorted(set(upward(found))):
-            print(f"{each.source}:{each.line} imports {each.target} {each.form}")
+        for item in sorted(set(upward(found))):
+            print(f"{item.source}:{item.line} imports {item.target} {item.form}")
         for group in circles(found):
             print("circle:", ", ".join(sorted(group)))
 

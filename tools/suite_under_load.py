@@ -74,7 +74,7 @@ def run(condition: str, arguments: Sequence[str], workers: int) -> Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the conditions asked for and print one line each; 0 if all passed, else 1."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    cut = given.index("--") if "--" in given else len(given)
+    trimmed = given.index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--busy", type=int, default=4, help="processes that take the processor away (4)"
     )
     parser.add_argument("--workers", type=int, default=2, help="of pytest (2)")
-    options = parser.parse_args(given[:cut])
+    options = parser.parse_args(given[:trimmed])
     unknown = sorted(set(options.conditions) - set(CONDITIONS))
     if unknown:
         parser.error(
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs: list[Run] = []
     with busy(options.busy), suppress(KeyboardInterrupt):
         for condition in options.conditions or CONDITIONS:
-            runs.append(run(condition, given[cut + 1 :], options.workers))
+            runs.append(run(condition, given[trimmed + 1 :], options.workers))
     print(f"\n{'condition':<10} {'result':<7} {'minutes':>7}  pytest")
     for one in runs:
         print(

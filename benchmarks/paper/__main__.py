@@ -141,9 +141,9 @@ def main() -> None:
                 continue
             if item.theory and options.embedded and not only:
                 continue
-            named = [str(each) for each in asked["model"] or ()]
+            named = [str(entry) for entry in asked["model"] or ()]
             if options.embedded:
-                named = [each for each in [embedded(item)] if each]
+                named = [entry for entry in [embedded(item)] if entry]
             label = ", ".join(named)
             if any(line.startswith(f"| {name} | {label} |") for line in lines):
                 continue
@@ -152,7 +152,7 @@ def main() -> None:
             )
             if options.embedded and not item.theory:
                 more["horizon"] = EMBEDDED_HORIZON
-            chosen: Any = [folders.get(each, each) for each in named]
+            chosen: Any = [folders.get(entry, entry) for entry in named]
             if item.sweep:
                 more["store"] = (
                     Path(scratch) / "store" if options.embedded else asked["store"]

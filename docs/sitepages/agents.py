@@ -87,9 +87,9 @@ def text() -> str:
         "plot(result, NAME) draws a figure or any variable. "
         "On the command line: tsfm-lens figure NAME MODEL --data FILE.",
     ]
-    facts = measurement_facts()
+    metadata = measurement_facts()
     for theme in THEMES:
-        rows = [_measurement(each) for each in facts if each["theme"] == theme]
+        rows = [_measurement(item) for item in metadata if item["theme"] == theme]
         parts += [f"### {theme}", "\n".join(rows)] if rows else []
     return "\n\n".join(parts) + "\n"
 

@@ -86,8 +86,8 @@ def homes() -> dict[int, str]:
 
 def write_api() -> None:
     """The pages of each package, and one that lists the packages."""
-    shown = [package for package in ("", *PACKAGES) if package != "core.errors"]
-    for package in shown:
+    visible = [package for package in ("", *PACKAGES) if package != "core.errors"]
+    for package in visible:
         for name, text in pages(package).items():
             write(f"{FOLDER}/{name}.md", text)
     rows = [
@@ -96,9 +96,9 @@ def write_api() -> None:
             str(len(public_names(package))),
             _first(find_module(package)),
         )
-        for package in shown
+        for package in visible
     ]
-    listed = "\n".join(map(name_page, shown))
+    listed = "\n".join(map(name_page, visible))
     write(
         f"{FOLDER}/api.md",
         "# Python\n\nEvery public name, with an example that the tests run.\n\n"
@@ -211,15 +211,19 @@ def _file(module: Any, name: str) -> str:
 def estimate_length(thing: Any) -> int:
     """Length of an entry, of some 35 pixels a line: its docstring, and those of a class's members."""
     members = (
-        [each for name, each in vars(thing).items() if name[0] != "_"]
+        [var for name, var in vars(thing).items() if name[0] != "_"]
         if inspect.isclass(thing)
         else []
     )
     documented = (
         [thing, *members] if inspect.isclass(thing) or inspect.isroutine(thing) else []
     )
-    told = [each for each in documented if callable(each) or isinstance(each, property)]
-    return 2 + sum(2 + len((inspect.getdoc(each) or "").splitlines()) for each in told)
+    reported = [
+        item for item in documented if callable(item) or isinstance(item, property)
+    ]
+    return 2 + sum(
+        2 + len((inspect.getdoc(item) or "").splitlines()) for item in reported
+    )
 
 
 def _row(module: Any, name: str) -> tuple[str, str]:

@@ -54,5 +54,5 @@ def text() -> str:
         asked, capture_output=True, text=True, check=True, cwd=DOCS.parent
     ).stdout
     _, _, rest = made.partition("\n")
-    told = "Data goes to stdout and messages to stderr. Exit code 0 means done, 1 refused, 2 misused."
-    return f"# Command line\n\n{told}\n{rest}"
+    reported = "Data goes to stdout and messages to stderr. Exit code 0 means done, 1 refused, 2 misused."
+    return f"# Command line\n\n{reported}\n{rest}"

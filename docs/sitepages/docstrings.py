@@ -63,17 +63,17 @@ _KEPT: dict[str, list[str]] = {}
 def _apart(lines: list[str]) -> list[str]:
     """Lines "a, b: text" of a section as one entry each."""
     made: list[str] = []
-    place = 0
-    while place < len(lines):
-        found = _SEVERAL.match(lines[place])
-        place += 1
+    position = 0
+    while position < len(lines):
+        found = _SEVERAL.match(lines[position])
+        position += 1
         if found is None:
-            made.append(lines[place - 1])
+            made.append(lines[position - 1])
             continue
         more = []
-        while place < len(lines) and lines[place].startswith("      "):
-            more.append(lines[place])
-            place += 1
+        while position < len(lines) and lines[position].startswith("      "):
+            more.append(lines[position])
+            position += 1
         for name in found[1].split(", "):
             made += [f"    {name}: {found[2]}", *more]
     return made

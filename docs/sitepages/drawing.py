@@ -65,7 +65,7 @@ def slugs() -> dict[str, tuple[Measurement, Figure]]:
     """Every figure by the name of its files; one of several measurements comes several times."""
     found: dict[str, tuple[Measurement, Figure]] = {}
     for measurement, figure in (
-        (each, figure) for each in measurements().values() for figure in each.figures
+        (item, figure) for item in measurements().values() for figure in item.figures
     ):
         found[
             f"{figure.name}-{measurement.kind}" if figure.name in found else figure.name
@@ -112,9 +112,9 @@ class Studio:
 
     def _draw(self, measurement: Measurement, figure: Figure, scene: Scene) -> Drawn:
         names = self._opening(scene.opening)
-        place = find_place(figure)
-        watched = _Watched(names[place], find_function(figure))
-        exec(scene.drawing, {**names, place: watched})
+        position = find_place(figure)
+        watched = _Watched(names[position], find_function(figure))
+        exec(scene.drawing, {**names, position: watched})
         assert watched.figure is not None, (
             f"{scene.drawing!r} does not draw {figure.name}"
         )
@@ -151,12 +151,12 @@ class Studio:
 
 def _kept(scene: Scene, make: Callable[[], Drawn]) -> Drawn:
     key = hashlib.sha256(f"{sources()}{scene}".encode()).hexdigest()[:32]
-    kept = CACHE / "figures" / f"{key}.json"
-    if not kept.exists():
+    retained = CACHE / "figures" / f"{key}.json"
+    if not retained.exists():
         drawn = make()
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(asdict(drawn)))
-    return Drawn(**json.loads(kept.read_text()))
+        retained.parent.mkdir(parents=True, exist_ok=True)
+        retained.write_text(json.dumps(asdict(drawn)))
+    return Drawn(**json.loads(retained.read_text()))
 
 
 class _Watched:

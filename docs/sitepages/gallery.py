@@ -63,11 +63,11 @@ def write_gallery() -> None:
     pairs = {f"{name}-beside": entries[name] for name in PAIRED}
     drawn |= {slug: studio.draw_pair(*entry) for slug, entry in pairs.items()}
     pictures = static_pictures(
-        {slug: each.spec for slug, each in drawn.items()}, CACHE / "pictures"
+        {slug: element.spec for slug, element in drawn.items()}, CACHE / "pictures"
     )
     write_plotly()
-    for slug, each in drawn.items():
-        write_figure(slug, each.spec, pictures.get(slug))
+    for slug, item in drawn.items():
+        write_figure(slug, item.spec, pictures.get(slug))
     for measurement in measurements().values():
         own = {
             slug: figure
@@ -81,7 +81,7 @@ def write_gallery() -> None:
     present = [
         theme
         for theme in (*_FIRST, *(theme for theme in THEMES if theme not in _FIRST))
-        if any(each.theme == theme for each in measurements().values())
+        if any(element.theme == theme for element in measurements().values())
     ]
     for theme in present:
         write(
@@ -104,8 +104,8 @@ def write_plotly() -> None:
 def write_figure(slug: str, spec: str, picture: bytes | None) -> None:
     """The files of a figure: a script, since a page that is opened from a folder may load no JSON, and a picture."""
     parsed = json.loads(spec)
-    shown = json.dumps({**parsed, "config": BROWSER_CONFIG}).replace("</", "<\\/")
-    text = f"window.tsfmFigures = window.tsfmFigures || {{}}; window.tsfmFigures[{json.dumps(slug)}] = {shown};\n"
+    visible = json.dumps({**parsed, "config": BROWSER_CONFIG}).replace("</", "<\\/")
+    text = f"window.tsfmFigures = window.tsfmFigures || {{}}; window.tsfmFigures[{json.dumps(slug)}] = {visible};\n"
     write_bytes(STATIC / "figures" / f"{slug}.js", text.encode())
     if picture is not None:
         write_bytes(STATIC / "figures" / f"{slug}.png", picture)
@@ -138,7 +138,7 @@ def _page(
     pictures: set[str],
 ) -> str:
     probe = measurement.function_name
-    facts = [
+    metadata = [
         f"**Kind** `{measurement.kind}`",
         f"**Probe** {{py:func}}`~tsfm_lens.{find_package(probe)}`" if probe else "",
         f"**Computed by** {plain(described(measurement.kind))}",
@@ -154,9 +154,9 @@ def _page(
         f"# {plain(measurement.title)}",
         plain(measurement.summary[:1].upper() + measurement.summary[1:]) + ".",
         plain(measurement.description),
-        *(each for each in ["  \n".join(fact for fact in facts if fact)] if each),
+        *(entry for entry in ["  \n".join(fact for fact in metadata if fact)] if entry),
     ]
-    shown: set[str] = set()
+    visible: set[str] = set()
     for slug, figure in own.items():
         scene = find_scene(measurement, figure)
         parts.append(
@@ -166,10 +166,10 @@ def _page(
                 scene,
                 drawn[slug],
                 slug in pictures,
-                scene.opening in shown,
+                scene.opening in visible,
             )
         )
-        shown.add(scene.opening)
+        visible.add(scene.opening)
     readings = list(
         dict.fromkeys(text for slug in own for text in drawn[slug].readings)
     )
@@ -272,8 +272,12 @@ def _grid(
 def _theme(
     theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[str]
 ) -> str:
-    own = [each for each in measurements().values() if each.theme == theme]
-    listed = "\n".join(name_page(each) for each in own)
+    own = [
+        measurement
+        for measurement in measurements().values()
+        if measurement.theme == theme
+    ]
+    listed = "\n".join(name_page(item) for item in own)
     return f"# {theme}\n\n{_grid(theme, entries, drawn, pictures)}\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
 
 

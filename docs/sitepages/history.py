@@ -29,8 +29,8 @@ def write_history() -> None:
     # a commit may look like a number
     history["when"] = history["date"] + " " + history["commit"].fillna("")
     figures = {
-        f"history-{place}": (kind, drawn(history, kind))
-        for place, kind in enumerate(KINDS, start=1)
+        f"history-{position}": (kind, drawn(history, kind))
+        for position, kind in enumerate(KINDS, start=1)
     }
     specs = {slug: figure.to_json() for slug, (_, figure) in figures.items()}
     pictures = static_pictures(specs, CACHE / "pictures")
@@ -55,7 +55,7 @@ def drawn(history: pd.DataFrame, kind: str) -> go.Figure:
     model = rows["measurement"].str.extract(r"\) ([^:]+):")[0]
     fig = go.Figure()
     signs = ("circle", "square", "diamond", "triangle-up", "x", "star")
-    for place, (name, own) in enumerate(rows.groupby(model, sort=False)):
+    for position, (name, own) in enumerate(rows.groupby(model, sort=False)):
         spread = None
         if own["low"].notna().any():
             spread = {
@@ -70,7 +70,7 @@ def drawn(history: pd.DataFrame, kind: str) -> go.Figure:
             name=str(name),
             mode="lines+markers",
         )
-        fig.data[-1].marker.update(symbol=signs[place % len(signs)], size=9)
+        fig.data[-1].marker.update(symbol=signs[position % len(signs)], size=9)
     fig.update_layout(
         template=TEMPLATE,
         height=_HEIGHT,

@@ -14,12 +14,12 @@ _HEAD = "| measurement | probe and figures | source and models |\n|---|---|---|"
 
 def write_measurements() -> None:
     """Write a table a theme: what is measured, by which probe and figures, after whom, on which models."""
-    facts, parts = measurement_facts(), []
+    metadata, parts = measurement_facts(), []
     for theme in THEMES:
         rows = [
-            f"| {' | '.join(_cells(each))} |"
-            for each in facts
-            if each["theme"] == theme
+            f"| {' | '.join(_cells(item))} |"
+            for item in metadata
+            if item["theme"] == theme
         ]
         parts += ["\n".join([f"## {theme}\n", _HEAD, *rows])] if rows else []
     write(PAGE, "\n\n".join(parts) + "\n")

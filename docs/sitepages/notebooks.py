@@ -55,18 +55,18 @@ def execute(path: Path) -> nbformat.NotebookNode:
 
 def executed(path: Path) -> nbformat.NotebookNode:
     """The notebook after a run, which is made only if neither its code nor the package is what was last run."""
-    kept = _place(path)
-    if not kept.exists():
+    retained = _place(path)
+    if not retained.exists():
         return execute(path)
     notebook = nbformat.read(path, as_version=4)
     ran = [
         cell
-        for cell in nbformat.read(kept, as_version=4).cells
+        for cell in nbformat.read(retained, as_version=4).cells
         if cell.cell_type == "code"
     ]
     # texts may have changed since
     for cell, before in zip(
-        (each for each in notebook.cells if each.cell_type == "code"), ran, strict=True
+        (item for item in notebook.cells if item.cell_type == "code"), ran, strict=True
     ):
         cell.outputs, cell.execution_count = before.outputs, before.execution_count
     return notebook
@@ -99,8 +99,10 @@ def write_notebooks() -> None:
             nbformat.writes(_to_touch(notebook, name, pictures)) + "\n",
         )
         lines = notebook.cells[0].source.split("\n\n")
-        told = " ".join(lines[1].split()) if len(lines) > 1 else ""
-        listed.append(f"**[{lines[0].removeprefix('# ')}]({name}.ipynb)**\n: {told}")
+        reported = " ".join(lines[1].split()) if len(lines) > 1 else ""
+        listed.append(
+            f"**[{lines[0].removeprefix('# ')}]({name}.ipynb)**\n: {reported}"
+        )
     toctree = "\n".join(names())
     opening = "# Notebooks\n\nThey use the embedded models and real series. The files are in `examples/`."
     entries = "\n\n".join(listed)
@@ -131,7 +133,7 @@ def with_pictures(path: Path) -> str:
         if cell.cell_type == "code":
             cell.execution_count = None
             cell.outputs = [
-                _plain(each) for each in cell.outputs if not _progress(each)
+                _plain(item) for item in cell.outputs if not _progress(item)
             ]
     notebook.metadata = {
         **nbformat.read(path, as_version=4).metadata,
@@ -165,9 +167,9 @@ def _title(output: Any) -> str:
 def _figures(notebook: nbformat.NotebookNode, name: str) -> Iterator[tuple[str, Any]]:
     """Every output with a plotly figure, under the name of its files."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    shown = [output for output in outputs if PLOTLY in output.get("data", {})]
-    for place, output in enumerate(shown, start=1):
-        yield f"{name}-{place}", output
+    visible = [output for output in outputs if PLOTLY in output.get("data", {})]
+    for position, output in enumerate(visible, start=1):
+        yield f"{name}-{position}", output
 
 
 def _specs(notebook: nbformat.NotebookNode, name: str) -> dict[str, str]:

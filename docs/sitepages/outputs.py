@@ -33,14 +33,19 @@ def write_outputs() -> None:
             if drawn is not None
         }
         pictures = static_pictures(
-            {slug: each.spec for slug, each in figures.items()}, CACHE / "pictures"
+            {slug: item.spec for slug, item in figures.items()}, CACHE / "pictures"
         )
-        for slug, each in figures.items():
-            write_figure(slug, each.spec, pictures.get(slug))
+        for slug, figure in figures.items():
+            write_figure(slug, figure.spec, pictures.get(slug))
             html = figure_html(
-                slug, each.title, each.height, each.min_width, root, slug in pictures
+                slug,
+                figure.title,
+                figure.height,
+                figure.min_width,
+                root,
+                slug in pictures,
             )
-            write(f"{FOLDER}/{slug}.md", f"**{each.title}**\n\n{html}\n")
+            write(f"{FOLDER}/{slug}.md", f"**{figure.title}**\n\n{html}\n")
 
 
 def find_python(page: str) -> list[str]:
@@ -62,8 +67,8 @@ def list_drawings(page: str) -> list[Drawn | None]:
         names: dict[str, Any] = {}
         drawn = [run_block(block, names) for block in blocks]
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps([each and asdict(each) for each in drawn]))
-    return [each and Drawn(**each) for each in json.loads(file.read_text())]
+        file.write_text(json.dumps([item and asdict(item) for item in drawn]))
+    return [load and Drawn(**load) for load in json.loads(file.read_text())]
 
 
 def run_block(block: str, names: dict[str, Any]) -> Drawn | None:

@@ -242,7 +242,9 @@ def _row(
     figures = [
         slug for slug, (other, _) in slugs().items() if other.kind == question.kind
     ]
-    shown = ", ".join(f"[{slug.partition('-')[0]}](#figure-{slug})" for slug in figures)
+    visible = ", ".join(
+        f"[{slug.partition('-')[0]}](#figure-{slug})" for slug in figures
+    )
     asked = (
         f"{{py:func}}`~tsfm_lens.{find_package(probe)}`"
         if probe
@@ -250,7 +252,7 @@ def _row(
     )
     return (
         f"**{plain(question.text)}**<br>{plain(question.caveat)}",
-        f"{asked}<br>{shown}",
+        f"{asked}<br>{visible}",
         *score(question, scores, explained),
     )
 

@@ -119,8 +119,8 @@ def _stack(lens: Lens, index: int) -> tuple[str, int]:
         box, tall = _branch(y - 12, lines)
         marks.append(box)
         y += tall + 16
-    for layers, words in _exceptions(stack):
-        marks.append(_text(_PAD + 16, y, f"{layers}: {words}", "tsfm-note"))
+    for layers, text in _exceptions(stack):
+        marks.append(_text(_PAD + 16, y, f"{layers}: {text}", "tsfm-note"))
         y += _LINE
     stop = y - 6
     marks.insert(
@@ -144,18 +144,18 @@ def _stack(lens: Lens, index: int) -> tuple[str, int]:
 def _about(kind: str, writer: Any, stack: Any) -> str:
     """What a branch is, in a line."""
     if not isinstance(writer, Attention):
-        words = [kind]
+        texts = [kind]
     else:
-        words = [kind, f"over {'other series' if writer.over == 'variate' else 'time'}"]
+        texts = [kind, f"over {'other series' if writer.over == 'variate' else 'time'}"]
         if writer.keys_from and writer.keys_from != stack.name:
-            words[1:] = [f"reads the {writer.keys_from}"]
+            texts[1:] = [f"reads the {writer.keys_from}"]
         if writer.n_kv_heads:
-            words.append("grouped queries")
+            texts.append("grouped queries")
     if writer.post_norm:
-        words.append("a norm before the stream")
+        texts.append("a norm before the stream")
     if writer.mix is not None:
-        words.append("rescales the stream")
-    return ", ".join(words)
+        texts.append("rescales the stream")
+    return ", ".join(texts)
 
 
 def _by_axes(hooks: list[str], axes: dict[str, str]) -> list[str]:
@@ -196,12 +196,12 @@ def _branch(y: float, lines: list[str]) -> tuple[str, float]:
         f'<rect class="tsfm-branch" x="{_BOX}" y="{y}" width="{_COLUMN - 24 - _BOX - 4}" height="{tall}" rx="4"/>',
         _text(_BOX + 8, y + _LINE, lines[0], "tsfm-strong"),
     ]
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         kind = "tsfm-note" if row.startswith("    ") else "tsfm-hook"
         marks.append(
             _text(
                 _BOX + 8 + (14 if kind == "tsfm-note" else 0),
-                y + _LINE * (place + 2),
+                y + _LINE * (position + 2),
                 row.strip(),
                 kind,
             )
@@ -212,10 +212,10 @@ def _branch(y: float, lines: list[str]) -> tuple[str, float]:
 def _point(y: float, name: str) -> str:
     """A point on the stream."""
     hook, _, axes = name.partition("   ")
-    words = _text(_PAD + 16, y + 4, hook, "tsfm-hook")
+    text = _text(_PAD + 16, y + 4, hook, "tsfm-hook")
     if axes:
-        words += _text(_PAD + 24 + _CHARACTER * len(hook), y + 4, axes, "tsfm-note")
-    return f'<circle class="tsfm-dot" cx="{_PAD}" cy="{y}" r="5"/>{words}'
+        text += _text(_PAD + 24 + _CHARACTER * len(hook), y + 4, axes, "tsfm-note")
+    return f'<circle class="tsfm-dot" cx="{_PAD}" cy="{y}" r="5"/>{text}'
 
 
 def _text(x: float, y: float, words: str, kind: str) -> str:
@@ -246,8 +246,8 @@ def _tokens(lens: Lens, title: str) -> str:
         marks.append(
             f'<rect class="{kind}" x="{x:.1f}" y="24" width="{max(wide - 1.5, 1):.1f}" height="22"/>'
         )
-    for place, row in enumerate(special.itertuples()):
-        x = (last - first + 1 + 2 * place) * scale
+    for position, row in enumerate(special.itertuples()):
+        x = (last - first + 1 + 2 * position) * scale
         marks.append(
             f'<rect class="tsfm-special" x="{x:.1f}" y="24" width="{max(1.6 * scale, 8):.1f}" height="22"/>'
         )

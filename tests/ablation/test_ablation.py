@@ -65,10 +65,10 @@ def test_equal_forecasts_are_not_apart_and_flat_ones_have_no_shape(
 ) -> None:
     wave, flat = np.sin(np.arange(9.0)) + level, np.full(9, level)
     rows = np.stack([wave, flat, wave, flat, flat])
-    others = np.stack([wave, flat, flat, wave, flat + 1])
-    found = distance(rows, others)
+    rest = np.stack([wave, flat, flat, wave, flat + 1])
+    found = distance(rows, rest)
     np.testing.assert_array_equal(found, [0, 0, np.nan, np.nan, np.nan])
-    np.testing.assert_array_equal(distance(others, rows), found)
+    np.testing.assert_array_equal(distance(rest, rows), found)
 
 
 def test_a_change_of_no_more_than_rounding_has_no_ratio() -> None:
@@ -145,12 +145,12 @@ def test_variants_under_hooks_of_the_callers_own_are_forwards_under_both(
     """An edit of chosen rows, or of an attention's inside, acts on every variant as on a forward of its own."""
     lens = lens_of("chronos-bolt")
     encoded = lens.encode(bundled("co2", "nile").tail(40))
-    halved = EditPattern("encoder.0.self_attn", lambda pattern: pattern / 2, rows=rows)
+    halves = EditPattern("encoder.0.self_attn", lambda pattern: pattern / 2, rows=rows)
     variants = [
         Variant.zero(component)
         for component in lens.components("*.1.mlp", "decoder.0.cross_attn.1")
     ]
-    with lens.edit(halved), torch.no_grad():
+    with lens.edit(halves), torch.no_grad():
         found = run_variants(lens, encoded, variants)
         for made, variant in zip(found, variants, strict=True):
             with lens.edit(*variant.interventions):

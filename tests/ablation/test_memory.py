@@ -99,7 +99,7 @@ def test_forwards_of_variants_take_fewer_rows_where_memory_runs_out(
     lens, variants = lens_and_variants("chronos-bolt", 6)
     monkeypatch.setattr(engine, "_PASS", 10**12)
     encoded = lens.encode(BATCH)
-    whole = run_variants(lens, encoded, variants)
+    full = run_variants(lens, encoded, variants)
     run, rows, most = lens.adapter.run, list[int](), 4
 
     def scarce(inputs: Any) -> torch.Tensor:
@@ -109,10 +109,10 @@ def test_forwards_of_variants_take_fewer_rows_where_memory_runs_out(
         return run(inputs)
 
     monkeypatch.setattr(lens.adapter, "run", scarce)
-    assert_close(run_variants(lens, encoded, variants), whole, depth=300)
+    assert_close(run_variants(lens, encoded, variants), full, depth=300)
     assert max(rows[2:]) == 6
     most = 1
-    assert_close(run_variants(lens, encoded, variants), whole, depth=300)
+    assert_close(run_variants(lens, encoded, variants), full, depth=300)
     most = 0
     with pytest.raises(InputError, match="run out of memory"):
         run_variants(lens, encoded, variants)

@@ -71,11 +71,11 @@ def twice(limit: float) -> Any:
             first = super().predict(batch, *args)
             if float(first.quantiles.abs().max()) <= limit:
                 return first
-            halved = super().predict(
+            halves = super().predict(
                 as_series([value / 2 for value in batch.values]), *args
             )
             large = first.quantiles.abs().amax(dim=(1, 2)) > limit
-            parts = zip(halved[:3:2], first[:3:2], strict=True)
+            parts = zip(halves[:3:2], first[:3:2], strict=True)
             new = [
                 torch.where(large.reshape(-1, *[1] * (a.ndim - 1)), a, b)
                 for a, b in parts

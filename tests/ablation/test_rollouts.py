@@ -69,14 +69,14 @@ def of_every_kind(lens: Lens, batch: SeriesBatch, horizon: int) -> list[Variant]
         kind = stack.rows(last)[-1].kind
         out = f"{stack.prefix}.{last}.{kind}.hook_out"
         run = {"rollout": True, "horizon": horizon, "seed": 5, **draws(lens)}
-        _, acts = lens.run_with_cache(batch, names_filter=out, **run)
+        _, activations = lens.run_with_cache(batch, names_filter=out, **run)
         found += [
             Variant.zero(heads[0]),
             Variant.zero(heads[-1], parts[-1]),
             Variant.zero(Component(stack.name, last)),
             Variant.zero(*[part for part in heads if part.layer == 0]),
-            Variant("mean", (Mean(out, acts, per="pooled"),)),
-            Variant("resample", (Resample(out, acts, seed=3),)),
+            Variant("mean", (Mean(out, activations, per="pooled"),)),
+            Variant("resample", (Resample(out, activations, seed=3),)),
             Variant(
                 "noise",
                 (Noise(f"{stack.prefix}.0.hook_resid_post", scale=0.5, seed=2),),
@@ -202,16 +202,16 @@ def test_the_plain_loop_is_one_forecast_a_variant(name: str) -> None:
     levels = (0.3, 0.5) if len(lens.adapter.levels) != 1 else (0.5,)
     how = {"quantiles": levels, "seed": 4, **draws(lens)}
     # where nothing is refused, the loop does not go through lens.forecast
-    kept = forecast_variants(
+    retained = forecast_variants(
         lens, batch, 3, [variant], economy=False, non_finite="keep", **how
     )
-    assert kept.levels == levels
+    assert retained.levels == levels
     with lens.edit(*variant.interventions):
         edited = lens.forecast(batch, 3, **how)
-    np.testing.assert_array_equal(kept.quantiles[0], edited.quantiles)
-    np.testing.assert_array_equal(kept.mean[0], edited.mean)
-    if kept.samples is not None:
-        np.testing.assert_array_equal(kept.samples[0], edited.samples)
+    np.testing.assert_array_equal(retained.quantiles[0], edited.quantiles)
+    np.testing.assert_array_equal(retained.mean[0], edited.mean)
+    if retained.samples is not None:
+        np.testing.assert_array_equal(retained.samples[0], edited.samples)
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "toto-1"])
@@ -296,9 +296,9 @@ def test_a_variant_without_numbers_is_lost_alone(name: str, economy: bool) -> No
         assert counts[-1] == len(mixed)
         lost = part(found, [2, 6])
         assert all(
-            np.isnan(each).all()
-            for each in (lost.quantiles, lost.mean, lost.samples)
-            if each is not None
+            np.isnan(item).all()
+            for item in (lost.quantiles, lost.mean, lost.samples)
+            if item is not None
         )
         check(lens, batch, part(found, [0, 1, 3, 4, 5]), alone)
         with pytest.raises(InputError, match="forecasts no number at step 0"):

@@ -55,12 +55,12 @@ def test_what_looks_at_the_whole_batch_is_shown_it(
         "run",
         lambda inputs: rows.append(len(next(iter(inputs.values())))) or run(inputs),
     )
-    for apart in (
+    for separate in (
         Resample(MLPS[0], source),
         EditPattern("decoder.0.cross_attn", torch.zeros_like),
     ):
         rows.clear()
-        run_variants(lens, encoded, [Variant("apart", (apart,))])
+        run_variants(lens, encoded, [Variant("apart", (separate,))])
         assert set(rows) == {MANY}
     monkeypatch.setattr(
         lens.adapter, "run", lambda _inputs: (_ for _ in ()).throw(MemoryError())
@@ -69,4 +69,4 @@ def test_what_looks_at_the_whole_batch_is_shown_it(
         InputError,
         match=r"give fewer series at once, since what is done at decoder_blocks",
     ):
-        run_variants(lens, encoded, [Variant("apart", (apart,))])
+        run_variants(lens, encoded, [Variant("apart", (separate,))])

@@ -181,8 +181,8 @@ def slow_read(
 ) -> dict[str, dict[object, float | None]]:
     """Ids, in order of appearance, with values by time (by row where there is none), without some columns."""
     series: dict[str, dict[object, float | None]] = {}
-    for place, (when, cells) in enumerate(_rows(case)):
-        key: object = place if when is None else parsed(case.time, when)
+    for position, (when, cells) in enumerate(_rows(case)):
+        key: object = position if when is None else parsed(case.time, when)
         key = key.astimezone(UTC) if isinstance(key, datetime) and key.tzinfo else key
         for name, cell in cells.items():
             if name in without:
@@ -322,7 +322,7 @@ def make(rng: random.Random) -> Case:
     times = stamps(rng, time, count) if time != "none" else list(range(count))
     if rng.random() < 0.4 and time not in ("years", "none") and count > 8:
         gone = set(rng.sample(range(4, count - 1), rng.randrange(1, 3)))
-        times = [stamp for place, stamp in enumerate(times) if place not in gone]
+        times = [stamp for position, stamp in enumerate(times) if position not in gone]
     rows: list[list[str]] = []
     if layout == "long":
         header = [
@@ -349,7 +349,7 @@ def make(rng: random.Random) -> Case:
         if layout.startswith("index"):
             header, rows = (
                 ["", *header],
-                [[str(place), *row] for place, row in enumerate(rows)],
+                [[str(position), *row] for position, row in enumerate(rows)],
             )
     if rng.random() < 0.2 and layout in ("long", "wide", "single"):
         rng.shuffle(rows)
@@ -410,8 +410,8 @@ def _line(
 
 
 def _put(rng: random.Random, text: str, what: str, *, instead: bool = False) -> str:
-    place = _place(rng, text)
-    return text[:place] + what + text[place + instead :]
+    position = _place(rng, text)
+    return text[:position] + what + text[position + instead :]
 
 
 DAMAGES: dict[str, Callable[[random.Random, str, str], str]] = {

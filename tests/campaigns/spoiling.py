@@ -263,16 +263,16 @@ def settings(folder: Path, rng: Rng) -> None:
     ]
     path = folder / names[0 if rng.random() < 0.85 else -1]
     config = json.loads(path.read_text())
-    places = [(config, key) for key in config]
-    for node, key in places:
+    positions = [(config, key) for key in config]
+    for node, key in positions:
         inner = node[key]
         if isinstance(inner, dict | list):
-            places += [
+            positions += [
                 (inner, name)
                 for name in (inner if isinstance(inner, dict) else range(len(inner)))
             ]
     for _ in range(rng.integers(1, 3)):
-        node, key = places[rng.integers(len(places))]
+        node, key = positions[rng.integers(len(positions))]
         way = rng.random()
         if way < 0.85 or isinstance(node, list):
             node[key] = copy.deepcopy(ODD[rng.integers(len(ODD))])

@@ -62,11 +62,11 @@ def differences(folder: Path, lens: Lens) -> list[str]:
     for old, new in RENAMED.items():
         stored = {name.replace(old, new): array for name, array in stored.items()}
     state = unwrap_module(lens.native).state_dict()
-    told = {state[name].data_ptr() for name in stored if name in state}
+    reported = {state[name].data_ptr() for name in stored if name in state}
     found = [
         f"{name} is in no file"
-        for name, each in state.items()
-        if each.data_ptr() not in told and each.numel()
+        for name, item in state.items()
+        if item.data_ptr() not in reported and item.numel()
     ]
     for name in set(stored) & set(state):
         loaded = state[name].numpy()
@@ -110,10 +110,10 @@ def run(
     for case in cases:
         rng = np.random.default_rng([1, case])
         spoil, name = KINDS[case % len(KINDS)], names[case // len(KINDS) % len(names)]
-        place = room / "case"
-        shutil.copytree(saved[name], place / name)
-        outcome = attempt(place / name, spoil, rng)
-        shutil.rmtree(place)
+        position = room / "case"
+        shutil.copytree(saved[name], position / name)
+        outcome = attempt(position / name, spoil, rng)
+        shutil.rmtree(position)
         good = outcome in ("refused", "loaded")
         counts[spoil.__name__, outcome if good else "FAILED"] += 1
         if not good:

@@ -141,7 +141,7 @@ def displace(store: Path, chosen: random.Random) -> None:
 def edit_table(store: Path, chosen: random.Random) -> None:
     """Of cells or of a plan, as another program would write it, with all that the footer said."""
     path = chosen.choice(make_tables(store))
-    said = pq.read_metadata(path).metadata
+    messages = pq.read_metadata(path).metadata
     table = pq.read_table(path)
     kind = chosen.randrange(4)
     if kind == 0:
@@ -153,12 +153,16 @@ def edit_table(store: Path, chosen: random.Random) -> None:
     elif kind == 2:
         name = chosen.choice(table.column_names)
         table = table.rename_columns(
-            [f"{each}_" if each == name else each for each in table.column_names]
+            [
+                f"{column_name}_" if column_name == name else column_name
+                for column_name in table.column_names
+            ]
         )
     else:
         table = table.drop_columns([chosen.choice(table.column_names)])
     pq.write_table(
-        table.replace_schema_metadata({**(table.schema.metadata or {}), **said}), path
+        table.replace_schema_metadata({**(table.schema.metadata or {}), **messages}),
+        path,
     )
 
 
@@ -232,10 +236,10 @@ def find_outcome(case: int, whole: Path, store: Path) -> tuple[str, str]:
     shutil.copytree(whole, store)
     change(store, chosen)
     if case % 5 == 0:
-        said = reported(store, whole)
-        assert not said or re.search(
-            "tsfm-lens sweep|the same command|no sweep 'whole'", said
-        ), said
+        messages = reported(store, whole)
+        assert not messages or re.search(
+            "tsfm-lens sweep|the same command|no sweep 'whole'", messages
+        ), messages
     how = "healed"
     for _ in range(3):
         try:

@@ -42,31 +42,31 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("amazon/chronos-t5-tiny", "config.json"),
         ("a/b", "x.bin"),
     ):
-        kept = tmp_path / f"models--{hub_id.replace('/', '--')}"
-        (kept / "refs").mkdir(parents=True)
-        (kept / "refs" / "main").write_text("c0ffee")
-        (kept / "snapshots" / "c0ffee").mkdir(parents=True)
-        (kept / "snapshots" / "c0ffee" / file).write_bytes(b"x" * 1000)
+        retained = tmp_path / f"models--{hub_id.replace('/', '--')}"
+        (retained / "refs").mkdir(parents=True)
+        (retained / "refs" / "main").write_text("c0ffee")
+        (retained / "snapshots" / "c0ffee").mkdir(parents=True)
+        (retained / "snapshots" / "c0ffee" / file).write_bytes(b"x" * 1000)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     return tmp_path
 
 
 def test_text_and_json_tell_the_same() -> None:
-    shown, facts = run(), strict(run("--json").stdout)
-    assert shown.exit_code == 0, shown.output
-    assert facts["conformance"] is None
-    assert facts["versions"]["torch"] == torch.__version__
-    assert facts["embedded"] == list(checkpoint_names())
-    assert [extra["name"] for extra in facts["extras"]] == list(EXTRAS)
-    assert facts["devices"][0]["name"] == "cpu"
+    visible, metadata = run(), strict(run("--json").stdout)
+    assert visible.exit_code == 0, visible.output
+    assert metadata["conformance"] is None
+    assert metadata["versions"]["torch"] == torch.__version__
+    assert metadata["embedded"] == list(checkpoint_names())
+    assert [extra["name"] for extra in metadata["extras"]] == list(EXTRAS)
+    assert metadata["devices"][0]["name"] == "cpu"
     for word in (
-        facts["python"],
+        metadata["python"],
         torch.__version__,
-        facts["hub"]["folder"],
+        metadata["hub"]["folder"],
         *EXTRAS,
-        *facts["embedded"],
+        *metadata["embedded"],
     ):
-        assert word in shown.stdout
+        assert word in visible.stdout
 
 
 def test_a_missing_library_comes_with_its_commands(
@@ -75,10 +75,10 @@ def test_a_missing_library_comes_with_its_commands(
     monkeypatch.setitem(sys.modules, "uni2ts", None)
     (found,) = [extra for extra in examine()["extras"] if extra["name"] == "moirai"]
     assert "uni2ts" in found["missing"]
-    shown = run()
-    assert shown.exit_code == 0
+    visible = run()
+    assert visible.exit_code == 0
     for command in EXTRAS["moirai"].install:
-        assert command in shown.stdout
+        assert command in visible.stdout
 
 
 def test_hub_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,15 +116,15 @@ def test_a_model_that_fails_an_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
         OracleResult("2 second", float("nan"), 1e-5, "layer [0]"),
     ]
     monkeypatch.setattr(tsfm_lens.testing, "check_lens", lambda lens: results)
-    shown = run("bolt-nano")
-    assert shown.exit_code == 1
+    visible = run("bolt-nano")
+    assert visible.exit_code == 1
     assert any(
-        "2 second" in line and "FAILED" in line for line in shown.stdout.splitlines()
+        "2 second" in line and "FAILED" in line for line in visible.stdout.splitlines()
     )
-    assert "layer [0]" in shown.stdout
-    told = run("bolt-nano", "--json")
-    assert told.exit_code == 1
-    last = strict(told.stdout)["conformance"]["oracles"][-1]
+    assert "layer [0]" in visible.stdout
+    reported = run("bolt-nano", "--json")
+    assert reported.exit_code == 1
+    last = strict(reported.stdout)["conformance"]["oracles"][-1]
     assert last == {
         "oracle": "2 second",
         "error": None,

@@ -57,9 +57,9 @@ def test_a_place_that_cannot_be_written_is_told_before_a_model_is_opened(
 ) -> None:
     file = tmp_path / "afile"
     file.touch()
-    words = [word.replace("FILE", str(file)) for word in COMMANDS[command]]
-    out = [] if "--out" in words else ["--out", file / "deep" / "below"]
-    result = run(*words, *out)
+    texts = [word.replace("FILE", str(file)) for word in COMMANDS[command]]
+    out = [] if "--out" in texts else ["--out", file / "deep" / "below"]
+    result = run(*texts, *out)
     assert result.exit_code == 1, result.output
     assert str(file) in result.stderr
     assert "cannot be written" in result.stderr or "exists" in result.stderr
@@ -103,16 +103,16 @@ def test_a_forecast_of_the_end_of_each_series_has_its_truth_beside_it(
     frame = pd.DataFrame(
         {"timestamp": HOURS, "load": 5 + np.sin(steps / 4), "heat": np.cos(steps / 4)}
     )
-    whole, context = tmp_path / "whole.csv", tmp_path / "context.csv"
-    frame.to_csv(whole, index=False)
+    full, context = tmp_path / "whole.csv", tmp_path / "context.csv"
+    frame.to_csv(full, index=False)
     frame[:-6].to_csv(context, index=False)
-    shown = parse_table("bolt-nano", "--data", whole, "--holdout")
+    visible = parse_table("bolt-nano", "--data", full, "--holdout")
     ahead = parse_table("bolt-nano", "--data", context)
-    pd.testing.assert_frame_equal(shown.drop(columns="truth"), ahead)
-    assert shown["truth"].tolist() == [*frame["load"][-6:], *frame["heat"][-6:]]
+    pd.testing.assert_frame_equal(visible.drop(columns="truth"), ahead)
+    assert visible["truth"].tolist() == [*frame["load"][-6:], *frame["heat"][-6:]]
     # of covariates the target alone is listed
     asked = "--target load --known heat --holdout".split()
-    driven = parse_table("chronos2-nano", "--data", whole, *asked)
+    driven = parse_table("chronos2-nano", "--data", full, *asked)
     assert driven["truth"].tolist() == frame["load"][-6:].tolist()
 
 
@@ -150,11 +150,11 @@ def test_a_full_device_is_told_in_a_line(
     args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Path("/dev/full").open("w") as full:
-        code, told = ended(monkeypatch, full, *args)
+        code, reported = ended(monkeypatch, full, *args)
     # beside progress and notes on the data
     lines = [
         line
-        for line in told.splitlines()
+        for line in reported.splitlines()
         if "━" not in line and not line.startswith("note:")
     ]
     assert (code, lines) == (1, ["error: No space left on device"])

@@ -40,7 +40,7 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(
     ahead: int, tmp_path: Path
 ) -> None:
     data = sheet(tmp_path / "load.csv", ahead=ahead)
-    words = [
+    texts = [
         *OPTIONS,
         "--horizon",
         "12",
@@ -50,7 +50,7 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(
         "chronos2-nano",
         "--data",
         data,
-        *words,
+        *texts,
         "--parts",
         "2",
         "--out",
@@ -65,8 +65,11 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(
     for heading in ("Use of covariates", *(masked if ahead else ())):
         assert heading in page
     assert "temperature" in page
-    said = json.loads((tmp_path / "page" / "explanation.json").read_text())
-    assert {row["covariate"] for row in said["covariates"]} == {"temperature", "price"}
+    messages = json.loads((tmp_path / "page" / "explanation.json").read_text())
+    assert {row["covariate"] for row in messages["covariates"]} == {
+        "temperature",
+        "price",
+    }
     assert (tmp_path / "page" / "numbers" / "covariate_use.nc").stat().st_size
     assert "explaining A, the first of 2; choose another with --item: B" in " ".join(
         done.output.split()
@@ -78,7 +81,7 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(
 
 @pytest.mark.parametrize("sections", ["deletion_curves", "forecast"])
 def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> None:
-    words = [
+    texts = [
         "--data",
         "bundled:nile",
         "--horizon",
@@ -88,23 +91,23 @@ def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> 
         "--out",
         str(tmp_path),
     ]
-    done, told = (
-        run("bolt-nano", *words),
-        json.loads(run("bolt-nano", *words, "--json").stdout),
+    done, reported = (
+        run("bolt-nano", *texts),
+        json.loads(run("bolt-nano", *texts, "--json").stdout),
     )
     assert done.exit_code == 0, done.output
-    assert done.stdout.strip() == told["page"] == str(tmp_path / "index.html")
-    assert told["verdict"] == ("" if sections == "forecast" else "holds")
+    assert done.stdout.strip() == reported["page"] == str(tmp_path / "index.html")
+    assert reported["verdict"] == ("" if sections == "forecast" else "holds")
     *_, headline, reason = ["", "", *done.stderr.splitlines()]
-    if told["verdict"]:
-        assert reason == told["reasons"][0]
+    if reported["verdict"]:
+        assert reason == reported["reasons"][0]
         assert "Verdict: the explanation holds" in headline
         assert headline.startswith(
             "The forecast of nile averages" if "input" in sections else "Verdict"
         )
     else:
         assert "explanation" not in done.stderr
-        assert told["reasons"] == []
+        assert reported["reasons"] == []
 
 
 @pytest.mark.parametrize(
@@ -147,26 +150,26 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
     table.to_csv(tmp_path / "earlier.csv", index=False)
     asked = "--horizon 12 --sections forecast --set temperature=+5 --from 2".split()
     asked += ["--until", "2024-01-03 06:00", "--since", str(tmp_path / "earlier.csv")]
-    words = ["chronos2-nano", "--data", data, *OPTIONS]
-    done = run(*words, *asked, "--out", str(tmp_path / "page"), "--json")
+    texts = ["chronos2-nano", "--data", data, *OPTIONS]
+    done = run(*texts, *asked, "--out", str(tmp_path / "page"), "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert "temperature +5 from 2 until 2024-01-03 06:00" in told["answers"][0]
-    said = " ".join(told["answers"])
-    assert "(4 of 12)" in said
+    reported = json.loads(done.stdout)
+    assert "temperature +5 from 2 until 2024-01-03 06:00" in reported["answers"][0]
+    messages = " ".join(reported["answers"])
+    assert "(4 of 12)" in messages
     for part in ("goes through", "outer quantiles", "same 11 steps", "1 steps nearer"):
-        assert part in said
-    assert list(told["results"]) == ["what_if", "forecast_change", "forecast"]
-    kept = told["results"]["what_if"]["coords"]
-    assert (kept["start"]["data"], kept["stop"]["data"]) == ([2], [6])
+        assert part in messages
+    assert list(reported["results"]) == ["what_if", "forecast_change", "forecast"]
+    retained = reported["results"]["what_if"]["coords"]
+    assert (retained["start"]["data"], retained["stop"]["data"]) == ([2], [6])
     page = (tmp_path / "page" / "index.html").read_text()
-    places = [page.index(text) for text in ("What if", "Change of", ">Provenance")]
-    assert places == sorted(places)
+    positions = [page.index(text) for text in ("What if", "Change of", ">Provenance")]
+    assert positions == sorted(positions)
     for wrong, message in (
         (["--set", "temperature"], "names no change"),
         (["--from", "2"], "--set"),
     ):
-        done = run(*words, *wrong, "--out", str(tmp_path / "no"))
+        done = run(*texts, *wrong, "--out", str(tmp_path / "no"))
         assert done.exit_code == 2
         assert message in done.output
         assert not (tmp_path / "no").exists()
@@ -179,7 +182,7 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
 def test_a_change_starts_at_the_forecast_unless_told(
     where: tuple[str, ...], expected: tuple[int, int], tmp_path: Path
 ) -> None:
-    words = [
+    texts = [
         "--data",
         sheet(tmp_path / "load.csv"),
         *OPTIONS,
@@ -190,7 +193,7 @@ def test_a_change_starts_at_the_forecast_unless_told(
     ]
     done = run(
         "chronos2-nano",
-        *words,
+        *texts,
         "--set",
         "temperature==25",
         *where,
@@ -220,7 +223,7 @@ def test_names_with_an_equals_sign_are_changed_too(name: str, tmp_path: Path) ->
     )
     table.to_csv(tmp_path / "named.csv", index=False)
     options = [name if word == "temperature" else word for word in OPTIONS]
-    words = [
+    texts = [
         "--data",
         str(tmp_path / "named.csv"),
         *options,
@@ -230,14 +233,14 @@ def test_names_with_an_equals_sign_are_changed_too(name: str, tmp_path: Path) ->
         "forecast",
     ]
     out = ["--out", str(tmp_path / "page"), "--json"]
-    done = run("chronos2-nano", *words, "--set", f"{name}=+5", *out)
+    done = run("chronos2-nano", *texts, "--set", f"{name}=+5", *out)
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)["results"]["what_if"]
     assert f"A/{name}" in found["coords"]["series"]["data"]
     if name == "cost=EUR":
         # a name that no series has is refused before a model is opened
         done = run(
-            "chronos2-nano", *words, "--set", "cost=+5", "--out", str(tmp_path / "no")
+            "chronos2-nano", *texts, "--set", "cost=+5", "--out", str(tmp_path / "no")
         )
         assert done.exit_code == 1
         assert "cost=EUR" in done.output

@@ -39,7 +39,7 @@ def test_files_and_caption_are_written_and_named(tmp_path: Path) -> None:
     assert result.stdout.split() == [str(tmp_path / name) for name in names]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     text = " ".join((tmp_path / names[2]).read_text().split())
-    for words in (
+    for label in (
         "Figure layer_gain_gain.",
         "seed = 5",
         "horizon = 6",
@@ -47,7 +47,7 @@ def test_files_and_caption_are_written_and_named(tmp_path: Path) -> None:
         "torch",
         "S3-GAIN",
     ):
-        assert words in text
+        assert label in text
     assert "compute figure" in result.stderr
 
 

@@ -70,21 +70,21 @@ def test_files_that_people_write_are_read_or_refused(tmp_path: Path) -> None:
         "\0": "no YAML",
         "!!python/object:os.system {}": "no YAML",
     }
-    for orders, words in (
+    for orders, label in (
         ("random:9..3", "expected 1 to 1000"),
         ("random:²", "has a seed"),
     ):
         texts[json.dumps({**good, "variants": {"heads_at": {"orders": [orders]}}})] = (
-            words
+            label
         )
     texts[json.dumps({**good, "variants": {"heads": {}, "random_seeds": 10**9}})] = (
         "random_seeds"
     )
-    for text, words in texts.items():
+    for text, label in texts.items():
         file.write_text(text)
         result = run("sweep", str(file), "--store", str(tmp_path / "store"))
         assert result.exit_code == 1, (text[:60], result.exception)
-        assert joined(words) in joined(result.stderr), (text[:60], result.stderr)
+        assert joined(label) in joined(result.stderr), (text[:60], result.stderr)
     assert not (tmp_path / "store").exists()
 
 
@@ -126,7 +126,7 @@ def test_names_are_kept_and_control_characters_of_series_columns_and_files_are_s
         "forecast", "bolt-nano", "--data", controls, "--horizon", "1", "--json"
     ).stdout
     assert json.loads(json_text)["coords"]["series"]["data"] == [*NAMES, *CONTROLS]
-    for args, words in (
+    for args, text in (
         (
             ("forecast", "bolt-nano", "--data", controls, "--target", "nope"),
             r"a\x1b[2Jb.csv: no column 'nope'",
@@ -148,7 +148,7 @@ def test_names_are_kept_and_control_characters_of_series_columns_and_files_are_s
     ):
         result = run(*args)
         assert result.exit_code in (1, 2), args
-        assert joined(words).lower() in joined(result.stderr).lower(), args
+        assert joined(text).lower() in joined(result.stderr).lower(), args
         output += result.output
     assert orders(output + json_text) == set()
 

@@ -28,8 +28,8 @@ NOTHING = "interrupted; nothing was left behind"
 
 
 def run(command: str, *words: str, out: Path | None = None) -> Result:
-    place = ["--out", str(out)] if out is not None and command in PAGES else []
-    return CliRunner().invoke(app, [*command.split(), "bolt-nano", *words, *place])
+    position = ["--out", str(out)] if out is not None and command in PAGES else []
+    return CliRunner().invoke(app, [*command.split(), "bolt-nano", *words, *position])
 
 
 def interrupt(*_: Any, **__: Any) -> None:
@@ -115,13 +115,13 @@ def test_json_of_an_explanation_holds_its_numbers(tmp_path: Path) -> None:
         "input_attribution",
     )
     asked = [*NILE, "--sections", f"forecast,{kind}", "--json"]
-    told = json.loads(run("explain", *asked, out=tmp_path).stdout)
+    reported = json.loads(run("explain", *asked, out=tmp_path).stdout)
     results = explanation.explain(past, sections=["forecast", kind])
     effect = results[kind]["attribution"].sel(quantile=0.5)
     table = effect.mean([dim for dim in effect.dims if dim != "segment"]).to_series()
     sizes = abs(effect).mean("step").to_series().sort_values(ascending=False)
-    assert [each["input"] for each in told["inputs"]] == list(sizes.index)
+    assert [item["input"] for item in reported["inputs"]] == list(sizes.index)
     for key, numbers in (("mean_absolute", sizes), ("mean", table[sizes.index])):
-        found = [each[key] for each in told["inputs"]]
+        found = [item[key] for item in reported["inputs"]]
         assert_close(found, numbers.to_numpy(), depth=100, dtype=np.float32)
-    assert list(told["results"]) == ["forecast", kind]
+    assert list(reported["results"]) == ["forecast", kind]

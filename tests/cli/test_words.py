@@ -128,15 +128,15 @@ def test_refused_in_its_own_words_before_a_model_is_opened(
         "tsfm_lens.load", lambda *_, **__: pytest.fail("a model was opened")
     )
     result = RUNNER.invoke(app, command)
-    words = " ".join(result.output.replace("│", " ").split())
+    text = " ".join(result.output.replace("│", " ").split())
     assert result.exit_code in (1, 2)
-    assert said in words
+    assert said in text
     # figures and measurements are named as the command line takes them
     assert not PYTHON.search(
         re.sub(
             "|".join(sorted({*figures(), *measurements()}, key=len, reverse=True)),
             "",
-            words,
+            text,
         )
     )
     assert not list(tmp_path.iterdir())
@@ -156,10 +156,10 @@ def test_short_help_and_completion() -> None:
         "report bolt-nano --sections forecast,abl": "forecast,ablation_effects",
     }
     for typed, expected in offered.items():
-        words = {
+        text = {
             "_TSFM_LENS_COMPLETE": "complete_bash",
             "COMP_WORDS": f"tsfm-lens {typed}",
         }
-        words["COMP_CWORD"] = str(len(typed.split()))
-        result = RUNNER.invoke(app, [], env=words, prog_name="tsfm-lens")
+        text["COMP_CWORD"] = str(len(typed.split()))
+        result = RUNNER.invoke(app, [], env=text, prog_name="tsfm-lens")
         assert expected in result.output.split(), (typed, result.output)

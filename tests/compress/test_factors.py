@@ -116,13 +116,14 @@ def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
     )
     side = 0 if of == "rows" else 1
     blocks = zip(weight.chunk(4, side), found.chunk(4, side), strict=True)
-    for head, (block, cut) in enumerate(blocks):
+    for head, (block, trimmed) in enumerate(blocks):
         at = slice(None) if of == "rows" else slice(head * size, (head + 1) * size)
         own = moment[at, at]
         alone = compress.product(compress.truncate(block, 2, moment=own))
-        assert torch.linalg.matrix_rank(cut) == 2
+        assert torch.linalg.matrix_rank(trimmed) == 2
         errors = [
-            compress.layers.relative_error(block, each, own) for each in (cut, alone)
+            compress.layers.relative_error(block, item, own)
+            for item in (trimmed, alone)
         ]
         # errors are small beside 1, which they are shares of
         assert_close(*errors, depth=100 * IN, magnitude=1.0)

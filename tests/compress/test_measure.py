@@ -78,11 +78,11 @@ def test_the_choice_is_corrected_for_the_number_of_models() -> None:
         for keep in (0.2, 0.4, 0.6, 0.8)
     ]
     logs = [
-        np.log1p(compress.quality(run, each)["mase_rise"].values) for each in smaller
+        np.log1p(compress.quality(run, item)["mase_rise"].values) for item in smaller
     ]
     raw = [
-        stdtr(7, (each.mean() - np.log(1.01)) / (each.std(ddof=1) / 8**0.5))
-        for each in logs
+        stdtr(7, (log.mean() - np.log(1.01)) / (log.std(ddof=1) / 8**0.5))
+        for log in logs
     ]
     order = np.argsort(raw)
     expected = np.minimum(
@@ -93,18 +93,18 @@ def test_the_choice_is_corrected_for_the_number_of_models() -> None:
 
 def test_other_sources_measure() -> None:
     names = set(data.bundled_names())
-    own, others = compress.measure.split_sources(data.bundled("unemployment", "co2"))
+    own, rest = compress.measure.split_sources(data.bundled("unemployment", "co2"))
     assert own.ids == ("unemployment", "co2")
     # of one publisher
-    assert names - set(others.ids) == {
+    assert names - set(rest.ids) == {
         "co2",
         "unemployment",
         "inflation",
         "retail_jobs",
         "leisure_jobs",
     }
-    own, others = compress.measure.split_sources(data.bundled())
-    assert (set(own.ids) | set(others.ids), set(own.ids) & set(others.ids)) == (
+    own, rest = compress.measure.split_sources(data.bundled())
+    assert (set(own.ids) | set(rest.ids), set(own.ids) & set(rest.ids)) == (
         names,
         set(),
     )
@@ -122,7 +122,7 @@ def test_errors_are_those_of_the_forecasts() -> None:
     truth = run.truth
     # a season of 1
     unit = np.array([np.abs(np.diff(series)).mean() for series in run.batch.values])
-    forecasts = [each.forecast(run.batch, 6) for each in (lens, other)]
+    forecasts = [item.forecast(run.batch, 6) for item in (lens, other)]
     mase = np.stack([np.abs(f.median - truth).mean(-1) / unit for f in forecasts])
     assert_close(found["mase"], mase, depth=100)
     for row, forecast in enumerate(forecasts):
@@ -153,13 +153,13 @@ def test_overlap_and_perplexity_of_a_token_model() -> None:
     truth = lens.adapter.tokenize(torch.as_tensor(run.truth), encoded)
     with torch.no_grad():
         logits = torch.stack(
-            [each.adapter.run(encoded.inputs).double() for each in (lens, other)]
+            [item.adapter.run(encoded.inputs).double() for item in (lens, other)]
         )
     best = logits.topk(10).indices.flatten(1, 2).tolist()
     shared = [len({*a} & {*b}) / len({*a} | {*b}) for a, b in zip(*best, strict=True)]
     assert float(found["overlap"]) == pytest.approx(np.mean(shared))
     assert 0 < float(found["overlap"]) < 1
-    losses = [cross_entropy(each.flatten(0, 1), truth.flatten()) for each in logits]
+    losses = [cross_entropy(logit.flatten(0, 1), truth.flatten()) for logit in logits]
     assert_close(found["log_perplexity"], torch.stack(losses), depth=100)
 
 
@@ -169,12 +169,12 @@ def test_calibration_sees_nothing_of_the_truth() -> None:
     run = lens.run(batch, 6, holdout=True)
     earlier = compress.calibration_run(run, windows=2)
     assert run.full_batch is not None
-    for row, whole in enumerate([*run.full_batch.values] * 2):
-        origin = len(whole) - 6 * (2 + row // 3)
+    for row, full in enumerate([*run.full_batch.values] * 2):
+        origin = len(full) - 6 * (2 + row // 3)
         assert_array_equal(
-            earlier.batch.values[row], whole[:origin][-len(earlier.batch.values[row]) :]
+            earlier.batch.values[row], full[:origin][-len(earlier.batch.values[row]) :]
         )
-        assert_array_equal(earlier.path[row], whole[origin : origin + 6])
+        assert_array_equal(earlier.path[row], full[origin : origin + 6])
     # both windows of a series are on one side of every fold
     parts = compress.moments.folds(earlier)
     assert [len(part.batch) for part in parts] == [4, 2]
@@ -216,7 +216,7 @@ def test_ranks_by_one_number() -> None:
         np.linalg.svd(block.astype(float), compute_uv=False)
         for block in np.split(weight, 4)
     ]
-    expected = max((each / each[0] > 0.3).sum() for each in by_head)
+    expected = max((item / item[0] > 0.3).sum() for item in by_head)
     assert compress.chosen_ranks(lens, epsilon=0.3, by_head=True)[name] == expected
     assert compress.chosen_ranks(lens, rank=99)[name] == 32
     refused = [{"epsilon": 1.0}, {"epsilon": -0.1}, {"rank": 0}, {"keep": 1.5}]
@@ -238,12 +238,12 @@ def test_the_command_writes_a_smaller_model_and_says_what_it_did(
 ) -> None:
     out, figure = tmp_path / "small", tmp_path / "forecasts.html"
     options = f"--keep 0.25 --method weighted --horizon 12 --figure {figure} --json"
-    told = run_command("--data", SERIES, "--out", str(out), *options.split())
-    assert told.exit_code == 0, told.output
-    found = json.loads(told.stdout)
-    whole, smaller = (found["numbers"][name] for name in ("whole", "compressed"))
+    reported = run_command("--data", SERIES, "--out", str(out), *options.split())
+    assert reported.exit_code == 0, reported.output
+    found = json.loads(reported.stdout)
+    full, smaller = (found["numbers"][name] for name in ("whole", "compressed"))
     assert compress.sizes(load(out)) == smaller
-    assert smaller["attention"] / whole["attention"] == 0.5
+    assert smaller["attention"] / full["attention"] == 0.5
     assert found["ratio"]["ranks"] == 0.25
     assert not found["native"]
     assert "MASE" in Path(found["figure"]).read_text()
@@ -259,8 +259,8 @@ def test_the_command_writes_a_smaller_model_and_says_what_it_did(
 def test_the_command_takes_out_what_a_recipe_lists(tmp_path: Path) -> None:
     out, gone = tmp_path / "small", "encoder.0.mlp"
     options = f"--without recipe:bolt-60 --without {gone} --horizon 12 --json"
-    told = run_command("-d", SERIES, "-o", str(out), *options.split())
-    assert told.exit_code == 0, told.output
+    reported = run_command("-d", SERIES, "-o", str(out), *options.split())
+    assert reported.exit_code == 0, reported.output
     lens, again = load("bolt-nano"), load(out)
     planner = VariantPlanner(lens, "bolt-nano")
     (entry,) = to_entries(read_recipe("bolt-60"), planner, scale=True)
@@ -268,7 +268,7 @@ def test_the_command_takes_out_what_a_recipe_lists(tmp_path: Path) -> None:
     with lens.ablate(*entry.spec.components, gone):
         ablated = lens.forecast(series, 12).median
     close_in_float32(again.forecast(series, 12).median, ablated, depth=300)
-    numbers = json.loads(told.stdout)["numbers"]
+    numbers = json.loads(reported.stdout)["numbers"]
     for kind in ("mlp", "attention"):
         assert numbers["compressed"][kind] < numbers["whole"][kind]
 
@@ -290,9 +290,9 @@ def test_the_command_refuses_what_cannot_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = run_command("-d", "bundled:co2", *options.split())
-    assert told.exit_code == code
-    assert words in " ".join(told.output.split())
+    reported = run_command("-d", "bundled:co2", *options.split())
+    assert reported.exit_code == code
+    assert words in " ".join(reported.output.split())
     assert not list(tmp_path.iterdir())
 
 
@@ -307,12 +307,12 @@ def test_operations_and_weights_are_those_of_counting(name: str) -> None:
     ]
     form = compress.matrices(lens)[key].form()
     saved = form.numbers - form.factors(1)
-    whole, other = (found.sel(model=model) for model in ("whole", "other"))
-    assert (whole["weight_bytes"] - other["weight_bytes"]).values.tolist() == [
+    full, other = (found.sel(model=model) for model in ("whole", "other"))
+    assert (full["weight_bytes"] - other["weight_bytes"]).values.tolist() == [
         4 * saved
     ] * 2
     # every token passes the matrix once: two operations a number
-    operations = whole["operations"] - other["operations"]
+    operations = full["operations"] - other["operations"]
     assert (operations % (2 * saved) == 0).all()
     assert (operations > 0).all()
     assert (found["operation_ratio"] < 1).all()
@@ -340,8 +340,8 @@ def test_healing_trains_what_is_compressed_and_nothing_else() -> None:
     before = copy.deepcopy(smaller.adapter.model.state_dict())
     healed = compress.healed(smaller, run, steps=25, rows=8, learning_rate=3e-3)
     first, second = (
-        np.abs(each.forecast(run.batch, 12).median - run.truth).mean()
-        for each in (smaller, healed)
+        np.abs(item.forecast(run.batch, 12).median - run.truth).mean()
+        for item in (smaller, healed)
     )
     assert second < 0.9 * first
     state = healed.adapter.model.state_dict()
@@ -365,8 +365,8 @@ def test_a_token_model_is_healed_by_its_own_loss() -> None:
     smaller = compress.prune(lens, ["decoder.1.mlp", "encoder.0.self_attn.1"])
     healed = compress.healed(smaller, run, steps=20, rows=8, learning_rate=1e-2)
     before, after = (
-        compress.quality(run, each)["log_perplexity"].values[1]
-        for each in (smaller, healed)
+        compress.quality(run, item)["log_perplexity"].values[1]
+        for item in (smaller, healed)
     )
     assert after < before
 
@@ -375,12 +375,12 @@ def test_what_cannot_be_healed_is_refused_and_ctrl_c_leaves_the_models_alone() -
     lens = lens_of("chronos-bolt")
     run = lens.run(seasons(2), 8)
     smaller = compress.factorised(lens, {"encoder_blocks.0.self_attn.q": 2})
-    for other, steps, words in (
+    for other, steps, text in (
         (lens, 9, "nothing to heal"),
         (smaller, 0, "steps=0"),
         (lens_of("chronos-2"), 9, "no loss to heal 'chronos-2'"),
     ):
-        expect_error(words, compress.healed, other, run, steps=steps)
+        expect_error(text, compress.healed, other, run, steps=steps)
     before = copy.deepcopy(smaller.adapter.model.state_dict())
 
     def interrupt(done: int, _: int) -> None:

@@ -116,13 +116,13 @@ def test_a_compressed_model_is_written_and_opens_with_every_hook_point(
         with Made() as made:
             again = load(folder, check=False)
         # neither products nor what a library first puts into a matrix takes memory
-        whole = {
+        full = {
             matrix.shape
             for key, matrix in compress.matrices(lens, mlps=True).items()
             if is_held(again, matrix)
         }
         assert not made.shapes & (
-            whole
+            full
             - {tuple(held.shape) for held in again.adapter.model.state_dict().values()}
         )
         assert torch.equal(forward(again), forward(smaller))
@@ -181,7 +181,7 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
         # towards the identity by the squared error of the mean, over the squared distance from it
         even = mean.trace() / len(mean) * torch.eye(len(mean))
         error = (
-            float(sum((each - mean).square().sum() for each in own[key])) / n / (n - 1)
+            float(sum((item - mean).square().sum() for item in own[key])) / n / (n - 1)
         )
         share = min(1.0, error / float((mean - even).square().sum()))
         close_in_float32(
@@ -219,8 +219,8 @@ def test_felt_moments_foretell_the_deviation(calibration: Callable, name: str) -
     felt = compress.moments.calibrate(run, [key], gradients=True, draws=24)[1][
         key
     ].total
-    twin = copy.deepcopy(lens)
-    layer = twin.adapter.model.get_submodule(compress.matrices(lens)[key].path)
+    control = copy.deepcopy(lens)
+    layer = control.adapter.model.get_submodule(compress.matrices(lens)[key].path)
     forward_of, size, moved = layer.forward, 1e-3, []
 
     def noisy(x: Tensor) -> Tensor:
@@ -232,7 +232,9 @@ def test_felt_moments_foretell_the_deviation(calibration: Callable, name: str) -
         for _ in range(24):
             moved.append(
                 float(
-                    compress.deviation(run, twin.adapter.run(run.encoded.inputs)).mean()
+                    compress.deviation(
+                        run, control.adapter.run(run.encoded.inputs)
+                    ).mean()
                 )
             )
     outputs = run.cache["plain output"][..., : run.horizon].shape[1:]
@@ -272,7 +274,7 @@ def test_what_cannot_be_compressed_is_refused(
     spoilt = copy.deepcopy(lens)
     layer = spoilt.adapter.model.get_submodule(compress.matrices(lens)[first].path)
     layer.weight.data[0, :3] = torch.nan
-    for call, words in (
+    for call, text in (
         (
             lambda: compress.factorised(lens, {"encoder_blocks.0.self_attn.w": 2}),
             "encoder_blocks.0.self_attn",
@@ -300,7 +302,7 @@ def test_what_cannot_be_compressed_is_refused(
             "3 entries that are not finite",
         ),
     ):
-        expect_error(words, call)
+        expect_error(text, call)
     layer.weight.data.nan_to_num_()
     layer.forward = lambda x: 2 * torch.nn.functional.linear(x, layer.weight)
     expect_error("something else", compress.matrices, spoilt)
@@ -394,9 +396,9 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         small(lens_of("chronos-bolt")), tmp_path / "small"
     )
     record, weights = folder / "compression.json", folder / "model.compressed"
-    said, tensors = json.loads(record.read_text()), load_file(weights)
-    (layer,) = said["layers"]
-    for change, words in (
+    messages, tensors = json.loads(record.read_text()), load_file(weights)
+    (layer,) = messages["layers"]
+    for change, text in (
         ({"version": 1}, "version"),
         ({"layers": {layer: {"form": "factors", "rank": 3}}}, "'rank': 3"),
         ({"layers": {}}, r"2 unknown to the model|1 missing"),
@@ -404,14 +406,14 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
             {"layers": {"encoder.block.9.q": {"form": "factors", "rank": 2}}},
             "expected its .down",
         ),
-        ({"layers": {layer: {**said["layers"][layer], "gain": None}}}, "gain"),
+        ({"layers": {layer: {**messages["layers"][layer], "gain": None}}}, "gain"),
         ({"layers": {layer: {"form": "other"}}}, "form"),
         ({"more": 1}, "more"),
     ):
-        record.write_text(json.dumps({**said, **change}))
-        expect_error(words, load, folder)
+        record.write_text(json.dumps({**messages, **change}))
+        expect_error(text, load, folder)
     # layers that the model does not have
-    for name, down, words in (
+    for name, down, text in (
         ("encoder.block.9.q", tensors[f"{layer}.down"], r"block\.9.*it has none"),
         (layer, torch.ones(2, 99), r"\[32, 99\].*it has Linear"),
         ("encoder.final_layer_norm", tensors[f"{layer}.down"], "it has T5LayerNorm"),
@@ -423,8 +425,10 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         }
         factors = {f"{name}.down": down, f"{name}.up": tensors[f"{layer}.up"]}
         save_file({**rest, **factors}, weights, metadata={"format": "pt"})
-        record.write_text(json.dumps({**said, "layers": {name: said["layers"][layer]}}))
-        expect_error(words, load, folder)
+        record.write_text(
+            json.dumps({**messages, "layers": {name: messages["layers"][layer]}})
+        )
+        expect_error(text, load, folder)
     record.write_text("[]")
     expect_error("expected an object", load, folder)
     weights.rename(folder / "model.safetensors")
@@ -440,18 +444,20 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
         compress.prune(lens_of("chronos-bolt"), ["decoder.0.cross_attn.1"]),
         tmp_path / "b",
     )
-    said = json.loads((pruned / "compression.json").read_text())
-    layer, part = next(iter(said["layers"].items()))
-    for change, words in (
+    messages = json.loads((pruned / "compression.json").read_text())
+    layer, part = next(iter(messages["layers"].items()))
+    for change, text in (
         ({"runs": [[0, 8]]}, r"'runs': \(\(0, 8\),\)"),
         ({"runs": [[8, 16], [0, 16]]}, "ascending"),
         ({"runs": [[0, 24], [24, 99]]}, "ascending"),
         ({"of": "sides"}, "columns"),
     ):
         (pruned / "compression.json").write_text(
-            json.dumps({**said, "layers": {**said["layers"], layer: part | change}})
+            json.dumps(
+                {**messages, "layers": {**messages["layers"], layer: part | change}}
+            )
         )
-        expect_error(words, load, pruned)
+        expect_error(text, load, pruned)
 
 
 def choose_some(lens: Lens) -> list[str]:
@@ -477,7 +483,7 @@ def test_what_is_taken_out_is_as_if_ablated(name: str, tmp_path: Path) -> None:
         ablated = forward(lens)
     close_in_float32(forward(smaller), ablated, depth=200)
     assert float((ablated - forward(lens)).abs().max()) > 0
-    sizes = [compress.sizes(each) for each in (lens, smaller)]
+    sizes = [compress.sizes(item) for item in (lens, smaller)]
     assert sizes[1]["attention"] < sizes[0]["attention"]
     assert sizes[1]["mlp"] < sizes[0]["mlp"]
     assert list(smaller.registry.points) == list(lens.registry.points)
@@ -518,7 +524,7 @@ def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
 
 def test_what_the_configuration_cannot_say_is_refused() -> None:
     lens = lens_of("chronos")
-    for gone, words in (
+    for gone, text in (
         (["*.*.*_attn.0", "decoder.0.cross_attn.1"], "2, 3 heads"),
         (["*.*.*_attn.*"], "0 heads"),
         (
@@ -527,10 +533,12 @@ def test_what_the_configuration_cannot_say_is_refused() -> None:
         ),
         (["decoder.0.mlp"], "is not a head"),
     ):
-        expect_error(words, prune_native, lens, gone)
+        expect_error(text, prune_native, lens, gone)
     expect_error("no place", prune_native, lens_of("chronos-2"), ["0.time_attn.0"])
     for nothing, error in (([], InputError), (["decoder.9.mlp"], UnknownNameError)):
         with pytest.raises(error):
             compress.prune(lens, nothing)
-    cut = compress.factorised(lens, {"decoder_blocks.0.cross_attn.q": 2})
-    expect_error("compressed already", compress.prune, cut, ["decoder.0.cross_attn.0"])
+    trimmed = compress.factorised(lens, {"decoder_blocks.0.cross_attn.q": 2})
+    expect_error(
+        "compressed already", compress.prune, trimmed, ["decoder.0.cross_attn.0"]
+    )

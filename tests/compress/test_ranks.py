@@ -33,11 +33,11 @@ def every_choice(
     ]
     return [
         (
-            sum(FORMS[k].stored(r) for k, r in each.items()),
-            sum(effects[k][r] for k, r in each.items()),
-            each,
+            sum(FORMS[k].stored(r) for k, r in choice.items()),
+            sum(effects[k][r] for k, r in choice.items()),
+            choice,
         )
-        for each in choices
+        for choice in choices
     ]
 
 
@@ -52,7 +52,7 @@ def test_no_choice_of_the_size_is_better(seed: int) -> None:
     choices = every_choice(effects)
     for budget in {size + more for size, _, _ in choices for more in (0, 7)}:
         ranks, effect = compress.methods.allocate(effects, FORMS, budget)
-        size, expected, _ = next(each for each in choices if each[2] == ranks)
+        size, expected, _ = next(choice for choice in choices if choice[2] == ranks)
         assert size <= budget
         assert effect == pytest.approx(expected)
         assert effect == pytest.approx(min(e for s, e, _ in choices if s <= budget))
@@ -103,19 +103,19 @@ def test_effects_are_those_on_series_that_gave_no_factors(
         expected = []
         for held in parts:
             rows = [
-                run.batch.ids.index(each)
+                run.batch.ids.index(item)
                 for part in parts
                 if part is not held
-                for each in part.batch.ids
+                for item in part.batch.ids
             ]
             weights = compress.moments.weights([run.select(rows)], names, True)
             alone = compress.factorised(lens, {name: 3}, by_head=by_head, **weights)
             with torch.no_grad():
                 logits = [
-                    each.adapter.run(held.encoded.inputs).double()
-                    for each in (lens, alone)
+                    item.adapter.run(held.encoded.inputs).double()
+                    for item in (lens, alone)
                 ]
-            p, q = (each.softmax(-1) for each in logits)
+            p, q = (logit.softmax(-1) for logit in logits)
             expected += (p * (p.log() - q.log())).sum(-1).mean(-1).tolist()
         # signs of gradients are drawn anew for another order of series, so that factors agree but roughly
         assert effects[name][3] == pytest.approx(np.sum(expected), rel=ROUGH)

@@ -66,8 +66,8 @@ def checked(name: str, count: int | None) -> dict[str, str]:
     assert len(every) >= 40, len(every)
     counts: Counter[str] = Counter()
     ranked = []
-    for place, (what, wiring) in enumerate(every):
-        ranked.append((counts[find_field(what)], place, what, wiring))
+    for position, (what, wiring) in enumerate(every):
+        ranked.append((counts[find_field(what)], position, what, wiring))
         counts[find_field(what)] += 1
     ranked.sort(key=lambda entry: entry[:2])
     step = 1 if count is None else max(1, len(counts) // count)
@@ -82,9 +82,9 @@ def checked(name: str, count: int | None) -> dict[str, str]:
 @pytest.mark.parametrize("name", ["moirai-2", "timesfm-2.5", "timestral", "toto-1"])
 def test_some_mutants_are_rejected_or_equivalent(name: str) -> None:
     assert not {
-        what: said
-        for what, said in checked(name, 5).items()
-        if said.startswith("survives")
+        what: messages
+        for what, messages in checked(name, 5).items()
+        if messages.startswith("survives")
     }
 
 
@@ -95,12 +95,14 @@ def test_every_mutant_is_rejected_or_equivalent(
 ) -> None:
     limit = os.environ.get("TSFM_LENS_CASES")
     found = checked(name, int(limit) if limit else None)
-    counts = Counter(said.split(":")[0] for said in found.values())
+    counts = Counter(messages.split(":")[0] for messages in found.values())
     with capsys.disabled():
         print(f"\n{name}: {len(found)} mutants, {dict(counts)}")  # noqa: T201
-        for what, said in found.items():
-            if said.startswith(("survives", "equivalent")):
-                print(f"    {what}: {said}")  # noqa: T201
+        for what, messages in found.items():
+            if messages.startswith(("survives", "equivalent")):
+                print(f"    {what}: {messages}")  # noqa: T201
     assert not {
-        what: said for what, said in found.items() if said.startswith("survives")
+        what: messages
+        for what, messages in found.items()
+        if messages.startswith("survives")
     }

@@ -44,10 +44,10 @@ def test_oracle_holds(name: str, oracle: Callable) -> None:
 def case_with_covariates(name: str) -> Case:
     """Two items of unequal length, each with a past and a known covariate."""
     rng, items = np.random.default_rng(2), []
-    for place, steps in enumerate((40, 32)):
+    for position, steps in enumerate((40, 32)):
         known = rng.normal(size=steps + 30)
         past = {"past": rng.normal(size=steps), "known": known[:steps]}
-        target = 10 * place + known[:steps] + np.sin(np.arange(steps) / 3)
+        target = 10 * position + known[:steps] + np.sin(np.arange(steps) / 3)
         items.append(
             {
                 "target": target,

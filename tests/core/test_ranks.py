@@ -32,8 +32,8 @@ def test_a_matrix_cut_off_at_its_rank_is_off_by_no_more() -> None:
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     for epsilon in (0.3, 1e-2, 1e-4):
         rank = int(ranks.epsilon_rank(values, epsilon))
-        cut = (left[:, :rank] * values[:rank]) @ right[:rank]
-        assert np.linalg.norm(matrix - cut, 2) <= epsilon * values[0] * (
+        trimmed = (left[:, :rank] * values[:rank]) @ right[:rank]
+        assert np.linalg.norm(matrix - trimmed, 2) <= epsilon * values[0] * (
             1 + rounding("float64", 1.0, depth=100)
         )
 

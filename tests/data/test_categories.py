@@ -44,21 +44,21 @@ def sales(kind: Sequence[Any], dtype: Any = None, gaps: bool = False) -> pd.Data
     rng = np.random.default_rng(len(kind))
     parts = []
     for name in ("north", "south"):
-        places = rng.integers(len(kind), size=STEPS + AHEAD)
+        positions = rng.integers(len(kind), size=STEPS + AHEAD)
         # every level occurs in the past of each item
-        places[: len(kind)] = range(len(kind))
-        cells = np.array(kind, dtype=object)[places]
+        positions[: len(kind)] = range(len(kind))
+        cells = np.array(kind, dtype=object)[positions]
         if gaps:
             cells[[5, 17]] = None
-        target = 20 - 3.0 * places + rng.normal(size=len(places)) / 10
+        target = 20 - 3.0 * positions + rng.normal(size=len(positions)) / 10
         target[STEPS:] = np.nan
-        stamps = pd.date_range("2024-01-01", periods=len(places))
-        other = rng.normal(size=len(places)) + places
+        stamps = pd.date_range("2024-01-01", periods=len(positions))
+        other = rng.normal(size=len(positions)) + positions
         other[STEPS:] = np.nan
         frame = pd.DataFrame({"id": name, "timestamp": stamps, "y": target, "z": other})
         parts.append(frame.assign(kind=pd.Series(cells, dtype=object)))
-    whole = pd.concat(parts, ignore_index=True)
-    return whole if dtype is None else whole.astype({"kind": dtype})
+    full = pd.concat(parts, ignore_index=True)
+    return full if dtype is None else full.astype({"kind": dtype})
 
 
 def predicted(
@@ -117,8 +117,8 @@ def polars(frame: pd.DataFrame, kind: Callable[[Any], Any] | None = None) -> Any
 
 def dictionary(frame: pd.DataFrame) -> pa.Table:
     table = arrow(frame)
-    place = table.schema.get_field_index("kind")
-    return table.set_column(place, "kind", table["kind"].dictionary_encode())
+    position = table.schema.get_field_index("kind")
+    return table.set_column(position, "kind", table["kind"].dictionary_encode())
 
 
 def parquet(frame: pd.DataFrame, folder: Path) -> SeriesBatch:
@@ -252,8 +252,8 @@ def test_past_and_future_may_come_in_different_carriers(later_carrier: str) -> N
         levels = batch.categories[1]
         assert levels is not None, carrier
         assert {*levels} == {*KINDS["leading zeros"]}, carrier
-        for place, name in ((1, "north"), (3, "south")):
-            codes = np.r_[batch.values[place], batch.futures[place]].astype(int)
+        for position, name in ((1, "north"), (3, "south")):
+            codes = np.r_[batch.values[position], batch.futures[position]].astype(int)
             assert [levels[code] for code in codes] == frame.loc[
                 frame["id"] == name, "kind"
             ].tolist(), carrier
@@ -267,11 +267,11 @@ def test_timestral_reads_a_frame_as_entries_of_codes() -> None:
     frame = sales(KINDS["digits"])
     items = entries(frame)
     targets = np.stack([item["target"] for item in items])[:, None]
-    whole = (
+    full = (
         np.unique(frame["kind"], return_inverse=True)[1].reshape(2, 1, -1).astype(float)
     )
     theirs = lens.native.forecast(
-        targets, AHEAD, categorical_known_covariates=whole, symmetric_averaging=False
+        targets, AHEAD, categorical_known_covariates=full, symmetric_averaging=False
     )
     expected = theirs.quantiles.flatten(0, 1).transpose(1, 2)
     for batch in (
@@ -301,9 +301,9 @@ def test_text_files_have_numbers_unless_they_are_declared(
 
 def test_words_for_truth_values_are_truth_values() -> None:
     frame = sales(KINDS["truth values"])
-    words = read(frame.assign(kind=frame["kind"].astype(str).str.lower()))
-    assert words.categories[1] == ("False", "True")
-    np.testing.assert_array_equal(words.values[1], read(frame).values[1])
+    text = read(frame.assign(kind=frame["kind"].astype(str).str.lower()))
+    assert text.categories[1] == ("False", "True")
+    np.testing.assert_array_equal(text.values[1], read(frame).values[1])
 
 
 QUANTITIES = [
@@ -400,8 +400,8 @@ def test_only_covariates_are_declared() -> None:
         ([item], {"categories": ["cod"]}, "'cod'.*'code'"),
         (np.arange(9.0), {"categories": ["code"]}, "categories=.*names columns"),
     ]
-    for data, options, words in cases:
-        expect_error(words, as_series, data, **options)
+    for data, options, text in cases:
+        expect_error(text, as_series, data, **options)
     assert as_series([item], categories="code").categories[1] == ("1", "2", "3")
 
 

@@ -97,10 +97,10 @@ def test_two_names_alike_are_refused_with_the_option_that_chooses(
         frame = pd.DataFrame(LONG).rename(columns={name: first})
         frame[second] = OTHER[name]
         given = CARRIERS[carrier](frame, tmp_path)
-        words = (
+        label = (
             rf"(?=.*'{re.escape(upper)}')(?=.*'{re.escape(title)}').*{OPTIONS[name]}="
         )
-        expect_error(words, as_series, given)
+        expect_error(label, as_series, given)
         options: dict[str, Any] = {
             OPTIONS[name]: [first] if name == "target" else first
         }

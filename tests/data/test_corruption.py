@@ -84,12 +84,12 @@ def test_scale_is_kept_on_request() -> None:
 def test_gaps_stay_and_change_nothing_else() -> None:
     series, gap = TREND + SEASON, np.where(TIME == 40, np.nan, TREND + SEASON)
     for corrupt, steps in ((shift_phase, 5), (swap_season, 8)):
-        found, whole = (
-            corrupt(each, steps, period=12).values[0] for each in (gap, series)
+        found, full = (
+            corrupt(item, steps, period=12).values[0] for item in (gap, series)
         )
         assert np.flatnonzero(np.isnan(found)).tolist() == [40]
         np.testing.assert_allclose(
-            np.delete(found, 40), np.delete(whole, 40), atol=PARTED * np.ptp(SEASON)
+            np.delete(found, 40), np.delete(full, 40), atol=PARTED * np.ptp(SEASON)
         )
 
 

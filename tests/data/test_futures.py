@@ -47,11 +47,11 @@ def panel(freq: str | None = "D") -> tuple[pd.DataFrame, pd.DataFrame]:
         )
         for first, name in enumerate(ITEMS)
     ]
-    past = pd.concat([whole[:STEPS] for whole in wholes], ignore_index=True)
+    past = pd.concat([full[:STEPS] for full in wholes], ignore_index=True)
     future = pd.concat(
         [
-            whole[STEPS : STEPS + ahead]
-            for whole, ahead in zip(wholes, ITEMS.values(), strict=True)
+            full[STEPS : STEPS + ahead]
+            for full, ahead in zip(wholes, ITEMS.values(), strict=True)
         ],
         ignore_index=True,
     )
@@ -199,8 +199,8 @@ def test_values_of_the_target_in_the_future_are_refused(
         ahead = ahead.assign(**{column: ahead[column].where(ahead.index == 4)})
     if filled == "text":
         ahead = ahead.astype({column: str})
-    words = rf"future.*'{column}'.*row {4 if filled == 'one' else 0}.*leave .* out"
-    expect_error(words, as_series, past, future=ahead, targets=targets)
+    text = rf"future.*'{column}'.*row {4 if filled == 'one' else 0}.*leave .* out"
+    expect_error(text, as_series, past, future=ahead, targets=targets)
     batch = as_series(past, future=ahead.drop(columns=column), targets=targets)
     assert set(batch.lengths) == {STEPS}
 
@@ -215,11 +215,11 @@ def test_dates_up_to_the_end_of_the_data_are_refused(
     early = past[past.item_id == "b"][first:]
     names = [*KEYS, *more]
     ahead = pd.concat([future, early], ignore_index=True)[names]
-    words = r"future has .*'b'.* end (at|with).*leave"
-    expect_error(words, as_series, past, future=ahead, targets=["target"])
-    kept = as_series(past, future=ahead[: len(future)], targets=["target"])
+    text = r"future has .*'b'.* end (at|with).*leave"
+    expect_error(text, as_series, past, future=ahead, targets=["target"])
+    retained = as_series(past, future=ahead[: len(future)], targets=["target"])
     expected = as_series(past, future=future[names], targets=["target"])
-    assert content(kept) == content(expected)
+    assert content(retained) == content(expected)
 
 
 def test_a_gap_after_the_data_matters_to_covariates_alone() -> None:
@@ -261,8 +261,8 @@ def test_a_future_that_does_not_fit_the_data_is_refused() -> None:
         (known.assign(rain=1.0), "future has a column 'rain', whose past"),
         (known[:0], "future.* no rows"),
     ]
-    for ahead, words in cases:
-        expect_error(words, as_series, past, future=ahead, targets=["target"])
+    for ahead, text in cases:
+        expect_error(text, as_series, past, future=ahead, targets=["target"])
     # whole numbers as ids, that missing ones made decimals elsewhere
     numbered = past.assign(item_id=past.item_id.map(ord))
     ahead = known.assign(item_id=known.item_id.map(ord).astype(float))

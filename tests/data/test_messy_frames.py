@@ -205,10 +205,10 @@ def forecast(frame: Frame, path: Path, options: dict[str, Any]) -> Result:
         "--json",
     ]
     for option, value in (frame.plain | options).items():
-        for each in value if isinstance(value, list) else [value]:
+        for item in value if isinstance(value, list) else [value]:
             args += [
                 "--target" if option == "targets" else f"--{option.replace('_', '-')}",
-                each,
+                item,
             ]
     return CliRunner().invoke(app, args)
 
@@ -221,9 +221,9 @@ def test_a_file_is_refused_and_read_with_the_option_that_is_named(
     path.write_text(frame.text, encoding="utf-8")
     expect_error(frame.refusal, read_series, path, **frame.plain)
     if frame.plain:
-        whole = path.with_name("whole.csv")
-        whole.write_text(frame.text.replace(";;", ";1;"))
-        expect_error(frame.refusal, read_series(whole, **frame.plain).split, 20)
+        full = path.with_name("whole.csv")
+        full.write_text(frame.text.replace(";;", ";1;"))
+        expect_error(frame.refusal, read_series(full, **frame.plain).split, 20)
     check(frame, read_series(path, **frame.plain, **frame.options))
     if "thousands" not in frame.options and not re.search(
         "1871.1;.*1871.10;", frame.text, re.S
@@ -232,12 +232,12 @@ def test_a_file_is_refused_and_read_with_the_option_that_is_named(
         expect_error(frame.refusal, as_series, of_pandas, **frame.plain)
         check(frame, as_series(of_pandas, **frame.plain, **frame.options))
     refused = forecast(frame, path, {})
-    words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", refused.stderr).split())
+    text = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", refused.stderr).split())
     assert refused.exit_code == 1
     for option in frame.options:
         assert re.search(
-            rf"(give|with|and|or|ids with) --{option.replace('_', '-')} ", words
-        ), words
+            rf"(give|with|and|or|ids with) --{option.replace('_', '-')} ", text
+        ), text
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

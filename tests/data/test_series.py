@@ -162,12 +162,12 @@ def test_callers_arrays_are_copied_and_the_batch_is_read_only(
 ) -> None:
     copies = [array.copy() for array in arrays]
     batch = as_series(arrays)
-    for given_, copy, kept in zip(arrays, copies, batch.values, strict=True):
+    for given_, copy, retained in zip(arrays, copies, batch.values, strict=True):
         np.testing.assert_array_equal(given_, copy)
-        np.testing.assert_array_equal(kept, copy)
-        assert not np.shares_memory(kept, given_)
+        np.testing.assert_array_equal(retained, copy)
+        assert not np.shares_memory(retained, given_)
         with pytest.raises(ValueError, match="read-only"):
-            kept[0] = 0.0
+            retained[0] = 0.0
 
 
 @given(
@@ -303,12 +303,12 @@ def test_batches_in_a_list_are_put_together(kind: Any) -> None:
         bundled("elnino"),
         as_series([np.arange(9.0)], ids=["x"], units="m"),
     ]
-    whole = as_series(kind(parts))
-    assert (whole.ids, whole.freqs) == tuple(
-        tuple(each for part in parts for each in getattr(part, name))
+    full = as_series(kind(parts))
+    assert (full.ids, full.freqs) == tuple(
+        tuple(item for part in parts for item in getattr(part, name))
         for name in ("ids", "freqs")
     )
-    assert whole.units == (*parts[0].units, *parts[1].units, "m")
+    assert full.units == (*parts[0].units, *parts[1].units, "m")
     lens = tsfm_lens.load("bolt-nano")
     assert_close(
         lens.forecast(kind(parts), 4).median[2],

@@ -59,12 +59,12 @@ def test_series_are_read_as_each_alone(index: str, order: str, container: str) -
     )
     batch = as_series(CONTAINERS[container]([first, second]))
     alone = [as_series(series) for series in (first, second)]
-    assert content(batch) == [row for each in alone for row in content(each)]
+    assert content(batch) == [row for item in alone for row in content(item)]
     assert batch.ids == (
         ("a", "b") if container == "dict" else ("series-0", "series-1")
     )
     assert (
-        set(batch.notes) == {note for each in alone for note in each.notes}
+        set(batch.notes) == {note for item in alone for note in item.notes}
         or "with a gap" in order
     )
     if "number" not in index and order != "with a gap":
@@ -108,8 +108,8 @@ def test_options_of_times_reach_series_in_containers() -> None:
         assert expected[0][1] is not None
         for make in CONTAINERS.values():
             assert content(as_series(make([series, series]), **options)) == expected * 2
-    words = "time_format='%Y' names columns"
-    expect_error(words, as_series, [VALUES, VALUES], time_format="%Y")
+    text = "time_format='%Y' names columns"
+    expect_error(text, as_series, [VALUES, VALUES], time_format="%Y")
 
 
 def test_kinds_of_items_are_not_mixed_silently() -> None:

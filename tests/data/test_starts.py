@@ -181,8 +181,8 @@ def test_items_of_one_row_at_every_frequency(freq: str) -> None:
         lone = pd.DataFrame({"id": ["one"], "ds": [pd.Timestamp(day)], "y": [5.0]})
         for data in (lone, lone.set_index("ds").y, pd.concat([lone, long])):
             if day == off:
-                words = f"{day}.*off the regular grid of frequency '{freq}'"
-                expect_error(words, as_series, data, freq=freq)
+                text = f"{day}.*off the regular grid of frequency '{freq}'"
+                expect_error(text, as_series, data, freq=freq)
                 continue
             batch = as_series(data, freq=freq)
             row = int(np.argmin(batch.lengths))

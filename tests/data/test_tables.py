@@ -306,26 +306,28 @@ def test_dicts_of_a_target_alone_are_items_of_the_library(
 ) -> None:
     lens = tsfm_lens.load("chronos2-nano")
     rows = [np.random.default_rng(seed).normal(size=(2, 40)) for seed in range(count)]
-    batch = as_series([{"target": as_array(each)} for each in rows])
+    batch = as_series([{"target": as_array(element)} for element in rows])
     assert batch.groups == tuple(
         f"series-{item}" for item in range(count) for _ in range(2)
     )
     theirs = torch.cat(
-        lens.native.predict([{"target": each} for each in rows], prediction_length=4)
+        lens.native.predict(
+            [{"target": element} for element in rows], prediction_length=4
+        )
     )
     ours = lens.forecast(batch, 4, quantiles=lens.adapter.levels)
     np.testing.assert_array_equal(ours.quantiles, theirs)
 
 
 def test_lists_that_mix_dicts_are_refused_without_their_values() -> None:
-    whole = {"target": np.full((2, 40), 7.25)}
-    for data, words in (
-        ([whole, {"start": None}], "entry 1 has no 'target'"),
-        ([whole, {"targt": [1.0]}], "'targt'.*target"),
-        ([whole, np.arange(40.0)], "'series-0' is a dict.*arrays"),
+    full = {"target": np.full((2, 40), 7.25)}
+    for data, text in (
+        ([full, {"start": None}], "entry 1 has no 'target'"),
+        ([full, {"targt": [1.0]}], "'targt'.*target"),
+        ([full, np.arange(40.0)], "'series-0' is a dict.*arrays"),
         ([np.arange(3.0), object()], "not a number"),
     ):
-        with pytest.raises(LensError, match=words) as caught:
+        with pytest.raises(LensError, match=text) as caught:
             as_series(data)
         assert "7.25" not in str(caught.value)
 
@@ -333,9 +335,9 @@ def test_lists_that_mix_dicts_are_refused_without_their_values() -> None:
 @pytest.mark.parametrize("column", [[1.0, None], [1, 1.0], [2.0, 3.0]], ids=str)
 def test_whole_numbers_are_ids_by_their_digits(column: list[Any]) -> None:
     frame = pd.DataFrame(
-        {"id": [each or 7.0 for each in column for _ in range(2)], "y": np.arange(4.0)}
+        {"id": [item or 7.0 for item in column for _ in range(2)], "y": np.arange(4.0)}
     )
-    expected = {str(int(each or 7)) for each in column}
+    expected = {str(int(item or 7)) for item in column}
     assert {*as_series(frame).ids} == expected
     assert {*as_series(frame.astype({"id": "Float64"})).ids} == expected
 
@@ -344,14 +346,14 @@ def test_ids_that_are_equal_and_read_differently_are_refused() -> None:
     values = np.arange(6.0)
     for pair in ([1, 1.0], [np.int64(2), 2.0], [1, True]):
         expect_error(f"{pair[0]} and {pair[1]}", as_series, [values, values], ids=pair)
-        items = [{"target": values, "item_id": each} for each in pair]
+        items = [{"target": values, "item_id": item} for item in pair]
         expect_error(f"{pair[0]} and {pair[1]}", as_series, items)
     assert as_series([values, values], ids=["1", "1.0"]).ids == ("1", "1.0")
 
 
 def test_ids_come_from_any_iterable() -> None:
     series = [np.arange(3.0), np.arange(4.0)]
-    for ids in (np.array([5, 6]), (each for each in (5, 6)), pd.Index([5, 6])):
+    for ids in (np.array([5, 6]), (item for item in (5, 6)), pd.Index([5, 6])):
         assert as_series(series, ids=ids).ids == ("5", "6")
     # and a name is not its letters
     assert as_series([1.0, 2.0], ids="ab").ids == ("ab",)

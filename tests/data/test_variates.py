@@ -268,16 +268,16 @@ def test_a_file_and_two_frames_give_the_same_batch(
             **OPTIONS,
         ),
     ]
-    whole = as_series(frame, **OPTIONS)
+    full = as_series(frame, **OPTIONS)
     for batch in ways:
         assert (batch.ids, batch.roles, batch.categories) == (
-            whole.ids,
-            whole.roles,
-            whole.categories,
+            full.ids,
+            full.roles,
+            full.categories,
         )
         for ours, theirs in zip(
             (*batch.values, *batch.futures),
-            (*whole.values, *whole.futures),
+            (*full.values, *full.futures),
             strict=True,
         ):
             if ours is None or theirs is None:
@@ -319,11 +319,11 @@ def test_a_unit_is_of_targets_alone(frame: pd.DataFrame, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dropped", [False, True])
 def test_a_gap_in_a_known_future_is_refused(frame: pd.DataFrame, dropped: bool) -> None:
-    place = int(np.flatnonzero((frame.site == "B") & frame.load.isna())[2])
+    position = int(np.flatnonzero((frame.site == "B") & frame.load.isna())[2])
     gap = (
-        frame.drop(index=place)
+        frame.drop(index=position)
         if dropped
-        else frame.assign(temperature=frame.temperature.mask(frame.index == place))
+        else frame.assign(temperature=frame.temperature.mask(frame.index == position))
     )
     expect_error(
         "'B/temperature' has no number at step 3 of 6 after the context",
@@ -360,16 +360,16 @@ def test_a_column_with_a_comma_in_its_name_is_one_covariate(
 
 def test_held_out_steps_become_the_known_future(frame: pd.DataFrame) -> None:
     batch = as_series(frame, **OPTIONS)
-    shown, truth = batch.split(4)
-    known = shown.known_future(4 + AHEAD)
+    visible, truth = batch.split(4)
+    known = visible.known_future(4 + AHEAD)
     np.testing.assert_array_equal(
         known[2], np.r_[batch.values[2][-4:], batch.futures[2]]
     )
     assert np.isnan(known[:2]).all()
     np.testing.assert_array_equal(truth[0], batch.values[0][-4:])
-    assert shown.tail(5).futures[2] is not None
-    assert shown.targets().ids == ("A/load", "B/load")
-    assert not shown.targets().multivariate
+    assert visible.tail(5).futures[2] is not None
+    assert visible.targets().ids == ("A/load", "B/load")
+    assert not visible.targets().multivariate
 
 
 def test_entries_of_other_libraries_are_understood() -> None:

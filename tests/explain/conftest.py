@@ -90,7 +90,9 @@ def page(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Page:
     run = tsfm_lens.load("chronos2-nano").run(as_series(items, freq="h"), 6)
     folder, left = tmp_path_factory.mktemp("page"), dict[str, str]()
     found = explanation.explain(run, folder, item=0, options=few, left_out=left)
-    panels = [panel for each in draw_results(found).values() for panel in each]
+    panels = [
+        panel for draw_result in draw_results(found).values() for panel in draw_result
+    ]
     html = re.sub(
         r"<(script|style)\b.*?</\1>",
         "",

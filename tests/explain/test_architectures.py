@@ -88,14 +88,14 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
         for values, ahead in zip(run.batch.values, known, strict=True)
     ]
     step, keep = 0.002, ~np.eye(len(parts), dtype=bool)
-    ends = []
+    bounds = []
     for side in (step, -step):
         moved = [
-            np.nan_to_num(each + side * (each - other))
-            for each, other in zip(own, away, strict=True)
+            np.nan_to_num(item + side * (item - other))
+            for item, other in zip(own, away, strict=True)
         ]
-        ends.append(explain.forecasts(run, parts, keep, moved))
-    slope = (ends[0] - ends[1]) / (2 * step)
+        bounds.append(explain.forecasts(run, parts, keep, moved))
+    slope = (bounds[0] - bounds[1]) / (2 * step)
     got = found["attribution"].transpose("segment", "quantile", "step").values
     # what is left is of second order in the step, and kinks
     assert np.abs(got - slope).max() <= 0.03 * np.abs(slope).max()

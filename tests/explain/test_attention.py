@@ -105,14 +105,14 @@ def test_flow_through_any_graph_is_the_largest(seed: int) -> None:
 
 
 def test_a_token_is_shared_by_the_segments_that_meet_in_it(covariate_run: Run) -> None:
-    whole, *others = explain.segments(covariate_run, 0, parts=1, others="whole")
-    edges = [*range(whole.start, -6, 7), 0]
+    full, *rest = explain.segments(covariate_run, 0, parts=1, others="whole")
+    edges = [*range(full.start, -6, 7), 0]
     parts = [
         *(
-            explain.Segment(f"from {a}", whole.row, a, b, "past")
+            explain.Segment(f"from {a}", full.row, a, b, "past")
             for a, b in pairwise(edges)
         ),
-        *others,
+        *rest,
     ]
     graph = build_graph(explain.Masks(covariate_run, parts, reference="mean", item=0))
     covered = graph.inputs.sum(0)

@@ -132,9 +132,9 @@ def test_what_says_nothing_in_one_series_is_measured_in_the_others(nano: Lens) -
     silent = np.isnan(found["moved"].sel(covariate="cause")).all("way")
     assert silent.values.tolist() == [False, True, False]
     assert not np.isnan(found["moved"].sel(covariate="noise")).any()
-    (told,) = [each for each in read_use(found) if each.startswith("cause")]
-    assert "2 of 2 forecasts move" in told
-    assert told.endswith(
+    (reported,) = [item for item in read_use(found) if item.startswith("cause")]
+    assert "2 of 2 forecasts move" in reported
+    assert reported.endswith(
         "No verdict on series-1/target, where it or the series is constant."
     )
 
@@ -144,10 +144,10 @@ def of_any_item(rule: Rule) -> Rule:
 
     def padded(context: Tensor, future: Tensor) -> Tensor:
         count = context.shape[1]
-        whole = [
-            nn.functional.pad(each, (0, 0, 0, 3 - count)) for each in (context, future)
+        full = [
+            nn.functional.pad(item, (0, 0, 0, 3 - count)) for item in (context, future)
         ]
-        return rule(*whole)[:, :count]
+        return rule(*full)[:, :count]
 
     return padded
 
@@ -207,16 +207,16 @@ def test_words_that_a_change_leaves_out_of_the_context_keep_their_numbers() -> N
         pd.date_range("2025-01-01", periods=120, freq="D"),
         np.random.default_rng(0),
     )
-    words = np.where(rng.random(120) < 0.3, "yes", "no")
-    sales = 20 + 8 * (words == "yes") + rng.normal(size=120)
-    frame = pd.DataFrame({"day": days, "sales": sales, "promo": words})
+    text = np.where(rng.random(120) < 0.3, "yes", "no")
+    sales = 20 + 8 * (text == "yes") + rng.normal(size=120)
+    frame = pd.DataFrame({"day": days, "sales": sales, "promo": text})
     lens = tsfm_lens.load("chronos2-nano")
     run = lens.run(frame[:106], 14, future=frame[106:].drop(columns="sales"))
     found = covariate_use(run)
     same = lens.run(lens.adapter.numbered(run.batch), 14)
-    others = covariate_use(same)
+    rest = covariate_use(same)
     # of numbers the mean is constant, of words the most frequent one
     for way in ("removed", "shuffled"):
-        close_in_float32(found["moved"].sel(way=way), others["moved"].sel(way=way))
+        close_in_float32(found["moved"].sel(way=way), rest["moved"].sel(way=way))
     assert np.isfinite(found["share"]).all()
     assert found["slope"].item() > 0

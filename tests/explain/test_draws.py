@@ -58,14 +58,14 @@ def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(
         )
         run = run.redraw()
     assert_close(found["attribution"], np.mean(seeds, axis=0), depth=10, magnitude=40.0)
-    reach = t.ppf(0.975, 2) / np.sqrt(3)
+    distance = t.ppf(0.975, 2) / np.sqrt(3)
     assert_close(
         found["half_width"],
-        reach * np.std(seeds, axis=0, ddof=1),
+        distance * np.std(seeds, axis=0, ddof=1),
         depth=10,
         magnitude=40.0,
     )
-    by_mean = reach * np.std(np.mean(seeds, axis=2), axis=0, ddof=1)
+    by_mean = distance * np.std(np.mean(seeds, axis=2), axis=0, ddof=1)
     assert_close(found["mean_half_width"], by_mean, depth=10, magnitude=40.0)
     assert_close(found["remainder"], 0.0, depth=20, magnitude=40.0)
     assert (found.attrs["repeats"], found.attrs["statistic"]) == (

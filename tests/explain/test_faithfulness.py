@@ -76,17 +76,17 @@ def test_the_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
     )
     order = np.argsort(-scores)
     assert curves["order"].values[0].tolist() == order.tolist()
-    lens, whole = bolt_run.lens, bolt_run.forecast.median[0]
+    lens, full = bolt_run.lens, bolt_run.forecast.median[0]
     for count in range(len(parts) + 1):
         first = np.isin(np.arange(len(parts)), order[:count])
         for name, keep in (("deletion", ~first), ("insertion", first)):
             batch = explain.masked(bolt_run.batch, parts, keep[None], "mean")
             away = np.abs(
-                lens.forecast(batch, bolt_run.horizon).median[0] - whole
+                lens.forecast(batch, bolt_run.horizon).median[0] - full
             ).mean()
             found = float(curves[name].values[0, count])
             close_in_float32(
-                found, away, depth=400, magnitude=float(np.abs(whole).max()), what=name
+                found, away, depth=400, magnitude=float(np.abs(full).max()), what=name
             )
 
 
@@ -105,7 +105,9 @@ def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
     area, p = curves["area"].values, curves["p"].values
     assert area[0] >= area[2] - 0.05 > 0 > area[3]
     assert p[0] <= 0.05 < p[3]
-    assert [verdict(curves.isel(explanation=[place]))[0] for place in range(4)] == [
+    assert [
+        verdict(curves.isel(explanation=[position]))[0] for position in range(4)
+    ] == [
         "holds",
         "fails",
         "fails",
@@ -118,10 +120,10 @@ def test_routes_of_a_planted_model_are_necessary_and_sufficient() -> None:
     routes = routes_of_planted()
     named = named_routes(routes)
     mechanism, decoys = set(card.components("mechanism")), set(card.components("decoy"))
-    said = {name for names in named.values() for name in names}
-    assert said
-    assert said <= mechanism
-    assert not said & decoys
+    messages = {name for names in named.values() for name in names}
+    assert messages
+    assert messages <= mechanism
+    assert not messages & decoys
     proof = route_faithfulness(run, routes, reference="mean", controls=32)
     assert (proof["necessity"] > 0.95).all()
     # what is restored speaks in the scale of the whole series, and is read in that of the masked one
@@ -146,9 +148,9 @@ def test_an_explanation_by_decoys_fails() -> None:
     assert named
     proof = route_faithfulness(run, routes, named=named, reference="mean")
     assert np.abs(proof["necessity"]).max() < 0.1
-    word, said = verdict(proof)
+    word, messages = verdict(proof)
     assert word == "fails"
-    assert "neither necessary nor sufficient" in said[0]
+    assert "neither necessary nor sufficient" in messages[0]
 
 
 def test_controls_are_matched_and_other_components_where_possible(
@@ -159,10 +161,10 @@ def test_controls_are_matched_and_other_components_where_possible(
         "decoder.0.cross_attn.0", "decoder.1.cross_attn.2", "encoder.0.mlp"
     )
     sets = matched_sets(lens, components, 16, np.random.default_rng(0))
-    assert len({tuple(map(str, each)) for each in sets}) > 8
-    for each in sets:
-        assert not set(each) & set(components)
-        kinds = [(one.stack, one.kind, one.head is None) for one in each]
+    assert len({tuple(map(str, entry)) for entry in sets}) > 8
+    for item in sets:
+        assert not set(item) & set(components)
+        kinds = [(one.stack, one.kind, one.head is None) for one in item]
         assert sorted(map(str, kinds)) == sorted(
             str((one.stack, one.kind, one.head is None)) for one in components
         )
@@ -229,11 +231,11 @@ def test_areas_bands_and_chances_are_those_of_the_curves(bolt_run: Run) -> None:
     scores = {"newest first": [0.0, 1.0, 2.0], "oldest first": [2.0, 1.0, 0.0]}
     parts = {"parts": 3, "season": 1}
     tried = deletion_curves(bolt_run, scores, parts=parts, orders=19, seed=5)
-    whole = tried["deletion"].values[0, -1]
-    assert tried["everything_masked"] == whole
+    full = tried["deletion"].values[0, -1]
+    assert tried["everything_masked"] == full
     for curves in ("", "random_"):
         gap = tried[f"{curves}deletion"] - tried[f"{curves}insertion"]
-        assert_allclose(tried[f"{curves}area"], gap.mean("masked") / whole)
+        assert_allclose(tried[f"{curves}area"], gap.mean("masked") / full)
     drawn = np.stack([tried["random_deletion"], tried["random_insertion"]])
     for edge, level in (("low", 0.025), ("high", 0.975)):
         assert_array_equal(tried[f"random_{edge}"], np.quantile(drawn, level, axis=1))

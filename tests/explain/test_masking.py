@@ -42,7 +42,7 @@ def test_a_copy_shows_what_is_kept_and_the_reference_elsewhere(
     copies = explain.masked(one, parts, keep, reference, horizon=16)
     stands = explain.reference_values(one, reference, 16)
     assert len(set(copies.groups)) == len(keep)
-    for mask, shown in enumerate(keep):
+    for mask, visible in enumerate(keep):
         for row in range(len(one)):
             at = mask * len(one) + row
             future = [] if one.futures[row] is None else one.futures[row]
@@ -53,11 +53,11 @@ def test_a_copy_shows_what_is_kept_and_the_reference_elsewhere(
                     [] if copies.futures[at] is None else copies.futures[at],
                 ]
             )
-            for part, kept in zip(parts, shown, strict=True):
+            for part, retained in zip(parts, visible, strict=True):
                 if part.row == row:
-                    place = slice(part.start + 96, part.stop + 96)
+                    position = slice(part.start + 96, part.stop + 96)
                     assert_array_equal(
-                        got[place], (plain if kept else stands[row])[place]
+                        got[position], (plain if retained else stands[row])[position]
                     )
 
 
@@ -74,9 +74,9 @@ def test_references_are_what_they_are_called(items: SeriesBatch) -> None:
     assert_array_equal(naive[24:96], one.values[2][:72])
     assert_array_equal(naive[96:], one.values[2][72:88])
     assert_array_equal(naive[:24], one.values[2][24:48])
-    whole = np.concatenate([one.values[2], one.futures[2]])
-    assert_array_equal(np.sort(values["shuffled"][2]), np.sort(whole))
-    assert not np.array_equal(values["shuffled"][2], whole)
+    full = np.concatenate([one.values[2], one.futures[2]])
+    assert_array_equal(np.sort(values["shuffled"][2]), np.sort(full))
+    assert not np.array_equal(values["shuffled"][2], full)
 
 
 def test_a_seasonal_reference_goes_on_over_seasons_and_fills_gaps() -> None:
@@ -107,8 +107,8 @@ def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) ->
         "naive": "seasonal",
         "past": {"x": "mean"},
     }
-    for words, reference in refused.items():
-        expect_error(words, explain.reference_values, one, reference, 16)
+    for text, reference in refused.items():
+        expect_error(text, explain.reference_values, one, reference, 16)
     parts = explain.segments(items, 0, horizon=16, parts=2)
     expect_error(
         "of one item", explain.masked, items, parts, np.ones((1, 4)), horizon=16
@@ -193,12 +193,12 @@ def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(
     covariate_run: Run,
 ) -> None:
     lens, steps = covariate_run.lens, 48
-    words = np.resize(["low", "high"], steps + 8)
-    target = np.where(words[:steps] == "low", 1.0, 9.0) + 0.1 * np.sin(np.arange(steps))
+    text = np.resize(["low", "high"], steps + 8)
+    target = np.where(text[:steps] == "low", 1.0, 9.0) + 0.1 * np.sin(np.arange(steps))
     item = {
         "target": target,
-        "past_covariates": {"w": words[:steps]},
-        "future_covariates": {"w": words[steps:]},
+        "past_covariates": {"w": text[:steps]},
+        "future_covariates": {"w": text[steps:]},
     }
     run = lens.run(as_series([item]), 8)
     found = explain.input_attribution(run, reference="missing", parts=2)
@@ -239,18 +239,18 @@ def test_masks_and_run_are_of_one_model(bolt: Lens) -> None:
         explain.forecasts(run, parts, np.ones((1, len(parts))))
     with bolt.ablate("decoder.0.mlp"):
         inside = bolt.run(run.batch, 8)
-        shown = explain.forecasts(inside, parts, np.ones((1, len(parts))))
-        assert_array_equal(shown[0], inside.forecast.quantiles[0])
+        visible = explain.forecasts(inside, parts, np.ones((1, len(parts))))
+        assert_array_equal(visible[0], inside.forecast.quantiles[0])
 
 
 def test_a_reference_that_is_no_forecast_of_the_series_is_told(bolt: Lens) -> None:
     far = bolt.run(1000 + np.sin(np.arange(96) / 4), 8)
-    told = {
+    reported = {
         name: explain.input_attribution(
             far, method="occlusion", reference=name, parts=2
         ).attrs["reference_distance"]
         for name in ("missing", "mean")
     }
     # nothing is known of the level, and the model forecasts about 0 of a series about 1000 whose deviation is below 1
-    assert told["missing"] > 500
-    assert told["mean"] < 1
+    assert reported["missing"] > 500
+    assert reported["mean"] < 1

@@ -50,14 +50,14 @@ def test_a_twin_is_the_same_by_whatever_name_its_files_are_opened(name: str) -> 
     ]
     assert twins[0].model_id == f"{name} (weights in random order, seed 1)"
     own, first, second = (
-        each.adapter.model.state_dict() for each in (load(name, check=False), *twins)
+        item.adapter.model.state_dict() for item in (load(name, check=False), *twins)
     )
     for key, weight in own.items():
         assert torch.equal(first[key], second[key])
         if weight.ndim > 1 and weight.std() > 0:
             assert not torch.equal(weight, first[key])
     for key, weight in load(name, check=False).adapter.model.named_parameters():
-        ours, theirs = (each.flatten().sort().values for each in (weight, first[key]))
+        ours, theirs = (item.flatten().sort().values for item in (weight, first[key]))
         assert torch.equal(ours, theirs)
 
 
@@ -69,8 +69,8 @@ def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
         (values, values * 2, gappy), groups=("a", "a", "b"), variates=("x", "y", "z")
     )
     found, again = (in_random_order(batch, [0, draw]).values for draw in range(2))
-    for each in (again[0], values):
-        assert not np.array_equal(found[0], each)
+    for item in (again[0], values):
+        assert not np.array_equal(found[0], item)
     # another item is in another order
     known = np.isfinite(found[2])
     assert not np.array_equal(found[2][known], found[0][known])

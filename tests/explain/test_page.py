@@ -68,8 +68,8 @@ def test_every_method_gives_a_section_and_its_proof_or_says_why_not(
         found["input_attribution"].attrs["reference"],
         curves.attrs["reference"],
     } == {reference}
-    for each in (found["input_attribution"]["attribution"], curves["deletion"]):
-        assert np.isfinite(each.values).all()
+    for item in (found["input_attribution"]["attribution"], curves["deletion"]):
+        assert np.isfinite(item.values).all()
 
 
 def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(
@@ -125,10 +125,10 @@ def test_files_hold_the_numbers_of_the_page(page: Any, tmp_path: Path) -> None:
         assert data.equals(
             xr.load_dataset(tmp_path / "numbers" / f"{name}.nc", engine="scipy")
         )
-    said = json.loads((tmp_path / "explanation.json").read_text())
-    assert said["inputs"] == input_totals(page.found["input_attribution"])
-    assert (said["verdict"], said["reasons"]) == explanation.judged(page.found)
-    assert said["headline"] in repr(page.found)
+    messages = json.loads((tmp_path / "explanation.json").read_text())
+    assert messages["inputs"] == input_totals(page.found["input_attribution"])
+    assert (messages["verdict"], messages["reasons"]) == explanation.judged(page.found)
+    assert messages["headline"] in repr(page.found)
     use = page.found["covariate_use"]
     curves = pd.read_csv(tmp_path / "numbers" / "covariate_use_response.csv").set_index(
         ["covariate", "shift", "series"]
@@ -138,7 +138,7 @@ def test_files_hold_the_numbers_of_the_page(page: Any, tmp_path: Path) -> None:
         use["response"],
         depth=1,
     )
-    for row in said["covariates"]:
+    for row in messages["covariates"]:
         one = use.sel(covariate=row["covariate"])
         assert row["slope"] == one["slope_size"].item()
         assert row["share"] == one["moved_size"].sel(way="constant").item()
@@ -167,7 +167,7 @@ def test_a_page_that_nobody_saw_is_printed_with_its_figures() -> None:
         pdf = printed(content)
         assert pdf.startswith(b"%PDF")
         streams = re.findall(rb"stream\r?\n(.*?)endstream", pdf, flags=re.S)
-        sizes.append(sum(len(_unpacked(each)) for each in streams))
+        sizes.append(sum(len(_unpacked(stream)) for stream in streams))
     assert sizes[0] - sizes[1] > 5000
 
 

@@ -157,8 +157,8 @@ def test_uses_that_parts_do_not_have_are_refused(run: Run) -> None:
             "occlusion",
         ),
     }
-    for words, (parts, method) in cases.items():
-        expect_error(words, explain.input_attribution, run, method=method, parts=parts)
+    for text, (parts, method) in cases.items():
+        expect_error(text, explain.input_attribution, run, method=method, parts=parts)
     expect_error(
         "no dates, and so no hour of day",
         explain.components,

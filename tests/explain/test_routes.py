@@ -34,25 +34,25 @@ def series() -> SeriesBatch:
 
 def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.ndarray:
     """(step,): plain torch hooks put what a component writes without a segment into the forward with it."""
-    lens, (place,) = run.lens, parse_places(run.lens, [name])
+    lens, (position,) = run.lens, parse_places(run.lens, [name])
     keep = np.arange(len(parts))[None] != number
     other = masked(run.batch, parts, keep, "mean", horizon=run.horizon)
     how = {"future": run.path} if run.tokens_read else {"horizon": run.horizon}
-    whole, without = lens.encode(run.batch, **how), lens.encode(other, **how)
-    _, there = lens.run_with_cache(without, names_filter=[place.point])
+    full, without = lens.encode(run.batch, **how), lens.encode(other, **how)
+    _, there = lens.run_with_cache(without, names_filter=[position.point])
 
     def put(value: torch.Tensor, hook: Any) -> torch.Tensor:
         out = value.clone()
-        if place.head is None:
-            out[:] = there[place.point]
+        if position.head is None:
+            out[:] = there[position.point]
         else:
-            out[:, :, place.head] = there[place.point][:, :, place.head]
+            out[:, :, position.head] = there[position.point][:, :, position.head]
         return out
 
-    with torch.no_grad(), lens.hooks([(place.point, put)]):
-        patched = run.read(lens.forward(whole), whole)
+    with torch.no_grad(), lens.hooks([(position.point, put)]):
+        patched = run.read(lens.forward(full), full)
     with torch.no_grad():
-        plain = run.read(lens.forward(whole), whole)
+        plain = run.read(lens.forward(full), full)
     return np.asarray((plain - patched)[0].double())
 
 
@@ -69,8 +69,8 @@ def test_an_effect_is_that_of_a_patch_set_by_hand(
     run = lens.run(series, 4)
     parts = segments(run, parts=2)
     components = [
-        str(each)
-        for each in lens.components(
+        str(item)
+        for item in lens.components(
             f"{lens.wiring.output_stack.name}.*.mlp".lstrip(".")
         )
     ][:1]

@@ -114,11 +114,11 @@ WORDS = np.resize(["dry", "wet", "wet", "dry", "dry"], 40 + HORIZON)
 
 def of_words(lens: Lens, ahead: list[str], before: tuple[str, ...] = ()) -> Run:
     """A run in which the target follows a known covariate of words, from ``before`` on."""
-    words = np.r_[before, WORDS[:40]].astype(str)
-    values = 100 + 50 * (words == "wet") + np.sin(np.arange(len(words))[::-1])
+    text = np.r_[before, WORDS[:40]].astype(str)
+    values = 100 + 50 * (text == "wet") + np.sin(np.arange(len(text))[::-1])
     item = {
         "target": values,
-        "past_covariates": {"k": words},
+        "past_covariates": {"k": text},
         "future_covariates": {"k": ahead},
     }
     return lens.run(as_series([item]), HORIZON)
@@ -256,8 +256,8 @@ def test_both_forecasts_are_those_of_the_librarys_pipeline(
         assert_close(ours, own.quantiles[0], **close)
     change = found["changed_forecast"] - found["forecast"]
     assert_close(found["effect"].sum("change"), change, **close)
-    told = " ".join(read_what_if(found))
-    assert (f"median of {PATHS} sample paths" in told) == (name in DRAWING)
+    reported = " ".join(read_what_if(found))
+    assert (f"median of {PATHS} sample paths" in reported) == (name in DRAWING)
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", *DRAWING])
@@ -287,11 +287,11 @@ def test_new_values_stand_for_the_median_that_was_forecast(name: str) -> None:
 def test_routes_say_of_which_statistic_they_are(name: str) -> None:
     run = lens_of(name).run(as_series(waves()), 3)
     found = explain.what_if(run, {"series-0": "+5"}, start=-6)
-    told = " ".join(read_what_if(found))
-    assert ("In one pass, the expected value moves" in told) == run.tokens_read
+    reported = " ".join(read_what_if(found))
+    assert ("In one pass, the expected value moves" in reported) == run.tokens_read
     assert found["through"].attrs["statistic"] == run.statistic
     size = abs(found["through"]).mean("step").sum("change")
-    assert str(size["component"].values[np.argmax(size.values)]) in told
+    assert str(size["component"].values[np.argmax(size.values)]) in reported
     if not run.tokens_read:
         # of one change what is measured in one pass is the forecast's own
         effect = middle(found, "effect")[0]
@@ -349,13 +349,13 @@ def test_a_linear_forecast_changes_by_what_is_new(shift: int) -> None:
         assert_close(effect[names.index(name)], news, **CLOSE)
     if shift == 0:
         assert_close(effect[0], 0.0, **CLOSE)
-    told = " ".join(read_change(found))
-    assert ("the later origin" in told.lower()) == (shift > 0)
+    reported = " ".join(read_change(found))
+    assert ("the later origin" in reported.lower()) == (shift > 0)
     # the window of both runs is of one length
     assert found.attrs["lost"] == shift
     assert (
-        (f"{shift} steps nearer" in told)
-        == (f"{shift} oldest steps" in told)
+        (f"{shift} steps nearer" in reported)
+        == (f"{shift} oldest steps" in reported)
         == (shift > 0)
     )
 
@@ -368,13 +368,13 @@ def test_runs_that_cannot_be_compared_are_refused(covariate_run: Run) -> None:
 
     undated = [starting(run, None) for run in (before, after)]
     half = starting(after, pd.Timestamp("2026-01-01 01:30"))
-    for words, runs in {
+    for text, runs in {
         "make both with one lens": (before, covariate_run),
         "the earlier run first": (after, before),
         "give shift=": undated,
         "no whole steps apart": (before, half),
     }.items():
-        expect_error(words, explain.explain_change, *runs)
+        expect_error(text, explain.explain_change, *runs)
     found, dated = (
         explain.explain_change(*undated, shift=1),
         explain.explain_change(before, after),

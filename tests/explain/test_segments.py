@@ -127,9 +127,9 @@ def test_segments_that_are_no_parts_are_refused(items: SeriesBatch) -> None:
         "series 3": [explain.Segment("a", 3, -4, 0, "past")],
         "no segments": [],
     }
-    for words, parts in wrong.items():
+    for text, parts in wrong.items():
         expect_error(
-            words,
+            text,
             explain.masked,
             one,
             parts,

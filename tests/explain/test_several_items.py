@@ -97,7 +97,9 @@ def test_sections_over_all_items_need_no_choice() -> None:
 
 
 OF_ITEM = [
-    kind for kind, each in measurements().items() if each.of_run and each.of_one_item
+    kind
+    for kind, measurement in measurements().items()
+    if measurement.of_run and measurement.of_one_item
 ]
 
 
@@ -133,10 +135,10 @@ def test_a_page_says_which_item_its_chapters_are_of(
 ) -> None:
     run = several(tsfm_lens.load("bolt-nano"))
     page = run.report(tmp_path, sections=("forecast", *OF_ONE), item=item)
-    words = told(page)
-    assert words.startswith(f"Of {item or 'a'} alone, the first of 2 items")
-    assert all(find(kind).title in words for kind in OF_ONE)
-    assert find("forecast").title not in words
+    text = told(page)
+    assert text.startswith(f"Of {item or 'a'} alone, the first of 2 items")
+    assert all(find(kind).title in text for kind in OF_ONE)
+    assert find("forecast").title not in text
     assert told(run.report(tmp_path / "all", sections=("forecast",))) == ""
 
 
@@ -144,11 +146,11 @@ def test_the_command_chooses_an_item(tmp_path: Path) -> None:
     table = tmp_path / "two.csv"
     frames = [pd.DataFrame({"id": name, "y": waves(1).values}) for name in "ab"]
     pd.concat(frames).to_csv(table, index=False)
-    words = f"report bolt-nano --data {table} --horizon 4 --out {tmp_path}".split()
-    words += ["--id-column", "id", "--sections", ",".join(("forecast", *OF_ONE))]
-    wrong = CliRunner().invoke(app, [*words, "--item", "c"])
+    text = f"report bolt-nano --data {table} --horizon 4 --out {tmp_path}".split()
+    text += ["--id-column", "id", "--sections", ",".join(("forecast", *OF_ONE))]
+    wrong = CliRunner().invoke(app, [*text, "--item", "c"])
     assert wrong.exit_code != 0
     assert "'c'" in str(wrong.exception) + wrong.output
-    done = CliRunner().invoke(app, [*words, "--item", "b"])
+    done = CliRunner().invoke(app, [*text, "--item", "b"])
     assert done.exit_code == 0, done.output
     assert told(tmp_path / "index.html").startswith("Of b alone")

@@ -41,10 +41,10 @@ def by_orders(values: Game, players: int) -> np.ndarray:
     """The definition: what a player adds, averaged over all orders."""
     total, count = np.zeros((players, values.shape[1])), 0
     for order in permutations(range(players)):
-        shown = 0
+        visible = 0
         for player in order:
-            total[player] += values[shown | 1 << player] - values[shown]
-            shown |= 1 << player
+            total[player] += values[visible | 1 << player] - values[visible]
+            visible |= 1 << player
         count += 1
     return total / count
 
@@ -76,8 +76,10 @@ def alone_and_in_twos(players: int, seed: int) -> Planted:
     )
 
     def value(masks: np.ndarray) -> np.ndarray:
-        shown = masks.astype(float)
-        return (shown @ alone + np.einsum("mi,ij,mj->m", shown, pairs, shown))[:, None]
+        visible = masks.astype(float)
+        return (visible @ alone + np.einsum("mi,ij,mj->m", visible, pairs, visible))[
+            :, None
+        ]
 
     return Planted(value, (alone + (pairs.sum(0) + pairs.sum(1)) / 2)[:, None])
 
@@ -119,8 +121,8 @@ def test_intervals_hold_the_exact_value_and_are_no_wider_than_they_must(
         error.append(np.square(away).mean())
         width.append(np.square(found.half_width).mean())
         none, every = value(np.array([[False] * players, [True] * players]))
-        whole = found.attribution.sum(0)
-        assert_close(whole, every - none, depth=DEPTH, magnitude=10.0)
+        full = found.attribution.sum(0)
+        assert_close(full, every - none, depth=DEPTH, magnitude=10.0)
     # two standard errors of the share, whose runs are independent
     assert np.mean(held) > 0.93 - 2 * np.std(held, ddof=1) / np.sqrt(len(held))
     assert np.sqrt(np.mean(width) / np.mean(error)) < 2 * 1.96
@@ -143,8 +145,8 @@ def product(players: int, seed: int) -> Planted:
     """Each player multiplies the value by a factor of its own; exact by integration along the diagonal."""
     factors = np.exp(0.5 * np.random.default_rng(seed).normal(size=players))
     nodes, weights = np.polynomial.legendre.leggauss(players // 2 + 1)
-    shown = 1 + np.outer((nodes + 1) / 2, factors - 1)
-    exact = (factors - 1) * (weights / 2 @ (shown.prod(1, keepdims=True) / shown))
+    visible = 1 + np.outer((nodes + 1) / 2, factors - 1)
+    exact = (factors - 1) * (weights / 2 @ (visible.prod(1, keepdims=True) / visible))
     return Planted(
         lambda masks: np.where(masks, factors, 1.0).prod(1)[:, None], exact[:, None]
     )
@@ -159,8 +161,8 @@ def test_intervals_hold_in_games_of_products_and_of_alternatives(
     for seed in range(30):
         value, exact = game(players, seed)
         if players < 9:
-            whole = exact_shapley(value(all_masks(players)), players)
-            assert_close(whole, exact, depth=10_000)
+            full = exact_shapley(value(all_masks(players)), players)
+            assert_close(full, exact, depth=10_000)
         found = sampled_shapley(value, players, budget=budget, tolerance=0, seed=seed)
         held.append((np.abs(found.attribution - exact) <= found.half_width).mean())
         assert not found.settled
@@ -178,10 +180,10 @@ def test_what_no_pair_of_complements_shows_is_not_certain() -> None:
             masks: np.ndarray, one: np.ndarray = one, other: np.ndarray = other
         ) -> np.ndarray:
             # what all and none share changes no player's value, but shows that masks matter
-            ends = masks.sum(1) % players == 0
-            return (masks[:, one].all(1).astype(float) - masks[:, other].all(1) + ends)[
-                :, None
-            ]
+            bounds = masks.sum(1) % players == 0
+            return (
+                masks[:, one].all(1).astype(float) - masks[:, other].all(1) + bounds
+            )[:, None]
 
         found = sampled_shapley(value, players, budget=200, seed=seed)
         assert found.settled == bool((found.half_width == 0).all())

@@ -71,17 +71,17 @@ def by_segment(
 def routes(*segments: dict[str, float]) -> xr.Dataset:
     """Of segments in the order of their effects; what is not given is of routes that hold."""
     given = {
-        name: ("segment", [each.get(name, value) for each in segments])
+        name: ("segment", [segment.get(name, value) for segment in segments])
         for name, value in HOLD.items()
     }
-    cut = ("segment", "cut"), [["0.mlp", "1.mlp", "all together"]] * len(segments)
+    trimmed = ("segment", "cut"), [["0.mlp", "1.mlp", "all together"]] * len(segments)
     drawn = ("segment", "draw"), np.zeros((len(segments), DRAWS))
     return xr.Dataset(
         {
             **given,
             "random_necessity": drawn,
             "random_sufficiency": drawn,
-            "cut_name": cut,
+            "cut_name": trimmed,
         },
         coords={"segment": [f"part {number}" for number in range(len(segments))]},
         attrs={"kind": "route_faithfulness"},

@@ -40,8 +40,8 @@ def test_what_a_library_says_of_each_masked_batch_is_said_once_and_nothing_else_
     with warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("always")
         asked(run)
-    said = [str(entry.message) for entry in log]
-    assert sum("prediction length" in words for words in said) == 1
-    assert [words for words in said if words.startswith("word")] == [
+    messages = [str(entry.message) for entry in log]
+    assert sum("prediction length" in text for text in messages) == 1
+    assert [text for text in messages if text.startswith("word")] == [
         f"word {n + 1}" for n in range(len(calls))
     ]

@@ -42,7 +42,7 @@ def gapped(values: np.ndarray, gaps: str, rng: np.random.Generator) -> np.ndarra
 def batches(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
     """Items of one kind, each with its own length, and a horizon."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
-    past, known, words = (
+    past, known, text = (
         draw(st.integers(0, 2)),
         draw(st.integers(0, 2)),
         draw(st.booleans()),
@@ -58,12 +58,12 @@ def batches(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
         }
         after: dict[str, Any] = {}
         for i in range(known):
-            whole = scale * rng.normal(size=steps + horizon)
+            full = scale * rng.normal(size=steps + horizon)
             before[f"k{i}"], after[f"k{i}"] = (
-                gapped(whole[:steps], draw(st.sampled_from(GAPS)), rng),
-                whole[steps:],
+                gapped(full[:steps], draw(st.sampled_from(GAPS)), rng),
+                full[steps:],
             )
-        if words:
+        if text:
             named = rng.choice(["a", "b", "c"], size=steps + horizon)
             before["w"], after["w"] = named[:steps], named[steps:]
         target = gapped(
@@ -92,7 +92,7 @@ def test_items_with_covariates_are_forecast_as_the_pipeline_does_or_refused(
     except InputError as error:
         # nothing but missing values, or a category that the past does not know
         known = ("only NaN", "has the category")
-        assert any(words in str(error) for words in known)  # noqa: PT017
+        assert any(text in str(error) for text in known)  # noqa: PT017
         return
     theirs = torch.stack(lens.native.predict(items, prediction_length=horizon))[:, 0]
     # the library may order the covariates of an item in another way, and sums over them round

@@ -89,8 +89,8 @@ def test_a_forecast_of_no_number_is_refused() -> None:
         return value * torch.tensor([1.0, NAN])[:, None, None]
 
     data = {"good": np.arange(9.0), "bad": np.full(9, 1e5)}
-    said = r"chronos-bolt forecasts no number at step 0 of series 'bad' \(1 of 2 series have NaN or infinity\)"
-    with pytest.raises(InputError, match=said + r".*reaches 1e\+05"):
+    messages = r"chronos-bolt forecasts no number at step 0 of series 'bad' \(1 of 2 series have NaN or infinity\)"
+    with pytest.raises(InputError, match=messages + r".*reaches 1e\+05"):
         lens.run_with_hooks(
             data, [("decoder_blocks.2.hook_resid_post", spoil)], rollout=True
         )
@@ -99,7 +99,11 @@ def test_a_forecast_of_no_number_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name for name, each in architectures().items() if each.readout == "quantile"],
+    [
+        name
+        for name, architecture in architectures().items()
+        if architecture.readout == "quantile"
+    ],
 )
 def test_levels_that_a_model_does_not_emit_are_refused(name: str) -> None:
     lens = lens_of(name)

@@ -108,14 +108,14 @@ def values(draw: Any, shape: tuple[int, ...]) -> np.ndarray:
     }[draw(st.sampled_from(SHAPES))]()
     array = np.array(made * scale)
     gaps = draw(st.sampled_from(GAPS))
-    cut = draw(st.integers(0, shape[-1]))
+    trimmed = draw(st.integers(0, shape[-1]))
     missing = {
         "none": lambda: np.zeros(shape, bool),
         "some": lambda: rng.random(shape) < 0.2,
         "most": lambda: rng.random(shape) < 0.9,
-        "first": lambda: np.broadcast_to(steps < cut, shape),
-        "last": lambda: np.broadcast_to(steps >= cut, shape),
-        "but one": lambda: np.broadcast_to(steps != cut, shape),
+        "first": lambda: np.broadcast_to(steps < trimmed, shape),
+        "last": lambda: np.broadcast_to(steps >= trimmed, shape),
+        "but one": lambda: np.broadcast_to(steps != trimmed, shape),
         "all": lambda: np.ones(shape, bool),
         "every other": lambda: np.broadcast_to(steps % 2 == 0, shape),
     }[gaps]()
@@ -168,7 +168,7 @@ def series(draw: Any) -> Any:
             st.lists(st.one_of(st.sampled_from(EDGES), st.integers(0, 40)), max_size=2)
         ),
     ]
-    rows = [values(draw, (each,)) for each in lengths]
+    rows = [values(draw, (item,)) for item in lengths]
     return (
         {f"row {index}": row for index, row in enumerate(rows)}
         if kind == "dict"
@@ -227,8 +227,8 @@ def as_ids(data: Any) -> Any:
     except LensError:
         return data
     return [
-        np.where(np.isnan(each), NAN, np.abs(np.trunc(np.nan_to_num(each))) % 50)
-        for each in values
+        np.where(np.isnan(value), NAN, np.abs(np.trunc(np.nan_to_num(value))) % 50)
+        for value in values
     ]
 
 
@@ -278,11 +278,11 @@ def refused(batch: Any, lens: Lens, steps: Any) -> str:
     ):
         return "horizon"
     if lens.wiring.architecture == "fracast":
-        shown = [each[-adapter.context_length :] for each in batch.values]
-        return "few" if min(np.isfinite(each).sum() for each in shown) < 8 else ""
+        visible = [value[-adapter.context_length :] for value in batch.values]
+        return "few" if min(np.isfinite(item).sum() for item in visible) < 8 else ""
     if lens.wiring.architecture == "t5":
-        shown = np.concatenate([each[-512:] for each in batch.values])
-        known = shown[~np.isnan(shown)].astype(np.float32)
+        visible = np.concatenate([value[-512:] for value in batch.values])
+        known = visible[~np.isnan(visible)].astype(np.float32)
         if not ((known == known.round()) & (known >= 0) & (known < 50)).all():
             return "ids"
     return ""
@@ -344,8 +344,8 @@ def check_forward(lens: Lens, data: Any, steps: Any, forecast: bool) -> None:
         # scores of hidden keys are minus infinity
         wrong = [
             key
-            for key, kept in activations.items()
-            if "scores" not in key and not kept.isfinite().all()
+            for key, retained in activations.items()
+            if "scores" not in key and not retained.isfinite().all()
         ]
         assert not wrong
 
@@ -374,11 +374,11 @@ def test_the_longest_series(name: str) -> None:
     long[rng.random(5000) < 0.1] = NAN
     long = as_ids(long)[0] if name == "t5" else long
     data = [long, np.array([3.0])]
-    whole = name != "fracast"  # which refuses the single step, and the gap
-    assert check_forecast(lens, data, None, seed=1) == whole
-    check_forward(lens, data, None, forecast=whole)
+    full = name != "fracast"  # which refuses the single step, and the gap
+    assert check_forecast(lens, data, None, seed=1) == full
+    check_forward(lens, data, None, forecast=full)
     long[-4300:] = NAN
-    assert check_forecast(lens, data[:1], None, seed=1) == whole
+    assert check_forecast(lens, data[:1], None, seed=1) == full
 
 
 # --- what is said ----------------------------------------------------------------------------------------------

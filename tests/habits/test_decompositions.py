@@ -69,10 +69,10 @@ def streams(lens: Lens, acts: Activations) -> list[tuple[str, int, bool, Tensor]
 
 @pytest.mark.parametrize("name", SUMMING)
 def test_the_parts_sum_to_the_stream(name: str) -> None:
-    lens, _, acts = recorded(name)
-    for stack, layer, mlp_input, stream in streams(lens, acts):
+    lens, _, activations = recorded(name)
+    for stack, layer, mlp_input, stream in streams(lens, activations):
         where: dict[str, Any] = {"layer": layer, "mlp_input": mlp_input, "stack": stack}
-        writes, labels = acts.decompose_resid(**where, return_labels=True)
+        writes, labels = activations.decompose_resid(**where, return_labels=True)
         assert len(set(labels)) == len(labels) == len(writes)
         assert_close(
             writes.sum(0),
@@ -81,19 +81,19 @@ def test_the_parts_sum_to_the_stream(name: str) -> None:
             what=f"decompose_resid {where}",
         )
         for expand in (False, True):
-            parts, labels = acts.get_full_resid_decomposition(
+            parts, labels = activations.get_full_resid_decomposition(
                 **where, expand_neurons=expand, return_labels=True
             )
             assert len(set(labels)) == len(labels) == len(parts)
             what = f"get_full_resid_decomposition {where}"
             assert_close(parts.sum(0), stream, depth=200 * lens.d_model, what=what)
-        accumulated: Any = acts.accumulated_resid(**where)
+        accumulated: Any = activations.accumulated_resid(**where)
         assert torch.equal(accumulated[-1], stream)
-        scaled = acts.apply_ln_to_stack(writes, **where)
-        whole = acts.apply_ln_to_stack(stream[None], **where)[0]
+        scaled = activations.apply_ln_to_stack(writes, **where)
+        full = activations.apply_ln_to_stack(stream[None], **where)[0]
         assert_close(
             scaled.sum(0),
-            whole,
+            full,
             depth=200 * lens.d_model,
             what=f"apply_ln_to_stack {where}",
         )
@@ -106,24 +106,24 @@ def test_the_completeness_error_is_that_of_the_models_own_forecast(name: str) ->
     run = lens.run(encoded.batch, 3)
     parts = attribution(run, decompositions="all", tolerance=TOLERANCE)
     with torch.no_grad():
-        output, acts = lens.run_with_cache(
+        output, activations = lens.run_with_cache(
             run.encoded, names_filter="**.hook_resid_post"
         )
-        last = acts["resid_post", -1, lens.wiring.output_stack.name]
+        last = activations["resid_post", -1, lens.wiring.output_stack.name]
         assert_close(lens.readout(last, run.encoded), output, depth=100)
         # of a first norm that has a bias, an empty stream has a readout too
         empty = lens.readout(torch.zeros_like(last), run.encoded)
     for decomposition in parts["decomposition"].values:
         found = parts.sel(decomposition=decomposition)
-        whole = (
+        full = (
             (read_out(run, output, decomposition) - read_out(run, empty, decomposition))
             .double()
             .numpy()
         )
-        size = np.abs(whole).reshape(len(whole), -1).max(1)
+        size = np.abs(full).reshape(len(full), -1).max(1)
         gap = (
-            np.abs(found["attribution"].sum("component").values - whole)
-            .reshape(len(whole), -1)
+            np.abs(found["attribution"].sum("component").values - full)
+            .reshape(len(full), -1)
             .max(1)
         )
         # in data units two numbers as large as the level of the series are taken from each other
@@ -136,7 +136,7 @@ def test_the_completeness_error_is_that_of_the_models_own_forecast(name: str) ->
         where = f"{name}: {decomposition}"
         assert_close(
             found["total"].values / size.max(),
-            whole / size.max(),
+            full / size.max(),
             depth=200,
             magnitude=level,
             dtype="float32",
@@ -206,8 +206,8 @@ def test_a_table_that_is_not_the_models_is_not_decomposed(
     lens, encoded, _ = recorded(name)
     # the model itself is read only
     adapter = copy(lens.adapter)
-    *others, last = adapter.wiring.stacks
-    adapter.wiring = replace(adapter.wiring, stacks=(*others, change(last)))
+    *rest, last = adapter.wiring.stacks
+    adapter.wiring = replace(adapter.wiring, stacks=(*rest, change(last)))
     wrong = Lens(adapter, f"wrong {name}")
     with pytest.raises(
         WiringError,
@@ -219,23 +219,25 @@ def test_a_table_that_is_not_the_models_is_not_decomposed(
 @pytest.mark.parametrize("name", ATTENDING)
 def test_head_results_are_those_of_the_hook_points(name: str) -> None:
     """Computed from z and the weights, or recorded: one is the model's own sum taken apart, the other is not."""
-    lens, encoded, acts = recorded(name)
+    lens, encoded, activations = recorded(name)
     _, results = lens.run_with_cache(
         encoded, names_filter=["**.hook_result", "**.hook_embed", "**.hook_resid_post"]
     )
     for stack in lens.wiring.stacks:
-        computed, labels = acts.stack_head_results(stack=stack.name, return_labels=True)
-        shown, same = results.stack_head_results(stack=stack.name, return_labels=True)
+        computed, labels = activations.stack_head_results(
+            stack=stack.name, return_labels=True
+        )
+        visible, same = results.stack_head_results(stack=stack.name, return_labels=True)
         assert labels == same
         assert len(set(labels)) == len(labels)
         assert_close(
-            computed, shown, depth=200 * lens.d_model, what=f"stack {stack.name!r}"
+            computed, visible, depth=200 * lens.d_model, what=f"stack {stack.name!r}"
         )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_forward_stops_at_every_layer_and_leaves_nothing_behind(name: str) -> None:
-    lens, encoded, acts = recorded(name)
+    lens, encoded, activations = recorded(name)
     before = lens.forward(encoded)
     for stack in lens.wiring.stacks:
         for layer in range(stack.n_layers):
@@ -251,7 +253,7 @@ def test_a_forward_stops_at_every_layer_and_leaves_nothing_behind(name: str) -> 
             assert not ran
             assert_close(
                 stream,
-                acts[f"{stack.prefix}.{layer}.hook_resid_pre"],
+                activations[f"{stack.prefix}.{layer}.hook_resid_pre"],
                 depth=200 * lens.d_model,
                 what=str(layer),
             )
@@ -287,29 +289,31 @@ KEYS = [
 
 @pytest.mark.parametrize(("key", "words"), KEYS)
 def test_what_has_no_counterpart_says_what_to_use(key: Any, words: str) -> None:
-    acts = recorded("chronos")[2]
+    activations = recorded("chronos")[2]
     with pytest.raises(UnknownNameError, match=words):
-        acts[key]
+        activations[key]
 
 
 def test_members_that_there_are_not_say_what_to_use() -> None:
-    lens, encoded, acts = recorded("chronos")
-    for owner, name, words in (
-        (acts, "logit_attrs", r"probes\.attribution"),
+    lens, encoded, activations = recorded("chronos")
+    for owner, name, text in (
+        (activations, "logit_attrs", r"probes\.attribution"),
         (lens, "W_Q", r"lens.weights.heads\(layer\).W_Q"),
         (lens, "blocks", "decoder_blocks and encoder_blocks"),
         (lens.decoder_blocks[0].cross_attn, "W_Q", "only hook points.*lens.weights"),
     ):
-        with pytest.raises(AttributeError, match=words):
+        with pytest.raises(AttributeError, match=text):
             getattr(owner, name)
     cache = lens.run_with_cache
     expect_error("a loss is a function of it", cache, encoded, return_type="loss")
     expect_error("Run is not a series", cache, lens.run([1.0, 2.0, 3.0], 1))
     expect_error("Closest: .*hook_pattern", cache, encoded, names_filter="hook_patern")
     expect_error("did you mean horizon", cache, encoded, horizn=3)
-    expect_error("layer -3", acts.decompose_resid, layer=-3)
-    expect_error("Closest: decoder", acts.decompose_resid, stack="decodr")
-    expect_error("last axis of 36", acts.apply_ln_to_stack, torch.zeros(1, 4, 5, 7))
+    expect_error("layer -3", activations.decompose_resid, layer=-3)
+    expect_error("Closest: decoder", activations.decompose_resid, stack="decodr")
+    expect_error(
+        "last axis of 36", activations.apply_ln_to_stack, torch.zeros(1, 4, 5, 7)
+    )
 
 
 @pytest.mark.parametrize("offered", [Decomposed, LensBase])

@@ -169,14 +169,14 @@ def test_a_forward_stops_alike(name: str, layer: int) -> None:
         else theirs(ids(), stop_at_layer=layer)
     )
     assert_close(lens(ids().numpy(), stop_at_layer=layer), expected, depth=20 * WIDTH)
-    stream, acts = lens.run_with_cache(ids().numpy(), stop_at_layer=layer)
+    stream, activations = lens.run_with_cache(ids().numpy(), stop_at_layer=layer)
     last = (
         f"blocks.{layer % LAYERS}.hook_resid_pre"
         if layer < LAYERS
         else f"blocks.{LAYERS - 1}.hook_resid_post"
     )
-    assert torch.equal(stream, acts[last])
-    assert "unembed.hook_out" not in acts
+    assert torch.equal(stream, activations[last])
+    assert "unembed.hook_out" not in activations
 
 
 @BOTH
@@ -301,9 +301,9 @@ def test_loops_over_patches(name: str, patch: str) -> None:
     other = ids().flip(1)
     results = [
         getattr(patching, f"get_act_patch_{patch}")(
-            model, other, acts, lambda logits: logits[:, -1].square().mean()
+            model, other, activations, lambda logits: logits[:, -1].square().mean()
         )
-        for model, acts in zip(found, expected, strict=True)
+        for model, activations in zip(found, expected, strict=True)
     ]
     assert_close(*results, depth=1000)
     assert float(results[0].std()) > 0

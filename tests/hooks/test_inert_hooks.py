@@ -212,10 +212,10 @@ def test_inference_mode(name: str) -> None:
                 for edit in (double, double_in_place, nothing)
             ]
             with lens.ablate(head):
-                ablated, acts = lens.run_with_cache(case.encoded)
+                ablated, activations = lens.run_with_cache(case.encoded)
                 forecast = lens.forecast(case.batch, case.horizon, seed=2)
         found.append(
-            (*hooked, ablated, *acts.values(), torch.tensor(forecast.quantiles))
+            (*hooked, ablated, *activations.values(), torch.tensor(forecast.quantiles))
         )
     for plain, inference in zip(*found, strict=True):
         assert torch.equal(plain, inference)
@@ -223,7 +223,7 @@ def test_inference_mode(name: str) -> None:
     with torch.inference_mode(), pytest.raises(InputError):
         lens.run_with_cache(case.encoded, incl_bwd=True, loss=torch.sum)
     # what was recorded there may enter a graph here
-    with lens.patch(acts, out):
+    with lens.patch(activations, out):
         lens.forward(case.encoded).sum().backward()
 
 
@@ -299,20 +299,21 @@ def test_a_copy_of_a_lens_is_a_lens_of_its_own() -> None:
         lens = fresh(name)
         case = example_case(lens, n_series=1)
         *_, z, head = last_attention(lens)
-        twin = copy.deepcopy(lens)
+        control = copy.deepcopy(lens)
         with torch.no_grad():
             plain = lens.forward(case.encoded)
-            with twin.ablate(head):
+            with control.ablate(head):
                 assert torch.equal(lens.forward(case.encoded), plain)
-                ablated = twin.forward(case.encoded)
-            assert torch.equal(twin.forward(case.encoded), plain)
+                ablated = control.forward(case.encoded)
+            assert torch.equal(control.forward(case.encoded), plain)
             with lens.ablate(head):
                 assert torch.equal(lens.forward(case.encoded), ablated)
         assert not torch.equal(ablated, plain)
-        twin.add_hook(z, double)
+        control.add_hook(z, double)
         with torch.no_grad():
             assert torch.equal(
-                copy.deepcopy(twin).forward(case.encoded), twin.forward(case.encoded)
+                copy.deepcopy(control).forward(case.encoded),
+                control.forward(case.encoded),
             )
         for duplicate, what in (
             (copy.deepcopy, lens),

@@ -87,7 +87,7 @@ def instructions(work: Work, lens: Lens, files: set[str]) -> Counter[Instruction
     """How often each instruction of some files runs."""
     times: Counter[Instruction] = Counter()
     with Trace(
-        lambda code: code.co_filename in files, lambda each: times.update([each])
+        lambda code: code.co_filename in files, lambda item: times.update([item])
     ):
         work(lens)
     return times

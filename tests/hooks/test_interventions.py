@@ -29,8 +29,8 @@ Z = "decoder_blocks.1.cross_attn.hook_z"
 def seen(lens: Lens, case: Case, name: str, *interventions: object) -> torch.Tensor:
     """What stands at a hook point after interventions: a reader set behind them."""
     with torch.no_grad(), lens.edit(*interventions):  # type: ignore[arg-type]
-        _, acts = lens.run_with_cache(case.encoded, names_filter=name)
-    return acts[name]
+        _, activations = lens.run_with_cache(case.encoded, names_filter=name)
+    return activations[name]
 
 
 def test_rows_and_positions(token_lens: Lens, token_case: Case) -> None:
@@ -59,16 +59,16 @@ def test_rows_and_positions(token_lens: Lens, token_case: Case) -> None:
 
 
 def test_mean_is_the_mean(token_lens: Lens, token_case: Case) -> None:
-    _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=MLP)
-    values = acts[MLP].double().numpy()
-    per_position = seen(token_lens, token_case, MLP, Mean(MLP, acts))
+    _, activations = token_lens.run_with_cache(token_case.encoded, names_filter=MLP)
+    values = activations[MLP].double().numpy()
+    per_position = seen(token_lens, token_case, MLP, Mean(MLP, activations))
     assert_close(per_position[1], values.mean(axis=0), depth=100, dtype=np.float32)
-    pooled = seen(token_lens, token_case, MLP, Mean(MLP, acts, per="pooled"))
+    pooled = seen(token_lens, token_case, MLP, Mean(MLP, activations, per="pooled"))
     assert_close(pooled[2, 3], values.mean(axis=(0, 1)), depth=100, dtype=np.float32)
     short = token_lens.encode(token_case.batch)
-    _, acts = token_lens.run_with_cache(short, names_filter=MLP)
+    _, activations = token_lens.run_with_cache(short, names_filter=MLP)
     with pytest.raises(HookError, match="the reference set covers 1 positions"):
-        seen(token_lens, token_case, MLP, Mean(MLP, acts))
+        seen(token_lens, token_case, MLP, Mean(MLP, activations))
 
 
 def test_noise_has_the_scale_it_says(token_lens: Lens, token_case: Case) -> None:
@@ -152,9 +152,9 @@ def test_what_cannot_act_is_refused(
     error: type[Exception],
     words: str,
 ) -> None:
-    _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=MLP)
+    _, activations = token_lens.run_with_cache(token_case.encoded, names_filter=MLP)
     with pytest.raises(error, match=words):
-        seen(token_lens, token_case, MLP, Zero(HEAD), make(acts))
+        seen(token_lens, token_case, MLP, Zero(HEAD), make(activations))
     assert native_traces(token_lens) == 0
 
 
@@ -176,10 +176,10 @@ def test_patching_one_rollout_into_another(token_lens: Lens, token_case: Case) -
     """All decoder streams of run A in run B, on B's own encoder, give A's tokens."""
     name = "decoder_blocks.1.hook_resid_post"
     run: dict = {"horizon": 4, "num_samples": 3, "seed": 7}
-    ours, acts = token_lens.run_with_cache(
+    ours, activations = token_lens.run_with_cache(
         token_case.batch, names_filter=name, rollout=True, **run
     )
-    with token_lens.ablate("encoder.*"), token_lens.patch(acts, name):
+    with token_lens.ablate("encoder.*"), token_lens.patch(activations, name):
         theirs = token_lens.forecast(token_case.batch, **run)
     np.testing.assert_array_equal(ours.samples, theirs.samples)
 
@@ -188,8 +188,8 @@ def test_what_another_hook_gave_is_not_written_to(
     token_lens: Lens, token_case: Case
 ) -> None:
     with torch.no_grad():
-        _, acts = token_lens.run_with_cache(token_case.encoded, names_filter=Z)
-    given = 2 * acts[Z]
+        _, activations = token_lens.run_with_cache(token_case.encoded, names_filter=Z)
+    given = 2 * activations[Z]
     expected = given.clone()
     edits = (Zero(HEAD, rows=[0], positions=[1]), Zero(HEAD, rows=[1]))
     with token_lens.hooks([(Z, lambda value, hook: given)]), token_lens.edit(*edits):

@@ -71,11 +71,11 @@ def test_labels_of_heads_are_read_where_they_are_of_one() -> None:
     one = architectures()["chronos-2"]
     single = one.adapt(testing.tiny("chronos-2")).wiring
     for label in ("L1.time_attn.H2", "1.time_attn.2"):
-        assert [str(each) for each in select_components(single, label)] == [
+        assert [str(component) for component in select_components(single, label)] == [
             "1.time_attn.2"
         ]
     for label in ("L2.cross_attn.H0", "2.cross_attn.0"):
-        assert [str(each) for each in select_components(WIRING, label)] == [
+        assert [str(component) for component in select_components(WIRING, label)] == [
             "decoder.2.cross_attn.0"
         ]
     for label in ("L1H2", "1.2", "(1, 2)", "L1.self_attn.H2"):

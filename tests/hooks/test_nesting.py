@@ -152,24 +152,28 @@ def programs(cases: int) -> Callable[[Callable[..., None]], Callable[[], None]]:
         suppress_health_check=list(HealthCheck),
         database=None,
     )
-    kept = st.sets(st.sampled_from(POINTS), min_size=1, max_size=3)
+    retained = st.sets(st.sampled_from(POINTS), min_size=1, max_size=3)
     return lambda test: how(
-        given(program=st.lists(steps(), min_size=1, max_size=6), kept=kept)(test)
+        given(program=st.lists(steps(), min_size=1, max_size=6), kept=retained)(test)
     )
 
 
 def acts_in_order(program: list[Step], kept: set[str]) -> None:
-    acts: dict[str, list[Act]] = {}
+    activations: dict[str, list[Act]] = {}
     expected: list[tuple[str, Tensor]] = []
     for step in program:
-        plan(step, acts, expected)
+        plan(step, activations, expected)
     names = [name for name in POINTS if name in kept]
-    plan(Step("read", tuple(names), 0.0, ""), acts, expected)
+    plan(Step("read", tuple(names), 0.0, ""), activations, expected)
     found: list[tuple[str, Tensor]] = []
     with torch.no_grad(), ExitStack() as stack:
         output = LENS.run_with_hooks(
             ENCODED,
-            [(name, partial(do_all, acts[name])) for name in POINTS if name in acts],
+            [
+                (name, partial(do_all, activations[name]))
+                for name in POINTS
+                if name in activations
+            ],
         )
         for step in program:
             enter(stack, step, found)

@@ -33,14 +33,16 @@ def test_one_series_is_drawn_for_encoder_and_decoder(paths: int) -> None:
     batch = example_case(lens, n_series=6).batch
     names = outputs(lens)
     run = {"horizon": 3, "rollout": True}
-    _, acts = lens.run_with_cache(batch, names_filter=names, num_samples=5, **run)
-    with lens.edit(*(Resample(name, acts, seed=3) for name in names)):
+    _, activations = lens.run_with_cache(
+        batch, names_filter=names, num_samples=5, **run
+    )
+    with lens.edit(*(Resample(name, activations, seed=3) for name in names)):
         _, seen = lens.run_with_cache(
             batch, names_filter=names, num_samples=paths, **run
         )
     drawn: dict[str, list[list[int]]] = {}
     for name in names:
-        for call, source in zip(seen.calls(name), acts.calls(name), strict=True):
+        for call, source in zip(seen.calls(name), activations.calls(name), strict=True):
             each, own = len(source.value) // len(batch), len(call.value) // len(batch)
             rows = [
                 int((source.value == row).flatten(1).all(1).nonzero()[0]) // each
@@ -67,13 +69,13 @@ def test_a_choice_of_rows_draws_as_all_rows_do(name: str) -> None:
     batch = example_case(lens, n_series=4).batch
     at = outputs(lens)[-1]
     how = {"seed": 2, **draws(lens)}
-    _, acts = lens.run_with_cache(
+    _, activations = lens.run_with_cache(
         batch, names_filter=at, rollout=True, horizon=4, **how
     )
-    count = len(acts.ids)
-    variants = [Variant("all", (Resample(at, acts, seed=1),))]
+    count = len(activations.ids)
+    variants = [Variant("all", (Resample(at, activations, seed=1),))]
     variants += [
-        Variant(str(row), (Resample(at, acts, seed=1, rows=[row]),))
+        Variant(str(row), (Resample(at, activations, seed=1, rows=[row]),))
         for row in range(count)
     ]
     loop = forecast_variants(lens, batch, 4, variants, economy=False, **how)
@@ -103,10 +105,10 @@ def test_a_reference_is_recorded_at_the_horizon_asked_for(name: str) -> None:
     part = Component(lens.wiring.output_stack.name, 0, "mlp")
     with lens.ablate(part, how="resample", reference=batch, horizon=horizon, seed=4):
         found = lens.forecast(batch, horizon, **run)
-    _, acts = lens.run_with_cache(
+    _, activations = lens.run_with_cache(
         batch, names_filter=outputs(lens)[-1], rollout=True, horizon=horizon
     )
-    with lens.edit(Resample(part, acts, seed=4)):
+    with lens.edit(Resample(part, activations, seed=4)):
         np.testing.assert_array_equal(
             lens.forecast(batch, horizon, **run).quantiles, found.quantiles
         )

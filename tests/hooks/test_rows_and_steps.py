@@ -50,11 +50,11 @@ def test_sample_paths_of_toto_are_labelled_and_patched_as_they_lie() -> None:
     lens = lens_of("toto-1")
     series = [ONE, TWO]
     point = "blocks.0.hook_resid_post"
-    plain, acts = lens.run_with_cache(
+    plain, activations = lens.run_with_cache(
         series, names_filter=point, rollout=True, horizon=4, num_samples=3
     )
-    array = acts.to_xarray(point)
-    for name in acts.ids:
+    array = activations.to_xarray(point)
+    for name in activations.ids:
         same = array.isel(step=0).where(array["series"] == name, drop=True)
         np.testing.assert_array_equal(
             same.values, np.broadcast_to(same.values[:1], same.shape)

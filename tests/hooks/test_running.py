@@ -73,22 +73,22 @@ def test_permanent_hooks_stay_until_reset(token_lens: Lens, token_case: Case) ->
 
 
 def test_rollouts_have_a_step_axis(token_lens: Lens, token_case: Case) -> None:
-    _, acts = token_lens.run_with_cache(
+    _, activations = token_lens.run_with_cache(
         token_case.batch,
         names_filter=[POST, PATTERN],
         rollout=True,
         horizon=5,
         num_samples=2,
     )
-    assert acts[POST].shape == (5, 8, 1, 36)
-    assert acts.axes(POST) == ("step", "batch", "pos", "d_model")
-    pattern = acts[PATTERN]
+    assert activations[POST].shape == (5, 8, 1, 36)
+    assert activations.axes(POST) == ("step", "batch", "pos", "d_model")
+    pattern = activations[PATTERN]
     assert pattern.shape == (5, 8, 4, 1, 5)
     # keys that do not exist yet get no attention, and rows still sum to one
     for step in range(5):
         assert not pattern[step, ..., step + 1 :].any()
     assert_close(pattern.sum(-1), torch.ones(5, 8, 4, 1), depth=100)
-    labelled = acts.to_xarray(POST)
+    labelled = activations.to_xarray(POST)
     assert labelled.step.values.tolist() == [0, 1, 2, 3, 4]
     assert labelled.series.values.tolist() == [
         name for name in token_case.batch.ids for _ in range(2)

@@ -39,8 +39,8 @@ def forward(lens: Lens, case: Case) -> Tensor:
 
 def captured(lens: Lens, case: Case) -> list[Tensor]:
     with torch.no_grad():
-        output, acts = lens.run_with_cache(case.encoded, names_filter=READ)
-    return [output, *(acts[name] for name in READ)]
+        output, activations = lens.run_with_cache(case.encoded, names_filter=READ)
+    return [output, *(activations[name] for name in READ)]
 
 
 @pytest.mark.parametrize("run", [forward, captured])
@@ -65,7 +65,7 @@ def test_a_context_leaves_the_runs_of_other_threads_alone(
     assert len(met) == 2
     for other in met:
         for theirs, ours in zip(
-            *(each if isinstance(each, list) else [each] for each in (other, plain)),
+            *(item if isinstance(item, list) else [item] for item in (other, plain)),
             strict=True,
         ):
             assert torch.equal(theirs, ours)

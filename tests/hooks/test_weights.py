@@ -60,7 +60,7 @@ def projected(x: Tensor, weights: Any, letter: str) -> Tensor:
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
     """What folded matrices make of the bare stream is what the matrices themselves make of the stream's norm."""
-    lens, acts = recorded(name)
+    lens, activations = recorded(name)
     with torch.no_grad():
         for stack, layer, row, at, stream in branches(lens):
             read: Any = (
@@ -70,7 +70,10 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
                 read(layer, row.kind, stack.name, fold_norm=fold)
                 for fold in (False, True)
             )
-            own = (acts[stream], f"{stack.block(layer)}.{row.norm}" if row.norm else "")
+            own = (
+                activations[stream],
+                f"{stack.block(layer)}.{row.norm}" if row.norm else "",
+            )
             letters = "QKV" if isinstance(row, Attention) else ("in", "gate")
             for letter in letters:
                 matrix = f"W_{letter}"
@@ -81,7 +84,9 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
                 if letter in "KV" and row.keys_from:
                     other = lens.wiring.stack(row.keys_from)
                     x, path = (
-                        acts[f"{other.prefix}.{other.n_layers - 1}.hook_resid_post"],
+                        activations[
+                            f"{other.prefix}.{other.n_layers - 1}.hook_resid_post"
+                        ],
                         other.ln_final,
                     )
                 expected = projected(
@@ -96,24 +101,29 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
 
 
 def test_single_matrices_embed_and_unembed() -> None:
-    lens, acts = recorded("chronos")
+    lens, activations = recorded("chronos")
     encoded, weights = example_case(lens).encoded, lens.weights
     assert not any(
-        each.requires_grad
-        for each in (weights.W_E, weights.W_U, *weights.unembedding().values())
+        item.requires_grad
+        for item in (weights.W_E, weights.W_U, *weights.unembedding().values())
     )
     assert torch.equal(
-        weights.W_E[encoded.inputs["decoder_input_ids"]], acts["decoder.hook_embed"]
+        weights.W_E[encoded.inputs["decoder_input_ids"]],
+        activations["decoder.hook_embed"],
     )
     # T5 scales its stream before tied embeddings
-    logits = acts["decoder.ln_final.hook_normalized"] @ weights.W_U * lens.d_model**-0.5
-    assert_close(logits, acts["unembed.hook_out"], depth=lens.d_model)
+    logits = (
+        activations["decoder.ln_final.hook_normalized"]
+        @ weights.W_U
+        * lens.d_model**-0.5
+    )
+    assert_close(logits, activations["unembed.hook_out"], depth=lens.d_model)
     if architectures()["toto-1"].importable:
-        lens, acts = recorded("toto-1")
-        last = acts["blocks.3.hook_resid_post"]
+        lens, activations = recorded("toto-1")
+        last = activations["blocks.3.hook_resid_post"]
         out = last @ lens.weights.W_U + lens.weights.unembedding()["bias"]
         assert_close(
-            out, acts["unembed.hook_out"].reshape(out.shape), depth=lens.d_model
+            out, activations["unembed.hook_out"].reshape(out.shape), depth=lens.d_model
         )
 
 
@@ -148,18 +158,20 @@ def test_the_table_names_the_activation_function(name: str) -> None:
     """The hidden layer after it is that function of the layer before it, times the other half of a gated one."""
     from transformers.activations import ACT2FN
 
-    lens, acts = recorded(name)
+    lens, activations = recorded(name)
     with torch.no_grad():
         for stack, layer, row, at, stream in branches(lens):
             if isinstance(row, Attention) or not (row.act or name in OURS):
                 continue
             mlp = lens.weights.mlp(layer, row.kind, stack.name)
-            x = native(lens, f"{stack.block(layer)}.{row.norm}").forward(acts[stream])
+            x = native(lens, f"{stack.block(layer)}.{row.norm}").forward(
+                activations[stream]
+            )
             expected = ACT2FN[row.act](projected(x, mlp, "in"))
             if mlp.W_gate is not None:
                 expected = expected * projected(x, mlp, "gate")
             assert_close(
-                acts[f"{at}.hook_post"],
+                activations[f"{at}.hook_post"],
                 expected,
                 depth=20 * stack.d_model,
                 what=f"{at}.hook_post",

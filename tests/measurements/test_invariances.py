@@ -40,13 +40,13 @@ def test_statements_know_no_units_order_or_copies(name: str) -> None:
     run, plain = effects(name, rows)
     for factor in (1e-7, 1e7):
         other_run, other = effects(name, [*rows[:2], rows[2] * factor, *rows[3:]])
-        apart = np.abs(other_run.point[2] / factor - run.point[2]).max() / np.ptp(
+        separate = np.abs(other_run.point[2] / factor - run.point[2]).max() / np.ptp(
             rows[2]
         )
         # the scaling of some models has an epsilon, so that they forecast tiny series otherwise
         if factor > 1 and name in OURS:
-            assert apart < NEAR
-        if apart < NEAR:
+            assert separate < NEAR
+        if separate < NEAR:
             assert_same(plain, other)
     assert_same(plain, effects(name, rows[::-1])[1])
     assert_same(plain, effects(name, [*rows, rows[1], rows[1]])[1], counts=False)

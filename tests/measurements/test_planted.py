@@ -49,8 +49,8 @@ def test_differences_are_found() -> None:
         "mase_change_leads": real.drop_vars("mase_change_leads"),
     }
     for name, made in spoiled.items():
-        (told,) = planted.differences(made, real)
-        assert told.startswith(f"{name}: "), told
+        (reported,) = planted.differences(made, real)
+        assert reported.startswith(f"{name}: "), reported
 
 
 def test_planted_judgements_are_those_of_the_probes() -> None:
@@ -70,7 +70,7 @@ def test_planted_judgements_are_those_of_the_probes() -> None:
 )
 def test_a_result_without_a_variable_is_drawn_or_refused_in_words(name: str) -> None:
     ds = EVERY[name]
-    for figure in (each for each in find(ds.attrs["kind"]).figures if not each.beside):
+    for figure in (item for item in find(ds.attrs["kind"]).figures if not item.beside):
         for variable in ds.variables:
             with suppress(LensError):
                 figure.draw(ds.drop_vars(variable))

@@ -79,21 +79,21 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
         # a cell of a notebook runs twice; another module does not take what is there
         for text in (PROBE, FIGURE):
             exec(text, {"__name__": "own.part"})
-        assert [each.name for each in find("first_jump").figures] == ["jump_bars"]
+        assert [figure.name for figure in find("first_jump").figures] == ["jump_bars"]
         for kind, owner in (("first_jump", "own.part"), ("attribution", "probes")):
             text = PROBE.replace("def first_jump", f"def {kind}")
             expect_error(
                 f"is taken by .*{owner}", exec, text, {"__name__": "other.part"}
             )
         expect_error("Closest: first", registry.probe, "frst")
-        facts = dict.fromkeys(("title", "summary", "description"), "")
+        metadata = dict.fromkeys(("title", "summary", "description"), "")
         expect_error(
             "Closest: heads",
             measurement,
             "other",
             theme="Causes",
             needs="head",
-            **facts,
+            **metadata,
         )
         expect_error("Closest: tokens", registry.figure, "first_jump", needs="token")
         expect_error(
@@ -133,9 +133,9 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
     ):
         close_in_float32(forecast.values, point, depth=300, what=kind)
     # where the season is moved, gaps are filled first
-    whole = alone["minimal_circuit"]["forecast"].sel(part="model")
+    full = alone["minimal_circuit"]["forecast"].sel(part="model")
     close_in_float32(
-        whole.values, alone.shifted[0].point, depth=300, what="minimal_circuit"
+        full.values, alone.shifted[0].point, depth=300, what="minimal_circuit"
     )
     original = alone["ablation_recipes"]["quantile_forecast"].sel(recipe="original")
     for kind, forecast in (
@@ -196,13 +196,13 @@ def test_the_core_works_beside_what_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "__init__.py").touch()
     (tmp_path / "foreign" / "part.py").write_text("1 / 0\n")
-    facts = tmp_path / "foreign-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text(
+    metadata = tmp_path / "foreign-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n"
     )
     points = "[tsfm_lens.measurements]\nalien = foreign.part\n"
-    (facts / "entry_points.txt").write_text(points)
+    (metadata / "entry_points.txt").write_text(points)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", ALONE],
@@ -220,7 +220,7 @@ def test_an_entry_point_has_the_name_that_its_module_registers() -> None:
     known = measurements()
     for name, module in points["entry-points"]["tsfm_lens.measurements"].items():
         drawings = known[name].figures
-        homes = {inspect.unwrap(find_home(each)).__module__ for each in drawings}
+        homes = {inspect.unwrap(find_home(drawing)).__module__ for drawing in drawings}
         assert module in homes, (name, homes)
 
 

@@ -196,10 +196,10 @@ def refused(folder: Path, *words: str, kind: type[Exception] = CheckpointError) 
 
 def test_half_an_adapter_is_refused_by_the_missing_file(beside: Path) -> None:
     config, weights = files_of_adapter(beside)
-    kept = config.read_bytes()
+    retained = config.read_bytes()
     config.unlink()
     refused(beside, weights.name, f"without {config.name}")
-    config.write_bytes(kept)
+    config.write_bytes(retained)
     weights.unlink()
     refused(beside, config.name, f"without {weights.name}")
     config.unlink()

@@ -96,10 +96,10 @@ def test_rounding_under_autocast_is_no_wrong_wiring(
         run = lens.run(bundled("co2"), 4)
         assert np.isfinite(run.attribute()["attribution"]).all()
         probes.logit_lens(run)
-        acts = lens.run_with_cache(run.encoded)[1]
-        acts.decompose_resid()
+        activations = lens.run_with_cache(run.encoded)[1]
+        activations.decompose_resid()
     # what was recorded under it stays as coarse
-    writes = acts.decompose_resid()
+    writes = activations.decompose_resid()
     assert bool(writes.isfinite().all())
     # an edit of the stream itself is still no rounding
     stream = (

@@ -34,15 +34,15 @@ def sharded(folder: Path) -> dict[str, str]:
     """Two files and an index instead of one file; the index's map."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    place = {name: f"part-{len(name) % 2}.safetensors" for name in tensors}
-    for file in set(place.values()):
+    position = {name: f"part-{len(name) % 2}.safetensors" for name in tensors}
+    for file in set(position.values()):
         save_file(
-            {name: tensors[name] for name in tensors if place[name] == file},
+            {name: tensors[name] for name in tensors if position[name] == file},
             folder / file,
             {"format": "pt"},
         )
-    indexed(folder, place)
-    return place
+    indexed(folder, position)
+    return position
 
 
 def indexed(folder: Path, place: object) -> None:
@@ -125,7 +125,7 @@ def test_what_a_library_computes_may_be_in_the_file_if_it_is_so(tmp_path: Path) 
     native = lens_of("toto-1").native
     name = "model.transformer.rotary_emb.freqs"
     own = dict(native.named_buffers())[name]
-    for change, said in (
+    for change, messages in (
         (0.0, ""),
         (0.01, "did not load model.transformer.rotary_emb.freqs as the file has it"),
     ):
@@ -134,7 +134,11 @@ def test_what_a_library_computes_may_be_in_the_file_if_it_is_so(tmp_path: Path) 
         def add(tensors: dict[str, torch.Tensor], change: float = change) -> None:
             tensors[name] = own.clone() + change
 
-        with pytest.raises(CheckpointError, match=said) if said else nullcontext():
+        with (
+            pytest.raises(CheckpointError, match=messages)
+            if messages
+            else nullcontext()
+        ):
             load(rewritten(tmp_path, add), check=False)
 
 
@@ -208,10 +212,10 @@ def test_loaded_weights_are_those_of_the_file_rounded_to_the_type(
         nano,
         replaced("shared.weight", lambda x: x + 1.0, at="encoder.embed_tokens.weight"),
     )
-    kept = load(nano, dtype=dtype, check=False).adapter.model.state_dict()
+    retained = load(nano, dtype=dtype, check=False).adapter.model.state_dict()
     for name, tensor in load_file(nano / "model.safetensors").items():
         # transformers keeps some matrices of T5 in single precision
-        assert torch.equal(kept[name].to(kind), tensor.to(kind))
+        assert torch.equal(retained[name].to(kind), tensor.to(kind))
 
 
 # --- inside the folder, and safetensors only -----------------------------------------------------------------------
@@ -232,10 +236,10 @@ def test_loaded_weights_are_those_of_the_file_rounded_to_the_type(
     ids=str,
 )
 def test_an_index_names_safetensors_in_its_folder(nano: Path, target: Any) -> None:
-    place = sharded(nano)
+    position = sharded(nano)
     shutil.copy(nano / "part-0.safetensors", nano.parent / "outside.safetensors")
     poison(nano / "pytorch_model.bin", nano.parent)
-    indexed(nano, {**place, "shared.weight": target})
+    indexed(nano, {**position, "shared.weight": target})
     expect_error(
         r"puts 'shared.weight' into .*; expected the name of a .safetensors", load, nano
     )
@@ -243,34 +247,37 @@ def test_an_index_names_safetensors_in_its_folder(nano: Path, target: Any) -> No
 
 
 def test_an_index_says_what_the_files_hold(nano: Path) -> None:
-    place = sharded(nano)
-    name = next(iter(place))
+    position = sharded(nano)
+    name = next(iter(position))
     other = {
         "part-0.safetensors": "part-1.safetensors",
         "part-1.safetensors": "part-0.safetensors",
-    }[place[name]]
+    }[position[name]]
     wrong = [
-        ({**place, name: other}, "does not say what the files hold: 2 places differ"),
         (
-            {key: value for key, value in place.items() if key != name},
+            {**position, name: other},
+            "does not say what the files hold: 2 places differ",
+        ),
+        (
+            {key: value for key, value in position.items() if key != name},
             "1 places differ",
         ),
-        ({**place, "more": other}, "1 places differ, the first is 'more'"),
+        ({**position, "more": other}, "1 places differ, the first is 'more'"),
         (
-            {**place, "more": "part-2.safetensors"},
+            {**position, "more": "part-2.safetensors"},
             r"part-2.safetensors is not a regular file",
         ),
         ([], "has no weight_map"),
     ]
-    for claimed, said in wrong:
+    for claimed, messages in wrong:
         indexed(nano, claimed)
-        expect_error(said, load, nano)
-    indexed(nano, place)
-    whole, kept = (
+        expect_error(messages, load, nano)
+    indexed(nano, position)
+    full, retained = (
         load(source, check=False).adapter.model.state_dict()
         for source in ("chronos-nano", nano)
     )
-    assert all(torch.equal(kept[key], whole[key]) for key in whole)
+    assert all(torch.equal(retained[key], full[key]) for key in full)
     shutil.copy(nano / "part-0.safetensors", nano / "model.safetensors")
     expect_error(
         r"holds both model\.safetensors and model\.safetensors\.index\.json", load, nano
@@ -373,13 +380,13 @@ def test_only_distributions_of_the_library_are_made(tmp_path: Path) -> None:
         ),
         ([], "expected a class of uni2ts.distribution"),
     ]
-    for node, said in wrong:
+    for node, messages in wrong:
         (tmp_path / "config.json").write_text(
             json.dumps({**config, "distr_output": node})
         )
         with pytest.raises((CheckpointError, WiringError)) as caught:
             load(tmp_path)
-        assert said in str(caught.value)
+        assert messages in str(caught.value)
     assert not trace.exists()
 
 

@@ -34,14 +34,14 @@ def drawn(
     rng = np.random.default_rng(count)
     items = []
     for _ in range(count):
-        words = (
+        label = (
             {"w": np.resize(["low", "high", "mid"], steps + horizon)} if text else {}
         )
-        known = {"k": rng.normal(size=steps + horizon), **words}
+        known = {"k": rng.normal(size=steps + horizon), **label}
         past = {"a": rng.normal(size=steps)} | {
-            name: each[:steps] for name, each in known.items()
+            name: item[:steps] for name, item in known.items()
         }
-        future = {name: each[steps:] for name, each in known.items()}
+        future = {name: item[steps:] for name, item in known.items()}
         target = 5 + known["k"][:steps] + rng.normal(size=steps)
         items.append(
             {"target": target, "past_covariates": past, "future_covariates": future}
@@ -87,7 +87,7 @@ def moirai_input(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         "feat_dynamic_real": torch.tensor(np.stack(known)),
         "past_feat_dynamic_real": past,
     }
-    values = {name: each.float()[..., None] for name, each in values.items()}
+    values = {name: value.float()[..., None] for name, value in values.items()}
     seen = {
         "past_observed_target": "past_target",
         "observed_feat_dynamic_real": "feat_dynamic_real",
@@ -139,8 +139,8 @@ def test_moirai_forecasts_as_its_library_does(name: str) -> None:
     assert np.isnan(ours.quantiles[~batch.is_target]).all()
     run = lens.run(batch, horizon)
     assert np.isfinite(run.point[batch.is_target]).all()
-    places = run.encoded.spans[""]
-    assert set(zip(places.variate, np.array(places.start) >= 0, strict=True)) == {
+    positions = run.encoded.spans[""]
+    assert set(zip(positions.variate, np.array(positions.start) >= 0, strict=True)) == {
         *((row, ahead) for row in (0, 2) for ahead in (False, True)),
         (1, False),
     }
@@ -241,19 +241,19 @@ def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(
     found = explain.input_attribution(
         one, method="occlusion", parts={"others": "whole"}
     ).sel(segment="k", quantile=0.5)
-    shown = nano.forecast(as_series(items[1:]), HORIZON).median[0]
+    visible = nano.forecast(as_series(items[1:]), HORIZON).median[0]
     mean = items[1]["past_covariates"]["k"].mean()
     items[1]["past_covariates"]["k"][:], items[1]["future_covariates"]["k"][:] = (
         mean,
         mean,
     )
     hidden = nano.forecast(as_series(items[1:]), HORIZON).median[0]
-    assert_close(found["forecast"], shown, depth=600, dtype=np.float32)
+    assert_close(found["forecast"], visible, depth=600, dtype=np.float32)
     assert_close(
         found["attribution"],
-        shown - hidden,
+        visible - hidden,
         depth=600,
-        magnitude=np.abs(shown).max(),
+        magnitude=np.abs(visible).max(),
         dtype=np.float32,
     )
     with pytest.raises(InputError, match="off the run's"):

@@ -34,7 +34,9 @@ from tsfm_lens.testing import (
 )
 
 HALF = [
-    name for name, each in architectures().items() if "float16" in each.adapter.dtypes
+    name
+    for name, architecture in architectures().items()
+    if "float16" in architecture.adapter.dtypes
 ]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
@@ -117,7 +119,7 @@ def apart(a: xr.Dataset, b: xr.Dataset) -> dict[str, float]:
 @GPU
 def test_every_measurement_is_that_of_the_cpu() -> None:
     # a rise by compression is a small difference of large errors
-    kinds = [kind for kind, each in measurements().items() if each.of_run]
+    kinds = [kind for kind, measurement in measurements().items() if measurement.of_run]
     kinds.remove("compression_quality")
     _, expected = measured(load("bolt-nano"), kinds)
     _, found = measured(load("bolt-nano", device="cuda"), kinds)
@@ -139,7 +141,7 @@ def test_every_measurement_is_that_of_the_cpu() -> None:
 @pytest.mark.parametrize("name", ["bolt-nano", "chronos-nano"])
 def test_measurements_take_half_precision(name: str, dtype: str, device: str) -> None:
     _, found = measured(load(name, device=device, dtype=dtype), SOME)
-    assert not [each for each in found.values() if isinstance(each, str)]
+    assert not [item for item in found.values() if isinstance(item, str)]
     assert np.isfinite(found["norm_weighted_attention"]["norm"]).all()
 
 

@@ -43,9 +43,11 @@ def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
 
 def test_folder_model_and_pipeline_are_the_same_lens(folder: Path, name: str) -> None:
     lens = load(folder)
-    saved, kept = (each.adapter.model.state_dict() for each in (lens, lens_of(name)))
-    assert set(saved) == set(kept)
-    assert all(torch.equal(saved[key], kept[key]) for key in kept)
+    saved, retained = (
+        item.adapter.model.state_dict() for item in (lens, lens_of(name))
+    )
+    assert set(saved) == set(retained)
+    assert all(torch.equal(saved[key], retained[key]) for key in retained)
     batch = example_case(lens).batch
     expected = lens.forecast(batch, 5, seed=2).quantiles
     for source in (lens.native, lens.adapter.model):
@@ -57,15 +59,17 @@ def test_folder_model_and_pipeline_are_the_same_lens(folder: Path, name: str) ->
 def test_one_architecture_claims_it(folder: Path, name: str) -> None:
     files, lens = read_checkpoint(folder), load(folder, check=False)
     config, tensors = files.config, frozenset(files.tensors)
-    claims = [
-        each.name
-        for each in architectures().values()
-        if each.claims(config) or each.claims_tensors(tensors)
+    statements = [
+        architecture.name
+        for architecture in architectures().values()
+        if architecture.claims(config) or architecture.claims_tensors(tensors)
     ]
-    assert claims == [name]
+    assert statements == [name]
     for thing in (lens.native, lens.adapter.model):
         assert [
-            each.name for each in architectures().values() if each.claims_object(thing)
+            architecture.name
+            for architecture in architectures().values()
+            if architecture.claims_object(thing)
         ] == [name]
 
 

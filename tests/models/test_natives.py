@@ -48,7 +48,7 @@ def test_the_forecast_is_the_librarys(
     lens, series = lens_of(name), request.getfixturevalue(kind)
     if name == "t5":
         series = [
-            np.where(np.isnan(each), np.nan, np.abs(each).round()) for each in series
+            np.where(np.isnan(item), np.nan, np.abs(item).round()) for item in series
         ]
     steps = (
         horizon if lens.adapter.rollout != "single" else min(horizon, lens.longest_pass)
@@ -116,7 +116,7 @@ def test_the_mean_is_moirais(
         lens.native, items(as_series(series)), horizon, patch_size=16
     )
     values = stacked(as_series(series), 50).transpose(1, 2)
-    lengths = torch.tensor([each.shape[-1] for each in series])
+    lengths = torch.tensor([item.shape[-1] for item in series])
     padding = torch.arange(50)[None] < (50 - lengths)[:, None]
     with torch.no_grad():
         native = own._get_distr(16, values.nan_to_num(), ~values.isnan(), padding)

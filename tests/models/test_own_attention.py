@@ -188,8 +188,10 @@ def test_an_edit_of_a_shared_key_moves_the_heads_that_share_it(repeated: bool) -
 
     _, plain = lens.run_with_cache(series, names_filter="blocks.0.attn.hook_z")
     with lens.hooks([("blocks.0.attn.hook_v", without)]):
-        _, acts = lens.run_with_cache(series, names_filter="blocks.0.attn.hook_z")
-    z, before = acts["blocks.0.attn.hook_z"], plain["blocks.0.attn.hook_z"]
+        _, activations = lens.run_with_cache(
+            series, names_filter="blocks.0.attn.hook_z"
+        )
+    z, before = activations["blocks.0.attn.hook_z"], plain["blocks.0.attn.hook_z"]
     assert_close(
         z[:, :, :2], before[:, :, :2], depth=SIZE, what="heads of the other group"
     )

@@ -137,8 +137,8 @@ def test_a_readout_with_positions_first_is_labelled_and_edited_by_series(
         Lens(wiring(native), "positions first"),
         [bundled("co2").tail(40).values[0], np.arange(40.0)],
     )
-    out, acts = lens.run_with_cache(series, names_filter="unembed.hook_out")
-    assert acts["unembed.hook_out"].shape == (2, 10, len(LEVELS) * HORIZON)
+    out, activations = lens.run_with_cache(series, names_filter="unembed.hook_out")
+    assert activations["unembed.hook_out"].shape == (2, 10, len(LEVELS) * HORIZON)
     with lens.edit(Zero("unembed.hook_out", rows=[1])):
         edited = lens.forward(series)
     assert torch.equal(edited[0], out[0])

@@ -79,8 +79,8 @@ def test_a_stream_that_is_no_sum_of_writes_is_not_decomposed(
         Lens(PostNorm(rebuilt(model, PostNormBlock)), "post-norm"),
         bundled("co2").tail(40),
     )
-    whole = any(word in name for word in ("full", "layer", "resid"))
-    first = "" if whole else r".* first place.* blocks\.0\.hook_resid_mid"
+    full = any(word in name for word in ("full", "layer", "resid"))
+    first = "" if full else r".* first place.* blocks\.0\.hook_resid_mid"
     expect_error(
         rf"wiring 'homemade' do not sum to the residual stream{first}.*post-norm",
         SUMS[name],
@@ -141,8 +141,10 @@ def test_an_identity_in_the_place_of_a_norm_has_the_scale_1(model: Forecaster) -
     assert float(
         probes.attribution(lens.run(series))["completeness_error"].max()
     ) < rounding("float32", 1.0, depth=100)
-    acts = lens.run_with_cache(series)[1]
-    scaled, plain = (acts.decompose_resid(apply_ln=apply) for apply in (True, False))
+    activations = lens.run_with_cache(series)[1]
+    scaled, plain = (
+        activations.decompose_resid(apply_ln=apply) for apply in (True, False)
+    )
     assert_close(scaled, plain, depth=1)
     native.set_submodule("norm", nn.Tanh())
     with pytest.raises(

@@ -56,7 +56,7 @@ def test_parts_of_unequal_series_or_items_give_the_forecast_of_the_whole(
         [*multivariate, multivariate[0][:, ::-1].copy()] if items else make_series(name)
     )
     steps = lens.adapter.longest_pass + beyond if beyond else 4
-    whole = lens.forecast(series, steps, **count_draws(lens))
+    full = lens.forecast(series, steps, **count_draws(lens))
     plan_items(monkeypatch, 1 if items else 2)
     assert (
         plan(check_request(lens, series, steps)) == [(0, 2), (2, 4), (4, 6)]
@@ -64,7 +64,7 @@ def test_parts_of_unequal_series_or_items_give_the_forecast_of_the_whole(
         else [(0, 2), (2, 4), (4, 5)]
     )
     state = torch.get_rng_state()
-    assert_same_forecast(lens.forecast(series, steps, **count_draws(lens)), whole)
+    assert_same_forecast(lens.forecast(series, steps, **count_draws(lens)), full)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -79,7 +79,7 @@ def test_beyond_one_pass_a_call_has_no_more_rows_than_within_one() -> None:
         }
         for more in (0, 1)
     ]
-    assert [max(each) for each in sizes] == [75, 128 // levels]
+    assert [max(size) for size in sizes] == [75, 128 // levels]
     lens.forecast(series, steps, progress=lambda *place: done.append(place))
     assert done == [(75, 150), (150, 150)]
 
@@ -89,7 +89,7 @@ def test_a_part_that_runs_out_of_memory_runs_as_two(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lens, series = lens_of(name), make_series(name)
-    whole = lens.forecast(series, 4, **count_draws(lens))
+    full = lens.forecast(series, 4, **count_draws(lens))
     predict, sizes, most = lens.adapter.predict, list[int](), 2
 
     def scarce(batch: Any, *rest: Any) -> Any:
@@ -99,7 +99,7 @@ def test_a_part_that_runs_out_of_memory_runs_as_two(
         return predict(batch, *rest)
 
     monkeypatch.setattr(lens.adapter, "predict", scarce)
-    assert_same_forecast(lens.forecast(series, 4, **count_draws(lens)), whole)
+    assert_same_forecast(lens.forecast(series, 4, **count_draws(lens)), full)
     assert sizes == [5, 3, 2, 1, 2]
     most = 0
     expect_error(

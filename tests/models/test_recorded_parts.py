@@ -69,7 +69,9 @@ def shown_only(acts: Activations, encoded: Encoded, lens: Lens) -> Activations:
 
 CASES = [(name, False) for name in sorted(architectures())]
 CASES += [
-    (name, True) for name, each in architectures().items() if each.adapter.multivariate
+    (name, True)
+    for name, architecture in architectures().items()
+    if architecture.adapter.multivariate
 ]
 
 
@@ -86,13 +88,15 @@ def test_a_forward_in_parts_keeps_what_the_whole_keeps(
     )
     names = list_names(lens, name)
     with torch.no_grad():
-        whole_output, whole = lens.run_with_cache(series, names_filter=names)
+        whole_output, full = lens.run_with_cache(series, names_filter=names)
         plan_items(monkeypatch, 1 if items else 2)
-        output, acts = lens.run_with_cache(series, names_filter=names)
+        output, activations = lens.run_with_cache(series, names_filter=names)
     assert_close(output, whole_output, depth=DEPTH)
     encoded = lens.encode(series)
-    assert_same(shown_only(acts, encoded, lens), shown_only(whole, encoded, lens), lens)
-    labelled, before = (each.to_xarray(names[0]) for each in (acts, whole))
+    assert_same(
+        shown_only(activations, encoded, lens), shown_only(full, encoded, lens), lens
+    )
+    labelled, before = (item.to_xarray(names[0]) for item in (activations, full))
     assert labelled["series"].equals(before["series"])
 
 
@@ -126,16 +130,16 @@ def test_a_rollout_in_parts_keeps_what_the_whole_keeps(
         "horizon": steps,
         **count_draws(lens),
     }
-    whole_forecast, whole = lens.run_with_cache(series, **run)
+    whole_forecast, full = lens.run_with_cache(series, **run)
     plan_items(monkeypatch, 2)
-    forecast, acts = lens.run_with_cache(series, **run)
+    forecast, activations = lens.run_with_cache(series, **run)
     assert_close(
         forecast.quantiles, whole_forecast.quantiles, depth=DEPTH, dtype=torch.float32
     )
-    assert_same(acts, whole, lens)
+    assert_same(activations, full, lens)
     spans = [
-        each.token_spans(names[0], 0, "query" if "pattern" in names[0] else "pos")
-        for each in (acts, whole)
+        item.token_spans(names[0], 0, "query" if "pattern" in names[0] else "pos")
+        for item in (activations, full)
     ]
     assert spans[0] == spans[1]
 
@@ -148,12 +152,12 @@ def test_sample_paths_that_stand_outside_are_put_together(
     run: dict[str, Any] = {"rollout": True, "horizon": 4, "num_samples": 3}
     monkeypatch.setattr(batching, "DRAWN", 2)
     equal = [np.resize(one, 40) for one in series]
-    _, whole = lens.run_with_cache(equal[:4], **run)
+    _, full = lens.run_with_cache(equal[:4], **run)
     blocks = [
         lens.run_with_cache(equal[i : i + 2], **run)[1]["blocks.0.attn.hook_out"]
         for i in (0, 2)
     ]
-    joined = whole["blocks.0.attn.hook_out"]
+    joined = full["blocks.0.attn.hook_out"]
     assert joined.shape[1] == 12
     # draws of the second block are others than those of a batch of its own, the context is the same
     first = joined.unflatten(1, (3, 4))[0]
@@ -163,8 +167,8 @@ def test_sample_paths_that_stand_outside_are_put_together(
             blocks[index // 2].unflatten(1, (3, 2))[0],
             depth=DEPTH,
         )
-    assert list(whole.to_xarray("blocks.0.attn.hook_out")["series"].values) == 3 * list(
-        whole.ids
+    assert list(full.to_xarray("blocks.0.attn.hook_out")["series"].values) == 3 * list(
+        full.ids
     )
 
 
@@ -180,15 +184,17 @@ def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(
         return value.mean(dim=0)
 
     with torch.no_grad():
-        _, whole = lens.run_with_cache(series, names_filter=name)
+        _, full = lens.run_with_cache(series, names_filter=name)
         plan_items(monkeypatch, 2)
-        _, acts = lens.run_with_cache(series, names_filter=name, reduce=last_query)
-        assert_close(acts[name], last_query(whole[name]), depth=DEPTH)
+        _, activations = lens.run_with_cache(
+            series, names_filter=name, reduce=last_query
+        )
+        assert_close(activations[name], last_query(full[name]), depth=DEPTH)
         # a small piece holds no more than itself
-        assert acts[name].untyped_storage().nbytes() == acts[name].nbytes
+        assert activations[name].untyped_storage().nbytes() == activations[name].nbytes
         _, means = lens.run_with_cache(series, names_filter=name, reduce=pooled)
     assert rows == [4]
-    assert_close(means[name], whole[name].mean(dim=0), depth=DEPTH)
+    assert_close(means[name], full[name].mean(dim=0), depth=DEPTH)
     assert by_row(pooled) is pooled
 
 
@@ -197,16 +203,20 @@ def test_a_capture_that_cannot_fit_says_so_before_it_runs(
 ) -> None:
     lens, series = lens_of("chronos"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
     with torch.no_grad():
-        _, acts = lens.run_with_cache(series)
-        kept = sum(call.value.nbytes for name in acts for call in acts.calls(name))
+        _, activations = lens.run_with_cache(series)
+        retained = sum(
+            call.value.nbytes
+            for name in activations
+            for call in activations.calls(name)
+        )
         monkeypatch.setattr("tsfm_lens.models.recording.LITTLE", 0)
         free = "tsfm_lens.models.batching.free_bytes"
-        monkeypatch.setattr(free, lambda _device: kept)
-        words = "hook points of 10 series take about .* is free.*names_filter=.*reduce="
+        monkeypatch.setattr(free, lambda _device: retained)
+        text = "hook points of 10 series take about .* is free.*names_filter=.*reduce="
         with monkeypatch.context() as patch:
             ran = lambda *_args, **_kwargs: pytest.fail("a forward ran")  # noqa: E731
             patch.setattr(Lens, "forward", ran)
-            with pytest.raises(InputError, match=words) as refusal:
+            with pytest.raises(InputError, match=text) as refusal:
                 lens.run_with_cache(series)
             with pytest.raises(InputError, match="take about"):
                 lens.run_with_cache(series, rollout=True, horizon=4, num_samples=2)
@@ -226,8 +236,8 @@ def test_gradients_and_graphs_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> No
         "loss": lambda output: output.sum(),
     }
     plan_items(monkeypatch, 2)
-    _, acts = lens.run_with_cache(series, **run)
-    assert len(acts["decoder_blocks.0.self_attn.hook_z_grad"]) == 10
+    _, activations = lens.run_with_cache(series, **run)
+    assert len(activations["decoder_blocks.0.self_attn.hook_z_grad"]) == 10
     monkeypatch.setattr(
         lens.adapter, "run", lambda _inputs: (_ for _ in ()).throw(MemoryError())
     )

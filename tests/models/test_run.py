@@ -101,12 +101,12 @@ def test_probes_of_one_run_share_its_forecast_and_its_recordings(
         ([outside], 3),
         ([inside], 3),
     ):
-        acts = run.record(names)
+        activations = run.record(names)
         assert native.run.call_count == forwards
         with torch.no_grad():
             _, alone = lens.run_with_cache(run.encoded, names_filter=names)
         native.run.call_count = forwards
-        assert all(torch.equal(acts[name], alone[name]) for name in names)
+        assert all(torch.equal(activations[name], alone[name]) for name in names)
     assert run.select("co2") is run
 
 
@@ -157,8 +157,8 @@ def test_the_end_is_held_out_at_every_horizon() -> None:
     values = series.values[0]
     run = lens.run(series, 6, holdout=True)
     np.testing.assert_array_equal(run.truth[0], values[-6:])
-    shown = values[:-6][-lens.adapter.context_length :]
-    np.testing.assert_array_equal(run.batch.values[0], shown)
+    visible = values[:-6][-lens.adapter.context_length :]
+    np.testing.assert_array_equal(run.batch.values[0], visible)
     other = run.at(4)
     np.testing.assert_array_equal(other.truth[0], values[-4:])
     assert other is run.at(4)
@@ -239,8 +239,8 @@ def test_what_probes_share_is_what_each_computes_alone() -> None:
         xr.testing.assert_identical(
             probe(shared), probe(lens.run(bundled("co2"), 8, holdout=True))
         )
-    kept = ["components", ("integrated", 1e-3), "linearised", "lens_difference"]
-    assert list(shared.cache["attribution"]) == kept
+    retained = ["components", ("integrated", 1e-3), "linearised", "lens_difference"]
+    assert list(shared.cache["attribution"]) == retained
 
 
 @pytest.mark.parametrize("holdout", [True, False])
@@ -251,14 +251,14 @@ def test_windows_are_forecasts_from_earlier_origins(holdout: bool) -> None:
     assert run.batch.ids == ("co2", "nile", "co2 −8", "nile −8", "co2 −16", "nile −16")
     assert run.dataset()["item"].values.tolist() == ["co2", "nile"] * 3
     for row in range(6):
-        whole, end = values.values[row % 2], 90 - 8 * (row // 2 + holdout)
-        alone = lens.run([whole[:end]], 8)
-        np.testing.assert_array_equal(run.batch.values[row], whole[:end])
+        full, end = values.values[row % 2], 90 - 8 * (row // 2 + holdout)
+        alone = lens.run([full[:end]], 8)
+        np.testing.assert_array_equal(run.batch.values[row], full[:end])
         assert_close(run.point[row], alone.point[0], depth=400, dtype=np.float32)
-        truth = whole[end : end + 8] if end < 90 else np.full(8, np.nan)
+        truth = full[end : end + 8] if end < 90 else np.full(8, np.nan)
         np.testing.assert_array_equal(run.truth[row], truth)
-    words = "windows=12 of 8 steps need more than 96 steps.*windows=11 is the most"
-    expect_error(words, lens.run, values, 8, windows=12, holdout=True)
+    text = "windows=12 of 8 steps need more than 96 steps.*windows=11 is the most"
+    expect_error(text, lens.run, values, 8, windows=12, holdout=True)
     expect_error("windows=0", lens.run, values, 8, windows=0)
 
 
@@ -285,7 +285,7 @@ def test_twins_are_other_weights_of_the_same_run() -> None:
     assert twins[0] is run.twin(0)
     assert all(
         np.abs(forecast - before).max() > 1e-3
-        for forecast in [twin.point for twin in twins]
+        for forecast in [control.point for control in twins]
     )
     own = dict(lens.adapter.model.named_parameters())
     for name, weight in twins[0].lens.adapter.model.named_parameters():

@@ -23,12 +23,12 @@ def context(lens: Lens, length: int = 48) -> object:
 @pytest.mark.parametrize("name", archetypes(NAMES))
 def test_tokens_of_a_forward_cover_the_context_without_gaps(name: str) -> None:
     lens = lens_of(name)
-    _, acts = lens.run_with_cache(context(lens), names_filter="**.hook_embed")
+    _, activations = lens.run_with_cache(context(lens), names_filter="**.hook_embed")
     for stack in lens.wiring.stacks:
         dot = f"{stack.name}." if stack.name else ""
-        spans = acts.token_spans(f"{dot}hook_embed")
+        spans = activations.token_spans(f"{dot}hook_embed")
         assert spans is not None
-        assert len(spans) == acts[f"{dot}hook_embed"].shape[1]
+        assert len(spans) == activations[f"{dot}hook_embed"].shape[1]
         steps = [
             (a, b)
             for a, b, what in zip(spans.start, spans.stop, spans.special, strict=True)
@@ -50,21 +50,24 @@ def test_tokens_of_a_rollout_move_on_with_it(name: str) -> None:
     beyond = length + 1 if adapter.rollout in ("cache", "refeed") else min(5, length)
     draws = {"num_samples": 2} if adapter.readout != "quantile" else {}
     point = f"{lens.wiring.output_stack.prefix}.0.hook_resid_post"
-    _, acts = lens.run_with_cache(
+    _, activations = lens.run_with_cache(
         context(lens), names_filter=point, rollout=True, horizon=beyond, **draws
     )
-    spans = [acts.token_spans(point, index) for index in range(len(acts.calls(point)))]
+    spans = [
+        activations.token_spans(point, index)
+        for index in range(len(activations.calls(point)))
+    ]
     assert None not in spans
-    starts, ends = (
-        [getattr(each, name)[edge] for each in spans]
+    starts, bounds = (
+        [getattr(span, name)[edge] for span in spans]
         for name, edge in (("start", 0), ("stop", -1))
     )
     if adapter.rollout == "tokens":
         assert starts == list(range(beyond))
     if adapter.rollout == "cache":
         # what a pass takes in begins where the one before ended
-        assert starts[1:] == ends[:-1]
-    assert ends == sorted(ends)
+        assert starts[1:] == bounds[:-1]
+    assert bounds == sorted(bounds)
 
 
 def test_a_token_table_has_timestamps() -> None:

@@ -188,8 +188,8 @@ def test_a_hook_that_a_hook_sets_acts_further_down(
 ) -> None:
     lens = run.lens
     first, second = (
-        at(run, int(each[0]), each[2:].replace("ATTN", attention(run)))
-        for each in (first, second)
+        at(run, int(item[0]), item[2:].replace("ATTN", attention(run)))
+        for item in (first, second)
     )
     blocks: list[Any] = []
 
@@ -240,11 +240,11 @@ def points_of_all_kinds(run: Run) -> list[str]:
 
 @pytest.mark.parametrize("returned", [False, True])
 def test_a_value_keeps_its_gradient(run: Run, returned: bool) -> None:
-    lens, names, kept = run.lens, points_of_all_kinds(run), dict[str, Tensor]()
+    lens, names, retained = run.lens, points_of_all_kinds(run), dict[str, Tensor]()
 
     def keep(value: Tensor, hook: HookPoint) -> Tensor | None:
         value.retain_grad()
-        kept[str(hook.name)] = value
+        retained[str(hook.name)] = value
         return value if returned else None
 
     # one hook at a time and no other, as a record of gradients is made
@@ -253,7 +253,7 @@ def test_a_value_keeps_its_gradient(run: Run, returned: bool) -> None:
         expected = lens.run_with_cache(
             run.encoded, names_filter=name, incl_bwd=True, loss=compute_loss
         )[1][f"{name}_grad"]
-        found = kept[name].grad
+        found = retained[name].grad
         assert found is not None
         assert_close(found, expected, depth=1000)
         assert bool(expected.any())
@@ -261,15 +261,15 @@ def test_a_value_keeps_its_gradient(run: Run, returned: bool) -> None:
 
 def test_a_value_may_become_a_leaf(run: Run) -> None:
     """Gradients of activations alone: weights take none."""
-    lens, name, kept = run.lens, at(run, 1, "hook_resid_pre"), list[Tensor]()
+    lens, name, retained = run.lens, at(run, 1, "hook_resid_pre"), list[Tensor]()
     lens.requires_grad_(False)
 
     def keep(value: Tensor, hook: HookPoint) -> None:
-        kept.append(value.requires_grad_())
+        retained.append(value.requires_grad_())
 
     compute_loss(lens.run_with_hooks(run.encoded, [(name, keep)])).backward()
-    assert kept[0].grad is not None
-    assert bool(kept[0].grad.any())
+    assert retained[0].grad is not None
+    assert bool(retained[0].grad.any())
     assert all(weight.grad is None for weight in lens.parameters())
 
 
@@ -301,7 +301,7 @@ def test_state_is_that_of_the_model(run: Run) -> None:
     for name, value in lens.state_dict().items():
         assert torch.equal(value, native[name])
     for members_of in ("named_parameters", "named_buffers"):
-        ours, theirs = (getattr(each, members_of)() for each in (lens, lens.model))
+        ours, theirs = (getattr(item, members_of)() for item in (lens, lens.model))
         assert [(name, id(x)) for name, x in ours] == [(n, id(x)) for n, x in theirs]
     name, weight = next(lens.named_parameters())
     assert lens.get_parameter(name) is weight
@@ -377,13 +377,13 @@ def test_torch_hooks_go_to_the_native_module(run: Run, set_hook: str) -> None:
     handle = run.lens.model.get_submodule(path).register_forward_hook(
         lambda module, args, output: seen.append(output)
     )
-    acts = run.lens.run_with_cache(run.encoded, names_filter=point)[1]
+    activations = run.lens.run_with_cache(run.encoded, names_filter=point)[1]
     handle.remove()
     assert torch.equal(
         (seen[0] if isinstance(seen[0], Tensor) else seen[0][0]).reshape(
-            acts[point].shape
+            activations[point].shape
         ),
-        acts[point],
+        activations[point],
     )
 
 
@@ -400,18 +400,21 @@ def test_slices_are_taken_everywhere(run: Run, which: Slice) -> None:
         plain_slice = plain_slice.tolist()
     if isinstance(plain_slice, slice):
         plain_slice = (plain_slice.start, plain_slice.stop)
-    acts = lens.run_with_cache(run.encoded, names_filter=None)[1]
+    activations = lens.run_with_cache(run.encoded, names_filter=None)[1]
     for method in ("decompose_resid", "accumulated_resid", "stack_head_results"):
         found, expected = (
-            getattr(acts, method)(pos_slice=each) for each in (which, plain_slice)
+            getattr(activations, method)(pos_slice=item)
+            for item in (which, plain_slice)
         )
         # as in TransformerLens, a number keeps the axis, and a slice of one leaves it out
         assert torch.equal(
             found, expected.squeeze(-2) if which.mode == "int" else expected
         ), method
     name = at(run, 1, "hook_resid_pre")
-    cut = lens.run_with_cache(run.encoded, names_filter=name, pos_slice=which)[1][name]
-    assert_close(cut, which.apply(acts[name], dim=1), depth=1000)
+    trimmed = lens.run_with_cache(run.encoded, names_filter=name, pos_slice=which)[1][
+        name
+    ]
+    assert_close(trimmed, which.apply(activations[name], dim=1), depth=1000)
 
     def ablated(rows: Any, positions: Any) -> Tensor:
         with torch.no_grad(), lens.ablate("**.mlp", rows=rows, positions=positions):
@@ -423,9 +426,9 @@ def test_slices_are_taken_everywhere(run: Run, which: Slice) -> None:
 
 
 def test_parts_are_read_out_where_they_sum(run: Run) -> None:
-    acts = run.lens.run_with_cache(run.encoded)[1]
-    last = acts[at(run, run.lens.cfg.n_layers - 1, "hook_resid_post")]
-    writes = acts.decompose_resid()
+    activations = run.lens.run_with_cache(run.encoded)[1]
+    last = activations[at(run, run.lens.cfg.n_layers - 1, "hook_resid_post")]
+    writes = activations.decompose_resid()
     if run.lens.emits == "token":
         parts = run.lens.readout(writes, run.encoded, like=last)
         assert_close(parts.sum(0), plain(run), depth=1000)
@@ -457,14 +460,16 @@ TOKENS: dict[str, Callable[[Run], Any]] = {
 
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_loops_over_patches_are_refused_with_ours(run: Run, tokens: str) -> None:
-    acts = run.lens.run_with_cache(run.encoded)[1]
+    activations = run.lens.run_with_cache(run.encoded)[1]
     assert len(PATCHES) > 15
     for patch in PATCHES:
         with pytest.raises(
             (LensError, AttributeError),
             match=r"probes.activation_patching\(clean, corrupted\)",
         ):
-            getattr(patching, patch)(run.lens, TOKENS[tokens](run), acts, torch.mean)
+            getattr(patching, patch)(
+                run.lens, TOKENS[tokens](run), activations, torch.mean
+            )
     assert not run.lens.list_hooks()
     assert is_plain(run)
 
@@ -477,14 +482,14 @@ def test_a_patch_of_ours_is_the_peer_s(run: Run, name: str) -> None:
     # the decoder of Bolt has one token
     point, position = at(run, 1, name.replace("ATTN", attention(run))), 0
     other = run.lens.run([series[::-1].copy() for series in SERIES], 4)
-    acts = run.lens.run_with_cache(other.encoded, names_filter=point)[1]
+    activations = run.lens.run_with_cache(other.encoded, names_filter=point)[1]
 
     def put(value: Tensor, hook: HookPoint) -> Tensor:
         return patching.layer_pos_patch_setter(
-            value.clone(), [1, position], acts[point]
+            value.clone(), [1, position], activations[point]
         )
 
-    with torch.no_grad(), run.lens.patch(acts, point, positions=[position]):
+    with torch.no_grad(), run.lens.patch(activations, point, positions=[position]):
         found = run.lens(run.encoded)
     assert_close(
         found, run.lens.run_with_hooks(run.encoded, [(point, put)]).detach(), depth=1000
@@ -521,9 +526,11 @@ def test_every_member_of_a_model_is_there_or_names_what_to_use(run: Run) -> None
 
 
 def test_every_member_of_a_cache_is_there_or_names_what_to_use(run: Run) -> None:
-    acts = run.record([at(run, 0, "mlp.hook_out")])
+    activations = run.record([at(run, 0, "mlp.hook_out")])
     hints = [
-        hint for name in members(ActivationCache) if (hint := find_hint(acts, name))
+        hint
+        for name in members(ActivationCache)
+        if (hint := find_hint(activations, name))
     ]
     assert len(hints) > 4
     assert all(len(hint) > 10 for hint in hints)

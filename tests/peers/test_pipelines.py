@@ -143,12 +143,12 @@ def frame(ids: tuple[str, ...] = ("b", "a"), length: int = 40) -> pd.DataFrame:
     parts = [
         pd.DataFrame(
             {
-                "item_id": each,
+                "item_id": item,
                 "timestamp": pd.date_range("2024-01-01", periods=length, freq="D"),
-                "target": wave(length, float(place)),
+                "target": wave(length, float(position)),
             }
         )
-        for place, each in enumerate(ids)
+        for position, item in enumerate(ids)
     ]
     return pd.concat(parts, ignore_index=True)
 

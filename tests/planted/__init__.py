@@ -79,11 +79,11 @@ def in_report(ids: Sequence[str] = IDS, **options: Any) -> dict[str, xr.Dataset]
 
 def everything() -> dict[str, xr.Dataset]:
     """Every planted dataset, by name, as it is made unless other values are asked for."""
-    others = {
+    rest = {
         "lens_logits": lens_logits(),
         "ablation_recipes": recipes(),
         "stream_shares": stream_shares(),
     }
     ranks = {"weight_ranks": weight_ranks(), "row_angles": row_angles()}
     ranks |= {"embedding_ranks": embedding_ranks(), "flow_of_ranks": flow_of_ranks()}
-    return in_report() | others | ranks | {"patch_attention": patch_attention()}
+    return in_report() | rest | ranks | {"patch_attention": patch_attention()}

@@ -109,12 +109,12 @@ def attention_rollout(on: xr.Dataset = THREE) -> xr.Dataset:
     """Two layers over four tokens; at the end every token has 0.7 of the first and 0.3 of itself."""
     late = 0.3 * np.eye(4)
     late[:, 0] += 0.7
-    places = tokens("query", range(-4, 0)) | tokens("key", range(-4, 0))
+    positions = tokens("query", range(-4, 0)) | tokens("key", range(-4, 0))
     ds = described(
         None, "attention_rollout", stack="encoder", series=str(on["series"].values[0])
     )
     ds["flow"] = (("layer", "query", "key"), np.stack([np.eye(4), late]))
-    return ds.assign_coords(layer=["0", "1"], **places)
+    return ds.assign_coords(layer=["0", "1"], **positions)
 
 
 def head_entropy() -> xr.Dataset:

@@ -41,16 +41,16 @@ def explore(on: xr.Dataset = THREE) -> xr.Dataset:
     sizes = moves[[0, 1, 2, 4, 5, 6]].T.reshape(n_series, 2, 3)
     steps, plain = np.arange(n_steps), ds["truth"].values
     rows = np.zeros((n_series, 2, 3, n_steps, width))
-    place = np.zeros((n_series, 2, 3), dtype=int)
+    position = np.zeros((n_series, 2, 3), dtype=int)
     for s, layer, head in np.ndindex(n_series, 2, 3):
         copies = (layer, head) == (1, 0)
-        place[s, layer, head] = -7 - s if copies else -1 - head - s
-        rows[s, layer, head, steps, width + place[s, layer, head] + steps * copies] = (
-            0.75
-        )
+        position[s, layer, head] = -7 - s if copies else -1 - head - s
+        rows[
+            s, layer, head, steps, width + position[s, layer, head] + steps * copies
+        ] = 0.75
     # of what stays at one place every step has another lag, and the reverse
-    lag_share = np.full(place.shape, 0.75 / n_steps)
-    place_share = np.full(place.shape, 0.75)
+    lag_share = np.full(position.shape, 0.75 / n_steps)
+    place_share = np.full(position.shape, 0.75)
     lag_share[:, 1, 0], place_share[:, 1, 0] = 0.75, 0.75 / n_steps
     of_heads, of_components = ("series", "layer", "head"), ("component", "series")
     size = sizes[0]
@@ -83,15 +83,15 @@ def explore(on: xr.Dataset = THREE) -> xr.Dataset:
         "write_size": sizes,
         "write_share": sizes / 100,
         "entropy": 1 + sizes / 10,
-        "lag": -place,
+        "lag": -position,
         "lag_share": lag_share,
-        "place": place,
+        "place": position,
         "place_share": place_share,
         "attention_forecast": np.zeros_like(sizes),
         "attention_other": np.full_like(sizes, 0.25),
     }
     ds = ds.assign(values).assign(
-        {name: (of_heads, each) for name, each in by_head.items()}
+        {name: (of_heads, item) for name, item in by_head.items()}
     )
     parts = [name.split(".") for name in components]
     return ds.assign_coords(

@@ -26,7 +26,7 @@ def forecast(
         quantile=list(bands), season=("series", [2] * on.sizes["series"])
     )
     above = np.stack(
-        [np.broadcast_to(each, ds.sizes["step"]) for each in bands.values()]
+        [np.broadcast_to(band, ds.sizes["step"]) for band in bands.values()]
     )
     ds["quantile_forecast"] = (
         ("series", "quantile", "step"),
@@ -72,11 +72,11 @@ def token_lens(
     ds["n_peaks"] = (("layer", "series", "step"), np.ones(entropy.shape, dtype=int))
     if not len(spread):
         return ds
-    reach = np.array(spread)[:, None, None, None] * (np.array(levels)[:, None] - 0.5)
+    distance = np.array(spread)[:, None, None, None] * (np.array(levels)[:, None] - 0.5)
     ds = ds.assign_coords(quantile=list(levels))
     ds["quantile_forecast"] = (
         ("layer", "series", "quantile", "step"),
-        ds["truth"].values[None, :, None] + reach,
+        ds["truth"].values[None, :, None] + distance,
     )
     return ds
 

@@ -13,7 +13,7 @@ def stub(architecture: str = "chronos-bolt", seed: int = 0) -> Planted:
     """One head writes, and one MLP behind it."""
     lens = fresh(architecture)
     parts = lens.components("*.*.*.*", "*.*.mlp")
-    silent = silenced(lens, [each for each in parts if str(each) not in ALIVE])
+    silent = silenced(lens, [part for part in parts if str(part) not in ALIVE])
     card = Card(
         name=f"stand-in-{seed}",
         mechanism="stand-in",

@@ -64,7 +64,7 @@ def row_angles() -> xr.Dataset:
     close = np.array(
         [[0, 10, 80, 80], [10, 0, 80, 80], [80, 80, 0, 10], [80, 80, 10, 0.0]]
     )
-    apart = 80.0 * (1 - np.eye(4))
+    separate = 80.0 * (1 - np.eye(4))
     about = {
         "stack": "encoder",
         "attention": "self_attn",
@@ -74,7 +74,7 @@ def row_angles() -> xr.Dataset:
     }
     ds = described(None, "row_angles", random_angle=60.0, **about)
     ds = ds.assign(
-        angle=(("layer", "row", "other_row"), np.stack([close, apart])),
+        angle=(("layer", "row", "other_row"), np.stack([close, separate])),
         block_angle=(
             ("layer", "head", "other_head"),
             [[[10.0, 80], [80, 10]], [[80, 80], [80, 80]]],

@@ -53,7 +53,7 @@ def table_differences(made: pd.DataFrame, real: pd.DataFrame) -> list[str]:
         )
     kinds = [{name: _values(table[name]) for name in table} for table in (made, real)]
     for name in dict.fromkeys([*made, *real]):
-        planted, computed = (each.get(name, "nothing") for each in kinds)
+        planted, computed = (kind.get(name, "nothing") for kind in kinds)
         if planted != computed:
             found.append(f"{name}: planted {planted}, computed {computed}")
     return found + [

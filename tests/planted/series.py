@@ -122,9 +122,9 @@ def tokens(
     special: str = "",
 ) -> dict[str, tuple[str, list]]:
     """Coordinates of tokens of one step each unless ``stop`` says more, and of a special one behind them."""
-    first = [int(each) for each in start]
+    first = [int(item) for item in start]
     last = (
-        [each + 1 for each in first] if stop is None else [int(each) for each in stop]
+        [item + 1 for item in first] if stop is None else [int(item) for item in stop]
     )
     more = [-1] * bool(special)
     return {

@@ -180,8 +180,8 @@ def curves(
     """Errors over heads ablated; only at some ``counts``, and with ``harm`` added to the log error, where given."""
     rows = []
     for m in models:
-        for layer, (place, order) in product(range(m.layers), enumerate(ORDERS)):
-            worse = (1.0 + layer % 2, 2.0 - layer % 2, 2.5)[place]
+        for layer, (position, order) in product(range(m.layers), enumerate(ORDERS)):
+            worse = (1.0 + layer % 2, 2.0 - layer % 2, 2.5)[position]
             for count in range(m.heads + 1):
                 share = count / m.heads
                 if counts is not None and count not in counts:
@@ -259,7 +259,7 @@ def maps(
 ) -> pd.DataFrame:
     rows = []
     for m in models:
-        for layer, kept in ((0, m.heads), (m.layers // 2, 0)):
+        for layer, retained in ((0, m.heads), (m.layers // 2, 0)):
             for count in range(m.heads + 1):
                 if counts is not None and count not in counts:
                     continue
@@ -272,7 +272,7 @@ def maps(
                     change=row["mase"] / m.plain.mean(-1) - 1,
                     model=m.model,
                     layer=layer,
-                    kept=kept,
+                    kept=retained,
                     order="stable_rank:low",
                     ablated=count,
                     of=m.heads,
@@ -315,15 +315,15 @@ def recipes(
                     "n_improved": int((each < 0).sum()),
                     "n_datasets": len(each),
                 }
-                others = [
+                rest = [
                     m.change(m.ablated(strength * k)) for k in (-2.0, 0.8, 1.0, -0.5)
                 ]
                 rows += [
                     entry | {"metric": name, **found}
-                    for name, found in zip(METRICS, (own, *others), strict=True)
+                    for name, found in zip(METRICS, (own, *rest), strict=True)
                 ]
-            own, *others = (np.log(errors.mean(-1)) for errors in (listed, *randoms))
-            found = sized(own - np.mean(others, axis=0))
+            own, *rest = (np.log(errors.mean(-1)) for errors in (listed, *randoms))
+            found = sized(own - np.mean(rest, axis=0))
             row = {
                 "model": m.model,
                 "recipe": recipe,
@@ -332,7 +332,7 @@ def recipes(
                 "diff_lower": found["lower"],
                 "diff_upper": found["upper"],
                 "diff_p": found["p_value"],
-                "n_worse": sum(other.sum() > own.sum() for other in others),
+                "n_worse": sum(other.sum() > own.sum() for other in rest),
             }
             against.append(row)
     heavy = table(in_families(rows, "metric"), "sweep_recipes")

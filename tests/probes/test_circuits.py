@@ -42,7 +42,12 @@ def sparse_lens() -> Lens:
     lens = lens_of("chronos-bolt")
     names = ["decoder.*.*_attn.*", "decoder.*.mlp"]
     return silenced(
-        lens, [each for each in lens.components(*names) if str(each) not in KEPT]
+        lens,
+        [
+            component
+            for component in lens.components(*names)
+            if str(component) not in KEPT
+        ],
     )
 
 
@@ -144,8 +149,8 @@ def test_a_circuit_holds_nothing_that_writes_nothing(
     monkeypatch.setattr(zero_ablation, "point_forecasts", off)
     context = bundled("co2").tail(40)
     runs = [
-        sparse_lens().run(each, 4)
-        for each in (context, shift_phase(context, 6, period=12))
+        sparse_lens().run(item, 4)
+        for item in (context, shift_phase(context, 6, period=12))
     ]
     found = minimal_circuit(*runs, ranking=ranking, tolerance=1e-6)
     assert list_kept(found) == set(KEPT)
@@ -185,10 +190,10 @@ def test_heads_that_cancel_each_other_leave_the_circuit_together(
     nodes = sorted({*(part.component for part in card.parts), *beside})
     series = draw_contexts(card.rule, 2, card.context, seed=1)
     run, plain = (
-        each.lens().run(series, card.horizon) for each in (with_pair, planted)
+        item.lens().run(series, card.horizon) for item in (with_pair, planted)
     )
     found, before = (
-        minimal_circuit(each, nodes=nodes, ranking=ranking) for each in (run, plain)
+        minimal_circuit(item, nodes=nodes, ranking=ranking) for item in (run, plain)
     )
     assert list_kept(found) == list_kept(before)
     assert found.attrs["minimal"] == "up to pairs"
@@ -201,14 +206,14 @@ def test_heads_that_cancel_each_other_leave_the_circuit_together(
 def test_greedy_stops_where_nothing_more_can_go(how: str) -> None:
     lens = lens_of("chronos-bolt")
     context = bundled("co2", "elnino").tail(40)
-    others = bundled("pedestrians", "electricity", "sunspots").tail(40)
+    rest = bundled("pedestrians", "electricity", "sunspots").tail(40)
     options = {"how": how}
     if how == "mean":
-        options["reference"] = others
+        options["reference"] = rest
     found = minimal_circuit(lens.run(context, 4), **options, tolerance=0.3)
     stays = found["in_circuit"].to_series()
-    kept, gone = list(stays.index[stays]), list(stays.index[~stays])
-    assert kept
+    retained, gone = list(stays.index[stays]), list(stays.index[~stays])
+    assert retained
     model, nothing = (
         found["forecast"].sel(part=part).values for part in ("model", "nothing")
     )
@@ -216,20 +221,20 @@ def test_greedy_stops_where_nothing_more_can_go(how: str) -> None:
     def lost(*ablated: str) -> float:
         with lens.ablate(*ablated, **options):
             forecast = lens.forecast(context, 4).median
-        gap, whole = ((each - model) ** 2 for each in (forecast, nothing))
-        return float(np.sqrt(gap.mean(-1) / whole.mean(-1)).mean())
+        gap, full = ((item - model) ** 2 for item in (forecast, nothing))
+        return float(np.sqrt(gap.mean(-1) / full.mean(-1)).mean())
 
     assert lost(*gone) <= 0.3
-    assert all(lost(*gone, each) > 0.3 - 1e-6 for each in kept)
-    assert all(lost(*gone, *pair) > 0.3 - 1e-6 for pair in combinations(kept, 2))
+    assert all(lost(*gone, item) > 0.3 - 1e-6 for item in retained)
+    assert all(lost(*gone, *pair) > 0.3 - 1e-6 for pair in combinations(retained, 2))
     # what each component cost adds up to what is lost, and nothing that stays has a cost
     cost = found["cost"].to_series()
-    assert cost[kept].isna().all()
+    assert cost[retained].isna().all()
     first = found["taken"].to_series()[gone].idxmin()
     faithfulness = found["faithfulness"].mean()
     for actual, expected in (
         (1 - faithfulness, lost(*gone)),
-        (1 - found["curve"][len(kept)], lost(*gone)),
+        (1 - found["curve"][len(retained)], lost(*gone)),
         (cost[gone].sum(), lost(*gone)),
         (cost[first], lost(first)),
     ):
@@ -271,7 +276,7 @@ def test_a_series_that_all_nodes_hardly_change_has_no_verdict_and_no_say() -> No
     corrupted = replace(
         shifted, values=(shifted.values[0], nearly(clean, 1, 1e-4).values[1])
     )
-    runs = [sparse_lens().run(each, 4) for each in (clean, corrupted)]
+    runs = [sparse_lens().run(item, 4) for item in (clean, corrupted)]
     found = minimal_circuit(*runs, tolerance=1e-6)
     alone = minimal_circuit(*(run.select(0) for run in runs), tolerance=1e-6)
     assert found["refused"].values.tolist() == [False, True]
@@ -295,13 +300,13 @@ def test_a_series_that_all_nodes_hardly_change_has_no_verdict_and_no_say() -> No
 def test_below_the_difference_between_seeds_there_is_no_circuit() -> None:
     """A sampling model's rollouts: with few paths, all that the corruption does is less than another seed does."""
     lens, clean = lens_of("chronos"), bundled("nile", "sunspots").tail(40)
-    whole = lens.run(clean, 4, rollout=True, num_samples=2)
-    apart = np.square(whole.redraw().forecast.median - whole.point).mean(-1) ** 0.5
-    found = minimal_circuit(whole, ranking="effects", smallest=0.0)
-    assert_allclose(found["gap_floor"], apart)
-    assert_array_equal(found["refused"], found["gap"] <= apart)
+    full = lens.run(clean, 4, rollout=True, num_samples=2)
+    separate = np.square(full.redraw().forecast.median - full.point).mean(-1) ** 0.5
+    found = minimal_circuit(full, ranking="effects", smallest=0.0)
+    assert_allclose(found["gap_floor"], separate)
+    assert_array_equal(found["refused"], found["gap"] <= separate)
     nodes = ["decoder.1.cross_attn.0"]
-    expect_error("more sample paths", minimal_circuit, whole, nodes=nodes, smallest=0.0)
+    expect_error("more sample paths", minimal_circuit, full, nodes=nodes, smallest=0.0)
 
 
 def test_direct_effects_too_small_for_a_ratio_have_none() -> None:

@@ -53,8 +53,8 @@ def test_the_four_statements_on_planted_effects() -> None:
     for part in ("significant", "leads"):
         assert np.flatnonzero(found[f"effect_{part}"]).tolist() == [3, 7]
     assert found["effect_lead_share"].values[[3, 7]].tolist() == [1.0, 1.0]
-    facts = found["effect_p"].attrs
-    assert [facts[name] for name in ("target", "units", "family", "needed")] == [
+    metadata = found["effect_p"].attrs
+    assert [metadata[name] for name in ("target", "units", "family", "needed")] == [
         "other series like these",
         12,
         10,
@@ -101,8 +101,8 @@ def test_windows_are_averaged_within_series_and_units_of_a_single_one() -> None:
     found = of_items([f"s{i % 3}" for i in range(12)])
     by_series = values.reshape(4, 4, 3).mean(1)
     assert_allclose(found["effect_size"], np.median(by_series, axis=1))
-    facts = found["effect_p"].attrs
-    assert (facts["units"], facts["entries"]) == (3, 12)
+    metadata = found["effect_p"].attrs
+    assert (metadata["units"], metadata["entries"]) == (3, 12)
     alone = of_items(["s"] * 12)
     assert alone["effect_p"].attrs["target"] == "other times of this series"
     assert_allclose(alone["effect_p"], sign_test(values, 0.01))
@@ -120,7 +120,7 @@ def test_a_page_is_one_family() -> None:
         holm(np.concatenate([page[key]["effect_p"].values for key in page])) <= 0.05
     )
     assert [
-        bool(each) for key in page for each in page[key]["effect_significant"]
+        bool(item) for key in page for item in page[key]["effect_significant"]
     ] == together.tolist()
     assert {page[key]["effect_p"].attrs["family"] for key in page} == {32}
 
@@ -256,8 +256,8 @@ def test_a_forecast_that_is_a_copy_is_one_within_its_noise(
     run = nano.run([season] * 6, 14, num_samples=2)
     found = context_parroting(run)
     assert not bool(found["copy_error_significant"])
-    apart = np.abs(run.redraw().forecast.median - run.forecast.median).mean(-1)
-    assert_allclose(found["copy_error_floor"], apart / season.std())
+    separate = np.abs(run.redraw().forecast.median - run.forecast.median).mean(-1)
+    assert_allclose(found["copy_error_floor"], separate / season.std())
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])

@@ -97,7 +97,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("name", "probe"), CASES, ids=lambda each: getattr(each, "__name__", each)
+    ("name", "probe"), CASES, ids=lambda item: getattr(item, "__name__", item)
 )
 def test_flat_series_among_others_change_no_statement_and_are_counted(
     name: str, probe: Callable[[Run], xr.Dataset]
@@ -112,11 +112,11 @@ def test_flat_series_among_others_change_no_statement_and_are_counted(
                 assert_allclose(
                     other, one, rtol=NEAR, atol=NEAR, err_msg=f"{effect}_{part}"
                 )
-            facts, before = found[f"{effect}_p"].attrs, plain[f"{effect}_p"].attrs
-            assert facts["flat"] == len(FLAT)
+            metadata, before = found[f"{effect}_p"].attrs, plain[f"{effect}_p"].attrs
+            assert metadata["flat"] == len(FLAT)
             assert before["flat"] == 0
             for fact in ("units", "entries", "family", "needed", "target"):
-                assert facts[fact] == before[fact], fact
+                assert metadata[fact] == before[fact], fact
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -131,9 +131,9 @@ def test_of_flat_series_alone_nothing_is_told_but_that_they_are_flat(name: str) 
             assert not found[f"{effect}_significant"].any()
             assert found[f"{effect}_p"].attrs["flat"] == len(FLAT)
     found = ablation_effects(run)
-    words = " ".join(read_ablation(found, "spearman_distance"))
-    assert str(len(FLAT)) in words
-    assert "flat" in words
+    text = " ".join(read_ablation(found, "spearman_distance"))
+    assert str(len(FLAT)) in text
+    assert "flat" in text
     assert not make_cards({"ablation_effects": found}, {"ablation_effects": "s1"})
     expect_error("flat", ablation_forecasts, found)
 
@@ -153,10 +153,10 @@ def test_what_is_flat_depends_on_what_the_model_can_see_and_not_on_units() -> No
 def test_a_twin_leaves_out_what_its_original_does() -> None:
     run = tsfm_lens.load("bolt-nano").run(varied(), 6)
     run.point[1] = 7.0
-    twin = run.twin(0)
-    assert np.ptp(twin.point[1]) > 0.1
-    assert flat_series(twin).tolist() == [False, True, False]
-    found = ablation_effects(twin, components="decoder.0.mlp")
+    control = run.twin(0)
+    assert np.ptp(control.point[1]) > 0.1
+    assert flat_series(control).tolist() == [False, True, False]
+    found = ablation_effects(control, components="decoder.0.mlp")
     assert found["mean_shift_p"].attrs["units"] == 2
 
 

@@ -181,7 +181,7 @@ def test_a_share_of_no_heads_is_undefined_and_counted() -> None:
 
 def test_only_results_of_the_same_heads_are_compared() -> None:
     one, two = results(np.ones((2, 3)), np.ones((2, 3)), np.arange(6.0).reshape(2, 3))
-    for probes, words in (
+    for probes, text in (
         (
             (two, one),
             r"'induction_scores', as probes\.induction_scores.* of kind 'head_entropy'",
@@ -197,7 +197,7 @@ def test_only_results_of_the_same_heads_are_compared() -> None:
         ),
         ((one, two.isel(head=[0, 1])), "the heads"),
     ):
-        expect_error(words, induction_overlap, *probes)
+        expect_error(text, induction_overlap, *probes)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ def test_copy_scores_are_the_z_scores_of_the_logits(
         f"decoder_blocks.{layer}.cross_attn.hook_result" for layer in range(n_layers)
     ]
     with torch.no_grad():
-        _, acts = lens.run_with_cache(encoded, names_filter=points)
+        _, activations = lens.run_with_cache(encoded, names_filter=points)
         for layer, point in enumerate(points):
             logits = lens.readout(
-                acts[point].transpose(1, 2).transpose(0, 1), encoded
+                activations[point].transpose(1, 2).transpose(0, 1), encoded
             ).double()[:, :, 1:]
             chosen = logits.gather(-1, right.expand(len(logits), -1, -1)[..., None])[
                 ..., 0
@@ -272,7 +272,7 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     plan = _Plan(2, 4, patch, 3, 4, min(lens.adapter.prediction_length, 4 * patch))
     context, future, lengths = _draw(lens, plan, seed=1)
     encoded = lens.run(context, plan.steps, forced_path=future, rollout=False).encoded
-    asking, shown = encoded.spans[row.name], encoded.spans[keys_from]
+    asking, visible = encoded.spans[row.name], encoded.spans[keys_from]
     forecasting = any(0 <= start < plan.steps for start in asking.start)
     if (queries == "forecast" and not forecasting) or (
         queries == "context" and keys_from != row.name
@@ -293,9 +293,9 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     for series, length in enumerate(lengths):
         zero = context.shape[1]
         held = {
-            key: context[series, zero + shown.start[key] : zero + shown.stop[key]]
-            for key in range(len(shown))
-            if not shown.special[key] and shown.stop[key] <= 0
+            key: context[series, zero + visible.start[key] : zero + visible.stop[key]]
+            for key in range(len(visible))
+            if not visible.special[key] and visible.stop[key] <= 0
         }
         # the first value of a motif stands at the forecast start
         motif = context[series, -length:]
@@ -308,7 +308,7 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
             earlier = [
                 key
                 for key, values in held.items()
-                if np.array_equal(values, wanted) and shown.start[key] < begin
+                if np.array_equal(values, wanted) and visible.start[key] < begin
             ]
             assert after_last[series, query, earlier[-1]]
             (match,) = np.flatnonzero(last[series, query])

@@ -28,9 +28,9 @@ def drawn(*layers: list[Ridge], context: list[float] | None = None) -> xr.Datase
     """Logit maps with ridges of (place by step, weight, steps), each one bin wide."""
     probability = np.zeros((len(layers), 1, STEPS, BINS))
     for layer, ridges in enumerate(layers):
-        for place, weight, steps in ridges:
+        for position, weight, steps in ridges:
             for step in steps:
-                probability[layer, 0, step, round(place(step))] += weight
+                probability[layer, 0, step, round(position(step))] += weight
     past = np.array([50.0, 52.0, 51.0, 50.0] if context is None else context)
     return xr.Dataset(
         {

@@ -237,12 +237,12 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
 
 def test_the_lag_is_that_of_the_whole_forecast() -> None:
     run = load("bolt-nano").run(bundled("electricity").tail(120), 8)
-    found, whole = head_parroting(run), context_parroting(run)
-    assert float(found["lag"][0]) == float(whole["best_lag"][0]) == 24
-    assert_allclose(found["parrot"], whole["parrot"])
+    found, full = head_parroting(run), context_parroting(run)
+    assert float(found["lag"][0]) == float(full["best_lag"][0]) == 24
+    assert_allclose(found["parrot"], full["parrot"])
     # the lag curve's own minimum, up to the 1 % by which a shorter lag is preferred
     for name in ("parrot_error", "copy_error"):
-        close_in_float32(found[name], whole[name])
+        close_in_float32(found[name], full[name])
     given = head_parroting(run, lag=12)
     assert (given["lag"] == 12).all()
     assert_allclose(given["copy"][0], run.batch.values[0][-12:][:8])

@@ -92,7 +92,7 @@ def small_change() -> tuple[SeriesBatch, SeriesBatch]:
 def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
     """First order is exact in the limit; token models have no small corruption of a token."""
     lens = lens_of(name)
-    runs = [lens.run(each, 4) for each in small_change()]
+    runs = [lens.run(item, 4) for item in small_change()]
     stack = lens.wiring.output_stack.name
     for at in ("branches", "heads") if name in ATTENDING else ("branches",):
         found = attribution_patching(*runs, at=at, stack=stack, positions=4)
@@ -112,8 +112,10 @@ def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
     runs = make_runs("chronos-bolt", 20, select=0, rollout=True)
     clean, corrupted = (run.batch for run in runs)
     found = activation_patching(*runs, at=[name], positions=5)
-    _, acts = lens.run_with_cache(clean, names_filter=[name], rollout=True, horizon=20)
-    calls = acts.calls(name)
+    _, activations = lens.run_with_cache(
+        clean, names_filter=[name], rollout=True, horizon=20
+    )
+    calls = activations.calls(name)
     assert len({call.value.shape for call in calls}) == 2
 
     def forecast(tokens: list[slice]) -> np.ndarray:
@@ -150,9 +152,9 @@ def test_slopes_are_finite_differences(name: str) -> None:
     """For token models, too, whose tokens cannot change by little but whose streams can."""
     lens = lens_of(name)
     at = f"{lens.wiring.output_stack.prefix}.1.hook_resid_pre"
-    places = parse_places(lens, [at])
-    pair = contrast(*make_runs(name), places)
-    own = slopes(pair, places)
+    positions = parse_places(lens, [at])
+    pair = contrast(*make_runs(name), positions)
+    own = slopes(pair, positions)
     token = int(own[f"{at}_grad"].norm(dim=-1).sum(0).argmax())
     direction = torch.randn(
         own[at].shape[-1], generator=torch.Generator().manual_seed(1)
@@ -180,7 +182,9 @@ def test_gradients_that_are_no_numbers_are_refused() -> None:
     lens = lens_of("timesfm-3")
     values = centred("pedestrians").values[0]
     clean = SeriesBatch((values, values[13:]))
-    corrupted = replace(clean, values=tuple(each[::-1].copy() for each in clean.values))
+    corrupted = replace(
+        clean, values=tuple(value[::-1].copy() for value in clean.values)
+    )
     expect_error(
         "no finite gradient",
         attribution_patching,
@@ -191,7 +195,7 @@ def test_gradients_that_are_no_numbers_are_refused() -> None:
 
 def test_runs_that_are_not_alike_are_refused() -> None:
     lens, (clean, corrupted) = lens_of("chronos-2"), make_pair("chronos-2")
-    for other, words in (
+    for other, text in (
         (clean, "nothing to recover"),
         (corrupted.tail(30), "lengths"),
         (
@@ -206,7 +210,7 @@ def test_runs_that_are_not_alike_are_refused() -> None:
             "grouped into items diff",
         ),
     ):
-        expect_error(words, activation_patching, lens.run(clean, 4), lens.run(other, 4))
+        expect_error(text, activation_patching, lens.run(clean, 4), lens.run(other, 4))
     expect_error("rollout is 'yes'", make_runs, "chronos-bolt", rollout="yes")
     expect_error(
         "holds values that are no numbers",
@@ -225,15 +229,15 @@ def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
     """At places of several stacks: each is patched at all of its own positions."""
     lens = copy.deepcopy(lens_of("chronos-bolt"))
     lens.requires_grad_(False)
-    runs = [lens.run(each, 4) for each in make_pair("chronos-bolt")]
-    places = ["encoder.0.mlp", "decoder.0.cross_attn"]
+    runs = [lens.run(item, 4) for item in make_pair("chronos-bolt")]
+    positions = ["encoder.0.mlp", "decoder.0.cross_attn"]
     with torch.no_grad():
-        frozen = attribution_patching(*runs, at=places, positions="all")
+        frozen = attribution_patching(*runs, at=positions, positions="all")
     free_runs = make_runs("chronos-bolt")
-    free = attribution_patching(*free_runs, at=places, positions="all")
+    free = attribution_patching(*free_runs, at=positions, positions="all")
     close_in_float32(frozen["first_order"], free["first_order"])
     assert float(np.abs(free["first_order"]).max()) > 0
-    exact = activation_patching(*free_runs, at=places, positions="all")
+    exact = activation_patching(*free_runs, at=positions, positions="all")
     close_in_float32(free["recovered"], exact["recovered"], magnitude=1.0)
     assert_allclose(free["error"], free["first_order"] - free["recovered"])
     for model in (lens, free_runs[0].lens):
@@ -247,8 +251,8 @@ def test_floors_are_those_of_the_noisier_run() -> None:
     found = activation_patching(*runs, **options)
     way = found["clean_forecast"].values - found["corrupted_forecast"].values
     again = np.stack([run.redraw().forecast.median - run.point for run in runs])
-    apart = np.abs(again).mean(-1).max(0)
-    assert_allclose(found["effect_floor"], apart)
+    separate = np.abs(again).mean(-1).max(0)
+    assert_allclose(found["effect_floor"], separate)
     shares = np.abs((again * way).sum(-1)) / np.square(way).sum(-1)
     assert (found["recovered_floor"] >= shares.max(0)).all()
     other = activation_patching(*runs, **options, direction="noise")
@@ -317,7 +321,9 @@ def test_a_receiver_hears_the_sender_alone(name: str) -> None:
         _, expected = lens.run_with_cache(pair.base.encoded, names_filter=[z])
     head = receiver.head
     assert_close(heard[z][:, :, head], expected[z][:, :, head], depth=100)
-    assert str(branch) in [str(each) for each in later_branches(lens.wiring, sender)]
+    assert str(branch) in [
+        str(later_branch) for later_branch in later_branches(lens.wiring, sender)
+    ]
 
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
@@ -325,17 +331,17 @@ def test_the_last_branch_acts_directly(name: str) -> None:
     """Nothing comes after it, so its path to the output is all that patching it does."""
     last = writers(lens_of(name).wiring)[-1]
     paths = path_patching(*make_runs(name), senders=[last])
-    whole = activation_patching(
+    full = activation_patching(
         *make_runs(name), at=[last], positions="all", direction="noise"
     )
     direct = paths["recovered"].sel(receiver="output").isel(sender=0)
-    expected = whole["recovered"].isel(component=0, position=0)
+    expected = full["recovered"].isel(component=0, position=0)
     close_in_float32(direct, expected, magnitude=1.0)
     assert np.isnan(paths["recovered"].isel(receiver=slice(None, -1))).all()
 
 
 def test_edges_of_a_small_corruption_are_paths() -> None:
-    runs = [lens_of("chronos-bolt").run(each, 4) for each in small_change()]
+    runs = [lens_of("chronos-bolt").run(item, 4) for item in small_change()]
     edges = edge_attribution(*runs)["score"].values
     paths = path_patching(*runs)["recovered"].values
     assert_array_equal(edges[np.isnan(paths)], 0)
@@ -358,8 +364,8 @@ def test_paths_in_rollouts(name: str) -> None:
     paths = path_patching(
         *pair, senders=[earlier, last], receivers=[last, "output"], direction="noise"
     )
-    whole = activation_patching(*pair, at=[last], positions="all", direction="noise")
-    close_in_float32(paths["forecast"].values[1, 1], whole["forecast"].values[0, 0])
+    full = activation_patching(*pair, at=[last], positions="all", direction="noise")
+    close_in_float32(paths["forecast"].values[1, 1], full["forecast"].values[0, 0])
     heard = paths["forecast"].values[0, 0]
     assert np.isfinite(heard).all()
     assert np.abs(heard - paths["clean_forecast"].values).max() > 0

@@ -32,7 +32,7 @@ def test_every_measurement_passes(check: ProbeCheck) -> None:
 def spread(run: Run) -> xr.Dataset:
     """Width of each forecast, in that of its context."""
     data = run.dataset()
-    widths = np.ptp(run.point, axis=-1) / [np.ptp(each) for each in run.batch.values]
+    widths = np.ptp(run.point, axis=-1) / [np.ptp(value) for value in run.batch.values]
     data["spread"] = ("series", widths)
     data.attrs = run.describe("toy", "Width of forecasts", "")
     data["of_all"] = data["spread"].expand_dims("member")

@@ -50,10 +50,10 @@ def test_lens_statistics_against_scipy(token_lens: Lens) -> None:
     run = token_lens.run(BATCH, H)
     result = logit_lens(run)
     with torch.no_grad():
-        _, acts = token_lens.run_with_cache(
+        _, activations = token_lens.run_with_cache(
             run.encoded, names_filter="decoder_blocks.0.hook_resid_post"
         )
-        stream = acts["decoder_blocks.0.hook_resid_post"]
+        stream = activations["decoder_blocks.0.hook_resid_post"]
         model = token_lens.adapter.model
         assert model.config.scale_decoder_outputs
         logits = model.lm_head(model.decoder.final_layer_norm(stream) * 36**-0.5)
@@ -197,8 +197,8 @@ def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(
 ) -> None:
     lens = load(name)
     run = lens.run(bundled("co2", "sunspots").tail(90), 8, **few_draws(lens))
-    found, whole = stream_shares(run), attribution(run)
-    parts = whole["attribution"].sel(decomposition=found.attrs["decomposition"])
+    found, full = stream_shares(run), attribution(run)
+    parts = full["attribution"].sel(decomposition=found.attrs["decomposition"])
     if "quantile" in parts.dims:
         parts = parts.sel(quantile=0.5)
     branch = "decoder.1.cross_attn"

@@ -67,16 +67,16 @@ def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(
 ) -> None:
     lens = lens_of(name)
     found = weight_ranks(lens, epsilon=[0.3, 0.01], per_head=True)
-    whole = found.isel(matrix=np.flatnonzero(found["head"].values == ""))
-    places = [whole[each].values for each in ("stack", "layer", "layer_kind", "part")]
+    full = found.isel(matrix=np.flatnonzero(found["head"].values == ""))
+    positions = [full[item].values for item in ("stack", "layer", "layer_kind", "part")]
     writers = sum(
         len(stack.rows(layer))
         for stack in lens.wiring.stacks
         for layer in range(stack.n_layers)
     )
-    assert len(set(zip(*places[:3], strict=True))) == writers
-    for row, (stack, layer, kind, part) in enumerate(zip(*places, strict=True)):
-        one = whole.isel(matrix=row)
+    assert len(set(zip(*positions[:3], strict=True))) == writers
+    for row, (stack, layer, kind, part) in enumerate(zip(*positions, strict=True)):
+        one = full.isel(matrix=row)
         values = np.linalg.svd(
             dense(lens, str(stack), int(layer), str(kind), str(part)), compute_uv=False
         )
@@ -86,7 +86,7 @@ def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(
         assert one["full"] == len(values)
     # the heads of a matrix share its squared norm
     squares = np.square(found["singular_value"]).sum("mode").to_series()
-    first = str(whole["matrix"].values[0]).rsplit(".", 1)[0]
+    first = str(full["matrix"].values[0]).rsplit(".", 1)[0]
     chosen = squares[squares.index.str.match(f"{re.escape(first)}.*W_Q$")]
     assert len(chosen) > 2
     assert_close(chosen.iloc[1:].sum(), chosen.iloc[0], depth=100)
@@ -162,9 +162,9 @@ def test_streamed_singular_values_are_those_of_the_whole(parts: list[int]) -> No
     rng = np.random.default_rng(0)
     left, right = (np.linalg.qr(rng.normal(size=(size, 12)))[0] for size in (200, 12))
     sizes = np.geomspace(1, 1e-12, 12)
-    whole = (left * sizes) @ right.T
+    full = (left * sizes) @ right.T
     spectrum = StreamedSpectrum(12)
-    for part in np.split(whole, np.cumsum(parts)[:-1]):
+    for part in np.split(full, np.cumsum(parts)[:-1]):
         spectrum.add(torch.tensor(part))
     assert spectrum.rows == 200
     assert_close(spectrum.singular_values(), sizes, depth=200)
@@ -192,16 +192,18 @@ def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
     found = embedding_ranks(make_run(lens), signals=own, tokens=4).sel(family="steps")
     encoded = lens.encode(own["steps"])
     with torch.no_grad():
-        _, acts = lens.run_with_cache(encoded, names_filter=["encoder.hook_embed"])
+        _, activations = lens.run_with_cache(
+            encoded, names_filter=["encoder.hook_embed"]
+        )
     # all but the special token at the end, and of the shorter series all but the padding before it
     special = [bool(word) for word in encoded.spans["encoder"].special]
-    told = encoded.shown("encoder") & ~torch.tensor(special)
-    rows = acts["encoder.hook_embed"][told].double().numpy()
+    reported = encoded.shown("encoder") & ~torch.tensor(special)
+    rows = activations["encoder.hook_embed"][reported].double().numpy()
     assert int(found["tokens"]) == len(rows)
     values = np.linalg.svd(rows, compute_uv=False)
     close_in_float32(found["singular_value"].values[: len(values)], values)
-    shown = rows[np.unique(np.linspace(0, len(rows) - 1, 4).round().astype(int))]
-    unit = shown / np.linalg.norm(shown, axis=1, keepdims=True)
+    visible = rows[np.unique(np.linspace(0, len(rows) - 1, 4).round().astype(int))]
+    unit = visible / np.linalg.norm(visible, axis=1, keepdims=True)
     angle = np.cos(np.radians(found["angle"].values[0, -1]))
     close_in_float32(angle, np.abs(unit[0] @ unit[-1]))
 
@@ -220,12 +222,12 @@ def test_block_angles_of_every_architecture_are_means_over_pairs(
     lines = matrices if part == "W_O" else matrices.swapaxes(-1, -2)
     unit = lines / np.linalg.norm(lines, axis=-1, keepdims=True)
     own, other = (
-        np.degrees(np.arccos(np.minimum(np.abs(unit[0] @ each.T), 1)))
-        for each in unit[:2]
+        np.degrees(np.arccos(np.minimum(np.abs(unit[0] @ item.T), 1)))
+        for item in unit[:2]
     )
     blocks = last["block_angle"].values
-    apart = np.triu_indices(len(own), 1)
-    assert_close(blocks[0, 0], own[apart].mean(), depth=100)
+    separate = np.triu_indices(len(own), 1)
+    assert_close(blocks[0, 0], own[separate].mean(), depth=100)
     assert_close(blocks[0, 1], other.mean(), depth=100)
     # of equal heads the mean over heads is that over all pairs
     between = blocks[~np.eye(len(blocks), dtype=bool)].mean()
@@ -281,14 +283,16 @@ def test_the_spectra_of_every_architecture_are_those_of_dense_streams(
     found = flow_of_ranks(run, epsilon=[0.1, 0.01])
     stack = run.lens.wiring.stacks[0]
     points = ["resid_pre", *["resid_post"] * stack.n_layers]
-    for place, point in enumerate(points):
-        rows = select_rows(run, f"{stack.prefix}.{max(place - 1, 0)}.hook_{point}")
+    for position, point in enumerate(points):
+        rows = select_rows(run, f"{stack.prefix}.{max(position - 1, 0)}.hook_{point}")
         values = np.linalg.svd(rows.numpy(), compute_uv=False)
         # two forwards, of which one looks into nothing else, differ by rounding
-        ours = found["singular_value"].values[place]
-        close_in_float32(ours, values, depth=100 * (place + 1), what=f"{name} {place}")
+        ours = found["singular_value"].values[position]
+        close_in_float32(
+            ours, values, depth=100 * (position + 1), what=f"{name} {position}"
+        )
         assert found.attrs["tokens"] == len(rows)
-        ranks = found["epsilon_rank"].values[:, place]
+        ranks = found["epsilon_rank"].values[:, position]
         assert_array_equal(ranks, epsilon_rank(ours, [0.1, 0.01]))
     for layer in range(stack.n_layers):
         kind = next(stack.attentions(layer)).kind

@@ -40,7 +40,7 @@ def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(
     draws = {**few_draws(lens), "seed": 3}
     run = lens.run(context, 33, truth=truth, **draws)
     result = ablation_recipes(run, {"three heads": recipe})
-    plain, found = (result.sel(recipe=each) for each in ("original", "three heads"))
+    plain, found = (result.sel(recipe=item) for item in ("original", "three heads"))
     expected = silenced(lens, lens.components(*recipe)).forecast(context, 33, **draws)
     assert_array_equal(plain["quantile_forecast"], run.forecast.quantiles)
     close_in_float32(found["quantile_forecast"], expected.quantiles, depth=200)
@@ -69,14 +69,14 @@ def test_stable_rank_chooses_as_the_dense_product_does(name: str) -> None:
     dense = lens.weights.heads(layer, kind, stack.name).W_QK.AB.detach().double()
     values = np.linalg.svd(dense.numpy(), compute_uv=False)
     ranks = (values**2).sum(-1) / values[:, 0] ** 2
-    for order, ends in (("low", ranks.argsort()), ("high", (-ranks).argsort())):
-        for kept in range(stack.n_heads + 1):
+    for order, bounds in (("low", ranks.argsort()), ("high", (-ranks).argsort())):
+        for retained in range(stack.n_heads + 1):
             chosen = heads_by_stable_rank(
-                lens, {layer: kept}, order=order, paired=False
+                lens, {layer: retained}, order=order, paired=False
             )
-            heads = sorted(ends[: stack.n_heads - kept])
+            heads = sorted(bounds[: stack.n_heads - retained])
             expected = [Component(stack.name, layer, kind, head) for head in heads]
-            assert sorted(chosen, key=lambda each: each.head) == expected
+            assert sorted(chosen, key=lambda item: item.head) == expected
 
 
 def test_random_heads_have_the_counts_of_the_informed_ones_and_pairs_share_their_index() -> (
@@ -97,7 +97,7 @@ def test_random_heads_have_the_counts_of_the_informed_ones_and_pairs_share_their
     alone = heads_by_stable_rank(lens, keep, paired=False)
     assert alone == [c for c in informed if c.kind == "cross_attn"]
     assert drawn[0] == random_heads(lens, keep, seed=0)
-    assert any(each != drawn[0] for each in drawn[1:])
+    assert any(item != drawn[0] for item in drawn[1:])
 
 
 def test_sharp_and_diffuse_heads_are_the_ends_of_the_entropies() -> None:

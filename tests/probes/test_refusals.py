@@ -255,8 +255,8 @@ def test_every_probe_says_what_it_takes(
     values, other = run.batch.values[0], run.lens if "Run" in asked else run
     for given in (run.batch, values, run.forecast, None, "co2", other):
         pair = 2 if name in ("activation_patching", "path_patching") else 1
-        told = "None" if given is None else type(given).__name__
-        expect_error(f"{room}.{name} takes .*{told}", probe, *[given] * pair)
+        reported = "None" if given is None else type(given).__name__
+        expect_error(f"{room}.{name} takes .*{reported}", probe, *[given] * pair)
 
 
 @pytest.mark.parametrize("name", ["layer_gain", "sharp_heads", "induction_overlap"])
@@ -264,10 +264,10 @@ def test_a_probe_of_a_result_names_the_kind_that_it_goes_on_from(
     name: str, run: Run
 ) -> None:
     takes = r"probes\.(logit_lens|head_entropy|induction_scores)"
-    for given, told in (
+    for given, reported in (
         (run, "Run"),
         (np.zeros(3), "ndarray"),
         (None, "None"),
         (run.forecast.to_dataset(), "of kind 'forecast'"),
     ):
-        expect_error(f"{takes}.*{told}", getattr(probes, name), given)
+        expect_error(f"{takes}.*{reported}", getattr(probes, name), given)

@@ -52,11 +52,11 @@ def test_a_long_map_begins_with_the_short_one(name: str) -> None:
     close_in_float32(found["attention"].sum("key"), 1)
     assert found.attrs["passes"] == 3
     first = found.isel(query=found["pass_start"].values == 0)["attention"]
-    places = [
-        list(zip(each["key_start"].values, each["key_special"].values, strict=True))
-        for each in (short, found)
+    positions = [
+        list(zip(item["key_start"].values, item["key_special"].values, strict=True))
+        for item in (short, found)
     ]
-    rows = [places[1].index(place) for place in places[0]]
+    rows = [positions[1].index(position) for position in positions[0]]
     ours = first.isel(key=rows)
     close_in_float32(ours, short["attention"], depth=16, magnitude=1.0)
     # what a pass does not read has no attention
@@ -77,8 +77,10 @@ def test_a_long_map_is_the_rollout_of_the_library() -> None:
         for keys in ("time", "window")
     )
     point = "decoder_blocks.1.cross_attn.hook_pattern"
-    _, acts = lens.run_with_cache(series, rollout=True, names_filter=point, **options)
-    calls = acts.calls(point)
+    _, activations = lens.run_with_cache(
+        series, rollout=True, names_filter=point, **options
+    )
+    calls = activations.calls(point)
     assert len(calls) == width + 5
     for step, call in enumerate(calls):
         native = call.value[0, :, -1].numpy()

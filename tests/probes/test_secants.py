@@ -22,7 +22,7 @@ def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_u
     lens = lens_of("chronos-bolt")
     run = lens.run(example_case(lens).encoded.batch, 3)
     found = attribution(run)
-    writes, last = (each.double() for each in writes_and_stream(run)[1:])
+    writes, last = (item.double() for item in writes_and_stream(run)[1:])
     model = lens.adapter.model
     norm, block = model.decoder.final_layer_norm, model.output_patch_embedding
     w1, w2, w3 = (
@@ -31,11 +31,11 @@ def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_u
     )
     power = last.square().mean(-1, keepdim=True) + norm.variance_epsilon
     scale = norm.weight.double() * power.rsqrt()
-    parts, whole = (
-        (each * scale)[..., 0, :].detach().numpy() for each in (writes, last)
+    parts, full = (
+        (item * scale)[..., 0, :].detach().numpy() for item in (writes, last)
     )
     start = block.hidden_layer.bias.detach().double().numpy()
-    stop = whole @ w1.T + start
+    stop = full @ w1.T + start
     # the share of the way from start to stop that is above 0
     above = np.maximum(start, 0) - np.maximum(stop, 0)
     active = np.divide(

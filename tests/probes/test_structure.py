@@ -86,12 +86,12 @@ def test_entropic_rank_is_that_of_the_projected_heads_of_all_tokens(name: str) -
     run = lens.run(as_series(series), 6)
     found = entropic_rank(run)
     stack, kind = lens.wiring.output_stack, str(found.attrs["attention"])
-    shown = run.encoded.shown(stack.name)
-    assert_array_equal(found["tokens"], shown.sum(1))
+    visible = run.encoded.shown(stack.name)
+    assert_array_equal(found["tokens"], visible.sum(1))
     assert len(set(found["tokens"].values.tolist())) == 2
     for layer in found["layer"].values:
         point = f"{stack.prefix}.{layer}.{kind}.hook_z"
-        states = run.record([point])[point][shown]
+        states = run.record([point])[point][visible]
         weights = lens.weights.heads(int(layer), kind, stack.name).W_O
         written = torch.einsum("phd,hdm->phm", states, weights).detach().double()
         unit = torch.nn.functional.normalize(written, dim=-1)
@@ -104,7 +104,7 @@ def test_cka_of_known_representations() -> None:
     x, other = rng.normal(size=(50, 6)), rng.normal(size=(50, 9))
     turned = 3 * x @ np.linalg.qr(rng.normal(size=(6, 6)))[0] + 5
     given = (x, turned, other, np.ones((50, 2)))
-    found = linear_cka([torch.tensor(each) for each in given])
+    found = linear_cka([torch.tensor(item) for item in given])
     assert found[0, 1] == pytest.approx(1)
     assert 0 < found[0, 2] < 0.6
     assert np.isnan(found[0, 3])

@@ -47,7 +47,7 @@ def changed(lens: Lens, owner: str, size: float = 0.2) -> Lens:
     named = dict(tuned.adapter.model.named_parameters())
     with torch.no_grad():
         for name, part in {
-            str(each): places for each, places in _owners(tuned).items()
+            str(item): positions for item, positions in _owners(tuned).items()
         }[owner].items():
             values = part.of(named[name])
             part.put(
@@ -61,12 +61,12 @@ def changed(lens: Lens, owner: str, size: float = 0.2) -> Lens:
 def test_every_weight_belongs_to_one_component(name: str) -> None:
     lens = lens_of(name)
     total = {
-        each: torch.zeros_like(weight, dtype=torch.int)
-        for each, weight in lens.adapter.model.named_parameters()
+        entry: torch.zeros_like(weight, dtype=torch.int)
+        for entry, weight in lens.adapter.model.named_parameters()
     }
-    for places in _owners(lens).values():
-        for each, part in places.items():
-            part.put(total[each], part.of(total[each]) + 1)
+    for positions in _owners(lens).values():
+        for item, part in positions.items():
+            part.put(total[item], part.of(total[item]) + 1)
     assert all(bool((count == 1).all()) for count in total.values())
 
 
@@ -81,22 +81,22 @@ def test_a_head_owns_what_moves_it_alone(name: str) -> None:
         str(owner) for owner in _owners(base) if str(owner).endswith(f"{row.kind}.1")
     )
     first, second = (
-        each.run(example_case(each).batch, 1).record([f"{branch}.hook_z"])[
+        item.run(example_case(item).batch, 1).record([f"{branch}.hook_z"])[
             f"{branch}.hook_z"
         ]
-        for each in (base, changed(base, head))
+        for item in (base, changed(base, head))
     )
     moved = [
-        bool((first - second)[..., each, :].abs().max() > 0)
-        for each in range(first.shape[-2])
+        bool((first - second)[..., item, :].abs().max() > 0)
+        for item in range(first.shape[-2])
     ]
-    assert moved == [each == 1 for each in range(len(moved))]
+    assert moved == [item == 1 for item in range(len(moved))]
     rest = _owners(base).get("rest", {})
     assert not [
-        each
-        for each in rest
+        item
+        for item in rest
         if any(
-            f".{part.module}.weight" in each for part in (*row.inputs.values(), row.o)
+            f".{part.module}.weight" in item for part in (*row.inputs.values(), row.o)
         )
     ]
 
@@ -122,7 +122,7 @@ def test_all_set_back_is_the_base_model(name: str) -> None:
     assert found.attrs["statistic"] == run.statistic
     # the tuned model is as it was
     after = tuned.adapter.model.state_dict()
-    assert all(torch.equal(weight, state[each]) for each, weight in after.items())
+    assert all(torch.equal(weight, state[item]) for item, weight in after.items())
 
 
 @pytest.mark.parametrize(("mechanism", "architecture"), PLANTED)
@@ -135,7 +135,9 @@ def test_a_change_planted_in_one_component_is_found_alone(
         base, planted.card, series=2, noise=0.0, seed=1
     ).clean.in_one_pass()
     owned = {str(owner) for owner in _owners(base)}
-    components = [str(each) for each in writers(base.wiring) if str(each) in owned]
+    components = [
+        str(writer) for writer in writers(base.wiring) if str(writer) in owned
+    ]
     for target in (components[0], components[-1]):
         found = weight_effects(base, changed(base, target), run)
         assert found["component"].values.tolist() == [target]
@@ -196,8 +198,8 @@ def test_each_is_set_back_as_in_a_model_built_by_hand() -> None:
         magnitude=400.0,
     )
     error, before = (
-        np.abs(each - run.truth).mean(-1)
-        for each in (expected, found["tuned_forecast"].values)
+        np.abs(item - run.truth).mean(-1)
+        for item in (expected, found["tuned_forecast"].values)
     )
     assert_close(
         by_name["error_change"].sel(component="decoder.2.mlp"),
@@ -222,7 +224,7 @@ def test_forecasts_and_errors_are_those_of_each_model_by_itself(
         for lens in (base, tuned)
     )
     level = float(np.abs(run.point).max())
-    errors = [np.abs(each.point - run.truth).mean(-1) for each in (own, run)]
+    errors = [np.abs(item.point - run.truth).mean(-1) for item in (own, run)]
     for given in (run, own):
         found = weight_effects(base, tuned, given)
         for ours, expected in (
@@ -248,7 +250,7 @@ def test_units_of_a_series_change_neither_order_nor_verdict(name: str) -> None:
     batch = tsfm_lens.bundled("pedestrians", "elnino", "co2").tail(160)
 
     def told(*units: float) -> Any:
-        values = (unit * each for unit, each in zip(units, batch.values, strict=True))
+        values = (unit * value for unit, value in zip(units, batch.values, strict=True))
         run = tuned.run(replace(batch, values=tuple(values)), 8, holdout=True)
         return weight_effects(base, tuned, run)
 
@@ -301,28 +303,28 @@ def test_an_adapter_that_is_not_merged_is_read_as_what_it_adds(name: str) -> Non
     torch.manual_seed(0)
     tuned = peft.get_peft_model(model, config)
     run = base.run(tsfm_lens.bundled("elnino"), 8)
-    apart = weight_effects(base, pipeline, run)
-    assert apart.attrs["adapters"] == len(merged(pipeline)[1]) > 0
-    assert int(apart["rank"].max()) == 3
-    words = " ".join(read_weight_effects(apart))
-    assert f"{apart.attrs['adapters']} adapters" in words
+    separate = weight_effects(base, pipeline, run)
+    assert separate.attrs["adapters"] == len(merged(pipeline)[1]) > 0
+    assert int(separate["rank"].max()) == 3
+    text = " ".join(read_weight_effects(separate))
+    assert f"{separate.attrs['adapters']} adapters" in text
     # the pipeline still has its adapters, and merging them changes nothing but rounding
     expect_error("hold an adapter beside", load, pipeline)
     tuned.merge_and_unload()
     together = weight_effects(base, pipeline, run)
     assert together.attrs["adapters"] == 0
-    assert set(together["component"].values) == set(apart["component"].values)
+    assert set(together["component"].values) == set(separate["component"].values)
     order = together["component"].values
     for name_of in ("forecast", "norm"):
         one, other = (
-            each.set_index(component="component")[name_of].sel(component=order)
-            for each in (apart, together)
+            item.set_index(component="component")[name_of].sel(component=order)
+            for item in (separate, together)
         )
         close_in_float32(one, other, depth=400, magnitude=30.0)
 
 
 def test_models_of_other_sizes_are_refused() -> None:
     base = tsfm_lens.load("bolt-nano")
-    words = "expected the same architecture"
+    text = "expected the same architecture"
     for other in (lens_of("chronos-bolt"), tsfm_lens.load("chronos2-nano")):
-        expect_error(words, weight_effects, base, other, make_run(base))
+        expect_error(text, weight_effects, base, other, make_run(base))

@@ -99,9 +99,9 @@ def series() -> Any:
 @contextmanager
 def with_planted_heads(lens: Lens) -> Iterator[Run]:
     name = next(
-        str(each)
-        for each in lens.components("**")
-        if each.level == "branch" and each.kind in ("time_attn", "cross_attn")
+        str(component)
+        for component in lens.components("**")
+        if component.level == "branch" and component.kind in ("time_attn", "cross_attn")
     )
     with lens.edit(EditPattern(name, planted(lens))):
         yield lens.run(series(), HORIZON)
@@ -181,11 +181,11 @@ def test_lags_and_places_are_those_of_the_captured_pattern(
     for layer in found["layer"].values:
         point = f"{stack.prefix}.{layer}.{kind}.hook_pattern"
         with torch.no_grad():
-            _, acts = lens.run_with_cache(run.encoded, names_filter=point)
+            _, activations = lens.run_with_cache(run.encoded, names_filter=point)
         keys = run.encoded.spans[
             stack.attention(kind, int(layer)).keys_from or stack.name
         ]
-        for head, pattern in enumerate(acts[point][0].double().numpy()):
+        for head, pattern in enumerate(activations[point][0].double().numpy()):
             by_lag: dict[int, float] = {}
             by_place: dict[int, float] = {}
             for step in range(steps):

@@ -57,19 +57,19 @@ def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts, results):
     assert len([a for a in found.all("a") if "download" in a]) == figures
     # the first sentence of a chapter stands alone, all of them in the text
     panels = draw_results(results)
-    told = [
-        words for each in panels.values() for panel in each for words in panel.sentences
+    reported = [
+        label for item in panels.values() for panel in item for label in panel.sentences
     ]
     text = " ".join(found.text.split())
     assert [
-        words
-        for words in map(build._typeset, told)
-        if " ".join(words.split()) not in text
+        label
+        for label in map(build._typeset, reported)
+        if " ".join(label.split()) not in text
     ] == []
     # of a chapter with figures of single series, one for each of them
     leading = [
-        {panel.series for panel in each} - {""} if each[0].series else {""}
-        for each in panels.values()
+        {panel.series for panel in item} - {""} if item[0].series else {""}
+        for item in panels.values()
     ]
     assert (
         len([p for p in found.all("p") if p.get("class") == "main"])
@@ -80,7 +80,7 @@ def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts, results):
 
 def test_every_series_has_its_figures_or_a_note(tmp_path):
     """Of ten series every chapter draws the first eight, each under its tab, and says so of the others."""
-    ids = [f"river-{place}" for place in range(10)]
+    ids = [f"river-{position}" for position in range(10)]
     every = planted.in_report(ids)
     kinds = (
         "forecast",
@@ -91,11 +91,11 @@ def test_every_series_has_its_figures_or_a_note(tmp_path):
         "attention_patterns",
     )
     found = page({kind: every[kind] for kind in kinds}, tmp_path)
-    for place, kind in enumerate(kinds, start=1):
+    for position, kind in enumerate(kinds, start=1):
         own = [
             attrs
             for attrs in found.all("figure")
-            if (attrs["id"] or "").startswith(f"s{place}-")
+            if (attrs["id"] or "").startswith(f"s{position}-")
         ]
         drawn = {attrs["data-series"] for attrs in own if "data-series" in attrs}
         expected = {"forecast": ids, "head_states": ids, "attention_patterns": []}.get(
@@ -139,8 +139,8 @@ def test_strings_of_users_are_text_everywhere(evil_whole, evil):
     assert not [
         attrs for _, attrs in found.tags if any(name.startswith("on") for name in attrs)
     ]
-    for words in (evil, "b</script>", "c%{x}"):
-        assert words in found.text
+    for text in (evil, "b</script>", "c%{x}"):
+        assert text in found.text
     specs = found.specs
     texts = json.dumps(specs, ensure_ascii=False)
     # inside plotly's texts the markup is spelled out in entities; only meta, which nothing draws, has it raw

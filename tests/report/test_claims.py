@@ -34,7 +34,7 @@ def sizes(own: list[float], twins: list[list[float]], groups: list[str]) -> xr.D
         )
         return judge(data, "effect", floor=0.0, groups=groups)
 
-    return with_twins(result(own), [result(each) for each in twins])
+    return with_twins(result(own), [result(item) for item in twins])
 
 
 def test_a_negative_sentence_states_the_test_and_holds() -> None:
@@ -46,18 +46,18 @@ def test_a_negative_sentence_states_the_test_and_holds() -> None:
     assert (found["effect"][2, 0] > 3 * found["effect_twins"][:, 2]).all()
     assert int(found["effect_twin_rank"][2]) == 1
     assert not found["effect_learned"].any()
-    *_, words = judged(found, "effect", "component").standing(["a", "b", "c"], "parts")
+    *_, text = judged(found, "effect", "component").standing(["a", "b", "c"], "parts")
     for part in ("None of 3 parts", "test", "score", "24 untrained twins"):
-        assert part in words
-    assert "larger than all" not in words
+        assert part in text
+    assert "larger than all" not in text
 
 
 def test_a_positive_sentence_names_what_passes() -> None:
     found = sizes([0.1, 5.0, 0.2], [[0.1, 0.1, 0.2]] * 24, ["head", "head", "layer"])
-    *_, words = judged(found, "effect", "component").standing(["a", "b", "c"], "parts")
-    assert words.startswith("Learned")
-    assert re.search(r"\bb\.$", words)
-    assert "24 untrained twins" in words
+    *_, text = judged(found, "effect", "component").standing(["a", "b", "c"], "parts")
+    assert text.startswith("Learned")
+    assert re.search(r"\bb\.$", text)
+    assert "24 untrained twins" in text
 
 
 # twins by a rule
@@ -121,7 +121,9 @@ def test_work_counts_forwards_and_knows_no_memory(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, work = measure_work(name, num_samples=2 if name == "chronos-nano" else None)
-    parameters = sum(each.numel() for each in run.lens.adapter.model.parameters())
+    parameters = sum(
+        parameter.numel() for parameter in run.lens.adapter.model.parameters()
+    )
     variants = ablation_effects(run).sizes["component"]
     assert work % parameters == 0
     # every variant and the model itself on both series, and little besides
@@ -155,9 +157,9 @@ def test_the_last_layer_has_no_gain_against_its_own_forecast(name: str) -> None:
     assert np.isnan(found["gain"].isel(layer=-1)).all()
     assert not found["gain_acts"].isel(layer=-1).any()
     assert np.isfinite(found["gain"].isel(layer=1)).all()
-    words = " ".join(read_gain(found))
-    assert "100 %" not in words.replace("−", "-").replace("-100", "100")
-    assert "own forecast" in words
+    text = " ".join(read_gain(found))
+    assert "100 %" not in text.replace("−", "-").replace("-100", "100")
+    assert "own forecast" in text
     known = lens.assign(truth=lens["point_forecast"].isel(layer=-1, drop=True) + 1.0)
     assert np.isfinite(layer_gain(known)["gain"].isel(layer=-1)).all()
 
@@ -168,14 +170,14 @@ def test_the_last_layer_has_no_gain_against_its_own_forecast(name: str) -> None:
 def ablation(shape: list[float], size: list[float], change: list[float]) -> xr.Dataset:
     """Four heads and MLPs with these distances, shifts and changes of the error, alike on twelve series."""
     ds = planted.ablation(planted.series([f"s{i}" for i in range(12)], apart=1.0))
-    place = np.flatnonzero(ds["kind"].values != "layer")[: len(shape)]
+    position = np.flatnonzero(ds["kind"].values != "layer")[: len(shape)]
     for name, values in (
         ("spearman_distance", shape),
         ("mean_shift", size),
         ("mae_change", change),
     ):
         effect = np.full(ds[name].shape, 0.001)
-        effect[place] = np.array(values)[:, None]
+        effect[position] = np.array(values)[:, None]
         ds[name] = (("component", "series"), effect)
         ds = judge(ds, name, floor=1e-6, signed=name == "mae_change")
     return ds
@@ -184,21 +186,21 @@ def ablation(shape: list[float], size: list[float], change: list[float]) -> xr.D
 def test_leaders_in_size_and_in_shape_are_told_apart() -> None:
     ds = ablation([0.9, 0.1, 0.1, 0.1], [0.1, 0.1, 0.8, 0.1], [0.3, 0.1, 0.5, 0.1])
     labels = [
-        str(each) for each in ds["component"].values[ds["kind"].values != "layer"]
+        str(value) for value in ds["component"].values[ds["kind"].values != "layer"]
     ]
-    words = read_ablation(ds, "spearman_distance")
+    texts = read_ablation(ds, "spearman_distance")
     (why,) = [
-        each
-        for each in words
-        if "size" in each and "shape" in each and labels[0] in each
+        text
+        for text in texts
+        if "size" in text and "shape" in text and labels[0] in text
     ]
     assert labels[2] in why
-    assert not any("error falls" in each for each in words)
+    assert not any("error falls" in text for text in texts)
 
 
 def test_one_leader_in_both_needs_no_word_on_it() -> None:
     ds = ablation([0.9, 0.1, 0.1, 0.1], [0.8, 0.1, 0.1, 0.1], [0.3, 0.1, 0.5, 0.1])
-    assert not any("shape" in each for each in read_ablation(ds, "spearman_distance"))
+    assert not any("shape" in item for item in read_ablation(ds, "spearman_distance"))
 
 
 @pytest.mark.parametrize("leader", [0, 2])
@@ -208,7 +210,7 @@ def test_a_leader_without_which_the_error_falls_is_remarked_upon(leader: int) ->
     ds = ablation([0.9, 0.1, 0.1, 0.1], [0.1, 0.1, 0.8, 0.1], change)
     name = str(ds["component"].values[ds["kind"].values != "layer"][leader])
     (remark,) = [
-        each for each in read_ablation(ds, "spearman_distance") if "error falls" in each
+        item for item in read_ablation(ds, "spearman_distance") if "error falls" in item
     ]
     assert name in remark
     assert "40 %" in remark
@@ -257,11 +259,11 @@ def test_a_page_has_one_baseline(name: str, gap: int) -> None:
     np.testing.assert_allclose(naive[known], expected[known])
     assert np.isfinite(naive).all()
     error = float(np.abs(naive - run.truth[0]).mean())
-    words = " ".join(read_forecast(ds, 0))
+    text = " ".join(read_forecast(ds, 0))
     (card,) = make_cards({"forecast": ds}, {"forecast": "s1"})
     (_, bar) = card["cards"][name]["bars"]
     assert bar[0] == label
-    assert label in words
-    assert f"{error:.3g}" in words
+    assert label in text
+    assert f"{error:.3g}" in text
     assert bar[1].split()[0] == f"{error:.4g}"
-    assert "last value" not in words + str(card) or season == 1
+    assert "last value" not in text + str(card) or season == 1

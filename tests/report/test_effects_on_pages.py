@@ -48,22 +48,22 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(
     cells = [cell for row in state["rows"] for cell in row["cells"]]
     assert sorted(cells) == list(range(len(state["names"])))
     later = slice(1, None) if run.tokens_read else slice(None)
-    for place, series in enumerate(state["series"]):
-        shift = single["mean_shift"].isel(series=place).values
+    for position, series in enumerate(state["series"]):
+        shift = single["mean_shift"].isel(series=position).values
         np.testing.assert_allclose(
-            [each["effect"] for each in series["states"]], shift, rtol=DIGITS
+            [entry["effect"] for entry in series["states"]], shift, rtol=DIGITS
         )
         # what is drawn is what is measured, and the error beside it that of the same forecast
-        drawn = np.array([each["line"] for each in series["states"]])[:, later]
+        drawn = np.array([entry["line"] for entry in series["states"]])[:, later]
         plain = np.array(series["line"])[later]
-        floor = float(single["mean_shift_floor"][place])
+        floor = float(single["mean_shift_floor"][position])
         assert series["floor"] == pytest.approx(floor, rel=DIGITS)
         np.testing.assert_allclose(
             np.abs(drawn - plain).mean(-1), shift, atol=2 * DIGITS * np.abs(plain).max()
         )
         np.testing.assert_allclose(
-            [each["error"] for each in series["states"]],
-            single["mae"].isel(series=place),
+            [entry["error"] for entry in series["states"]],
+            single["mae"].isel(series=position),
             rtol=DIGITS,
         )
     # the card names the strongest, which is on the map, and the chapter the effect of the one that it draws
@@ -71,15 +71,15 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(
     cards = make_cards({"ablation_effects": parts}, {"ablation_effects": "s1"})[0][
         "cards"
     ]
-    for place, each in enumerate(ids):
-        strongest = int(single["mean_shift"].isel(series=place).argmax())
-        assert cards[each]["big"] == state["names"][strongest]
-        told = re.search(
-            rf"Without (\S+) the [\w ]+ forecast of {each} moves by ([\d.]+)", text
+    for position, item in enumerate(ids):
+        strongest = int(single["mean_shift"].isel(series=position).argmax())
+        assert cards[item]["big"] == state["names"][strongest]
+        reported = re.search(
+            rf"Without (\S+) the [\w ]+ forecast of {item} moves by ([\d.]+)", text
         )
-        assert told is not None
-        effect = single["mean_shift"].isel(series=place).sel(component=told[1])
-        assert told[2].rstrip(".") == f"{float(effect):.3g}"
+        assert reported is not None
+        effect = single["mean_shift"].isel(series=position).sel(component=reported[1])
+        assert reported[2].rstrip(".") == f"{float(effect):.3g}"
 
 
 def test_what_is_read_is_what_the_strongest_head_reads() -> None:

@@ -100,16 +100,16 @@ return Array.from(document.querySelectorAll("section:not(#provenance)")).map(sec
 
 
 def test_chapters_follow_the_tab_or_say_what_they_draw(screen):
-    for place, name in enumerate("abc"):
+    for position, name in enumerate("abc"):
         screen.execute_script(
-            "document.querySelectorAll('.tabs input')[arguments[0]].click()", place
+            "document.querySelectorAll('.tabs input')[arguments[0]].click()", position
         )
         chapters = screen.execute_script(SEEN)
         assert len(chapters) == len(DEFAULT)
         for kind, chapter in zip(DEFAULT, chapters, strict=True):
-            shown = {*chapter["figures"], *chapter["folded"]}
-            assert shown, kind
-            assert shown <= {"", name}, kind
+            displayed = {*chapter["figures"], *chapter["folded"]}
+            assert displayed, kind
+            assert displayed <= {"", name}, kind
             # one first figure stands open under every tab
             assert chapter["figures"], kind
             # the attention is of the first series alone
@@ -124,7 +124,7 @@ def test_chapters_follow_the_tab_or_say_what_they_draw(screen):
                 "ablation_effects",
                 "head_states",
             ):
-                assert name in shown, kind
+                assert name in displayed, kind
     # a figure that was drawn under another tab is as wide as its place
     until_drawn(screen)
     screen.execute_script("document.querySelectorAll('.tabs input')[1].click()")
@@ -253,11 +253,11 @@ def test_cards_are_made_of_what_there_is():
     (card,) = make_cards({"f": every["forecast"].drop_vars("truth")}, {"f": "s1"})
     assert "the truth is not known yet" in card["cards"]["a"]["note"]
     lens = every["lens"]
-    for sign, words in ((1, "mostly in layer 1"), (-1, "not told by entropy")):
+    for sign, text in ((1, "mostly in layer 1"), (-1, "not told by entropy")):
         (card,) = make_cards(
             {"lens": lens.assign(entropy=7 + sign * lens["entropy"])}, {"lens": "s1"}
         )
-        assert card["cards"]["a"]["big"] == words
+        assert card["cards"]["a"]["big"] == text
 
 
 def test_the_reading_names_the_planted_head():

@@ -53,7 +53,9 @@ def said(kind: str) -> Reader:
     """What the figures of a kind declare to say."""
 
     def sentences(ds: xr.Dataset) -> list[str]:
-        readers = [each.sentences for each in find_figures(kind) if each.sentences]
+        readers = [
+            figure.sentences for figure in find_figures(kind) if figure.sentences
+        ]
         return [text for read in readers for text in read(ds)]
 
     sentences.__name__ = kind
@@ -353,7 +355,7 @@ def truths() -> dict[str, xr.Dataset]:
 @pytest.mark.parametrize(
     ("read", "name", "how", "phrases"),
     READINGS,
-    ids=[each[0].__name__ for each in READINGS],
+    ids=[reading[0].__name__ for reading in READINGS],
 )
 def test_a_reading_states_the_planted_truth(
     truths: dict[str, xr.Dataset],
@@ -389,9 +391,9 @@ def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
             parts["component"] == "decoder.0.mlp", -0.0
         )
     )
-    words = " ".join(read_attribution(single, "expected_value", 0))
+    text = " ".join(read_attribution(single, "expected_value", 0))
     assert [
-        part in words for part in (": decoder.0.mlp (", "ones to 0.", "cross_attn")
+        part in text for part in (": decoder.0.mlp (", "ones to 0.", "cross_attn")
     ] == [True, True, False]
     silent = read_attribution(
         parts.assign(attribution=-0.0 * parts["attribution"]), "expected_value", 0
@@ -411,30 +413,30 @@ def test_sizes_come_first_and_each_statement_has_its_own_sentence(results):
     effect = 0.001 * rng.random((ds.sizes["component"], 16))
     effect[heads[2]], effect[heads[4], :3] = 0.4 + rng.random(16), 2.0
     ds["spearman_distance"] = (("component", "series"), effect)
-    words = read_ablation(
+    text = read_ablation(
         judge(ds, "spearman_distance", floor=1e-6), "spearman_distance"
     )
     name = str(ds["component"].values[heads[2]])
     head = (
         "Largest Spearman distance without one head (median and range over 16 series)"
     )
-    assert words[0].startswith(f"{head}: {name} (")
-    assert "MLP" in words[1]
-    assert words[1].endswith("none of 0.01 or more.")
-    assert words[2].startswith(f"{name}: largest in ")
-    assert words[2].endswith(
+    assert text[0].startswith(f"{head}: {name} (")
+    assert "MLP" in text[1]
+    assert text[1].endswith("none of 0.01 or more.")
+    assert text[2].startswith(f"{name}: largest in ")
+    assert text[2].endswith(
         " % of bootstrap samples of series, significantly larger than the rest."
     )
     # what is said of the size of the shift stands between
     assert (
-        words[-4]
+        text[-4]
         == "6 of 6 heads act above rounding on all 16 series; 1 of 6 by 1 % or more."
     )
-    assert words[-3].startswith(
+    assert text[-3].startswith(
         f"Significant for other series like these: 1 of 6: {name} (sign tests over 16 series, "
     )
-    assert "untrained twins" in words[-2]
-    assert "--twins" in words[-2]
+    assert "untrained twins" in text[-2]
+    assert "--twins" in text[-2]
 
 
 def make_pattern(*keys: int | None) -> xr.Dataset:
@@ -442,11 +444,11 @@ def make_pattern(*keys: int | None) -> xr.Dataset:
     rows = np.full((len(keys), 25), 1 / 25)
     for row, key in zip(rows, keys, strict=True):
         if key is not None:
-            row[:] = [0.5 if place == key else 0.5 / 24 for place in range(25)]
-    places = planted.tokens("key", range(-24, 0), special="EOS") | planted.tokens(
+            row[:] = [0.5 if position == key else 0.5 / 24 for position in range(25)]
+    positions = planted.tokens("key", range(-24, 0), special="EOS") | planted.tokens(
         "query", range(len(keys))
     )
-    return planted.attention(pattern=rows[None, None], places=places)
+    return planted.attention(pattern=rows[None, None], places=positions)
 
 
 @pytest.mark.parametrize(
@@ -475,21 +477,23 @@ def make_pattern(*keys: int | None) -> xr.Dataset:
     ],
 )
 def test_where_queries_look_is_told_by_what_most_of_them_share(keys, told):
-    (words,) = read_attention_map(make_pattern(*keys), 0, 0)
-    assert told in words
-    assert words.endswith(".")
+    (text,) = read_attention_map(make_pattern(*keys), 0, 0)
+    assert told in text
+    assert text.endswith(".")
 
 
 def test_the_largest_entropy_counts_the_keys_that_a_query_may_see():
     causal = np.tril(np.ones((24, 24)))
     # keys of padding that no query may see
     causal = np.pad(causal, ((0, 0), (3, 0))) / causal.sum(axis=1, keepdims=True)
-    places = planted.tokens("key", range(-3, 24)) | planted.tokens("query", range(24))
-    words = read_attention(
-        planted.attention(pattern=causal[None, None], places=places)
+    positions = planted.tokens("key", range(-3, 24)) | planted.tokens(
+        "query", range(24)
+    )
+    text = read_attention(
+        planted.attention(pattern=causal[None, None], places=positions)
     )[0]
     most = np.log(np.arange(1, 25)).mean()
-    assert f"({most:.3g} nats), of at most {most:.3g} nats" in words
+    assert f"({most:.3g} nats), of at most {most:.3g} nats" in text
 
 
 def test_a_reading_admits_where_a_definition_does_not_hold(results):
@@ -522,7 +526,7 @@ def test_effects_and_repair_are_told_by_their_sizes(results):
 def test_heads_that_cannot_be_told_apart_are_named_together():
     entropy = np.array([[0.0, 1.0], [1e-6, 2.0]])
     ds = xr.Dataset(coords={"layer": ["0", "1"], "head": [0, 1]})
-    words = summarize(
+    text = summarize(
         ds,
         "{entropy:lowest nats}",
         "{entropy:highest nats}",
@@ -531,7 +535,7 @@ def test_heads_that_cannot_be_told_apart_are_named_together():
         entropy=labelled(ds, entropy, "layer", "head"),
         alike=labelled(ds, 0 * entropy, "layer", "head"),
     )
-    assert words == [
+    assert text == [
         "layer 0, head 0 and layer 1, head 0 (0 nats)",
         "layer 1, head 1 (2 nats)",
         "4 equal heads (0)",

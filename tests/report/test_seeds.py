@@ -43,8 +43,8 @@ def sentences(name: str, seed: int) -> list[str]:
 def test_no_sentence_on_a_component_changes_between_seeds(
     name: str, seeds: Sequence[int]
 ) -> None:
-    first, *others = (sentences(name, seed) for seed in seeds)
+    first, *rest = (sentences(name, seed) for seed in seeds)
     assert len(first) > 10
     assert any("decoder." in sentence for sentence in first)
-    for other in others:
+    for other in rest:
         assert other == first

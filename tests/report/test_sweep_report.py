@@ -48,14 +48,14 @@ def test_page_figures_and_tables_are_there(
     figures = {path.stem for path in (folder / "figures").iterdir()}
     models = ("alpha", "beta")
     parts = ("", "-both", "-heads", "-mlp")
-    effects = {f"sweep_effects{part}-{each}" for part in parts for each in models}
+    effects = {f"sweep_effects{part}-{item}" for part in parts for item in models}
     of_models = {
-        f"sweep_{kind}-{each}" for kind in ("heads", "curves") for each in models
+        f"sweep_{kind}-{item}" for kind in ("heads", "curves") for item in models
     }
     layers = swept["datasets"].groupby(["model", "layer"], sort=False).groups
     by_dataset = {f"sweep_datasets-layer-{layer}-{model}" for model, layer in layers}
-    others = {"sweep_heads_at", "sweep_recipes", "sweep_selection"}
-    assert figures == effects | of_models | by_dataset | others
+    rest = {"sweep_heads_at", "sweep_recipes", "sweep_selection"}
+    assert figures == effects | of_models | by_dataset | rest
     assert {path.name for path in (folder / "tables").iterdir()} == {
         f"{n}.{k}" for n in swept for k in ("csv", "tex")
     }
@@ -68,19 +68,19 @@ def test_the_page_loads_nothing_and_says_what_is_missing_and_how_intervals_are_m
 ) -> None:
     page = Page(built.read_text())
     assert all(address.startswith(("#", "data:")) for address in page.loads)
-    words = " ".join(page.text.split())
-    assert "3 of the 40 cells planned so far are missing" in words
+    text = " ".join(page.text.split())
+    assert "3 of the 40 cells planned so far are missing" in text
     assert (
-        words.count(
+        text.count(
             "its direction at 5 %, Holm-corrected over all tests of this page on one model and metric"
         )
         == 1
     )
-    assert "Student's t intervals of log ratios over 16 series" in words
-    assert "alpha: layers 4" in words.replace(
+    assert "Student's t intervals of log ratios over 16 series" in text
+    assert "alpha: layers 4" in text.replace(
         '{"layers": 4, "revision": null}', "layers 4"
     )
-    assert "name x; windows 8" in words
+    assert "name x; windows 8" in text
 
 
 def test_csv_files_hold_every_number(
@@ -92,9 +92,9 @@ def test_csv_files_hold_every_number(
             keep_default_na=False,
             float_precision="round_trip",
         )
-        words = table.select_dtypes(object)
-        pd.testing.assert_frame_equal(back[list(words)], words)
-        numbers = back[list(table.columns.difference(words.columns))].replace(
+        text = table.select_dtypes(object)
+        pd.testing.assert_frame_equal(back[list(text)], text)
+        numbers = back[list(table.columns.difference(text.columns))].replace(
             {"": np.nan}
         )
         for column in numbers:
@@ -208,11 +208,11 @@ def test_an_unfinished_sweep_is_reported_as_far_as_it_is(
     page = build_sweep_report(
         {"layers": layers, "heads_at": heads}, tmp_path, title="T", provenance={}
     )
-    words = Page(page.read_text()).text
-    assert "heads_at has no figure yet" in words
+    text = Page(page.read_text()).text
+    assert "heads_at has no figure yet" in text
     assert (
         f"1 of {len(layers)} numbers of layers is missing; the figures leave it out"
-        in words
+        in text
     )
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
         f"sweep_effects-{part}-{model}"
@@ -226,20 +226,20 @@ def test_an_unfinished_sweep_is_reported_as_far_as_it_is(
         "layers": swept["layers"].assign(family="heads_per_layer"),
         "heads_at": swept["heads_at"],
     }
-    words = Page(
+    text = Page(
         build_sweep_report(counts, tmp_path, title="T", provenance={}).read_text()
     ).text
     assert (
         "There is no figure of 'heads_per_layer'; the numbers are in tables/layers.csv."
-        in words
+        in text
     )
 
 
 def changed(table: pd.DataFrame, rows: pd.Series, **values: Any) -> pd.DataFrame:
     """A copy with other values in some rows."""
     made = table.copy()
-    for name, each in values.items():
-        made.loc[rows, name] = each
+    for name, value in values.items():
+        made.loc[rows, name] = value
     return made
 
 
@@ -263,12 +263,12 @@ def test_readings_count_what_is_significant_and_name_no_other(
         significant=[True, False, True, True],
         distance_lead_share=[0.75, 0, 0, 0.25],
     )
-    said = read_distances(table, "both")[0]
-    assert said.startswith(
+    messages = read_distances(table, "both")[0]
+    assert messages.startswith(
         "alpha: without the heads and MLPs of one layer, MASE changes by −0.4 % to +30.0 % (median +10.2 %); "
         "significant: 3 of 4: layer 0 (+30.0 %"
     )
-    assert "layer 1" not in said
+    assert "layer 1" not in messages
     none = changed(table, mine, significant=False)
     assert "; significant: none of 4." in read_distances(none, "both")[0]
     # the test says nothing where it could not decide
@@ -284,9 +284,9 @@ def test_readings_count_what_is_significant_and_name_no_other(
         "n_improved": 1,
     }
     new |= {"median": 0.06, "least": -0.01, "most": 0.25}
-    said = read_recipes(changed(swept["recipes"], first, **new))[0]
-    assert said.startswith("alpha: with a recipe, MASE changes by ")
-    assert "alpha (25 % of heads + 2 MLPs) (+6.1 % [+5.0, +7.0 %])" in said
+    messages = read_recipes(changed(swept["recipes"], first, **new))[0]
+    assert messages.startswith("alpha: with a recipe, MASE changes by ")
+    assert "alpha (25 % of heads + 2 MLPs) (+6.1 % [+5.0, +7.0 %])" in messages
     new = {
         "diff": -0.25,
         "diff_lower": -0.3,

@@ -30,12 +30,12 @@ def specimens(source: str) -> dict[str, Any]:
         swept = planted.sweep(["model a", "model b"], 4, name="data {}".format)
         results = [*drawn_in_examples(), *_records()]
         numbered = {
-            f"{ds.attrs['kind']} {place}": ds for place, ds in enumerate(results)
+            f"{ds.attrs['kind']} {position}": ds for position, ds in enumerate(results)
         }
         return {str(table.attrs["kind"]): table for table in swept.values()} | numbered
     work, found = _work(source), {}
-    for kind, each in measurements().items():
-        if each.of_run:
+    for kind, measurement in measurements().items():
+        if measurement.of_run:
             try:
                 found[kind] = work[kind]
             except InputError:
@@ -76,8 +76,8 @@ def draw_all(
 ) -> Iterator[tuple[str, go.Figure]]:
     """All figures that are drawn of a result: the panels of a report, then each renderer by its name."""
     measurement = find(find_kind(name))
-    for place, panel in enumerate(measurement.draw_panels(result)):
-        yield f"panel {place}", panel.figure
+    for position, panel in enumerate(measurement.draw_panels(result)):
+        yield f"panel {position}", panel.figure
     for figure in measurement.figures:
         if all(kind in beside for kind in figure.beside):
             try:

@@ -35,9 +35,9 @@ def drawn_in_examples() -> list[xr.Dataset]:
 
     renderers = {
         figure.name: figure.function
-        for each in registry.measurements().values()
-        if not each.of_run and each.theme != "Sweeps"
-        for figure in each.figures
+        for measurement in registry.measurements().values()
+        if not measurement.of_run and measurement.theme != "Sweeps"
+        for figure in measurement.figures
     }
     recorder = SimpleNamespace(**{name: recorded(name) for name in renderers})
     known = {package: import_module(f"tsfm_lens.{package}") for package in _PACKAGES}

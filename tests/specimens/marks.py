@@ -18,17 +18,17 @@ _WORDS = {
 def unexplained(fig: go.Figure) -> list[str]:
     """Marks that no legend lists, no colour bar and no axis measures, and no caption or note names."""
     meta = fig.layout.meta or {}
-    said = [
+    messages = [
         str(meta.get("title", "")),
         str(meta.get("subtitle", "")),
         *(note.text or "" for note in fig.layout.annotations),
     ]
-    words = " ".join(said).lower()
+    text = " ".join(messages).lower()
     marks = list(fig.data)
     listed = {
-        each.legendgroup or each.name
-        for each in marks
-        if each.showlegend and fig.layout.showlegend is not False
+        mark.legendgroup or mark.name
+        for mark in marks
+        if mark.showlegend and fig.layout.showlegend is not False
     }
     open_marks = {}
     for trace in marks:
@@ -37,7 +37,7 @@ def unexplained(fig: go.Figure) -> list[str]:
         if {trace.legendgroup, trace.name} & (listed - {None}):
             continue
         if trace.marker.coloraxis is not None or (
-            trace.name and trace.name.lower() in words
+            trace.name and trace.name.lower() in text
         ):
             continue
         kind = (
@@ -47,7 +47,7 @@ def unexplained(fig: go.Figure) -> list[str]:
             if "lines" in (trace.mode or "")
             else "markers"
         )
-        if not re.search(_WORDS[kind], words):
+        if not re.search(_WORDS[kind], text):
             open_marks.setdefault((trace.xaxis or "x", trace.yaxis or "y"), {})[
                 kind
             ] = trace.name or ""

@@ -14,17 +14,17 @@ from tsfm_lens.studies.papers.reproduce import reproduce
 def test_sharp_minima_are_cured_by_sam() -> None:
     notebook = executed(EXAMPLES / "08-sharp-minima.ipynb")
     assert figures(notebook) == 4
-    runs, said = experiments.record("toy"), printed(notebook)
+    runs, messages = experiments.record("toy"), printed(notebook)
     errors = runs["validation_mse"].sel(arm=["transformer", "transformer + SAM"]).values
     oracle = samformer.oracle_loss(512, 70_000)
     above = 100 * (errors / oracle - 1)
     assert (
         f"{above[0].min():.0f} % or more above the oracle with each of {runs.sizes['seed']} seeds"
-        in said
+        in messages
     )
     assert (
         f"with SAM: {above[1].min():+.2f} to {above[1].max():+.2f} % of what the oracle"
-        in said
+        in messages
     )
     real = experiments.record("benchmarks")["end_sharpness"]
     times = (
@@ -34,10 +34,10 @@ def test_sharp_minima_are_cured_by_sam() -> None:
     )
     assert (
         f"the minimum without SAM is {times.min():.1f} to {times.max():.1f} times as sharp"
-        in said
+        in messages
     )
     # the sharper minimum is the transformer's with every seed
-    times = re.search(r"is (\d+) to (\d+) times as sharp", said)
+    times = re.search(r"is (\d+) to (\d+) times as sharp", messages)
     assert times is not None
     assert int(times[1]) > 1
 
@@ -45,19 +45,19 @@ def test_sharp_minima_are_cured_by_sam() -> None:
 def test_structured_scores_are_told_as_the_runs_have_them() -> None:
     notebook = executed(EXAMPLES / "09-structured-attention.ipynb")
     assert figures(notebook) == 4
-    said, runs = printed(notebook), experiments.record("in_context")
-    told = re.findall(
-        r"^(.*): (holds|does not hold|undecided)$", said, flags=re.MULTILINE
+    messages, runs = printed(notebook), experiments.record("in_context")
+    reported = re.findall(
+        r"^(.*): (holds|does not hold|undecided)$", messages, flags=re.MULTILINE
     )
     verdicts = xr.concat(
         [reproduce(name)["verdict"] for name in ("S2-F2", "S2-F3", "S2-F11")],
         "quantity",
     )
     assert (
-        told
+        reported
         == [
             pair
-            for pair in told
+            for pair in reported
             if str(verdicts.sel(quantity=pair[0]).values) == pair[1]
         ]
         != []
@@ -74,5 +74,5 @@ def test_structured_scores_are_told_as_the_runs_have_them() -> None:
     # at the start still
     assert int((last.sel(arm="1 head, BTT") > 0.9).sum()) == 5
     assert eight.mean() < full.mean()
-    assert "block tensor train: 128 numbers, error 0.00" in said
-    assert "low rank 4: 128 numbers, error 0.87 at best" in said
+    assert "block tensor train: 128 numbers, error 0.00" in messages
+    assert "low rank 4: 128 numbers, error 0.87 at best" in messages

@@ -77,7 +77,7 @@ def test_systems_are_chosen_by_name() -> None:
     assert len(names) == 129
     assert "MackeyGlass" not in names
     found = dysts_sets(("Lorenz8*", "Aizawa", "Lorenz84"), **FAST)
-    assert [each.name for each in found] == ["dysts/Aizawa", "dysts/Lorenz84"]
+    assert [item.name for item in found] == ["dysts/Aizawa", "dysts/Lorenz84"]
     expect_error(r"no dysts system 'Lorentz'\. Closest: Lorenz", dysts_sets, "Lorentz")
     expect_error("Closest: DOP853", dysts_sets, "Lorenz", integrator="DOP85")
     expect_error(

@@ -123,12 +123,12 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
     workers = [int(pid) for pid, _ in toys.notes_of(tmp_path, "workers")]
     assert len(workers) == running
     wait_for(lambda: not any(alive(pid) for pid in workers))
-    kept = len(Store(tmp_path / "store").done()) // 4
+    retained = len(Store(tmp_path / "store").done()) // 4
     # what a worker had noted last may not have been written
-    assert 6 - running <= kept <= 6
+    assert 6 - running <= retained <= 6
     toys.check_whole(tmp_path / "store")
     tasks = toys.toy_tasks(groups)
-    assert toys.ends(run(tmp_path / "store", tasks))["resumed"] == kept
+    assert toys.ends(run(tmp_path / "store", tasks))["resumed"] == retained
     pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
 
 
@@ -208,12 +208,12 @@ def test_a_group_that_fails_is_named_and_all_others_finish(
         engine=engine,
         workers=2,
     )
-    told = [
+    reported = [
         (str(outcome.task), outcome.error)
         for outcome in outcomes
         if outcome.how != "finished"
     ]
-    assert told == [("group 1", "ZeroDivisionError: no toy can do that")]
+    assert reported == [("group 1", "ZeroDivisionError: no toy can do that")]
     # mended, only that group is computed
     mended = run(tmp_path / "store", toys.toy_tasks(5), engine=engine, workers=2)
     assert toys.ends(mended) == {"finished": 1, "resumed": 4}
@@ -250,11 +250,11 @@ def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, engine: str) ->
             engine=engine,
             workers=2,
         )
-    for options, words in (
+    for options, text in (
         ({"engine": "process"}, "Closest: processes"),
         ({"workers": 0}, "one worker, not 0"),
     ):
-        expect_error(words, run, tmp_path / "store", [], **options)
+        expect_error(text, run, tmp_path / "store", [], **options)
 
 
 def test_shared_data_is_sent_to_a_worker_once_and_devices_are_dealt_out(

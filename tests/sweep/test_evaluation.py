@@ -143,9 +143,9 @@ def test_seasonal_naive_equals_a_computation_in_pandas(
         np.where(rng.random(length) < 0.2, NAN, rng.normal(size=length).cumsum())
     )
     found = one(values.to_numpy(), label=(0.0,) * horizon, season=season)
-    whole = pd.Series(LastValueImputation()(values.to_numpy().copy()))
-    deviation = np.sqrt((whole.diff(season) ** 2).mean()) if length > season else 0.0
-    extended = whole.tolist()
+    full = pd.Series(LastValueImputation()(values.to_numpy().copy()))
+    deviation = np.sqrt((full.diff(season) ** 2).mean()) if length > season else 0.0
+    extended = full.tolist()
     for step in range(horizon):
         extended.append(extended[length + step - season])
     point = np.array(extended[length:])
@@ -206,8 +206,8 @@ def test_samples_repeat_by_seed_and_never_draw_twice() -> None:
     assert ids == [w.id for w in found.sample(10, seed=42).windows]
     assert ids != [w.id for w in found.sample(10, seed=99).windows]
     assert len(set(ids)) == 10
-    assert [order.index(each) for each in ids] == sorted(
-        order.index(each) for each in ids
+    assert [order.index(item) for item in ids] == sorted(
+        order.index(item) for item in ids
     )
     assert {w.id for seed in range(200) for w in found.sample(10, seed).windows} == set(
         order
@@ -232,28 +232,28 @@ def test_chunks_are_a_partition(found: EvaluationSet, size: int) -> None:
 def test_fingerprints_change_with_any_value_and_not_with_order(
     found: EvaluationSet, data: st.DataObject
 ) -> None:
-    whole = found.fingerprint()
+    full = found.fingerprint()
     order = data.draw(st.permutations(range(len(found))))
-    assert found.fingerprint(order) == whole
+    assert found.fingerprint(order) == full
     assert (
         EvaluationSet(
             "other name", tuple(found.windows[i] for i in order), 2
         ).fingerprint()
-        == whole
+        == full
     )
     narrow = tuple(
         Window(w.item, w.index, w.context.astype("f4"), w.label.astype("f4"))
         for w in found.windows
     )
-    assert EvaluationSet("x", narrow, 2).fingerprint() == whole
+    assert EvaluationSet("x", narrow, 2).fingerprint() == full
     number = data.draw(st.integers(0, len(found) - 1))
     window = found.windows[number]
     for name in ("context", "label"):
         array = getattr(window, name).copy()
-        place = data.draw(st.integers(0, array.size - 1))
+        position = data.draw(st.integers(0, array.size - 1))
         new = data.draw(st.floats(-10, 10) | st.just(NAN))
-        assume(not np.array_equal(array.flat[place], new, equal_nan=True))
-        array.flat[place] = new
+        assume(not np.array_equal(array.flat[position], new, equal_nan=True))
+        array.flat[position] = new
         other = Window(
             window.item,
             window.index,
@@ -262,7 +262,7 @@ def test_fingerprints_change_with_any_value_and_not_with_order(
         changed = EvaluationSet(
             "x", (*found.windows[:number], other, *found.windows[number + 1 :]), 2
         )
-        assert changed.fingerprint() != whole
+        assert changed.fingerprint() != full
         rest = [i for i in range(len(found)) if i != number]
         assert changed.fingerprint(rest) == found.fingerprint(rest)
 
@@ -382,7 +382,7 @@ def test_stamps_are_the_beginnings_of_the_periods(old: str, period: str) -> None
     )
     start = find_start("1999-05-13 10:30:20", old)
     assert list(pd.date_range(start, periods=6, freq=stamp_frequency(old))) == [
-        each.start_time for each in periods
+        item.start_time for item in periods
     ]
 
 

@@ -51,7 +51,7 @@ def write_folder(
             "start": pa.array(np.array([stamp] * len(rows)), pa.timestamp(unit)),
             "freq": pa.array([freq] * len(rows)),
             "target": pa.array(
-                [list(each) for each in values] if several else values, kind
+                [list(value) for value in values] if several else values, kind
             ),
         }
         table = pa.table(columns)
@@ -107,17 +107,17 @@ def test_the_97_configurations() -> None:
         for term in ("short", "medium", "long")
     ] == [55, 21, 21]
     for folder, key, horizons, season, variates, domain in ROWS:
-        of_key = [each for each in configs if each.rpartition("/")[0] == key]
-        assert [configs[each].horizon for each in of_key] == list(
+        of_key = [entry for entry in configs if entry.rpartition("/")[0] == key]
+        assert [configs[entry].horizon for entry in of_key] == list(
             map(int, horizons.split("/"))
         )
-        for each in map(configs.get, of_key):
-            assert (each.folder, each.seasonality, each.variates) == (
+        for item in map(configs.get, of_key):
+            assert (item.folder, item.seasonality, item.variates) == (
                 folder,
                 int(season),
                 int(variates),
             )
-            assert each.domain == domain
+            assert item.domain == domain
 
 
 def test_the_whole_benchmark_is_read_from_its_layout(
@@ -134,20 +134,20 @@ def test_the_whole_benchmark_is_read_from_its_layout(
         )
     monkeypatch.setenv("GIFT_EVAL", str(tmp_path))
     found = gift_eval()
-    for config, each in zip(gift_eval_configs(), found, strict=True):
-        assert (each.name, each.horizon, each.seasonality) == (
+    for config, item in zip(gift_eval_configs(), found, strict=True):
+        assert (item.name, item.horizon, item.seasonality) == (
             config.key,
             config.horizon,
             config.seasonality,
         )
-        assert each.domain == config.domain
+        assert item.domain == config.domain
         # stamped by the day after the one on which the stored weeks end
-        assert each.freq == "W-WED" or config.freq != "W"
-        assert {w.n_variates for w in each.windows} == {config.variates}
-        assert {w.item for w in each.windows} == {"item_0", "item_1"}
+        assert item.freq == "W-WED" or config.freq != "W"
+        assert {w.n_variates for w in item.windows} == {config.variates}
+        assert {w.item for w in item.windows} == {"item_0", "item_1"}
     long = [config.key for config in gift_eval_configs() if config.term == "long"]
-    assert [each.name for each in gift_eval(configs="*/long")] == long
-    named = [each.name for each in gift_eval(configs=("ett1/H", "m4_w*"))]
+    assert [entry.name for entry in gift_eval(configs="*/long")] == long
+    named = [entry.name for entry in gift_eval(configs=("ett1/H", "m4_w*"))]
     assert named == [
         "m4_weekly/W/short",
         *(f"ett1/H/{term}" for term in ("short", "medium", "long")),
@@ -264,7 +264,7 @@ def test_where_is_the_benchmark(
         UserWarning, match=r"lacks 2 of 3 configurations: no folder solar/D, ett1/D"
     ):
         found = gift_eval(tmp_path, ("ett1/[HD]/short", "solar/D"), missing="skip")
-    assert [each.name for each in found] == ["ett1/H/short"]
+    assert [item.name for item in found] == ["ett1/H/short"]
     expect_error(
         r"'ett1/h/short'\. Closest: .*ett1/H/short", gift_eval, tmp_path, "ett1/h/short"
     )
@@ -295,10 +295,10 @@ def test_other_data_than_the_configurations(tmp_path: Path) -> None:
 
 
 def test_damaged_folders(tmp_path: Path) -> None:
-    whole = write_folder(tmp_path / "own", walks([60] * 5), "D", shards=2)
+    full = write_folder(tmp_path / "own", walks([60] * 5), "D", shards=2)
 
     def broken(name: str) -> Path:
-        return Path(shutil.copytree(whole, tmp_path / name))
+        return Path(shutil.copytree(full, tmp_path / name))
 
     (no_state := broken("a") / "state.json").unlink()
     expect_error("is not a dataset of save_to_disk", gift_eval_folder, no_state.parent)
@@ -319,10 +319,10 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     """A stream that ends between two batches would otherwise read as a shorter dataset."""
     folder = write_folder(tmp_path / "own", walks([40] * 4), "D")
     file = folder / "data-00000-of-00001.arrow"
-    whole = file.read_bytes()
+    full = file.read_bytes()
     assert len(gift_eval_folder(folder, horizon=5)[0]) == 4
-    for length in range(0, len(whole), 8):
-        file.write_bytes(whole[:length])
+    for length in range(0, len(full), 8):
+        file.write_bytes(full[:length])
         expect_error(
             r"data-00000-of-00001\.arrow .*Copy it again",
             gift_eval_folder,

@@ -47,10 +47,14 @@ def head_writes(
         for point in ("hook_result", "hook_z")
     )
     with torch.no_grad():
-        _, acts = lens.run_with_cache(runs.encoded, names_filter=[result, z])
+        _, activations = lens.run_with_cache(runs.encoded, names_filter=[result, z])
         matrix = lens.weights.heads(layers[-1], kind, stack.name).W_O.double().numpy()
-    plain = np.einsum("rphd,hdm->rphm", acts[z].double().numpy(), matrix)
-    return acts[result].double().numpy(), plain, runs.encoded.shown(stack.name).numpy()
+    plain = np.einsum("rphd,hdm->rphm", activations[z].double().numpy(), matrix)
+    return (
+        activations[result].double().numpy(),
+        plain,
+        runs.encoded.shown(stack.name).numpy(),
+    )
 
 
 def numpy_rank(writes: np.ndarray, shown: np.ndarray) -> float:
@@ -92,20 +96,20 @@ def test_every_score_of_every_architecture(name: str) -> None:
     close_in_float32(
         found["stable_rank"][-1], (values**2).sum(-1) / values[:, 0] ** 2, depth=1000
     )
-    last, plain, shown = head_writes(lens, series, 6)
+    last, plain, visible = head_writes(lens, series, 6)
     norms = [
         np.linalg.norm(row[mask], axis=-1).mean(0)
-        for row, mask in zip(last, shown, strict=True)
+        for row, mask in zip(last, visible, strict=True)
     ]
     close_in_float32(found["output_norm"][-1], np.mean(norms, axis=0), depth=1000)
-    whole = numpy_rank(plain, shown)
+    full = numpy_rank(plain, visible)
     parts = [
-        numpy_rank(np.delete(plain, head, axis=2), shown)
+        numpy_rank(np.delete(plain, head, axis=2), visible)
         for head in range(stack.n_heads)
     ]
-    lost = whole - np.array(parts)
+    lost = full - np.array(parts)
     close_in_float32(
-        found["entropic_contribution"][-1], lost, depth=1000, magnitude=whole
+        found["entropic_contribution"][-1], lost, depth=1000, magnitude=full
     )
 
 
@@ -121,10 +125,10 @@ def test_rankings_name_the_first_to_go_and_agree_with_the_choice_of_heads() -> N
     ]
     for layer in range(3):
         assert found["stable_rank:low"][layer] == found["stable_rank:high"][layer][::-1]
-        for kept in range(5):
-            going = found["stable_rank:low"][layer][: 4 - kept]
+        for retained in range(5):
+            going = found["stable_rank:low"][layer][: 4 - retained]
             chosen = heads_by_stable_rank(
-                lens, {layer: kept}, order="low", paired=False
+                lens, {layer: retained}, order="low", paired=False
             )
             assert sorted(going) == sorted(component.head for component in chosen)
         assert sorted(found["random:1"][layer]) == [0, 1, 2, 3]

@@ -131,12 +131,12 @@ def test_workers_that_die_and_groups_that_fail_are_told(
         *toys.toy_tasks(11, misbehave="raise", which=9)[8:],
     ]
     outcomes = run(tmp_path / "store", tasks, common, cluster)
-    told = [
+    reported = [
         (str(outcome.task), outcome.error)
         for outcome in outcomes
         if outcome.how != "finished"
     ]
-    assert told == [("group 9", "ZeroDivisionError: no toy can do that")]
+    assert reported == [("group 9", "ZeroDivisionError: no toy can do that")]
     expect_error(
         "the toy is broken", run, tmp_path / "store", tasks, {"broken": True}, cluster
     )
@@ -212,13 +212,13 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
         )
     started = psutil.Process(process.pid).children(recursive=True)
     (service,) = [
-        each
-        for each in started
-        if victim in f"{each.name()} {' '.join(each.cmdline())}"
+        item
+        for item in started
+        if victim in f"{item.name()} {' '.join(item.cmdline())}"
     ]
     service.kill()
     process.join()
-    wait_for(lambda: not [each for each in started if alive(each.pid)])
+    wait_for(lambda: not [item for item in started if alive(item.pid)])
     store, tasks = Store(tmp_path / "store"), toys.toy_tasks(5)
     toys.check_whole(store.path)
     assert store.done() >= set(tasks[0].cells)

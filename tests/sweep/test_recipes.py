@@ -200,7 +200,7 @@ def test_recipes_that_cannot_be_read(content: dict, words: str) -> None:
 
 def test_recipes_that_do_not_fit_the_model(tmp_path: Path) -> None:
     lens = load("bolt-nano")
-    for content, words in (
+    for content, text in (
         ({"heads": {3: [0]}}, "'3'"),
         ({"heads": {0: [4]}}, "'4'"),
         ({"mlps": [7]}, "'7'"),
@@ -208,7 +208,7 @@ def test_recipes_that_do_not_fit_the_model(tmp_path: Path) -> None:
         ({"heads": {0: [1]}, "architecture": "toto-1"}, "is for toto-1"),
         ({"kept_heads": {0: 1}, "order": "output_norm:low"}, "measured on data"),
     ):
-        expect_error(words, to_entries, parse_recipe({"name": "x", **content}), lens)
+        expect_error(text, to_entries, parse_recipe({"name": "x", **content}), lens)
     expect_error("timesfm-28", read_recipe, "timesfm-29")
     # what the paper leaves open is not made up
     expect_error(

@@ -152,9 +152,12 @@ def test_heads_kept_follow_the_definition(
             (counts["layer"] == row["layer"]) & (counts["order"] == row["order"])
         ]
         passed = {
-            4 - int(each.ablated): geometric(mase[each.variant] / mase["plain"]) - 1
-            for each in line.itertuples()
-            if geometric(mase[each.variant] / mase["plain"]) - 1 < 0.05
+            4 - int(itertuple.ablated): geometric(
+                mase[itertuple.variant] / mase["plain"]
+            )
+            - 1
+            for itertuple in line.itertuples()
+            if geometric(mase[itertuple.variant] / mase["plain"]) - 1 < 0.05
         }
         assert row["kept"] == 4 - row["ablated"] == min(passed)
         assert row["change"] == pytest.approx(passed[min(passed)])

@@ -87,38 +87,43 @@ def test_rows_are_those_of_plain_forecasts(
         .set_index(["variant", "dataset", "item", "window"])
         .sort_index()
     )
-    sets = {each.name: each for each in config().evaluation_sets()}
+    sets = {
+        evaluation_set.name: evaluation_set
+        for evaluation_set in config().evaluation_sets()
+    }
     entries = list_entries(undisturbed)
     chosen = entries.drop_duplicates("variant").iloc[[0, 3, 7, 11, 15]]
     for entry in chosen.itertuples():
-        for name, each in sets.items():
-            batch, truth = each.batch(range(len(each)), 200)
+        for name, item in sets.items():
+            batch, truth = item.batch(range(len(item)), 200)
             plain = lens.forecast(batch, 12).quantiles
             if len(entry.components):
                 with lens.ablate(*entry.components):
                     made = lens.forecast(batch, 12).quantiles
             else:
                 made = plain
-            for place, window in enumerate(each.windows):
+            for position, window in enumerate(item.windows):
                 row = rows.loc[(entry.variant, name, window.item, window.index)]
                 context = window.context[0]
                 season = np.nanmean(
-                    np.abs(context[each.seasonality :] - context[: -each.seasonality])
+                    np.abs(context[item.seasonality :] - context[: -item.seasonality])
                 )
-                error = np.abs(truth[place] - made[place, 4])
+                error = np.abs(truth[position] - made[position, 4])
                 known = np.isfinite(error)
                 close_in_float32(
                     row["scaled_error"], (error[known] / season).sum(), depth=1000
                 )
                 assert row["n_scaled"] == known.sum()
                 levels = np.arange(1, 10) / 10
-                below = truth[place] <= made[place]
+                below = truth[position] <= made[position]
                 loss = 2 * np.abs(
-                    (truth[place] - made[place]) * (below - levels[:, None])
+                    (truth[position] - made[position]) * (below - levels[:, None])
                 )
                 # gluonts averages over the levels
                 close_in_float32(row["quantile_loss"], np.nansum(loss) / 9, depth=1000)
-                distance = 1 - spearmanr(made[place, 4], plain[place, 4]).statistic
+                distance = (
+                    1 - spearmanr(made[position, 4], plain[position, 4]).statistic
+                )
                 assert row["spearman_distance"] == pytest.approx(distance, abs=TIES)
 
 
@@ -216,12 +221,12 @@ def test_a_model_s_settings_decide_the_cell(lens: Lens) -> None:
     assert model_fingerprint(load("bolt-nano", check=False), model) == before
     other = load("chronos-nano", check=False)
     plain = model_fingerprint(other, model)
-    kept = other.native.model.config.temperature
+    retained = other.native.model.config.temperature
     try:
         other.native.model.config.temperature = 3.0
         assert model_fingerprint(other, model) != plain
     finally:
-        other.native.model.config.temperature = kept
+        other.native.model.config.temperature = retained
     assert model_fingerprint(other, model) == plain
 
 
@@ -344,8 +349,8 @@ def test_configurations_name_every_wrong_field(tmp_path: Path) -> None:
 
     with pytest.raises(InputError) as caught:
         read_config(file)
-    for words in ("chunk", "variants.layer", "'layers'", "devices"):
-        assert words in str(caught.value)
+    for text in ("chunk", "variants.layer", "'layers'", "devices"):
+        assert text in str(caught.value)
     expect_error("there is no file", read_config, tmp_path / "none.yaml")
     file.write_text("models: [")
     expect_error("no YAML", read_config, file)

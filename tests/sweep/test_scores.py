@@ -141,7 +141,7 @@ def test_sums_of_any_chunks_pool_to_what_gluonts_says_of_the_whole(
     want = gluonts_metrics(windows, forecasts, season)
 
     total = dict.fromkeys(SUMS, 0.0)
-    edges = sorted({0, n, *(cut for cut in cuts if cut < n)})
+    edges = sorted({0, n, *(trimmed for trimmed in cuts if trimmed < n)})
     for first, last in pairwise(edges):
         part = slice(first, last)
         some = {name: array[part] for name, array in given.items()}
@@ -190,9 +190,9 @@ def test_a_forecast_that_is_not_finite_is_counted_and_makes_no_number(
 
 def test_distances_take_the_first_steps() -> None:
     a, b = np.random.default_rng(0).normal(size=(2, 3, 80))
-    cut = forecast_distances(a[:, :64], b[:, :64])
+    trimmed = forecast_distances(a[:, :64], b[:, :64])
     for name, value in forecast_distances(a, b).items():
-        assert_array_equal(value, cut[name])
+        assert_array_equal(value, trimmed[name])
 
 
 def sbd(x: np.ndarray, y: np.ndarray) -> float:

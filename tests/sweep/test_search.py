@@ -35,7 +35,8 @@ CURVES = st.lists(
 def brute_force(curve: list[float], tolerance: float = 0.01) -> int:
     """Definition 5.2: the smallest count that passes; all heads kept always does."""
     return next(
-        (kept for kept, change in enumerate(curve) if change < tolerance), len(curve)
+        (retained for retained, change in enumerate(curve) if change < tolerance),
+        len(curve),
     )
 
 
@@ -53,9 +54,9 @@ def run_search(
 @settings(deadline=None, max_examples=200, derandomize=True)
 def test_the_scan_is_the_definition_whatever_the_curve(curve: list[float]) -> None:
     expected, of = brute_force(curve), len(curve)
-    whole = run_search(of, scan(of, 0.01), lambda kept, _: curve[kept])
-    assert (whole.kept, whole.evaluations, whole.exact) == (expected, of, True)
-    assert whole.change == (curve[expected] if expected < of else 0.0)
+    full = run_search(of, scan(of, 0.01), lambda kept, _: curve[kept])
+    assert (full.kept, full.evaluations, full.exact) == (expected, of, True)
+    assert full.change == (curve[expected] if expected < of else 0.0)
 
 
 @given(st.integers(1, 20), st.integers(0, 20))
@@ -155,8 +156,8 @@ def test_clear_cases_are_decided_early_and_as_the_scan_decides(sets: list[str]) 
     assert not found.exact
     assert found.evaluations < 0.5 * (found.kept + 1)
     # without early looks it is the scan that stops at the first count that passes
-    whole = decide(ablated, plain, plan_looks(sets, (1.0,)))
-    assert (whole.kept, whole.exact, whole.evaluations) == (
+    full = decide(ablated, plain, plan_looks(sets, (1.0,)))
+    assert (full.kept, full.exact, full.evaluations) == (
         found.kept,
         True,
         found.kept + 1,

@@ -70,22 +70,22 @@ def test_columns_of_a_file_are_the_variates_of_an_item(
     )
     for window in found.windows:
         series = values["ab".index(window.item)].T[[2, 1]]
-        cut = 33 + 3 * window.index
-        assert_array_equal(window.context, series[:, :cut])
-        assert_array_equal(window.label, series[:, cut : cut + 4])
+        trimmed = 33 + 3 * window.index
+        assert_array_equal(window.context, series[:, :trimmed])
+        assert_array_equal(window.label, series[:, trimmed : trimmed + 4])
         assert window.start == DAYS[0]
     assert found.notes == (
         "not read: 'y'; past=[…] or known=[…] reads columns as covariates",
     )
-    (apart,) = sets(file(path, targets=["wind", "y2"], name="mine"))
-    assert [window.item for window in apart.windows] == [
+    (separate,) = sets(file(path, targets=["wind", "y2"], name="mine"))
+    assert [window.item for window in separate.windows] == [
         "a/wind",
         "a/y2",
         "b/wind",
         "b/y2",
     ]
-    assert apart.name == "mine"
-    assert {window.n_variates for window in apart.windows} == {1}
+    assert separate.name == "mine"
+    assert {window.n_variates for window in separate.windows} == {1}
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None
     }
     for path, names in (("", ["north", "sea", "south"]), ("s*.csv", ["sea", "south"])):
         found = sets(file(plants / path if path else plants))
-        assert [each.name for each in found] == names
-        for each in found:
-            assert_array_equal(each.windows[0].label, alone[each.name].windows[0].label)
-    assert [each.name for each in sets(file(plants, name="p"))] == [
+        assert [entry.name for entry in found] == names
+        for item in found:
+            assert_array_equal(item.windows[0].label, alone[item.name].windows[0].label)
+    assert [entry.name for entry in sets(file(plants, name="p"))] == [
         "p/north",
         "p/sea",
         "p/south",
@@ -140,8 +140,8 @@ def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None
 
 def entries(values: np.ndarray) -> list[dict[str, Any]]:
     return [
-        {"item_id": f"i{n}", "start": "2021-03-01", "target": each.tolist()}
-        for n, each in enumerate(values)
+        {"item_id": f"i{n}", "start": "2021-03-01", "target": value.tolist()}
+        for n, value in enumerate(values)
     ]
 
 
@@ -164,8 +164,8 @@ def test_gluonts_files_are_what_gluonts_reads(
     path = tmp_path / name
     if name == "own.arrow":
         rows = [
-            {**row, "target": each}
-            for row, each in zip(entries(values), values, strict=True)
+            {**row, "target": value}
+            for row, value in zip(entries(values), values, strict=True)
         ]
         ArrowWriter().write_to_file(rows, path)
     else:
@@ -191,14 +191,14 @@ def test_wrong_gluonts_datasets(
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "data.csv").write_text("a,b\n")
     (tmp_path / "text.json").write_text("[1\n")
-    whole = pa.BufferOutputStream()
+    full = pa.BufferOutputStream()
     with pa.ipc.new_stream(
-        whole, pa.schema({"target": pa.list_(pa.float32())})
+        full, pa.schema({"target": pa.list_(pa.float32())})
     ) as stream:
         stream.write_batch(
             pa.record_batch({"target": pa.array([[1.0, 2.0]], pa.list_(pa.float32()))})
         )
-    (tmp_path / "cut.arrow").write_bytes(whole.getvalue().to_pybytes()[:150])
+    (tmp_path / "cut.arrow").write_bytes(full.getvalue().to_pybytes()[:150])
     write_lines(tmp_path / "bare.json", [{"target": [1.0, 2.0]}])
     write_lines(tmp_path / "word.json", [{"start": "2020", "target": [1.0, "x"]}])
     write_lines(tmp_path / "twice.json", entries(numbers((1, 20))) * 2)

@@ -106,12 +106,12 @@ def simulated(
 def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:
     rng = np.random.default_rng(0)
     names = [*SUMS, *DISTANCES]
-    places = pd.MultiIndex.from_product(
+    positions = pd.MultiIndex.from_product(
         [["plain", "v"], list("ba"), list("xy"), range(2), range(2)],
         names=["variant", "dataset", "item", "window", "variate"],
     ).to_frame(index=False)
-    numbers = pd.DataFrame(rng.random((len(places), len(names))), columns=names)
-    frame = pd.concat([places, numbers], axis=1).assign(cell="c", model="m")
+    numbers = pd.DataFrame(rng.random((len(positions), len(names))), columns=names)
+    frame = pd.concat([positions, numbers], axis=1).assign(cell="c", model="m")
     frame.loc[3, "pearson_distance"] = np.nan
     frame = frame.sample(frac=1.0, random_state=0)
     keys = ["variant", "dataset", "item"]
@@ -183,12 +183,14 @@ def test_one_dataset_and_one_series() -> None:
     errors = frame.pivot(index="item", columns="variant", values="scaled_error")
     total = errors.sum()
     pooled, logs = (
-        np.log(each["v1"] / each["plain"]) for each in (total, total - errors)
+        np.log(item["v1"] / item["plain"]) for item in (total, total - errors)
     )
     spread = np.sqrt(19 / 20 * np.square(logs - logs.mean()).sum())
-    reach = scipy.stats.t.ppf(0.975, 19) * spread
+    distance = scipy.stats.t.ppf(0.975, 19) * spread
     interval = one[["lower", "upper"]].astype(float)
-    assert_close(interval, np.expm1([pooled - reach, pooled + reach]), depth=10000)
+    assert_close(
+        interval, np.expm1([pooled - distance, pooled + distance]), depth=10000
+    )
     risen = int((errors["v1"] > errors["plain"]).sum())
     assert one["p_value"] == pytest.approx(scipy.stats.binomtest(risen, 20).pvalue)
     alone = changes(frame[frame["item"] == "s0"]).iloc[0]
@@ -287,7 +289,7 @@ def test_informed_against_random_choices() -> None:
 
     def compared(of: dict[str, np.ndarray], *others: str) -> pd.Series:
         rows = {
-            variant: {f"d{d}": list(each) for d, each in enumerate(values)}
+            variant: {f"d{d}": list(value) for d, value in enumerate(values)}
             for variant, values in of.items()
         }
         table = changes(study(rows)).set_index("variant")
@@ -297,8 +299,8 @@ def test_informed_against_random_choices() -> None:
     found = compared(every, *names[1:])
     logs = np.log(errors.mean(-1))
     effects = logs[0] - logs[1:].mean(0)
-    reach = scipy.stats.sem(effects) * scipy.stats.t.ppf(0.975, 29)
-    want = np.expm1(effects.mean() + reach * np.array([0, -1, 1]))
+    distance = scipy.stats.sem(effects) * scipy.stats.t.ppf(0.975, 29)
+    want = np.expm1(effects.mean() + distance * np.array([0, -1, 1]))
     sizes = found[["difference", "lower", "upper"]].astype(float)
     assert_close(sizes, want, depth=10000)
     assert found["p_value"] == pytest.approx(2 * 0.5**30)
@@ -354,15 +356,15 @@ def test_names_and_duplicates_of_series_and_datasets_change_nothing(
     same = ["change", "lower", "upper", "median", "least", "most", "p_value"]
     same += ["units", "n_datasets", "n_series"]
     for what, given in once.items():
-        kept, notes = counted_once(given)
-        assert_close(changes(kept)[same], want[same], depth=1000)
+        retained, notes = counted_once(given)
+        assert_close(changes(retained)[same], want[same], depth=1000)
         twice = ["d00 holds the same series as copy; they count once."]
         assert notes == (twice if what == "a dataset twice" else [])
     # one more copy of a series weighs more in its dataset's metric, and is no other witness
-    kept, _ = counted_once(
+    retained, _ = counted_once(
         pd.concat([sums, first[first["item"] == "s0"].assign(item="copy")])
     )
-    assert changes(kept)["units"].equals(want["units"])
+    assert changes(retained)["units"].equals(want["units"])
 
 
 def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
@@ -377,9 +379,9 @@ def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
                 study(
                     {
                         variant: {
-                            f"set{k}/H/{term}": list(each)
+                            f"set{k}/H/{term}": list(item)
                             for term in terms
-                            for k, each in enumerate(of)
+                            for k, item in enumerate(of)
                         }
                         for variant, of in zip(("plain", "v"), errors, strict=True)
                     }
@@ -387,7 +389,7 @@ def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
             ).iloc[0]
             for terms in (("short",), ("short", "long"))
         )
-        ours, known = (each[numbers].astype(float) for each in (both, alone))
+        ours, known = (item[numbers].astype(float) for item in (both, alone))
         assert_close(ours, known, depth=10000)
         assert both["unit"] == unit
         assert both["n_datasets"] == 2 * alone["n_datasets"]
@@ -409,10 +411,10 @@ def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
     found = leaders(table)
     assert found["leads"].to_dict() == {"a": "", "b": "", "c": "highest", "d": ""}
     assert found["lead_share"].to_dict() == {"a": 0.0, "b": 0.0, "c": 1.0, "d": 0.0}
-    others = table.drop(index="c")
-    close = leaders(others)
+    rest = table.drop(index="c")
+    close = leaders(rest)
     assert set(close["leads"]) == {""}
-    shares = lead_shares(np.stack(others["by_unit"]))
+    shares = lead_shares(np.stack(rest["by_unit"]))
     assert_close(close["lead_share"], shares, depth=1)
     # measured on other series, it can be compared with none
     fewer = frame[~frame.eval("variant == 'a' and dataset == 'd3'")]
@@ -439,11 +441,11 @@ def planted() -> Results:
     for (layer, order, ablated), rise in RISES.items():
         name = f"{layer}-{order}-{ablated}"
         errors[name] = {
-            d: [e * np.exp(rise + 0.02 * rng.normal()) for e in each]
-            for d, each in plain.items()
+            d: [e * np.exp(rise + 0.02 * rng.normal()) for e in entry]
+            for d, entry in plain.items()
         }
         # all heads of a layer are one variant in every order
-        for each in (LOW, HIGH) if ablated == 2 else (order,):
+        for item in (LOW, HIGH) if ablated == 2 else (order,):
             own = {
                 "model": "m",
                 "family": "head_counts",
@@ -451,7 +453,7 @@ def planted() -> Results:
                 "variant": name,
                 "layer": layer,
             }
-            lines.append(own | {"order": each, "ablated": ablated, "of": 2})
+            lines.append(own | {"order": item, "ablated": ablated, "of": 2})
     found = [
         {
             "model": "m",
@@ -476,14 +478,14 @@ def planted() -> Results:
 
 def test_orders_and_layers_are_named_where_they_were_planted_and_nowhere_else() -> None:
     results = planted()
-    kept = tabulate_heads(results, 0.05, "scan")
-    assert kept is not None
-    best = kept[kept["better"]].set_index("layer")
+    retained = tabulate_heads(results, 0.05, "scan")
+    assert retained is not None
+    best = retained[retained["better"]].set_index("layer")
     # chance does not win, though it costs least
     assert best["order"].to_dict() == {0: LOW, 1: HIGH}
     assert best["order_significant"].to_dict() == {0: True, 1: False}
     assert best["leads"].to_dict() == {0: "highest", 1: "lowest"}
-    drawn = curves(results, kept, 0.05)
+    drawn = curves(results, retained, 0.05)
     assert drawn is not None
     assert drawn.groupby("layer")["within"].agg(set).to_dict() == {0: {1}, 1: {1}}
     assert set(drawn.loc[drawn["better"], "order"][drawn["layer"] == 0]) == {LOW}

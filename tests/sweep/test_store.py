@@ -38,13 +38,13 @@ def test_a_key_follows_content_and_nothing_else() -> None:
     assert key == cell_key(
         horizon=8, model={"seed": 3, "name": "m"}, levels=np.array([0.1, 0.5])
     )
-    others = [
+    rest = [
         cell_key(levels=(0.5, 0.1), model={"name": "m", "seed": 3}, horizon=8),
         cell_key(levels=(0.1, 0.5), model={"name": "m", "seed": 4}, horizon=8),
         cell_key(levels=(0.1, 0.5), model={"name": "m", "seed": 3}, horizon="8"),
         cell_key(levels=(0.1, 0.5), model={"name": "m", "seed": 3}),
     ]
-    assert len({key, *others}) == 5
+    assert len({key, *rest}) == 5
     assert len(key) == 32
     assert int(key, 16)
     expect_error("nan", cell_key, level=float("nan"))
@@ -261,9 +261,9 @@ def flip_a_bit(path: Path) -> None:
 def lie_about_cells(path: Path) -> None:
     content = path.read_bytes()
     # the rows are compressed, so the last is the list of cells; both keys have the same length
-    place = content.rindex(CELLS[1].encode())
+    position = content.rindex(CELLS[1].encode())
     path.write_bytes(
-        content[:place] + CELLS[5].encode() + content[place + len(CELLS[5]) :]
+        content[:position] + CELLS[5].encode() + content[position + len(CELLS[5]) :]
     )
 
 
@@ -309,24 +309,26 @@ def choose_bits(content: bytes, footer: int) -> list[tuple[int, int]]:
         (range(len(content) - footer), 100),
         (range(len(content) - footer, len(content)), 300),
     )
-    places = [
-        place
+    positions = [
+        position
         for part, most in parts
-        for place in chosen.sample(part, min(most, len(part)))
+        for position in chosen.sample(part, min(most, len(part)))
     ]
-    return [(place, 1 << chosen.randrange(8)) for place in places]
+    return [(position, 1 << chosen.randrange(8)) for position in positions]
 
 
 def test_no_bit_of_a_file_changes_what_is_read(store: Store) -> None:
     path = store.write(toys.toy_rows(CELLS[:2]), CELLS[:2])
-    whole = store.read(CELLS[:2])
+    full = store.read(CELLS[:2])
     content = path.read_bytes()
     # names and types of columns stand in the footer, whose length stands before the last four bytes
     footer = int.from_bytes(content[-8:-4], "little") + 8
     unnoticed = 0
-    for place, bit in choose_bits(content, footer):
+    for position, bit in choose_bits(content, footer):
         path.write_bytes(
-            content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
+            content[:position]
+            + bytes([content[position] ^ bit])
+            + content[position + 1 :]
         )
         fresh = Store(store.path, create=False)
         with warnings.catch_warnings(record=True) as caught:
@@ -335,8 +337,8 @@ def test_no_bit_of_a_file_changes_what_is_read(store: Store) -> None:
         if done:
             # such as the name of the library that wrote it
             unnoticed += 1
-            assert fresh.read(CELLS[:2]).equals(whole), (place, bit)
+            assert fresh.read(CELLS[:2]).equals(full), (position, bit)
             continue
-        assert path.name in str(caught[0].message), (place, bit)
+        assert path.name in str(caught[0].message), (position, bit)
         expect_error("are not in", fresh.read, CELLS[:2])
     assert unnoticed < 100

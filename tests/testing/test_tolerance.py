@@ -40,8 +40,8 @@ APART = [
 def test_missing_values_shapes_and_the_less_precise_type_decide():
     for actual, expected in ALIKE:
         assert_close(actual, expected, depth=1)
-    for actual, expected, said in APART:
-        with pytest.raises(AssertionError, match=said):
+    for actual, expected, messages in APART:
+        with pytest.raises(AssertionError, match=messages):
             assert_close(actual, expected, depth=1)
     with pytest.raises(ValueError, match="magnitude inf"):
         rounding(torch.float32, np.inf, depth=1)

@@ -83,8 +83,8 @@ def test_it_is_the_plain_loop_of_torch() -> None:
 def test_a_resumed_run_ends_as_an_undisturbed_one(
     stops: tuple[int, ...], tmp_path: Path
 ) -> None:
-    whole = training(tmp_path / "whole")
-    assert whole.run(quiet=True)
+    full = training(tmp_path / "whole")
+    assert full.run(quiet=True)
     for stop in (*stops, 12):
         part = training(tmp_path / "parts")
         if (tmp_path / "parts" / STATE).exists():
@@ -95,7 +95,7 @@ def test_a_resumed_run_ends_as_an_undisturbed_one(
         assert part.run(until=stop, quiet=True) == (stop == 12)
         assert part.step == stop
         torch.rand(5)
-    assert same(whole.model, part.model)
+    assert same(full.model, part.model)
     assert [line["step"] for line in read_log(tmp_path / "whole" / LOG)] == [
         3,
         6,
@@ -125,9 +125,9 @@ def test_a_signal_ends_the_run_after_the_step_at_hand_and_saves(
     again.resume()
     assert again.step == run.step < 12
     assert again.run(quiet=True)
-    whole = training(tmp_path / "whole")
-    whole.run(quiet=True)
-    assert same(again.model, whole.model)
+    full = training(tmp_path / "whole")
+    full.run(quiet=True)
+    assert same(again.model, full.model)
     assert (tmp_path / "parts" / LOG).read_bytes() == (
         tmp_path / "whole" / LOG
     ).read_bytes()
@@ -199,9 +199,9 @@ def test_a_damaged_state_is_named_with_what_is_wrong(
 
 def test_a_state_that_is_cut_short_is_damaged_wherever_it_ends(tmp_path: Path) -> None:
     training(tmp_path).run(until=3, quiet=True)
-    whole = (tmp_path / STATE).read_bytes()
+    full = (tmp_path / STATE).read_bytes()
     for share in (0.0, 0.01, 0.3, 0.6, 0.9, 0.999):
-        (tmp_path / STATE).write_bytes(whole[: int(share * len(whole))])
+        (tmp_path / STATE).write_bytes(full[: int(share * len(full))])
         expect_error(
             r"state\.pt is damaged: it is cut short", training(tmp_path).resume
         )
@@ -220,9 +220,9 @@ def test_patience_ends_with_the_best_weights(tmp_path: Path) -> None:
 
     errors = [5.0, 3.0, 4.0, 3.5, 9.0, 1.0]
     run = impatient(tmp_path, list(errors))
-    kept = {}
+    retained = {}
     run.callbacks.append(
-        lambda now: kept.update(
+        lambda now: retained.update(
             {now.step: {k: v.clone() for k, v in now.model.state_dict().items()}}
         )
     )
@@ -230,7 +230,7 @@ def test_patience_ends_with_the_best_weights(tmp_path: Path) -> None:
     # the second evaluation without a lower error is the last
     assert (run.step, run.best) == (3, (3.0, 1))
     assert all(
-        torch.equal(weight, kept[1][name])
+        torch.equal(weight, retained[1][name])
         for name, weight in run.model.state_dict().items()
     )
     # a run that is resumed remembers

@@ -103,8 +103,8 @@ def test_a_step_is_that_of_the_definition() -> None:
 def test_a_run_from_a_saved_state_is_the_undisturbed_one(
     base: Callable[..., Any], tmp_path: Any
 ) -> None:
-    whole = network()
-    expected = train(whole, SAM(base(whole.parameters()), 0.2), range(9))
+    full = network()
+    expected = train(full, SAM(base(full.parameters()), 0.2), range(9))
     model = network()
     first = SAM(base(model.parameters()), 0.2)
     train(model, first, range(4))
@@ -130,8 +130,8 @@ def test_copies_and_schedulers_work_on_the_groups_of_the_base() -> None:
     train(model, optimizer, range(1))
     schedule.step()
     assert optimizer.base.param_groups[0]["lr"] < 0.1
-    twin = copy.deepcopy(optimizer)
-    assert twin.param_groups is twin.base.param_groups
+    control = copy.deepcopy(optimizer)
+    assert control.param_groups is control.base.param_groups
     further = nn.Parameter(torch.ones(2))
     optimizer.add_param_group({"params": [further]})
     assert optimizer.base.param_groups[-1]["params"][0] is further

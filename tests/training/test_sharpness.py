@@ -125,8 +125,8 @@ def test_a_transformer_has_the_eigenvalues_of_its_dense_hessian(
     hessian = dense(model, losses).double()
     values = torch.linalg.eigvalsh(hessian)
     scale = float(values.abs().max())
-    for each in (losses, lambda: (losses[0]() + losses[1]()) / 2):
-        found = sharpness(each, model, steps=100, tolerance=1e-3)
+    for item in (losses, lambda: (losses[0]() + losses[1]()) / 2):
+        found = sharpness(item, model, steps=100, tolerance=1e-3)
         assert found.converged
         # an eigenvalue lies within the residual; a random start makes it the outermost
         slack = torch.finfo(dtype).eps * 1000 * scale
@@ -161,8 +161,8 @@ def test_the_trace_is_that_of_the_hessian_within_its_error() -> None:
     draws = [sharpness(losses, model, steps=1, seed=seed) for seed in range(200)]
     estimates = np.array([found.trace for found in draws])
     assert abs(estimates.mean() - trace) < 4 * estimates.std() / len(draws) ** 0.5
-    told = np.mean([found.trace_error**2 for found in draws]) ** 0.5
-    assert 0.8 < told / estimates.std() < 1.25
+    reported = np.mean([found.trace_error**2 for found in draws]) ** 0.5
+    assert 0.8 < reported / estimates.std() < 1.25
 
 
 def test_an_outlier_is_found_once_and_the_other_end_as_if_it_were_not_there() -> None:
@@ -220,7 +220,7 @@ def test_a_linear_loss_is_flat_and_so_is_a_parameter_that_is_not_used() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     weights = torch.ones(3, requires_grad=True)
-    for losses, parameters, words in (
+    for losses, parameters, text in (
         (lambda: weights.sum() * torch.nan, [weights], "the loss is nan"),
         (lambda: weights, [weights], r"shape \(3,\)"),
         (lambda: 1.0, [weights], "float"),
@@ -241,7 +241,7 @@ def test_what_cannot_be_is_refused() -> None:
             "no parameters",
         ),
     ):
-        expect_error(words, sharpness, losses, parameters)  # type: ignore[arg-type]
+        expect_error(text, sharpness, losses, parameters)  # type: ignore[arg-type]
     for options in ({"steps": 0}, {"tolerance": -1.0}, {"tolerance": 1.0}):
         expect_error(
             "expected steps of 1 or more",
@@ -317,11 +317,11 @@ def test_the_gradient_noise_of_a_linear_regression_is_that_of_its_formula() -> N
 
 def test_gradient_noise_refuses_what_has_none() -> None:
     w = torch.zeros(1, requires_grad=True)
-    for losses, words in (
+    for losses, text in (
         ([lambda: w.sum()], "at least 2"),
         ([lambda: torch.ones(())] * 2, "depend on none"),
     ):
-        expect_error(words, gradient_noise, losses, [w])
+        expect_error(text, gradient_noise, losses, [w])
     # a mean that the noise hides has no scale
     hidden = gradient_noise([lambda: (w * 1).sum(), lambda: (w * -1).sum()], [w])
     assert hidden.squared_norm < 0

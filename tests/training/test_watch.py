@@ -112,10 +112,10 @@ class Case:
             weight.grad for weight in self.model.parameters() if weight.grad is not None
         ]
         modes = [module.training for module in self.model.modules()]
-        others = str((modes, random.getstate(), np.random.get_state())).encode()  # noqa: NPY002
+        rest = str((modes, random.getstate(), np.random.get_state())).encode()  # noqa: NPY002
         return [
             part.detach().numpy().tobytes() for part in (*parts, torch.get_rng_state())
-        ] + [others]
+        ] + [rest]
 
 
 def test_a_training_with_a_watch_is_one_without_bit_for_bit(tmp_path: Path) -> None:
@@ -226,8 +226,8 @@ def test_a_resumed_watch_equals_an_undisturbed_one(torn: bytes, tmp_path: Path) 
             seed(step)
             case.step(step)
 
-    whole, parted = Case(), Case()
-    train(whole, whole.watch(tmp_path / "whole", snapshots=2), 0, 7)
+    full, parted = Case(), Case()
+    train(full, full.watch(tmp_path / "whole", snapshots=2), 0, 7)
     first = parted.watch(tmp_path / "parted", snapshots=2)
     train(parted, first, 0, 3)
     state = copy.deepcopy([parted.model.state_dict(), parted.optimizer.state_dict()])
@@ -313,7 +313,7 @@ def test_what_is_not_finite_ends_the_watch_and_loses_nothing(tmp_path: Path) -> 
 
 def test_wrong_use_is_told() -> None:
     case = Case()
-    for options, words in (
+    for options, text in (
         ({"every": 0}, "every=0"),
         ({"snapshots": -1}, "snapshots=-1"),
         ({"snapshots": 2, "patterns": None}, "snapshots keep attention"),
@@ -324,7 +324,7 @@ def test_wrong_use_is_told() -> None:
         ({"measures": ["attention"], "patterns": None}, "needs patterns=…"),
         ({"loss": 3}, "iter|loss"),
     ):
-        with pytest.raises((InputError, TypeError), match=words):
+        with pytest.raises((InputError, TypeError), match=text):
             case.watch(**options)
     expect_error("Closest: sharpness", case.watch, measures=["sharpnes"])
     watch = case.watch(measures=[])
@@ -402,5 +402,5 @@ def test_runs_and_seeds_are_laid_over_each_other() -> None:
     assert data["pattern"].sel(run="b", seed=0, snapshot=3, layer="z").sum() == 6
     expect_error("no dataset", together, {})
     other = xr.Dataset(attrs={"kind": "attention_norms"})
-    words = "kinds attention_norms, training_watch"
-    expect_error(words, together, {"a": b, "b": other})
+    text = "kinds attention_norms, training_watch"
+    expect_error(text, together, {"a": b, "b": other})

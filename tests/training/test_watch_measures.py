@@ -29,19 +29,23 @@ def softmaxed(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def test_every_measure_is_that_of_brute_force() -> None:
     patterns = softmaxed(2, 3, 6, 6)
     found = attention_measures(patterns, epsilon=0.3)
-    for place in itertools.product(range(2), range(3)):
-        one = patterns[place]
+    for position in itertools.product(range(2), range(3)):
+        one = patterns[position]
         # eigenvalues of AᵀA, from another routine than singular values
         squares = torch.linalg.eigvalsh(one.T @ one).clamp_min(0)
-        assert_close(found["nuclear_norm"][place], squares.sqrt().sum(), depth=10_000)
         assert_close(
-            found["stable_rank"][place], one.square().sum() / squares.max(), depth=1000
+            found["nuclear_norm"][position], squares.sqrt().sum(), depth=10_000
         )
-        assert_close(found["diagonal_mass"][place], one.trace() / 6, depth=100)
         assert_close(
-            found["entropy"][place], -(one * one.log()).sum(-1).mean(), depth=100
+            found["stable_rank"][position],
+            one.square().sum() / squares.max(),
+            depth=1000,
         )
-        assert found["numerical_rank"][place] == epsilon_rank(
+        assert_close(found["diagonal_mass"][position], one.trace() / 6, depth=100)
+        assert_close(
+            found["entropy"][position], -(one * one.log()).sum(-1).mean(), depth=100
+        )
+        assert found["numerical_rank"][position] == epsilon_rank(
             squares.sqrt().numpy(), 0.3
         )
 
@@ -81,11 +85,13 @@ def test_a_lens_gives_the_patterns_of_every_head(name: str) -> None:
     seen = Watch(lens, patterns=lambda: compute_patterns(lens, series), every=1)(0)
     assert seen is not None
     assert seen["attention"].keys() == found.keys()
-    _, kept = lens.run_with_cache(series, names_filter="**.hook_pattern")
-    assert len(found) == len(kept)
+    _, retained = lens.run_with_cache(series, names_filter="**.hook_pattern")
+    assert len(found) == len(retained)
     assert all(
         torch.equal(*pair)
-        for pair in zip(found.values(), (kept[name] for name in kept), strict=True)
+        for pair in zip(
+            found.values(), (retained[name] for name in retained), strict=True
+        )
     )
     norms = attention_norms(found, name="x")
     layer, head = "encoder.1.self_attn", 1
@@ -103,9 +109,9 @@ def test_layers_of_other_sizes_stand_side_by_side() -> None:
     assert dict(norms.sizes) == {"layer": 2, "head": 3, "input": 2}
     assert np.isfinite(norms["entropy"].sel(layer="a").values).all()
     assert np.isfinite(norms["entropy"].sel(layer="b").values).sum() == 1
-    for wrong, words in (
+    for wrong, text in (
         ({}, "no attention"),
         ({"a": torch.ones(2, 2)}, r"shape \(2, 2\)"),
         ({"a": 1}, "int"),
     ):
-        expect_error(words, attention_norms, wrong)  # type: ignore[arg-type]
+        expect_error(text, attention_norms, wrong)  # type: ignore[arg-type]

@@ -91,6 +91,8 @@ def attention() -> xr.Dataset:
         "query_stop": ("query", [-1, 1, 2]),
         "query_special": ("query", ["START", "", ""]),
     }
-    places = planted.tokens("key", (-12, -8, -4), (-8, -4, 0), special="REG") | queries
+    positions = (
+        planted.tokens("key", (-12, -8, -4), (-8, -4, 0), special="REG") | queries
+    )
     on = planted.rivers_and_roads().isel(time=slice(-12, None))
-    return planted.attention(on, raw / raw.sum(-1, keepdims=True), places)
+    return planted.attention(on, raw / raw.sum(-1, keepdims=True), positions)

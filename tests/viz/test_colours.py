@@ -114,7 +114,7 @@ def test_the_style_for_matplotlib_has_these_colours() -> None:
     style = matplotlib.rc_params_from_file(
         Path(theme.__file__).with_name("paper.mplstyle"), use_default_template=False
     )
-    assert [each["color"] for each in style["axes.prop_cycle"]] == list(
+    assert [item["color"] for item in style["axes.prop_cycle"]] == list(
         theme.CATEGORICAL
     )
     assert style["figure.figsize"][0] * 25.4 == pytest.approx(

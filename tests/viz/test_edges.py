@@ -115,10 +115,10 @@ SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
 
 @pytest.mark.parametrize("case", SAID)
 def test_words_say_what_the_marks_leave_out(case: str) -> None:
-    draw, words = SAID[case]
+    draw, text = SAID[case]
     fig = draw()
     axes = [f"axis {axis.title.text or 'of dates'}" for axis in fig.select_xaxes()]
-    assert words in " ".join(
+    assert text in " ".join(
         [
             fig.layout.meta["subtitle"],
             *(note.text for note in fig.layout.annotations),
@@ -145,7 +145,8 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
     ),
     "two stacks stand apart": (
         lambda: [
-            np.shape(each.z) for each in heatmaps(viz.ablation_heatmap(two_stacks()))
+            np.shape(heatmap.z)
+            for heatmap in heatmaps(viz.ablation_heatmap(two_stacks()))
         ],
         [(1, 3), (1, 1), (2, 3), (2, 1), (2, 1)],
     ),

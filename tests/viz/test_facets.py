@@ -33,20 +33,20 @@ def test_both_halves_hold_what_each_figure_holds() -> None:
     assert viz.compare([one, one], ["a", "b"]).layout.yaxis2.matches == "y"
     listed = [trace.name for trace in both.data if trace.showlegend]
     assert len(listed) == len(set(listed))
-    words = " ".join(note.text for note in both.layout.annotations)
-    assert "left" in words
-    assert "right" in words
+    text = " ".join(note.text for note in both.layout.annotations)
+    assert "left" in text
+    assert "right" in text
 
 
 def test_maps_of_the_same_meaning_have_the_same_colours(ablation: xr.Dataset) -> None:
     stronger = ablation.assign(
         {name: 3 * ablation[name] for name in ("spearman_distance", "mean_shift")}
     )
-    figures = [viz.ablation_heatmap(each) for each in (ablation, stronger)]
+    figures = [viz.ablation_heatmap(item) for item in (ablation, stronger)]
     both = viz.compare(figures, ["a", "b"])
-    ends = [(axis.cmin, axis.cmax) for axis in both.select_coloraxes()]
-    assert ends[0] == ends[1]
-    assert ends[0][1] == max(fig.layout.coloraxis.cmax for fig in figures)
+    bounds = [(axis.cmin, axis.cmax) for axis in both.select_coloraxes()]
+    assert bounds[0] == bounds[1]
+    assert bounds[0][1] == max(fig.layout.coloraxis.cmax for fig in figures)
     assert [axis.showscale for axis in both.select_coloraxes()] == [False, None]
     assert {trace.coloraxis for trace in heatmaps(both)} >= {
         "coloraxis",

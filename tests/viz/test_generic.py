@@ -45,8 +45,8 @@ def made(*dims: str, name: str = "lean") -> xr.Dataset:
     values = np.random.default_rng(len(dims)).normal(size=shape)
     values.flat[1] = np.nan
     coords = {dim: LABELS[dim] for dim in dims}
-    facts = {"units": "degrees", "long_name": "angle of the tower"}
-    array = xr.DataArray(values, coords, dims, attrs=facts)
+    metadata = {"units": "degrees", "long_name": "angle of the tower"}
+    array = xr.DataArray(values, coords, dims, attrs=metadata)
     return array.to_dataset(name=name).assign_attrs(kind="leaning", model="pisa")
 
 
@@ -197,9 +197,9 @@ def test_what_is_left_over_is_refused_with_the_options_that_decide(own: None) ->
         viz.plot(ds, laier=0, series=0)
     with pytest.raises(UnknownNameError, match="no head '7'"):
         viz.plot(ds, head=7)
-    words = ds.assign(word=("head", ["a", "b"]), one=3.0)
-    expect_error("holds text", viz.plot, words, "word")
-    expect_error("is one number here, 3", viz.plot, words, "one")
+    text = ds.assign(word=("head", ["a", "b"]), one=3.0)
+    expect_error("holds text", viz.plot, text, "word")
+    expect_error("is one number here, 3", viz.plot, text, "one")
     expect_error("Closest: lean", viz.plot, ds, "leen")
     lens = planted.everything()["lens"]
     expect_error("'map' means logit_map or lens_logit_map", viz.plot, lens, "map")
@@ -210,7 +210,7 @@ def test_a_kind_without_a_figure_has_a_panel_and_a_table(own: None) -> None:
     (panel,) = find("leaning").draw_panels(ds)
     np.testing.assert_array_equal(panel.figure.data[0].x, ds["lean_size"])
     np.testing.assert_array_equal(panel.table["lean"], ds["lean"].values.ravel())
-    assert [each.name for each in find("leaning").figures] == ["leaning"]
+    assert [figure.name for figure in find("leaning").figures] == ["leaning"]
     # a page shows the first of what is to be chosen
     several = made("layer", "head", "series")
     (panel,) = find("leaning").draw_panels(several)

@@ -59,7 +59,7 @@ def sizes(part: Any, key: str = "") -> list[float]:
             size for name, value in part.items() for size in sizes(value, name)
         ]
     return (
-        [size for each in part for size in sizes(each, key)]
+        [size for item in part for size in sizes(item, key)]
         if isinstance(part, list | tuple)
         else []
     )
@@ -101,7 +101,7 @@ def test_lines_of_two_colours_differ_in_grey(
         for colour, _, _ in lines
     }
     assert len(dashes) >= 2
-    forms = [form for each in dashes.values() for form in each]
+    forms = [form for item in dashes.values() for form in item]
     solid = [form for form in forms if form == ("solid", "lines")]
     assert len(forms) - len(set(forms)) == max(len(solid) - 1, 0)
     assert "6px,2px" in {dash for _, dash, _ in lines}

@@ -58,7 +58,9 @@ def test_sharp_heads_are_framed() -> None:
     middles = {
         (round((s.y0 + s.y1) / 2), round((s.x0 + s.x1) / 2)) for s in fig.layout.shapes
     }
-    assert middles == {tuple(place) for place in np.argwhere(entropy["sharp"].values)}
+    assert middles == {
+        tuple(position) for position in np.argwhere(entropy["sharp"].values)
+    }
     assert fig.layout.coloraxis.reversescale is True
 
 

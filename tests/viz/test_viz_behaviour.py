@@ -54,13 +54,13 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     surely = (holm(np.ravel(p)).reshape(2, 3, 4) <= 0.05).all(0)
     assert 0 < surely.sum() < ds["induction"].values.sum()
     assert framed == {
-        (x, *place)
+        (x, *position)
         for x in ("x", "x2", "x3")
-        for place in map(tuple, np.argwhere(surely))
+        for position in map(tuple, np.argwhere(surely))
     }
     count = f"{int(surely.sum())} of 12"
     assert f"{count} cross-attention heads" in fig.layout.meta["title"]
-    (read,) = [each.sentences for each in find_figures("induction_scores")[:1]]
+    (read,) = [figure.sentences for figure in find_figures("induction_scores")[:1]]
     assert "significantly above both thresholds" in read(ds)[0]
     assert f"2: {count}" in read(ds)[0]
     assert "0.32" in fig.layout.meta["subtitle"]
@@ -85,7 +85,7 @@ def test_the_corner_holds_every_head_once_a_panel() -> None:
                 zip(trace.x, trace.y, strict=True)
             )
         assert any(sorted(found) == wanted for found in panels.values())
-    words = {f"{trace.name}" for trace in points if trace.showlegend}
+    text = {f"{trace.name}" for trace in points if trace.showlegend}
     expected = {
         "both": ds["count"][0, 0],
         "induction": ds["count"][0, 1],
@@ -93,12 +93,12 @@ def test_the_corner_holds_every_head_once_a_panel() -> None:
     }
     assert {
         f"{word} ({int(count)})" for word, count in expected.items() if count
-    } <= words
+    } <= text
     correlations = ds["correlation"].values
-    shown = {
+    visible = {
         note.text for note in fig.layout.annotations if str(note.text).startswith("r =")
     }
-    assert shown == {
+    assert visible == {
         f"r = {correlations[i, j]:+.2f}".replace("-", "−")
         for i, j in ((0, 1), (0, 2), (1, 2))
     }
@@ -124,8 +124,8 @@ def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:
             fig.layout[trace.yaxis.replace("y", "yaxis")].range
             or fig.layout.yaxis.range
         )
-        cut = "cut off" in fig.layout.meta["subtitle"]
-        assert cut or (low < np.nanmin(trace.y) and np.nanmax(trace.y) < high)
+        trimmed = "cut off" in fig.layout.meta["subtitle"]
+        assert trimmed or (low < np.nanmin(trace.y) and np.nanmax(trace.y) < high)
     assert {trace.name for trace in drawn} == {"spurious line", "other line"}
     count = int(ds["spurious"].values[own].sum())
     assert f"{count} of {len(own)} spurious" in fig.layout.meta["title"]

@@ -47,8 +47,8 @@ def test_both_series_and_the_stretch_where_they_differ_are_drawn() -> None:
     ] == [(-8.5, -0.5)]
     assert "8 of 24 steps" in fig.layout.meta["subtitle"]
     # a season moved everywhere leaves nothing to mark
-    whole = viz.patching_map(ds.assign(corrupted_context=ds["context"] + 1))
-    assert not [shape for shape in whole.layout.shapes if shape.type == "rect"]
+    full = viz.patching_map(ds.assign(corrupted_context=ds["context"] + 1))
+    assert not [shape for shape in full.layout.shapes if shape.type == "rect"]
 
 
 def test_all_positions_at_once_make_a_dot_a_component() -> None:

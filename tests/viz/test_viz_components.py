@@ -96,8 +96,8 @@ def test_a_giant_bar_runs_off_the_axis(attribution):
     assert fig.data[0].x[0] == 1e4
     assert fig.layout.xaxis.range[1] < 1e3
     assert "values beyond the axis are cut off" in fig.layout.meta["subtitle"]
-    (cut,) = (note for note in fig.layout.annotations if note.y == fig.data[0].y[0])
-    assert (cut.text, cut.x) == ("<b>10000</b>", fig.layout.xaxis.range[1])
+    (trimmed,) = (note for note in fig.layout.annotations if note.y == fig.data[0].y[0])
+    assert (trimmed.text, trimmed.x) == ("<b>10000</b>", fig.layout.xaxis.range[1])
 
 
 def test_attribution_takes_the_median_or_the_quantile_asked_for(attribution):
@@ -120,11 +120,11 @@ def test_attribution_heatmap_is_symmetric_and_in_model_order(attribution):
     z, axis = np.asarray(fig.data[0].z), fig.layout.coloraxis
     fine = attribution.isel(component=attribution["kind"].values != "layer")
     order = [str(c) for c in fine["component"].values]
-    shown = list(fig.data[0].y)
-    assert shown == sorted(shown, key=order.index)
-    assert len(shown) == 5
+    visible = list(fig.data[0].y)
+    assert visible == sorted(visible, key=order.index)
+    assert len(visible) == 5
     truth = fine["attribution"].sel(decomposition="expected_value", series="rivers")
-    np.testing.assert_allclose(z, truth.sel(component=shown).values)
+    np.testing.assert_allclose(z, truth.sel(component=visible).values)
     assert (axis.cmin, axis.cmid) == (-axis.cmax, 0)
     assert axis.cmax == np.abs(z).max()
     assert axis.colorbar.title.text == "contribution (m³/s)"
@@ -197,6 +197,6 @@ def test_attention_grid_draws_every_head_on_shared_axes(attention):
     assert np.isnan(z[2]).all()
     assert np.isnan(z[:, 3]).all()
     assert len({axis.range for axis in fig.select_xaxes()}) == 1
-    words = [a.text for a in fig.layout.annotations]
-    assert {"head 0", "head 1", "layer 0", "layer 1"} <= set(words)
+    texts = [a.text for a in fig.layout.annotations]
+    assert {"head 0", "head 1", "layer 0", "layer 1"} <= set(texts)
     assert len(heatmaps(viz.attention_grid(attention, layers=[1], heads=[0]))) == 1

@@ -60,7 +60,7 @@ def groups(ds: xr.Dataset) -> list[np.ndarray]:
 
 def totals(ds: xr.Dataset) -> list[np.ndarray]:
     """(step,) of each group."""
-    return [by_step(ds)[places].sum(0) for places in groups(ds)]
+    return [by_step(ds)[positions].sum(0) for positions in groups(ds)]
 
 
 def test_strips_cover_the_segments_of_each_series() -> None:
@@ -121,35 +121,35 @@ def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
     way, widths = (trace for trace in fig.data if trace.type == "waterfall")
     outer = ds.isel(quantile=[0, -1])
     narrow, wide = (
-        outer[each].mean("step").diff("quantile").item()
-        for each in ("reference_forecast", "forecast")
+        outer[item].mean("step").diff("quantile").item()
+        for item in ("reference_forecast", "forecast")
     )
     rounding = ds.attrs["rounding"]
     assert widths.base == pytest.approx(narrow)
     assert widths.base + sum(widths.x) == pytest.approx(wide, abs=2 * rounding)
     reference, forecast = (
-        float(ds[each].sel(quantile=0.5).mean())
-        for each in ("reference_forecast", "forecast")
+        float(ds[item].sel(quantile=0.5).mean())
+        for item in ("reference_forecast", "forecast")
     )
     assert way.base == pytest.approx(reference)
     assert way.base + sum(way.x) == pytest.approx(forecast, abs=rounding)
     means = [total.mean() for total in totals(ds)[:3]]
     np.testing.assert_allclose(way.x[:3], means)
     whiskers = [trace.error_x.array for trace in fig.data if trace.type == "scatter"]
-    whiskers = [each for each in whiskers if each is not None]
+    whiskers = [whisker for whisker in whiskers if whisker is not None]
     assert bool(whiskers) == (name == "sampled")
     if name == "sampled":
-        reach = ds["mean_half_width"].sel(quantile=0.5).values
-        sums = [reach[places].sum() for places in groups(ds)[:3]]
+        distance = ds["mean_half_width"].sel(quantile=0.5).values
+        sums = [distance[positions].sum() for positions in groups(ds)[:3]]
         np.testing.assert_allclose(whiskers[0][:3], sums)
 
 
 def test_readings_tell_the_sum_and_what_stands_out() -> None:
     exact = results()["exact"]
-    told = read_inputs(exact)
+    reported = read_inputs(exact)
     sizes = [f" by {np.abs(total).mean():.3g} (" for total in totals(exact)[:3]]
-    assert [told[0].index(size) for size in sizes] == sorted(
-        told[0].index(size) for size in sizes
+    assert [reported[0].index(size) for size in sizes] == sorted(
+        reported[0].index(size) for size in sizes
     )
     # a mean that hides the moves of single steps is told beside their size
     steps = np.where(np.arange(HORIZON) % 2, -60.0, 59.0)
@@ -165,13 +165,13 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
         "the explanation holds in part (criteria below)."
         in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
     )
-    apart = results()["exact"].assign(remainder=results()["exact"]["remainder"] + 5)
+    separate = results()["exact"].assign(remainder=results()["exact"]["remainder"] + 5)
     assert "Segments also act jointly: +5 belongs to no single one." in read_inputs(
-        apart
+        separate
     )
-    assert not any("act jointly" in each for each in told)
+    assert not any("act jointly" in item for item in reported)
     assert any(
-        "Masks were sampled" in each for each in read_inputs(results()["sampled"])
+        "Masks were sampled" in item for item in read_inputs(results()["sampled"])
     )
     same = results()["exact"].assign(attribution=0 * results()["exact"]["attribution"])
     assert "No part of the input moves it" in read_inputs(same)[0]

@@ -65,11 +65,13 @@ def test_numbers_of_cells_in_the_noise_stand_in_parentheses(noisy: xr.Dataset) -
     assert not named(fig, NOT_SIGNIFICANT)
     seen = 0
     for trace in heatmaps(fig):
-        for place in np.ndindex(*np.shape(trace.z)):
-            words = trace.customdata[place[0]][place[1]]
-            name = words.split("<b>")[1].split("</b>")[0]
-            assert ("not significant" in words) == (not stands[name])
-            assert trace.text[place[0]][place[1]].startswith("(") == (not stands[name])
+        for position in np.ndindex(*np.shape(trace.z)):
+            text = trace.customdata[position[0]][position[1]]
+            name = text.split("<b>")[1].split("</b>")[0]
+            assert ("not significant" in text) == (not stands[name])
+            assert trace.text[position[0]][position[1]].startswith("(") == (
+                not stands[name]
+            )
             seen += 1
     assert seen == noisy.sizes["component"]
     assert f"in parentheses: {NOT_SIGNIFICANT} (noise floor {FLOOR})" in subtitle(fig)

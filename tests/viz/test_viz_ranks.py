@@ -40,13 +40,13 @@ def test_families_are_told_apart_only_where_their_intervals_are() -> None:
 
 def test_the_flow_is_told_by_its_size() -> None:
     ds = planted.flow_of_ranks()
-    words = read_flow(ds, 0.1)
-    assert words[:2] == [
+    text = read_flow(ds, 0.1)
+    assert text[:2] == [
         "At ε = 0.1 the stream uses, of 4 directions, 1 at the embedding to 4 at layer 1.",
         "W_Q uses, of 3 directions, 2 at layer 0 to 3 at layer 1.",
     ]
-    assert ": layer 1 (+3, " in words[2]
-    assert "too few" in words[4]
+    assert ": layer 1 (+3, " in text[2]
+    assert "too few" in text[4]
     (silent,) = read_bound(ds)
     assert "requires 874 or more layers of 2 heads (here 2)" in silent
     assert "query–key products reach 3, value–output products 5)." in silent

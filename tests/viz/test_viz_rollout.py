@@ -17,7 +17,7 @@ def long_map(kind: str, keys: int, queries: int, lag: int) -> xr.Dataset:
     pattern = np.zeros((1, 1, queries, keys), dtype=np.float32)
     query = np.arange(queries)
     pattern[0, 0, query, keys - lag + query % lag] = 1.0
-    places = planted.tokens("key", range(-keys, 0)) | planted.tokens(
+    positions = planted.tokens("key", range(-keys, 0)) | planted.tokens(
         "query", range(queries)
     )
     make = {
@@ -25,7 +25,9 @@ def long_map(kind: str, keys: int, queries: int, lag: int) -> xr.Dataset:
         "norm_weighted_attention": planted.norm_weighted,
     }.get(kind, planted.attention)
     made = make(
-        planted.series(("s",), time=keys, horizon=queries, dated=False), pattern, places
+        planted.series(("s",), time=keys, horizon=queries, dated=False),
+        pattern,
+        positions,
     )
     return (
         made.assign(norm=made["norm"] / 2)
@@ -59,7 +61,7 @@ def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
         viz.autoregressive_attention_map(ds, heads=word).data
         for word in ("sharp", "diffuse")
     ]
-    assert [len({trace.name for trace in each}) for each in (*few, sum(few, ()))] == [
+    assert [len({trace.name for trace in item}) for item in (*few, sum(few, ()))] == [
         2,
         2,
         4,

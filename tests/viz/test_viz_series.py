@@ -126,10 +126,10 @@ def test_lens_forecast_has_a_fan_per_layer_on_shared_axes(logit):
 
 
 def test_fitted_range_holds_the_core_and_reports_a_cut():
-    bounds, cut = fitted_range(
+    bounds, trimmed = fitted_range(
         np.array([0.0, 10.0]), np.array([-100.0, 12.0]), reach=0.5
     )
-    assert cut
+    assert trimmed
     assert bounds[0] <= -5
     assert bounds[0] > -7
     assert bounds[1] >= 12

@@ -39,8 +39,8 @@ def test_a_field_says_what_its_statement_names(sentence: str, words: str) -> Non
 def test_a_sentence_without_its_numbers_is_left_out() -> None:
     ds = result()
     unknown = labelled(ds, np.full((2, 2), np.nan), "layer", "head")
-    told = summary("{missing:highest}", "{unknown:max}", "{none}", "{known}.")
-    assert told(ds) == []
+    reported = summary("{missing:highest}", "{unknown:max}", "{none}", "{known}.")
+    assert reported(ds) == []
     assert summarize(
         ds, "{x:max}", "{y}", "{z}.", x=unknown, y=None, z=lambda ds: 3
     ) == ["3."]
@@ -55,10 +55,10 @@ def test_an_effect_is_told_with_its_floor_and_its_four_statements() -> None:
         "Largest (median and range over 3 series): layer 0, head 0 ("
     )
     assert "layer 1" not in largest
-    for text, words in zip(
+    for text, label in zip(
         statements, ("above rounding on all 3 series", "too few", "twins"), strict=True
     ):
-        assert words in text
+        assert label in text
     silent = judge(result(), "rank", floor=9.0, signed=True)
     assert summarize(silent, "{rank:largest percent}") == ["none of 1 % or more"]
     with pytest.raises(InputError, match="has no test of rank"):

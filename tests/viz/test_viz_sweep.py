@@ -42,9 +42,9 @@ def test_distances_stand_at_their_layers_with_their_intervals(
                 ("upper", trace.error_y.array, 1),
                 ("lower", trace.error_y.arrayminus, -1),
             ):
-                reach = pd.Series(bars, trace.x)[mine.index]
+                distance = pd.Series(bars, trace.x)[mine.index]
                 expected = mine[f"spearman_distance_{end}"]
-                assert_close(y + sign * reach, expected, depth=1000)
+                assert_close(y + sign * distance, expected, depth=1000)
             symbols = pd.Series(trace.marker.symbol, trace.x)[mine.index]
             if mine["significant"].any():
                 assert (symbols == "circle").tolist() == mine["significant"].tolist()

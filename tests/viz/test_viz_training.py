@@ -135,19 +135,19 @@ def test_several_runs_have_a_line_each_and_a_band_over_seeds() -> None:
         for trace in fig.data
         if trace.mode == "lines+markers" and trace.name == "Adam"
     ]
-    ends = [
+    bounds = [
         trace
         for trace in fig.data
         if trace.mode == "lines" and (trace.name or "").startswith("Adam")
     ]
     np.testing.assert_array_equal(adam[2].y, entropy.sel(run="Adam").mean("seed"))
-    place = next(
+    position = next(
         i
-        for i, trace in enumerate(ends)
+        for i, trace in enumerate(bounds)
         if np.array_equal(trace.y, entropy.sel(run="Adam").min("seed"))
     )
     np.testing.assert_array_equal(
-        ends[place + 1].y, entropy.sel(run="Adam").max("seed")
+        bounds[position + 1].y, entropy.sel(run="Adam").max("seed")
     )
 
 
@@ -158,11 +158,11 @@ def test_snapshots_stand_side_by_side() -> None:
         np.testing.assert_array_equal(
             trace.z, ds["pattern"].sel(snapshot=step, layer="0.attn", head=0, input=0)
         )
-    for words, options in (
+    for text, options in (
         ("snapshot", {"snapshots": [11]}),
         (r"0\.attn", {"layer": "attn"}),
     ):
-        expect_error(words, viz.attention_snapshots, ds, **options)
+        expect_error(text, viz.attention_snapshots, ds, **options)
     expect_error(
         "row is 2, expected an input from 0 to 1", viz.attention_snapshots, ds, row=2
     )

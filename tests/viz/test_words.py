@@ -98,10 +98,11 @@ def find_faults(
     # a plate of a report is often the figure of a renderer
     drawn = {fig.to_json(): (figure, fig) for figure, fig in figures}
     for figure, fig in drawn.values():
-        for where, shown, width in everywhere(fig):
+        for where, visible, width in everywhere(fig):
             count += 1
             found += [
-                f"{name}, {figure} ({where}): {fault}" for fault in faults(shown, width)
+                f"{name}, {figure} ({where}): {fault}"
+                for fault in faults(visible, width)
             ]
     return count, found
 
@@ -169,7 +170,7 @@ def test_planted_faults_are_found(faults: Faults, fault: str) -> None:
     found = faults(fig, 400)
     first, *second = fault.removeprefix("overlap: ").split(" | ")
     assert any(
-        fault in each or (second and f"{second[0]} | {first}" in each) for each in found
+        fault in item or (second and f"{second[0]} | {first}" in item) for item in found
     ), found
 
 
@@ -195,7 +196,7 @@ def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(
     )
     lens, wide = viz.lens_forecast(planted.quantile_lens()), width == COLUMNS["double"]
     pairs = (
-        [viz.compare([each] * 2, ["one", "another"]) for each in (maps, looks)]
+        [viz.compare([item] * 2, ["one", "another"]) for item in (maps, looks)]
         if wide
         else [maps]
     )

@@ -206,7 +206,7 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
     # patch models have a backup for a share of the copy alone
     for (part,), effect in alone.items():
         stands_in = card.architecture == chronos.NAME and part in {
-            each.stands_in_for for each in card.parts
+            item.stands_in_for for item in card.parts
         }
         if part in card.components("mechanism") and not stands_in:
             assert effect > of.effect, f"{card.name} does without {part}: {effect:.3g}"
@@ -258,9 +258,9 @@ def assert_edges_are_those_stated(planted: Planted) -> None:
 
 def find_hook(component: str) -> str:
     """The hook point at which a head's values or an MLP's output stand."""
-    place = Component.parse(component)
-    name = f"{place.stack}_blocks.{place.layer}.{place.kind}".removeprefix("_")
-    return f"{name}.hook_out" if place.head is None else f"{name}.hook_z"
+    position = Component.parse(component)
+    name = f"{position.stack}_blocks.{position.layer}.{position.kind}".removeprefix("_")
+    return f"{name}.hook_out" if position.head is None else f"{name}.hook_z"
 
 
 def _differ(plain: Any, other: Any, receiver: str, series: list[Array]) -> bool:
@@ -271,9 +271,9 @@ def _differ(plain: Any, other: Any, receiver: str, series: list[Array]) -> bool:
             float((off / torch.tensor([np.std(one) for one in series])).max())
             > EFFECT * SMALL
         )
-    place, hook = Component.parse(receiver), find_hook(receiver)
+    position, hook = Component.parse(receiver), find_hook(receiver)
     before, after = (
-        run[1][hook] if place.head is None else run[1][hook][..., place.head, :]
+        run[1][hook] if position.head is None else run[1][hook][..., position.head, :]
         for run in (plain, other)
     )
     return float((before - after).norm(dim=-1).max()) > HEARD * max(
@@ -299,9 +299,9 @@ def expected_keys(looks: Attends, n_queries: int, n_keys: int) -> dict[int, list
         query: [start - back for back in looks.back] for query, start in starts.items()
     }
     return {
-        query: places
-        for query, places in keys.items()
-        if 0 <= min(places) <= max(places) < n_keys
+        query: positions
+        for query, positions in keys.items()
+        if 0 <= min(positions) <= max(positions) < n_keys
     }
 
 
@@ -324,12 +324,12 @@ def assert_heads_look_where_stated(planted: Planted) -> None:
         )
         keys = expected_keys(looks, *pattern.shape)
         assert keys
-        for query, places in keys.items():
-            shares = pattern[query, places]
+        for query, positions in keys.items():
+            shares = pattern[query, positions]
             if of.tokens:
                 assert pattern.shape[1] == of.tokens
                 close_in_float32(
-                    shares, looks.weight / len(places), depth=64, magnitude=1.0
+                    shares, looks.weight / len(positions), depth=64, magnitude=1.0
                 )
             else:
                 assert shares.sum() > looks.weight - 1e-3, f"{looks}: query {query}"
@@ -358,7 +358,7 @@ def assert_same_in_any_basis(planted: Planted, plain: Planted) -> None:
     series, of = select_series(card), find_format(card)
     for one, *values in zip(
         series,
-        *(compute_forecast(each, series) for each in (planted, plain)),
+        *(compute_forecast(item, series) for item in (planted, plain)),
         strict=True,
     ):
         assert np.abs(values[0] - values[1]).max() <= of.turn * of.bound(one)
@@ -401,5 +401,5 @@ def assert_quantiles_spread(planted: Planted, deviates: Array) -> None:
     for one, levels in zip(series, quantiles, strict=True):
         written = of.squash((levels - np.mean(one)) / of.scale(one))
         stated = np.repeat(deviates[:, None], card.horizon, 1)
-        apart = written - written[len(deviates) // 2]
-        close_in_float32(apart, stated, depth=40, magnitude=1 / SIGNAL)
+        separate = written - written[len(deviates) // 2]
+        close_in_float32(separate, stated, depth=40, magnitude=1 / SIGNAL)

@@ -88,14 +88,14 @@ def test_a_card_is_of_its_weights_and_neither_may_change(tmp_path: Path) -> None
     # the order of the file is not what counts
     save_file({"b": np.ones(2), "a": np.arange(4.0)}, weights)
     assert read_card(tmp_path) == CARD
-    whole = json.loads((tmp_path / "mechanism.json").read_text())
+    full = json.loads((tmp_path / "mechanism.json").read_text())
     for change in (
         {"horizon": 24},
         {"edges": []},
         {"seal": None},
         {"rule": {"kind": "seasonal copy", "period": 6}},
     ):
-        (tmp_path / "mechanism.json").write_text(json.dumps({**whole, **change}))
+        (tmp_path / "mechanism.json").write_text(json.dumps({**full, **change}))
         expect_error("not the card of the weights", read_card, tmp_path)
     write_card(CARD, tmp_path)
     for tensors in (
@@ -171,12 +171,12 @@ def test_a_rule_is_its_definition_and_its_inputs_its_derivative(
         forecast = rule.forecast(context, 12)
         assert_close(forecast, by_hand(rule, context.tolist(), 12), depth=100)
         inputs = rule.inputs(context, 12)
-        for place in range(len(context)):
-            bumped = context + 1e-6 * np.eye(len(context))[place]
+        for position in range(len(context)):
+            bumped = context + 1e-6 * np.eye(len(context))[position]
             moved = (rule.forecast(bumped, 12) - forecast) / 1e-6
             assert_close(
                 moved,
-                inputs[:, place],
+                inputs[:, position],
                 depth=100,
                 magnitude=1e6 * np.abs(context).max(),
             )

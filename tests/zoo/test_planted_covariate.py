@@ -82,7 +82,7 @@ def test_parts_matter_as_stated(planted: Planted) -> None:
 
 def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) -> None:
     looks = planted.card.attends[0]
-    assert {each.component for each in planted.card.attends} == set(
+    assert {attend.component for attend in planted.card.attends} == set(
         planted.card.components("mechanism")
     )
     assert (looks.query, looks.back, looks.series) == (

@@ -102,15 +102,15 @@ def run_variants(
         # hooks of the caller's own may act on chosen rows, and must see every pass
         replay, max_rows = False, 1
     # hook points where rows cannot be taken apart
-    whole = lens.registry.session.across_rows()
-    whole += [
+    full = lens.registry.session.across_rows()
+    full += [
         point.name
-        for each, point in iterate_points(lens, *variants)
-        if not acts_by_place(each, point)
+        for item, point in iterate_points(lens, *variants)
+        if not acts_by_place(item, point)
     ]
-    uncut = (
-        f"give fewer series at once, since what is done at {whole[0]} may look at several of them"
-        if whole
+    untrimmed = (
+        f"give fewer series at once, since what is done at {full[0]} may look at several of them"
+        if full
         else ""
     )
     rows = min(max_rows, _rows_abreast(lens, encoded, len(variants), max_rows))
@@ -128,8 +128,8 @@ def run_variants(
         )
         return _within_memory(lens, work, variants, rows, replay)
 
-    ranges = [(0, len(encoded.batch))] if whole else forward_ranges(lens, encoded)
-    of_parts = halved(outputs, encoded.batch, ranges, uncut)
+    ranges = [(0, len(encoded.batch))] if full else forward_ranges(lens, encoded)
+    of_parts = halved(outputs, encoded.batch, ranges, untrimmed)
     return of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts, dim=1)
 
 
@@ -138,7 +138,7 @@ def iterate_points(
 ) -> Iterator[tuple[Intervention, Point]]:
     """Iterate over interventions and the hook points of each; UnknownNameError for an unknown target."""
     for intervention in (
-        each for variant in variants for each in variant.interventions
+        item for variant in variants for item in variant.interventions
     ):
         for name, _head in resolve(lens.registry, intervention):
             yield intervention, lens.registry.points[name]
@@ -148,14 +148,14 @@ def side_by_side(variants: Sequence[Variant], rows: int) -> list[Intervention]:
     """Restrict interventions to the blocks of rows that their variants are in one batch."""
     edits = []
     for block, variant in enumerate(variants):
-        for each in variant.interventions:
+        for intervention in variant.interventions:
             first = block * rows
             own = (
                 slice(first, first + rows)
-                if each.rows is None
-                else as_index(each.rows, rows, "rows") + first
+                if intervention.rows is None
+                else as_index(intervention.rows, rows, "rows") + first
             )
-            edits.append(replace(each, rows=own))  # type: ignore[type-var]
+            edits.append(replace(intervention, rows=own))  # type: ignore[type-var]
     return edits
 
 
@@ -223,9 +223,9 @@ def sweep(
         for start in groups
     }
     heads = {
-        start: place
+        start: position
         for start in groups
-        if replay and (place := _find_heads(wiring, start))
+        if replay and (position := _find_heads(wiring, start))
     }
     modules = {path for group in paths.values() for path in group} | {
         module for module, _ in heads.values()
@@ -271,8 +271,8 @@ def _join(
     )
     weights = {
         (index, layer): sum(
-            each.numel()
-            for each in lens.registry.modules[stack.block(layer)].parameters()
+            parameter.numel()
+            for parameter in lens.registry.modules[stack.block(layer)].parameters()
         )
         for index, stack in enumerate(lens.wiring.stacks)
         for layer in range(stack.n_layers)
@@ -283,8 +283,8 @@ def _join(
             first, before = merged[-1]
             between = sum(
                 count
-                for place, count in weights.items()
-                if first[:2] <= place <= start[:2]
+                for position, count in weights.items()
+                if first[:2] <= position <= start[:2]
             )
             if (
                 len(before) + len(members) <= abreast
@@ -328,25 +328,27 @@ def _side_by_side(
 
 def _start(lens: Lens, variant: Variant) -> Start:
     order = {stack.name: index for index, stack in enumerate(lens.wiring.stacks)}
-    places = []
+    positions = []
     for _intervention, point in iterate_points(lens, variant):
         stack, name = lens.wiring.stack(point.stack), point.name
         if point.layer < 0 and not name.endswith("hook_embed"):
-            places.append(Start(order[point.stack], stack.n_layers))
+            positions.append(Start(order[point.stack], stack.n_layers))
         elif name.endswith("hook_resid_post"):
-            places.append(
+            positions.append(
                 Start(order[point.stack], point.layer, len(stack.rows(point.layer)))
             )
         elif point.kind:
             kinds = [row.kind for row in stack.rows(point.layer)]
             late = name.endswith(("hook_z", "hook_result", "hook_out"))
-            places.append(
+            positions.append(
                 Start(order[point.stack], point.layer, kinds.index(point.kind), late)
             )
         else:
             # the stream before a branch; at the block's entry or later makes no difference to the savings
-            places.append(Start(order[point.stack], point.layer))
-    return min(places, default=Start(len(order) - 1, lens.wiring.output_stack.n_layers))
+            positions.append(Start(order[point.stack], point.layer))
+    return min(
+        positions, default=Start(len(order) - 1, lens.wiring.output_stack.n_layers)
+    )
 
 
 def _find_heads(wiring: Wiring, start: Start) -> tuple[str, str] | None:

@@ -28,8 +28,8 @@ def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _of_rows(a: np.ndarray, b: np.ndarray, distances: np.ndarray) -> np.ndarray:
     """Set distances of equal rows to 0, and of rows that are not finite in both forecasts to NaN."""
     finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
-    apart = np.where((a == b).all(axis=-1), 0.0, distances)
-    return np.where(finite, apart, np.nan)
+    separate = np.where((a == b).all(axis=-1), 0.0, distances)
+    return np.where(finite, separate, np.nan)
 
 
 def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -65,10 +65,10 @@ def _loggers(lens: Lens) -> list[logging.Logger]:
         type(part).__module__.partition(".")[0]
         for part in (lens.native, lens.adapter.model)
     }
-    places = [
-        place
+    positions = [
+        position
         for name in packages
-        for place in getattr(sys.modules.get(name), "__path__", ())
+        for position in getattr(sys.modules.get(name), "__path__", ())
     ]
     return [
         logger
@@ -76,6 +76,6 @@ def _loggers(lens: Lens) -> list[logging.Logger]:
         if isinstance(logger, logging.Logger)
         and (
             name.partition(".")[0] in packages
-            or any(Path(name).is_relative_to(place) for place in places)
+            or any(Path(name).is_relative_to(position) for position in positions)
         )
     ]

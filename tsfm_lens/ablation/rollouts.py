@@ -132,7 +132,7 @@ def forecast_variants(
     )
     points = list(iterate_points(lens, *variants))
     by_row = all(
-        acts_by_row(*each) for each in points
+        acts_by_row(*point) for point in points
     ) and not lens.registry.session.across_rows(parts=False)
     blocks = [request]
     if request.draws and by_row and len(request.blocks) > 1:
@@ -230,12 +230,12 @@ class VariantRequest(ForecastRequest):
     def undrawn(self, error: Exception) -> Forecast:
         """Replace a forecast of which an error says that nothing can be drawn by no numbers, if such are kept."""
         # how torch and its distributions refuse parameters that are no numbers
-        words = (
+        texts = (
             "probability tensor contains",
             "found invalid values",
             "invalid Poisson",
         )
-        if not any(word in str(error) for word in words):
+        if not any(word in str(error) for word in texts):
             raise error
         return self.checked([self.nothing()])[0]
 
@@ -512,7 +512,7 @@ def _forecast_blocks(
     touches = [request.touches_encoder(variant) for variant in variants]
     # those that share the encoder run together, and those that change it
     for changes in (False, True):
-        remaining = [index for index, each in enumerate(touches) if each is changes]
+        remaining = [index for index, touch in enumerate(touches) if touch is changes]
         while remaining:
             # chunks of equal size waste the least
             copies = -(-len(remaining) // -(-len(remaining) // most))

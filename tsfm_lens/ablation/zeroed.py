@@ -38,28 +38,28 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
     """Return the paths of the layers whose output a variant throws away for all of its rows."""
     branches: set[str] = set()
     heads: dict[str, set[int]] = defaultdict(set)
-    others: set[tuple[str, int]] = set()
+    rest: set[tuple[str, int]] = set()
     for intervention in variant.interventions:
-        whole = (
+        full = (
             type(intervention) is Zero
             and intervention.rows is None
             and intervention.positions is None
         )
         for name, head in resolve(registry, intervention):
             point = registry.points[name]
-            if whole and name.endswith("hook_out") and point.kind:
+            if full and name.endswith("hook_out") and point.kind:
                 branches.add(name)
-            elif whole and head is not None and name.endswith("hook_z"):
+            elif full and head is not None and name.endswith("hook_z"):
                 heads[name].add(head)
             else:
                 # an edit in a layer may be carried around its branches
-                others.add((point.stack, point.layer))
+                rest.add((point.stack, point.layer))
     paths: set[str] = set()
     for name in (*branches, *heads):
         point = registry.points[name]
         stack = registry.wiring.stack(point.stack)
         row, is_whole = stack.writer(point.kind, point.layer), name in branches
-        if (point.stack, point.layer) in others or not _rows_lead(registry, row):
+        if (point.stack, point.layer) in rest or not _rows_lead(registry, row):
             continue
         if is_whole or len(heads[name]) == stack.n_heads:
             paths |= {

@@ -139,13 +139,13 @@ def forecast(
             ).targets()
     data = result.to_dataset(truth)
     if page is not None:
-        facts = pipeline.provenance(run, request.data)
+        metadata = pipeline.provenance(run, request.data)
         title, remarks = (
             pipeline.make_heading(model, series),
             pipeline.list_remarks(run.batch),
         )
         pipeline.build_report(
-            {"forecast": data}, page, title=title, provenance=facts, notes=remarks
+            {"forecast": data}, page, title=title, provenance=metadata, notes=remarks
         )
         echo(str(page), err=True)
     if request.as_json:
@@ -216,11 +216,11 @@ def ablate(
         )
     with progress_display() as bar:
         series = series_shown(bar, request, model)
-        others = read_data(reference, request.reading) if reference else None
+        rest = read_data(reference, request.reading) if reference else None
         run = request.run(open_shown(bar, model), series).compared()
         options: dict[str, Any] = {
             "how": how,
-            "reference": others if checked_how(how) else None,
+            "reference": rest if checked_how(how) else None,
         }
         with stage(bar, "ablation", None) as progress:
             result = ablation_effects(
@@ -516,8 +516,8 @@ def explain(
     """Explain a forecast by its past and covariates and the heads they act through, and test the explanation."""
     from tsfm_lens.report import explanation, pipeline
 
-    cut = int(parts) if parts.isdigit() else parts or None
-    explanation.refuse_unknown(method or None, reference, cut)
+    trimmed = int(parts) if parts.isdigit() else parts or None
+    explanation.refuse_unknown(method or None, reference, trimmed)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.find_page(out)
     if (start or stop) and not changes:
@@ -528,11 +528,11 @@ def explain(
         series = series_shown(bar, request, model)
         # where known covariates end with the target, its end must be held out
         ahead = [len(future) for future in series.futures if future is not None]
-        ends = bool(ahead) and not any(ahead) if holdout is None else holdout
+        bounds = bool(ahead) and not any(ahead) if holdout is None else holdout
         names = [name for name in (*series.variates, *series.ids) if name]
         edits = dict(_change(text, names) for text in changes or [])
         earlier = (
-            read_data([since], request.reading, request.horizon, ends)
+            read_data([since], request.reading, request.horizon, bounds)
             if since
             else None
         )
@@ -544,20 +544,20 @@ def explain(
             )
         )
         progress = steps_shown(bar, lens, kinds)
-        run = replace(request, holdout=ends).run(lens, series)
+        run = replace(request, holdout=bounds).run(lens, series)
         options: dict[str, Any] = {
             "item": item or 0,
             "method": method or None,
             "reference": reference,
         }
         options |= {
-            "parts": cut,
+            "parts": trimmed,
             "changes": edits,
             "start": _step(start),
             "stop": _step(stop),
         }
         if earlier is not None:
-            options["since"] = replace(request, holdout=ends).run(lens, earlier)
+            options["since"] = replace(request, holdout=bounds).run(lens, earlier)
         results = explanation.explain(
             run,
             out,
@@ -570,22 +570,24 @@ def explain(
         )
     items = list(dict.fromkeys(series.groups))
     if not item and len(items) > 1:
-        others = ", ".join(items[1:_MOST_NAMES]) + (
+        rest = ", ".join(items[1:_MOST_NAMES]) + (
             ", …" if len(items) > _MOST_NAMES else ""
         )
         echo(
-            f"note: explaining {items[0]}, the first of {len(items)}; choose another with --item: {others}",
+            f"note: explaining {items[0]}, the first of {len(items)}; choose another with --item: {rest}",
             err=True,
         )
-    if ends and holdout is None:
+    if bounds and holdout is None:
         echo(
             f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out",
             err=True,
         )
-    facts = results.summary()
-    if (facts["verdict"] or facts["answers"]) and not request.as_json:
+    metadata = results.summary()
+    if (metadata["verdict"] or metadata["answers"]) and not request.as_json:
         echo(
-            "\n".join([*facts["answers"], facts["headline"], *facts["reasons"][:2]]),
+            "\n".join(
+                [*metadata["answers"], metadata["headline"], *metadata["reasons"][:2]]
+            ),
             err=True,
         )
-    show_page(out / "index.html", missing, results, request.as_json, **facts)
+    show_page(out / "index.html", missing, results, request.as_json, **metadata)

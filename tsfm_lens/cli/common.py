@@ -69,17 +69,17 @@ class _Commands(TyperGroup):
             names = [*map(str, WRITTEN)][:_MOST_FILES] + ["…"] * (
                 len(WRITTEN) > _MOST_FILES
             )
-            words = (
+            text = (
                 f"files written: {', '.join(names)}"
                 if names
                 else "nothing was left behind"
             )
-            console(stderr=True).print(f"interrupted; {words}", soft_wrap=True)
+            console(stderr=True).print(f"interrupted; {text}", soft_wrap=True)
             raise typer.Exit(interrupt_code()) from None
         except LensError as error:
-            words = in_option_words(str(error))
+            text = in_option_words(str(error))
             console(stderr=True).print(
-                Text("error:", style="bold red"), words, soft_wrap=True
+                Text("error:", style="bold red"), text, soft_wrap=True
             )
             raise typer.Exit(1) from None
 
@@ -269,16 +269,16 @@ class SweepDisplay:
 
     def update(self, what: str, count: int, total: int, left: float | None) -> None:
         """Show the progress of the sweep."""
-        words = "" if left is None else f"about {_duration(left)} left"
+        text = "" if left is None else f"about {_duration(left)} left"
         self._bar.update(
-            self._task, description=what, completed=count, total=total, left=words
+            self._task, description=what, completed=count, total=total, left=text
         )
         now = time.monotonic()
         if self._lines is not None and (now >= self._next or count == total):
             self._next = now + _SECONDS_A_LINE
             line = ", ".join(
                 part
-                for part in (f"{what}: {count} of {total} {self._unit}", words)
+                for part in (f"{what}: {count} of {total} {self._unit}", text)
                 if part
             )
             self._lines.print(line, soft_wrap=True)

@@ -55,7 +55,9 @@ def _computed_names() -> dict[str, list[str]]:
     ]
     return {
         "figures": list(figures()),
-        "kinds": [kind for kind, each in measurements().items() if each.of_run],
+        "kinds": [
+            kind for kind, measurement in measurements().items() if measurement.of_run
+        ],
         "models": [*checkpoint_names(), *published],
     }
 

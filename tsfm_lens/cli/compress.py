@@ -151,13 +151,13 @@ def compress(
     with progress_display() as bar, catch_warnings(record=True) as caught:
         series = series_shown(bar, request, model)
         if judge:
-            others = read_data(
+            rest = read_data(
                 judge, request.reading if files else {}, request.horizon, holdout=True
             )
         else:
-            series, others = split_sources(series, request.horizon or 1)
+            series, rest = split_sources(series, request.horizon or 1)
         lens = open_shown(bar, model)
-        run, other = request.run(lens, series), request.run(lens, others)
+        run, other = request.run(lens, series), request.run(lens, rest)
         calibration = calibration_run(run, calibration_windows)
         if pareto:
             curve = _curve(calibration, other, bar, of, mlps)
@@ -166,7 +166,7 @@ def compress(
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
             components = _components(lens, without or ())
-            facts = _compress(
+            metadata = _compress(
                 (calibration, run, other),
                 out,
                 bar,
@@ -176,14 +176,14 @@ def compress(
                 components,
                 figure,
             )
-    for note in dict.fromkeys(str(each.message) for each in caught):
+    for note in dict.fromkeys(str(item.message) for item in caught):
         echo(f"note: {note.replace('windows=…', '--calibration-windows')}", err=True)
     if pareto:
         _show_curve(curve, out, request.as_json)
     elif request.as_json:
-        echo(json.dumps(facts))
+        echo(json.dumps(metadata))
     else:
-        _show(facts)
+        _show(metadata)
 
 
 def _compress(
@@ -227,7 +227,7 @@ def _compress(
         )
         compact = load(out)
     with stage(bar, "forecast with both"):
-        own, quality = (package.quality(each, compact) for each in (run, other))
+        own, quality = (package.quality(item, compact) for item in (run, other))
     with stage(bar, "time both"):
         cost = package.cost(run.lens, compact)
     page = None
@@ -243,8 +243,8 @@ def _compress(
         )._asdict()
     )
     n_bytes = [
-        sum(part.numel() * part.element_size() for part in each.parameters())
-        for each in (run.lens, compact)
+        sum(part.numel() * part.element_size() for part in item.parameters())
+        for item in (run.lens, compact)
     ]
     return {
         "folder": str(out),
@@ -270,10 +270,10 @@ def _compress(
         "series": [len(other.batch), len(run.batch)],
         **{
             name: [
-                float(each[f"{name.removeprefix('own_')}_{end}"])
+                float(item[f"{name.removeprefix('own_')}_{end}"])
                 for end in ("estimate", "low", "high")
             ]
-            for name, each in (
+            for name, item in (
                 ("mase_rise", quality),
                 ("wql_rise", quality),
                 ("own_mase_rise", own),
@@ -298,9 +298,9 @@ def _show(facts: dict[str, Any]) -> None:
         [text, f"{before[of]:,}", f"{after[of]:,}", _share(after[of], before[of])]
         for of, text in names.items()
     ]
-    whole, compressed = facts["bytes"].values()
+    full, compressed = facts["bytes"].values()
     rows.append(
-        ["bytes of weights", f"{whole:,}", f"{compressed:,}", _share(compressed, whole)]
+        ["bytes of weights", f"{full:,}", f"{compressed:,}", _share(compressed, full)]
     )
     show_rows(["", "whole", "compressed", "left"], rows)
     if ratio := facts["ratio"]:
@@ -309,9 +309,9 @@ def _show(facts: dict[str, Any]) -> None:
             f"{ratio['stored']:.3g} as stored"
         )
     echo(facts["sources"])
-    others, own = facts["series"]
+    rest, own = facts["series"]
     over_others, over_own = (
-        f"{others} other series",
+        f"{rest} other series",
         f"later steps of the {own} calibration series",
     )
     for name, over in (
@@ -319,17 +319,17 @@ def _show(facts: dict[str, Any]) -> None:
         ("wql_rise", over_others),
         ("own_mase_rise", over_own),
     ):
-        words, (mean, low, high) = (
+        label, (mean, low, high) = (
             name.split("_")[-2].upper(),
             (100 * value for value in facts[name]),
         )
         echo(
-            f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {over}, 95 % interval)"
+            f"{label} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {over}, 95 % interval)"
         )
     if "overlap" in facts:
-        whole, other = facts["log_perplexity"]
+        full, other = facts["log_perplexity"]
         echo(
-            f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {whole:.3f} before, {other:.3f} after"
+            f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {full:.3f} before, {other:.3f} after"
         )
     for row in facts["cost"]:
         peak = row["peak_bytes"]

@@ -114,14 +114,14 @@ def render(facts: Facts) -> Iterator[Table]:
         ("extra", "models", "version", "tested with", "to do"),
         extras,
     )
-    others = [
+    rest = [
         (entry["name"], ", ".join(entry["packages"]), _cure(entry))
         for entry in facts["packages"]
     ]
-    yield _table("Other extras", ("extra", "packages", "to do"), others)
+    yield _table("Other extras", ("extra", "packages", "to do"), rest)
     devices = [
-        (each["name"], each["title"], _size(each["memory"]))
-        for each in facts["devices"]
+        (device["name"], device["title"], _size(device["memory"]))
+        for device in facts["devices"]
     ]
     devices[0] = (
         devices[0][0],
@@ -227,7 +227,8 @@ def _devices() -> list[Facts]:
     if torch.backends.mps.is_available():
         devices.append(("mps", "Apple GPU", None))
     return [
-        dict(zip(("name", "title", "memory"), each, strict=True)) for each in devices
+        dict(zip(("name", "title", "memory"), device, strict=True))
+        for device in devices
     ]
 
 

@@ -83,8 +83,8 @@ def figure(
         return
     if name is None or not models or not data:
         missing = {"NAME": name, "MODEL": models, "--data": data}
-        words = " and ".join(option for option, value in missing.items() if not value)
-        raise typer.BadParameter(f"{words} missing; --list names all figures")
+        text = " and ".join(option for option, value in missing.items() if not value)
+        raise typer.BadParameter(f"{text} missing; --list names all figures")
     file_formats = _requested(formats)
     if not file_formats:
         raise typer.BadParameter(
@@ -137,13 +137,13 @@ def figure(
     if request.as_json:
         from tsfm_lens.report.pipeline import as_plain
 
-        numbers = [as_plain(each) for each in result.results]
-        facts = {
+        numbers = [as_plain(element) for element in result.results]
+        metadata = {
             "figure": result.entry.name,
             "files": [str(path) for path in paths],
             "results": numbers,
         }
-        echo(json.dumps(facts, allow_nan=False))
+        echo(json.dumps(metadata, allow_nan=False))
         return
     for path in paths:
         echo(str(path))
@@ -175,14 +175,14 @@ def _list(as_json: bool) -> None:
         records = []
         for entry in entries:
             models = " and ".join(map(models_meeting, requirements(entry)))
-            facts = {
+            metadata = {
                 "name": entry.name,
                 "title": entry.title,
                 "computes": computed_words(entry),
                 "models": models,
                 "several": takes_models(entry),
             }
-            records.append(facts)
+            records.append(metadata)
         echo(json.dumps(records))
         return
     # what computes each is in --json: beside it a line would be 350 characters long

@@ -141,7 +141,8 @@ def measurements(as_json: AsJson = False) -> None:
         echo(json.dumps(records))
         return
     rows = [
-        [each["kind"], each["summary"], " ".join(each["figures"])] for each in records
+        [record["kind"], record["summary"], " ".join(record["figures"])]
+        for record in records
     ]
     show_rows(["kind", "what is measured", "figure"], rows)
 
@@ -152,16 +153,18 @@ def measurement_facts() -> list[dict[str, Any]]:
 
     return [
         {
-            "kind": each.kind,
-            "theme": each.theme,
-            "summary": each.summary,
-            "probes": [each.function_name] if each.function_name else [],
-            "figures": list(dict.fromkeys(figure.name for figure in each.figures)),
-            "source": each.source,
-            "paper": list(each.paper),
-            "models": _models(each),
+            "kind": measurement.kind,
+            "theme": measurement.theme,
+            "summary": measurement.summary,
+            "probes": [measurement.function_name] if measurement.function_name else [],
+            "figures": list(
+                dict.fromkeys(figure.name for figure in measurement.figures)
+            ),
+            "source": measurement.source,
+            "paper": list(measurement.paper),
+            "models": _models(measurement),
         }
-        for each in measurements().values()
+        for measurement in measurements().values()
     ]
 
 
@@ -193,9 +196,9 @@ def doctor(
 
     if model is not None:
         check_sampling(model, None)
-    facts = examine()
+    metadata = examine()
     if not as_json:
-        for table in render(facts):
+        for table in render(metadata):
             show(table)
     results = None
     if model is not None:
@@ -210,7 +213,7 @@ def doctor(
             if results is None
             else {"model": model, "oracles": plain_oracles(results)}
         )
-        echo(json.dumps({**facts, "conformance": conformance}, allow_nan=False))
+        echo(json.dumps({**metadata, "conformance": conformance}, allow_nan=False))
     elif results is not None:
         from tsfm_lens.testing import oracle_table
 

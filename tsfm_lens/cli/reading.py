@@ -215,8 +215,8 @@ def in_option_words(message: str) -> str:
         )
 
     text = _KEYWORD.sub(option, message)
-    for pattern, words in _PHRASES:
-        text = re.sub(pattern, words, text)
+    for pattern, label in _PHRASES:
+        text = re.sub(pattern, label, text)
     return text
 
 
@@ -230,9 +230,9 @@ def _with_options(
     signature = inspect.signature(command, eval_str=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = {
-        each.name: each.replace(kind=keyword)
-        for each in signature.parameters.values()
-        if each.name != name
+        item.name: item.replace(kind=keyword)
+        for item in signature.parameters.values()
+        if item.name != name
     }
     more = {
         key: inspect.Parameter(key, keyword, default=default, annotation=kind)
@@ -301,9 +301,9 @@ class Request:
             times = 1 + (
                 math.ceil(run.horizon / own) - 1
             ) * lens.adapter.quantile_paths(run.horizon)
-            words = f"those beyond build on its forecast, and all take up to {times} times as long"
+            text = f"those beyond build on its forecast, and all take up to {times} times as long"
             echo(
-                f"note: {lens.model_id} forecasts {own} steps at once; {words}",
+                f"note: {lens.model_id} forecasts {own} steps at once; {text}",
                 err=True,
             )
         if run.horizon > shortest:

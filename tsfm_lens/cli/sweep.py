@@ -147,29 +147,29 @@ def report(
         name = plan_name(read_config(store))
     with progress_display() as bar:
         with stage(bar, "gather the results"):
-            facts = gather(folder, name)
+            metadata = gather(folder, name)
         with stage(bar, "write the report"):
             page = build_sweep_report(
-                facts.results,
+                metadata.results,
                 out,
-                title=facts.title,
-                provenance=facts.provenance,
-                notes=facts.notes,
+                title=metadata.title,
+                provenance=metadata.provenance,
+                notes=metadata.notes,
             )
     if as_json:
-        echo(json.dumps({"report": str(page), "results": sorted(facts.results)}))
+        echo(json.dumps({"report": str(page), "results": sorted(metadata.results)}))
     else:
         echo(str(page))
 
 
 def _show_status(progress: SweepStatus, as_json: bool) -> None:
     if as_json:
-        facts = {
+        metadata = {
             "finished": progress.finished,
             "cells": progress.cells,
             "parts": progress.parts,
         }
-        echo(json.dumps({**facts, "notes": progress.notes}))
+        echo(json.dumps({**metadata, "notes": progress.notes}))
         return
     header = ["model", "family", "variants", "cells", "finished"]
     show_rows(header, [[part[key] for key in header] for part in progress.parts])
@@ -182,8 +182,8 @@ def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:
     if as_json:
         echo(json.dumps(asdict(outcome)))
         return
-    words = f"{outcome.finished} of {outcome.cells} cells are finished ({outcome.resumed} of them before this run)"
-    echo(f"{words}; they are in {folder}")
+    text = f"{outcome.finished} of {outcome.cells} cells are finished ({outcome.resumed} of them before this run)"
+    echo(f"{text}; they are in {folder}")
     err = console(stderr=True)
     for line in outcome.notes:
         err.print(line, soft_wrap=True)

@@ -90,7 +90,8 @@ class PartRecord(Strict, allow_inf_nan=False):
     def places(self) -> Tensor:
         """Places of the rows or columns that are left."""
         return torch.tensor(
-            [place for run in self.runs for place in range(*run)], dtype=torch.long
+            [position for run in self.runs for position in range(*run)],
+            dtype=torch.long,
         )
 
 
@@ -232,8 +233,8 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
                 rank=layer.factors.rank, gain=layer.gain
             )
             continue
-        places = layer.places.cpu().numpy()
-        pieces = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+        positions = layer.places.cpu().numpy()
+        pieces = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
         runs = tuple(
             (int(piece[0]), int(piece[-1]) + 1) for piece in pieces if len(piece)
         )

@@ -66,8 +66,8 @@ def healed(
         raise InputError(
             f"steps={steps}, rows={rows}, learning_rate={learning_rate}; expected above 0"
         )
-    twin = copy.deepcopy(lens)
-    model: Any = twin.adapter.model
+    control = copy.deepcopy(lens)
+    model: Any = control.adapter.model
     weights = [
         part
         for layer in model.modules()
@@ -80,12 +80,12 @@ def healed(
             f"no layer of {lens.model_id} is smaller than its matrix; there is nothing to heal"
         )
     weight_ids = {id(part) for part in weights}
-    others = [
+    rest = [
         part
         for part in model.parameters()
         if id(part) not in weight_ids and part.requires_grad
     ]
-    for part in others:
+    for part in rest:
         part.requires_grad_(False)
     longest, full = lens.adapter.longest_pass, lens.adapter.context_length
     horizon = min(run.horizon, longest)
@@ -131,9 +131,9 @@ def healed(
         raise KeyboardInterrupt
     for part in weights:
         part.grad = None
-    for part in others:
+    for part in rest:
         part.requires_grad_(True)
-    return Lens(twin.adapter, f"{lens.model_id}, healed", lens.revision)
+    return Lens(control.adapter, f"{lens.model_id}, healed", lens.revision)
 
 
 def _rows(run: Run, length: int) -> np.ndarray:

@@ -352,9 +352,9 @@ class PartialLinear(Compressed):
             (self.out_features, self.in_features),
             0 if self.of == "rows" else 1,
         )
-        rest, places = self.rest.detach(), self.places
+        rest, positions = self.rest.detach(), self.places
         return _LazyMatrix(
-            lambda: rest.new_zeros(shape).index_copy(axis, places, rest), shape, rest
+            lambda: rest.new_zeros(shape).index_copy(axis, positions, rest), shape, rest
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -371,14 +371,14 @@ class PartialLinear(Compressed):
 
     def extra_repr(self) -> str:
         """Describe the sizes."""
-        whole = self.out_features if self.of == "rows" else self.in_features
-        return f"{self.in_features} -> {self.out_features}, {len(self.places)} of {whole} {self.of}"
+        full = self.out_features if self.of == "rows" else self.in_features
+        return f"{self.in_features} -> {self.out_features}, {len(self.places)} of {full} {self.of}"
 
 
 def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
     """Multiply (…, head · in) by a matrix of each head, (head, out, in), to (…, head · out)."""
-    apart = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)
-    out = torch.bmm(apart, matrices.transpose(1, 2)).transpose(0, 1)
+    separate = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)
+    out = torch.bmm(separate, matrices.transpose(1, 2)).transpose(0, 1)
     return out.reshape(*x.shape[:-1], -1)
 
 

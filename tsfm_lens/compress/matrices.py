@@ -142,15 +142,15 @@ def _list_matrices(
 ) -> Iterator[WeightMatrix]:
     """List the matrices of one attention, parts that share a layer together, or of one MLP; none of another kind."""
     # by layer: name, projection, and number and side of the heads
-    places: dict[str, tuple[str, Projection, int, str]] = {}
+    positions: dict[str, tuple[str, Projection, int, str]] = {}
     if isinstance(row, Mlp):
         out = Projection(row.o, gain=row.o_gain)
         for word, part in (("in", row.i), ("gate", row.gate), ("out", out)):
             if part is not None:
-                places.setdefault(part.module, (word, part, 1, "rows"))
+                positions.setdefault(part.module, (word, part, 1, "rows"))
     elif isinstance(row, Attention):
         for letter, part in [*row.inputs.items(), ("o", row.o)]:
-            letters, first, *_ = places.get(part.module, ("", part))
+            letters, first, *_ = positions.get(part.module, ("", part))
             letters += letter[0]
             heads = (
                 stack.n_heads
@@ -163,13 +163,13 @@ def _list_matrices(
                 if re.findall(r"\w+", first.layout)[-1] == "d_head"
                 else 1
             )
-            places[part.module] = (
+            positions[part.module] = (
                 letters,
                 first,
                 blocks,
                 "columns" if letters[0] == "o" else "rows",
             )
-    for module, (word, part, blocks, of) in places.items():
+    for module, (word, part, blocks, of) in positions.items():
         path, name = (
             f"{stack.block(layer)}.{module}",
             f"{stack.prefix}.{layer}.{row.kind}.{word}",
@@ -196,7 +196,7 @@ def _list_matrices(
 
 def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
     """Refuse a layer that does not compute gain · (x Wᵀ + bias)."""
-    others = {name for name, _ in layer.named_parameters()} - {"weight", "bias"}
+    rest = {name for name, _ in layer.named_parameters()} - {"weight", "bias"}
     weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
     if not bool(torch.isfinite(weight).all()):
         bad = int((~torch.isfinite(weight)).sum())
@@ -221,7 +221,7 @@ def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
         if output.shape == target.shape
         else float("inf")
     )
-    if others or not off <= _SAME * max(1.0, float(target.abs().max())) * (
+    if rest or not off <= _SAME * max(1.0, float(target.abs().max())) * (
         1 if weight.dtype == torch.float32 else 100
     ):
         raise WiringError(
@@ -260,30 +260,30 @@ def factorised(
     by_name = matrices_by_name(lens, ranks)
     factors: dict[str, Factors | None] = {}
     for key, matrix in by_name.items():
-        if any(each is not None and key not in each for each in (moments, sensitivity)):
+        if any(item is not None and key not in item for item in (moments, sensitivity)):
             raise InputError(
                 f"there is no second moment for {key}; take those of all matrices of the ranks"
             )
         inner, outer = (
-            None if each is None else each[key] for each in (moments, sensitivity)
+            None if item is None else item[key] for item in (moments, sensitivity)
         )
         factors[key] = compute_factors(lens, matrix, ranks[key], inner, outer, by_head)
-    twin = copy.deepcopy(lens)
+    control = copy.deepcopy(lens)
     for key, pair in factors.items():
         if pair is None:
             continue
         path, (rows, columns) = by_name[key].path, pair.shape
-        layer: Any = twin.adapter.model.get_submodule(path)
+        layer: Any = control.adapter.model.get_submodule(path)
         if pair.numbers < rows * columns:
             replace_layer(
-                twin.adapter.model,
+                control.adapter.model,
                 path,
                 LowRankLinear(pair, layer.bias, by_name[key].gain),
             )
         else:
             with torch.no_grad():
                 layer.weight.copy_(product(Factors(*(part.double() for part in pair))))
-    return Lens(twin.adapter, name or f"{lens.model_id} (cut off)", lens.revision)
+    return Lens(control.adapter, name or f"{lens.model_id} (cut off)", lens.revision)
 
 
 def compute_factors(

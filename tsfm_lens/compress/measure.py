@@ -78,13 +78,13 @@ def split_sources(
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(batch.groups):
         rows.setdefault(publishers.get(name, ""), []).append(row)
-    others = [
+    rest = [
         name
         for name in infos
         if publishers[name] not in rows and infos[name].length > 3 * horizon
     ]
-    if len(others) >= FEWEST:
-        return batch, bundled(*others)
+    if len(rest) >= FEWEST:
+        return batch, bundled(*rest)
     halves: tuple[list[int], list[int]] = ([], [])
     for of_source in rows.values():
         min(halves, key=len).extend(of_source)
@@ -101,14 +101,14 @@ def split_sources(
 def describe_sources(calibration: Run, run: Run) -> str:
     """Say which series calibrate and which measure."""
     pairs = zip(calibration.batch.static, calibration.batch.groups, strict=True)
-    own, others = (
+    own, rest = (
         dict.fromkeys(names)
         for names in ([more.get(ITEM, name) for more, name in pairs], run.batch.groups)
     )
     measuring = (
         "later steps of them"
-        if own.keys() & others
-        else f"other series, {', '.join(others)}"
+        if own.keys() & rest
+        else f"other series, {', '.join(rest)}"
     )
     return f"Calibrated on {', '.join(own)}; measured on {measuring}."
 
@@ -153,14 +153,14 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
             f"{other.model_id} forecasts the quantiles {beside.forecast.levels}, and {run.lens.model_id} "
             f"{run.forecast.levels}; expected the same"
         )
-    scores = [_scores(each) for each in (run, beside)]
+    scores = [_scores(item) for item in (run, beside)]
     data = run.dataset().assign_coords(
         model=["whole", "other"], quantile=list(run.forecast.levels)
     )
-    both = np.stack([each.forecast.quantiles for each in (run, beside)])
+    both = np.stack([item.forecast.quantiles for item in (run, beside)])
     data["quantile_forecast"] = (("model", "series", "quantile", "step"), both)
     for name in ("mase", "wql"):
-        data[name] = (("model", "series"), np.stack([each[name] for each in scores]))
+        data[name] = (("model", "series"), np.stack([score[name] for score in scores]))
     data.attrs = run.describe(
         "compression_quality",
         "Forecasts of two models",
@@ -259,7 +259,7 @@ def pareto(
     # scipy.stats takes half a second to import
     from scipy.stats import ttest_1samp
 
-    whole = sizes(run.lens)["all"]
+    full = sizes(run.lens)["all"]
     rows, harm = list[dict[str, float]](), []
     for method, keep in product(methods, keeps):
         if progress is not None:
@@ -268,7 +268,7 @@ def pareto(
         ratio = kept_ratio(run.lens, ranks)
         result = quality(run, smaller)
         row = {
-            "parameters": sizes(smaller)["all"] / whole,
+            "parameters": sizes(smaller)["all"] / full,
             "rank_ratio": ratio.ranks,
             "factor_ratio": ratio.factors,
         }

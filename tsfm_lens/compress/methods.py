@@ -57,8 +57,10 @@ def deviation(run: Run, output: Tensor) -> np.ndarray:
         log_p, log_q = plain.log_softmax(-1), other.log_softmax(-1)
         return (log_p.exp() * (log_p - log_q)).sum(-1).mean(-1).cpu().numpy()
     spread = np.array([np.nanvar(series) for series in run.batch.values])
-    apart = (other - plain)[..., : run.horizon].square().mean(dim=(1, 2)).cpu().numpy()
-    return np.asarray(apart / np.where(spread > 0, spread, 1.0))
+    separate = (
+        (other - plain)[..., : run.horizon].square().mean(dim=(1, 2)).cpu().numpy()
+    )
+    return np.asarray(separate / np.where(spread > 0, spread, 1.0))
 
 
 def rank_effects(
@@ -72,13 +74,13 @@ def rank_effects(
 
     Each fold of series is forecast with factors that the other folds calibrate.
     """
-    by_name, twin, count = (
+    by_name, control, count = (
         matrices_by_name(run.lens, candidates),
         copy.deepcopy(run.lens),
         0,
     )
     model, effects = (
-        twin.adapter.model,
+        control.adapter.model,
         {name: dict.fromkeys(ranks, 0.0) for name, ranks in candidates.items()},
     )
     for part, (inner, outer) in (
@@ -102,7 +104,7 @@ def rank_effects(
                     matrix.path,
                     LowRankLinear(_leading(widest, rank), layer.bias, matrix.gain),
                 )
-                effects[name][rank] += _deviation(part, twin)
+                effects[name][rank] += _deviation(part, control)
             replace_layer(model, matrix.path, layer)
             count += 1
             if progress is not None:
@@ -202,11 +204,11 @@ def allocated(
         np.zeros(3),
     )
     for part, how in crossed(run, uniform):
-        for place, (choice, weighted) in enumerate(choices):
+        for position, (choice, weighted) in enumerate(choices):
             other = factorised(
                 run.lens, choice, by_head=by_head, **(how if weighted else {})
             )
-            moved[place] += _deviation(part, other)
+            moved[position] += _deviation(part, other)
     return choices[int(moved.argmin())]
 
 
@@ -216,7 +218,7 @@ def _candidates(form: BlockShape, rank: int) -> list[int]:
     ranks |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
     # at and above this rank the matrix itself takes no more
     return sorted(
-        {each for each in ranks if form.factors(each) < form.numbers} | {form.full}
+        {item for item in ranks if form.factors(item) < form.numbers} | {form.full}
     )
 
 
@@ -244,7 +246,7 @@ def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
     )
     if min(batch.lengths) <= 2 * steps:
         return run.lens.run(run.batch, steps, seed=run.seed)
-    parts, ends = list[SeriesBatch](), list[np.ndarray]()
+    parts, bounds = list[SeriesBatch](), list[np.ndarray]()
     while len(parts) < windows:
         rows = [
             row
@@ -259,14 +261,14 @@ def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
             for names in (batch.ids, batch.groups)
         )
         origin = [
-            {**each, ITEM: each.get(ITEM, group)}
-            for each, group in zip(batch.static, batch.groups, strict=True)
+            {**item, ITEM: item.get(ITEM, group)}
+            for item, group in zip(batch.static, batch.groups, strict=True)
         ]
         parts.append(
             replace(batch, ids=tuple(ids), groups=tuple(groups), static=tuple(origin))
         )
-        ends.append(end)
-    truth = np.concatenate(ends)
+        bounds.append(end)
+    truth = np.concatenate(bounds)
     forced_path = truth if run.tokens_read and np.isfinite(truth).all() else None
     return run.lens.run(
         SeriesBatch.concat(parts),

@@ -52,9 +52,13 @@ class Moment(NamedTuple):
         mean, n = self.total / self.series, self.series
         even = mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype)
         between = (self.squares - n * float(mean.square().sum())) / max(n * (n - 1), 1)
-        apart = float((mean - even).square().sum())
+        separate = float((mean - even).square().sum())
         share = (
-            1.0 if n < 2 else min(max(between, 0.0) / apart, 1.0) if apart > 0 else 0.0
+            1.0
+            if n < 2
+            else min(max(between, 0.0) / separate, 1.0)
+            if separate > 0
+            else 0.0
         )
         return (1 - share) * mean + share * even
 
@@ -78,7 +82,7 @@ def calibrate(
         return run.cache[key]
     if gradients:
         refuse_gradients(run.lens.wiring)
-    twin, generator = copy.deepcopy(run.lens), torch.Generator().manual_seed(0)
+    control, generator = copy.deepcopy(run.lens), torch.Generator().manual_seed(0)
     sums, counts = (
         dict[tuple[int, str], Tensor](),
         defaultdict[tuple[int, str], int](int),
@@ -98,16 +102,16 @@ def calibrate(
             output.register_hook(lambda gradient: add((1, name), gradient))
 
     for name, matrix in by_name.items():
-        layer = twin.adapter.model.get_submodule(matrix.path)
+        layer = control.adapter.model.get_submodule(matrix.path)
         layer.register_forward_hook(partial(tap, name), with_kwargs=True)
     moments: tuple[dict[str, Moment], dict[str, Moment]] = ({}, {})
     repeats = draws if gradients else 1
     for parts in _groups(run):
         for part in parts * repeats:
             with torch.set_grad_enabled(gradients):
-                output = twin.adapter.run(part.encoded.inputs)
+                output = control.adapter.run(part.encoded.inputs)
                 if gradients:
-                    _random_scalar(twin, part, output, generator).backward()
+                    _random_scalar(control, part, output, generator).backward()
         for side, name in counts:
             size = (
                 repeats * sum(len(part.batch) for part in parts)
@@ -157,7 +161,7 @@ def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
     return (
         list(series.values())
         if len(series) >= fewest
-        else [[rows] for each in series.values() for rows in each]
+        else [[rows] for item in series.values() for rows in item]
     )
 
 
@@ -171,7 +175,7 @@ def folds(run: Run) -> list[Run]:
                 "from some and effects from others; give more series, longer ones, or method='weighted'"
             )
         parts = [
-            [row for each in series[first::FOLDS] for rows in each for row in rows]
+            [row for item in series[first::FOLDS] for rows in item for row in rows]
             for first in range(FOLDS)
         ]
         run.cache["folds"] = [run.select(rows) for rows in parts]
@@ -184,7 +188,7 @@ def weights(
     """Return the shrunk moments over runs as arguments of :func:`tsfm_lens.compress.factorised`."""
     inner, outer = (
         {
-            name: reduce(Moment.plus, (each[name] for each in side)).shrunk
+            name: reduce(Moment.plus, (item[name] for item in side)).shrunk
             for name in side[0]
         }
         for side in zip(
@@ -198,7 +202,7 @@ def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any
     """Yield the latest window of each series of each fold, and the weights that the other folds give."""
     parts = folds(run)
     for part in parts:
-        rest = [each for each in parts if each is not part]
+        rest = [item for item in parts if item is not part]
         rows = [row for windows in _series(part) for row in windows[0]]
         yield part.select(rows), weights(rest, names, run.lens.wiring.true_gradients)
 
@@ -206,7 +210,9 @@ def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any
 def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
     """Name matrices with fewer input vectors than columns, and how many origins are enough; "" if there are none."""
     of_runs = [calibrate(run, names, gradients=gradients)[0] for run in runs]
-    vectors = {name: sum(each[name].vectors for each in of_runs) for name in of_runs[0]}
+    vectors = {
+        name: sum(of_run[name].vectors for of_run in of_runs) for name in of_runs[0]
+    }
     columns = {name: len(moment.total) for name, moment in of_runs[0].items()}
     few = [name for name in vectors if vectors[name] < columns[name]]
     if not few:

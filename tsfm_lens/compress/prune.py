@@ -51,24 +51,26 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
         )
     by_path = {matrix.path: matrix for matrix in matrices(lens, mlps=True).values()}
     cuts, silent = _cuts(lens, targets)
-    twin = copy.deepcopy(lens)
-    for path, (of, places) in cuts.items():
-        layer: Any = twin.adapter.model.get_submodule(path)
+    control = copy.deepcopy(lens)
+    for path, (of, positions) in cuts.items():
+        layer: Any = control.adapter.model.get_submodule(path)
         if isinstance(layer, Compressed):
             raise InputError(
                 f"{by_path[path].name} is compressed already ({layer}); begin with the whole model"
             )
-        index, weight = (~places).nonzero()[:, 0], layer.weight.detach()
+        index, weight = (~positions).nonzero()[:, 0], layer.weight.detach()
         bias = None if layer.bias is None else layer.bias.detach().clone()
         if bias is not None and of == "rows":
-            bias[places] = 0.0
+            bias[positions] = 0.0
         if bias is not None and path in silent:
             bias.zero_()
         rest = weight[index] if of == "rows" else weight[:, index]
-        partial = PartialLinear(rest, index, len(places), of, bias, by_path[path].gain)
-        replace_layer(twin.adapter.model, path, partial)
+        partial = PartialLinear(
+            rest, index, len(positions), of, bias, by_path[path].gain
+        )
+        replace_layer(control.adapter.model, path, partial)
     return Lens(
-        twin.adapter,
+        control.adapter,
         f"{lens.model_id} ({len(targets)} components removed)",
         lens.revision,
     )
@@ -90,8 +92,8 @@ def _cuts(
     ) -> None:
         path = f"{block}.{part.module}"
         size = parameters(lens.adapter.model, path, part)[0].shape[int(of == "columns")]
-        _, places = cuts.setdefault(path, (of, torch.zeros(size, dtype=torch.bool)))
-        places[
+        _, positions = cuts.setdefault(path, (of, torch.zeros(size, dtype=torch.bool)))
+        positions[
             slice(None)
             if gone is None
             else _places(part, size, n_heads)[gone].flatten()
@@ -156,13 +158,14 @@ def _gone(
 ) -> tuple[set[int], bool]:
     """Return heads of an attention that go, and whether all of it, or of an MLP, does."""
     own = [
-        each
-        for each in targets
-        if (each.stack, each.layer) == (stack.name, layer) and each.kind in (None, kind)
+        target
+        for target in targets
+        if (target.stack, target.layer) == (stack.name, layer)
+        and target.kind in (None, kind)
     ]
-    is_whole = any(each.head is None for each in own)
+    is_whole = any(item.head is None for item in own)
     return set(range(stack.n_heads)) if is_whole else {
-        each.head for each in own if each.head is not None
+        item.head for item in own if item.head is not None
     }, is_whole
 
 
@@ -184,7 +187,7 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
             f"the configuration of {lens.wiring.architecture} has no place for this; prune() removes heads"
         )
     targets = lens.components(*components)
-    other = next((each for each in targets if each.head is None), None)
+    other = next((target for target in targets if target.head is None), None)
     if other is not None:
         raise InputError(
             f"{other} is not a head; a native configuration can say fewer heads alone. See prune()"
@@ -221,10 +224,10 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     config.num_heads = next(iter(counts))
     smaller = type(model)(config).eval().to(next(model.parameters()))
     state = dict(model.state_dict())
-    for path, (of, places) in _cuts(lens, targets)[0].items():
+    for path, (of, positions) in _cuts(lens, targets)[0].items():
         weight = state[f"{path}.weight"]
         state[f"{path}.weight"] = (
-            weight[~places] if of == "rows" else weight[:, ~places]
+            weight[~positions] if of == "rows" else weight[:, ~positions]
         )
     for stack in lens.wiring.stacks:
         bias = f"{stack.block(0)}.{next(stack.attentions()).module}.relative_attention_bias.weight"

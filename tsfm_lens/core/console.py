@@ -123,10 +123,10 @@ def standard_streams() -> Iterator[None]:
                 sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            place = f"{error.filename}: " if error.filename else ""
+            position = f"{error.filename}: " if error.filename else ""
             with suppress(OSError):
                 console(stderr=True).print(
-                    f"error: {place}{error.strerror or error}", soft_wrap=True
+                    f"error: {position}{error.strerror or error}", soft_wrap=True
                 )
         for stream in filter(None, (sys.stdout, sys.stderr)):
             try:

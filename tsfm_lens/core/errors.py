@@ -236,10 +236,10 @@ def install_command(extra: str) -> str:
         vcs = origin["vcs_info"]
         return f'pip install "{DISTRIBUTION}[{extra}] @ {vcs["vcs"]}+{url}@{vcs["commit_id"]}"'
     editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-    place = _local_path(url)
-    if place is None:
+    position = _local_path(url)
+    if position is None:
         return f'pip install "{DISTRIBUTION}[{extra}] @ {url}"'
-    return f'pip install {editable}"{place}[{extra}]"'
+    return f'pip install {editable}"{position}[{extra}]"'
 
 
 def _local_path(url: str) -> str | None:

@@ -90,17 +90,17 @@ def judge(
     flat = effect.values.astype(float).reshape(-1, sizes[over])
     floors = _labelled(floor, over, sizes[over])
     beneath, scales = (
-        each.set_dims(sizes).transpose(*dims, over).values.reshape(flat.shape)
-        for each in (floors, _labelled(scale, over, sizes[over]))
+        item.set_dims(sizes).transpose(*dims, over).values.reshape(flat.shape)
+        for item in (floors, _labelled(scale, over, sizes[over]))
     )
     degenerate = _degenerate(data, over, sizes[over])
     defined = (np.isfinite(flat) & np.isfinite(beneath) & (scales > 0)).any(0)
     rows, target = _units(
         data, over, defined & ~degenerate, data if contexts is None else contexts
     )
-    flat, beneath, scales = (each[:, rows >= 0] for each in (flat, beneath, scales))
+    flat, beneath, scales = (item[:, rows >= 0] for item in (flat, beneath, scales))
     rows = rows[rows >= 0]
-    acts = (np.abs(flat) > beneath).sum(-1)
+    activations = (np.abs(flat) > beneath).sum(-1)
     free = ratio(flat, scales)
     least = ratio(beneath, scales)
     effects = _by_unit(free, rows)
@@ -123,7 +123,7 @@ def judge(
             _over_units(of, by_unit) for of in (np.median, np.min, np.max)
         )
     parts = {
-        "acts": acts,
+        "acts": activations,
         "size": usual,
         "low": low,
         "high": high,
@@ -133,8 +133,8 @@ def judge(
     }
     data = data.assign(
         {
-            f"{name}_{part}": xr.Variable(dims, each.reshape(shape))
-            for part, each in parts.items()
+            f"{name}_{part}": xr.Variable(dims, item.reshape(shape))
+            for part, item in parts.items()
         }
     )
     units = by_unit.shape[1]
@@ -164,23 +164,23 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     if not tested:
         return results
     p = [np.ravel(results[key][f"{name}_p"].values) for key, name in tested]
-    family = int(sum(np.isfinite(each).sum() for each in p))
+    family = int(sum(np.isfinite(entry).sum() for entry in p))
     adjusted = holm(np.concatenate(p))
-    for (key, name), each in zip(
+    for (key, name), item in zip(
         tested,
-        np.split(adjusted, np.cumsum([len(each) for each in p])[:-1]),
+        np.split(adjusted, np.cumsum([len(entry) for entry in p])[:-1]),
         strict=True,
     ):
         variable = results[key][f"{name}_p"]
-        facts = {
+        metadata = {
             "family": family,
             "needed": units_needed(family, int(variable.attrs["sides"])),
         }
-        mark = variable.copy(data=(each <= LEVEL).reshape(variable.shape))
+        mark = variable.copy(data=(item <= LEVEL).reshape(variable.shape))
         results[key] = results[key].assign(
             {
-                f"{name}_p": variable.assign_attrs(facts),
-                f"{name}_significant": mark.assign_attrs(variable.attrs | facts),
+                f"{name}_p": variable.assign_attrs(metadata),
+                f"{name}_significant": mark.assign_attrs(variable.attrs | metadata),
             }
         )
     return _marked_learned(
@@ -191,7 +191,7 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
 
 def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
     """Leave covariates of a probe's runs out of its result; an explanation keeps what its segments are of."""
-    runs = [each.batch for each in args if hasattr(each, "batch")]
+    runs = [arg.batch for arg in args if hasattr(arg, "batch")]
     covariates = {
         name
         for batch in runs
@@ -222,11 +222,11 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
         model's own among them, 1 the largest; ``NAME_learned``, see :func:`.stats.exceeds_controls`; what does
         not act is not learned.
     """
-    others = list(twins)
+    rest = list(twins)
     for name in judged_names(data):
         own = abs(data[f"{name}_size"])
         sizes = xr.Variable.concat(
-            [np.abs(other[f"{name}_size"].variable) for other in others], "twin"
+            [np.abs(other[f"{name}_size"].variable) for other in rest], "twin"
         )
         rank = 1 + (sizes >= own.variable).sum("twin")
         data = data.assign(
@@ -265,11 +265,11 @@ def beside_twins(
         return result
     options = {name: value for name, value in options.items() if name != "progress"}
     twins = (
-        [each.twin(i) if hasattr(each, "n_twins") else each for each in args]
+        [arg.twin(i) if hasattr(arg, "n_twins") else arg for arg in args]
         for i in range(count)
     )
     try:
-        return with_twins(result, (probe(*each, **options) for each in twins))
+        return with_twins(result, (probe(*item, **options) for item in twins))
     except InputError as error:
         return result.assign_attrs(twins_refused=str(error))
 
@@ -295,15 +295,15 @@ def _marked_learned(
     if not compared:
         return results
     own = [abs(results[key][f"{name}_size"]) for key, name in compared]
-    acts = [results[key][f"{name}_acts"].values > 0 for key, name in compared]
+    activations = [results[key][f"{name}_acts"].values > 0 for key, name in compared]
     twins = [results[key][f"{name}_twins"].values for key, name in compared]
-    count = min(len(each) for each in twins)
-    in_twins = np.hstack([each[:count].reshape(count, -1) for each in twins])
+    count = min(len(item) for item in twins)
+    in_twins = np.hstack([item[:count].reshape(count, -1) for item in twins])
     # a twin whose forecasts are all flat has no effects that anything could be larger than
     in_twins = in_twins[np.isfinite(in_twins).any(axis=1)]
     if not len(in_twins):
         return results
-    flat = np.concatenate([np.ravel(each.values) for each in own])
+    flat = np.concatenate([np.ravel(item.values) for item in own])
     # groups of one result are no groups of another
     groups = np.concatenate(
         [
@@ -311,9 +311,11 @@ def _marked_learned(
             for at, (key, name) in enumerate(compared)
         ]
     )
-    apart = exceeds_controls(flat, in_twins, groups)
-    parts = np.split(apart, np.cumsum([size.size for size in own])[:-1])
-    for (key, name), size, part, acting in zip(compared, own, parts, acts, strict=True):
+    separate = exceeds_controls(flat, in_twins, groups)
+    parts = np.split(separate, np.cumsum([size.size for size in own])[:-1])
+    for (key, name), size, part, acting in zip(
+        compared, own, parts, activations, strict=True
+    ):
         mark = size.copy(data=part.reshape(size.shape) & acting).assign_attrs(
             twins=len(in_twins)
         )
@@ -379,14 +381,14 @@ def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
 
 def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Arrange (member, entry) as (member, unit, window), NaN where a unit has fewer windows than another."""
-    units, place = np.unique(rows, return_inverse=True)
+    units, position = np.unique(rows, return_inverse=True)
     if not len(units):
         return np.full((len(values), 0, 1), np.nan)
     window = np.array(
-        [int((place[:at] == unit).sum()) for at, unit in enumerate(place)]
+        [int((position[:at] == unit).sum()) for at, unit in enumerate(position)]
     )
     table = np.full((len(values), len(units), int(window.max(initial=0)) + 1), np.nan)
-    table[:, place, window] = values
+    table[:, position, window] = values
     return table
 
 
@@ -409,7 +411,7 @@ def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.nda
         return np.zeros(int(np.prod(shape)), dtype=int)
     if not isinstance(groups, str | xr.DataArray):
         names = list(dict.fromkeys(groups))
-        return np.array([names.index(each) for each in groups])
+        return np.array([names.index(group) for group in groups])
     labels = data.variables[groups] if isinstance(groups, str) else groups.variable
     indices = np.unique(labels.values.astype(str), return_inverse=True)[1].reshape(
         labels.shape

@@ -107,8 +107,8 @@ def export(package: str) -> list[str]:
     """Import the modules of a package, bind in it what each lists in ``__all__``, and return these names."""
     namespace = vars(sys.modules[package])
     modules = [
-        import_module(f"{package}.{each.name}")
-        for each in iter_modules(namespace["__path__"])
+        import_module(f"{package}.{iter_module.name}")
+        for iter_module in iter_modules(namespace["__path__"])
     ]
     # a function may have the name of its module, and stands for it in the package
     names = {
@@ -124,6 +124,6 @@ def public_names(namespace: Mapping[str, Any]) -> list[str]:
     """List the names of a package's namespace that are neither modules nor private."""
     return sorted(
         name
-        for name, each in namespace.items()
-        if name[0] != "_" and not ismodule(each)
+        for name, item in namespace.items()
+        if name[0] != "_" and not ismodule(item)
     )

@@ -21,9 +21,9 @@ def refuse_unwritable(folder: str | Path) -> None:
     folder = Path(folder)
     with name_write_errors(folder):
         there = next(
-            place
-            for place in (folder.absolute(), *folder.absolute().parents)
-            if _stands(place)
+            position
+            for position in (folder.absolute(), *folder.absolute().parents)
+            if _stands(position)
         )
         if not there.is_dir():
             raise InputError(

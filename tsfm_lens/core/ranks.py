@@ -221,16 +221,16 @@ def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
     """
     values = np.asarray(stream, dtype=float)
     heads = np.asarray(written, dtype=float)
-    for each in (values, *heads):
+    for head in (values, *heads):
         if not (
-            np.isfinite(each).all() and (each >= 0).all() and (np.diff(each) <= 0).all()
+            np.isfinite(head).all() and (head >= 0).all() and (np.diff(head) <= 0).all()
         ):
             raise InputError(
                 "singular values that are negative, not finite, or rise; expected them from the largest on"
             )
     j = np.arange(len(values))
-    places = j // len(heads)
-    sums = np.append(heads.sum(axis=0), 0.0)[np.minimum(places, heads.shape[1])]
+    positions = j // len(heads)
+    sums = np.append(heads.sum(axis=0), 0.0)[np.minimum(positions, heads.shape[1])]
     return np.array(
         [(values[k - j[: k + 1]] + sums[: k + 1]).min() for k in range(len(values))]
     )

@@ -445,8 +445,8 @@ def figure(
         content = title or cleandoc(function.__doc__ or name).partition("\n")[0]
         entry = Figure(name, content, draw, kind, table=_make_table(table), **facts)
         # a cell of a notebook may run twice
-        others = [other for other in _FIGURES[kind] if other.name != name]
-        _FIGURES[kind] = [*others, entry]
+        rest = [other for other in _FIGURES[kind] if other.name != name]
+        _FIGURES[kind] = [*rest, entry]
         return draw
 
     return register
@@ -535,8 +535,8 @@ def figures() -> dict[str, Figure]:
     for entry in measurements().values():
         if entry.function is None:
             continue
-        for each in entry.figures:
-            by_name.setdefault(each.name, each)
+        for item in entry.figures:
+            by_name.setdefault(item.name, item)
     return by_name
 
 
@@ -557,7 +557,7 @@ def find_figure(name: str) -> Figure:
 
 def name_figures(kind: str) -> str:
     """Return the names of the figures of a kind, as a sentence lists them."""
-    names = [each.name for each in _FIGURES.get(kind, [])]
+    names = [item.name for item in _FIGURES.get(kind, [])]
     return " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 

@@ -67,8 +67,8 @@ def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
     count = valid.sum(-1)
     with np.errstate(invalid="ignore"):
         mean = np.where(valid, values, 0.0).sum(-1) / count
-    reach = np.where(count >= FEWEST, half_width(values), 0.0)
-    return mean, mean - reach, mean + reach
+    distance = np.where(count >= FEWEST, half_width(values), 0.0)
+    return mean, mean - distance, mean + distance
 
 
 def median_interval(values: np.ndarray) -> tuple[float, float, float]:
@@ -234,11 +234,11 @@ def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.nd
     if tail * (len(draws) + 1) >= 1:
         return np.quantile(draws, [tail, 1 - tail], axis=0)
     middle = draws.mean(axis=0)
-    reach = -z * draws.std(axis=0, ddof=1)
+    distance = -z * draws.std(axis=0, ddof=1)
     return np.stack(
         [
-            np.minimum(draws.min(axis=0), middle - reach),
-            np.maximum(draws.max(axis=0), middle + reach),
+            np.minimum(draws.min(axis=0), middle - distance),
+            np.maximum(draws.max(axis=0), middle + distance),
         ]
     )
 

@@ -93,7 +93,7 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
         raise InputError(
             "no faithfulness test to judge: give results of deletion_curves and route_faithfulness"
         )
-    words: list[Word] = []
+    texts: list[Word] = []
     decisive: list[Word] = []
     sentences: list[str] = []
     for test in tests:
@@ -103,7 +103,7 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
                 f"a result of kind {kind!r} is not a faithfulness test; give one of {', '.join(_JUDGES)}"
             )
         verdicts, reasons = _JUDGES[str(kind)][0](test)
-        words += verdicts
+        texts += verdicts
         # segments stand in the order of their effects
         decisive.append(verdicts[0])
         sentences += reasons
@@ -111,13 +111,13 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
         "fails"
         if "fails" in decisive
         else "holds"
-        if set(words) == {"holds"}
+        if set(texts) == {"holds"}
         else "holds in part"
     )
     # the sort is stable: what fails first, then what holds in part
     order = sorted(
-        range(len(words)),
-        key=lambda i: ("fails", "holds in part", "holds").index(words[i]),
+        range(len(texts)),
+        key=lambda i: ("fails", "holds in part", "holds").index(texts[i]),
     )
     return word, [sentences[i] for i in order]
 
@@ -193,11 +193,11 @@ def _floored(value: float) -> float:
 
 
 def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
-    words: list[Word] = []
+    texts: list[Word] = []
     reasons: list[str] = []
     smallest = 1 / (1 + test.sizes["draw"])
-    for place, segment in enumerate(test["segment"].values):
-        one = test.isel(segment=place)
+    for position, segment in enumerate(test["segment"].values):
+        one = test.isel(segment=position)
         names = [str(name) for name in one["cut_name"].values[:-1] if name]
         good = []
         parts = []
@@ -214,7 +214,7 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
                 f"{phrase.format(f'{100 * abs(value):.0f} %')} (random components {chance:.0f} %)"
             )
         error = float(one["prediction_error"])
-        words.append(
+        texts.append(
             "holds"
             if len(good) == 2 and error < HALF
             else "holds in part"
@@ -232,7 +232,7 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
             reasons[-1] += (
                 f" The forecast without the segment is predicted with an error of {100 * error:.0f} %."
             )
-    return words, reasons
+    return texts, reasons
 
 
 def _is_carried(share: float, random: np.ndarray, p: float, smallest: float) -> bool:

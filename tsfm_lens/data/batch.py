@@ -231,12 +231,12 @@ class SeriesBatch:
         """
         sizes = Counter(self.groups)
         first, expected = next(iter(sizes.items()))
-        others = [
+        rest = [
             f"{group!r} ({size})" for group, size in sizes.items() if size != expected
         ]
-        if others:
+        if rest:
             raise InputError(
-                f"groups differ in their number of variates: {first!r} has {expected}, unlike {', '.join(others[:3])}; "
+                f"groups differ in their number of variates: {first!r} has {expected}, unlike {', '.join(rest[:3])}; "
                 "expected equally many in all, so select groups that agree"
             )
         return expected
@@ -288,16 +288,16 @@ class SeriesBatch:
                     f"series {name!r} is a {role} {'series' if role == 'target' else 'covariate'} and has "
                     f"{'no' if future is None else 'a'} known future; known covariates have one, and they alone"
                 )
-            place = ROLES.index(role)
-            if group not in last and place:
+            position = ROLES.index(role)
+            if group not in last and position:
                 raise InputError(
                     f"group {group!r} begins with covariate {name!r}; expected its target first"
                 )
-            if place < last.get(group, 0):
+            if position < last.get(group, 0):
                 raise InputError(
                     f"{role} series {name!r} of {group!r} stands after a {ROLES[last[group]]} covariate"
                 )
-            last[group] = place
+            last[group] = position
 
     def noted(self, notes: Sequence[str]) -> SeriesBatch:
         """Return the batch with further notes in front of its own."""
@@ -358,7 +358,7 @@ class SeriesBatch:
         for number in range(1, count):
             earlier, end = self.split(number * horizon)[0], f" −{number * horizon}"
             ids, groups = (
-                tuple(f"{each}{end}" for each in names)
+                tuple(f"{name}{end}" for name in names)
                 for names in (self.ids, self.groups)
             )
             parts.append(
@@ -635,18 +635,18 @@ def missing_at_end(values: np.ndarray) -> int:
 
 def noted_ends(batch: SeriesBatch) -> SeriesBatch:
     """Return the batch with a note where targets end with missing values."""
-    ends = {
+    bounds = {
         name: missing_at_end(batch.values[row])
         for row, name in enumerate(batch.ids)
         if batch.is_target[row]
     }
-    words = [f"{name!r} with {steps}" for name, steps in ends.items() if steps]
+    texts = [f"{name!r} with {steps}" for name, steps in bounds.items() if steps]
     cure = "drop these rows, or name known covariates with known=[…]"
-    listing = ", ".join(words[:3]) + (
-        f", … ({len(words)} series)" if len(words) > 3 else ""
+    listing = ", ".join(texts[:3]) + (
+        f", … ({len(texts)} series)" if len(texts) > 3 else ""
     )
     note = f"missing values at the end, after which forecasts begin: {listing}; {cure}"
-    return batch.noted([note] if words else [])
+    return batch.noted([note] if texts else [])
 
 
 def hold_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
@@ -674,10 +674,10 @@ def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
     if item is None:
         if len(items) > 1:
             first = next(iter(items))
-            shown = list(items)[:_MAX_NAMES]
+            visible = list(items)[:_MAX_NAMES]
             if len(items) > _MAX_NAMES:
-                shown.append("…")
-            names = ", ".join(shown)
+                visible.append("…")
+            names = ", ".join(visible)
             raise InputError(
                 f"these are {len(items)} items ({names}), and one is explained at a time; choose it with "
                 f"item={first!r}, or make a run of it alone with run.select({first!r})"

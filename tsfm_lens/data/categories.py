@@ -57,8 +57,8 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
     listed = cells.tolist() if cells.dtype.kind in "OUS" else []
     objects = [None if is_missing(cell) else cell for cell in listed]
     present = [cell for cell in objects if cell is not None]
-    words = [cell for cell in present if isinstance(cell, str)]
-    if not words:
+    texts = [cell for cell in present if isinstance(cell, str)]
+    if not texts:
         is_truth = cells.dtype.kind == "b" or (
             present and all(isinstance(cell, bool | np.bool_) for cell in present)
         )
@@ -69,7 +69,7 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
     odd = next((cell for cell in present if not isinstance(cell, str)), None)
     if odd is not None:
         raise InputError(
-            f"covariate {name!r} holds text ({words[0]!r}) beside {odd!r}; make numbers of all values, or text of all, "
+            f"covariate {name!r} holds text ({texts[0]!r}) beside {odd!r}; make numbers of all values, or text of all, "
             "which is categories"
         )
     codes, levels = pd.factorize(pd.Series(objects, dtype=object), sort=True)
@@ -142,13 +142,13 @@ def declared_names(categories: Sequence[str], covariates: Collection[str]) -> se
     """Return the covariates that are declared as categories; refuse one that is no covariate."""
     for name in categories:
         if name not in covariates:
-            others = (
+            rest = (
                 f"; covariates are {', '.join(map(repr, covariates))}"
                 if covariates
                 else ""
             )
             raise InputError(
-                f"categories names {name!r}, which is no covariate; name it in known=[…] or past=[…], too{others}"
+                f"categories names {name!r}, which is no covariate; name it in known=[…] or past=[…], too{rest}"
             )
     return {*categories}
 

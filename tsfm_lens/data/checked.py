@@ -77,7 +77,7 @@ def complaints(
 def _complaint(
     error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]
 ) -> str:
-    place = ".".join(map(str, error["loc"]))
+    position = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         fields = list(fields_at(error["loc"][:-1]))
         name = str(error["loc"][-1])
@@ -88,22 +88,26 @@ def _complaint(
         ]
         near = [*initials, *get_close_matches(name, fields, n=1)]
         hint = f"; the nearest is {near[0]!r}" if near else ""
-        return f"{place} is not a field of {what}{hint} (there are {', '.join(fields)})"
+        return (
+            f"{position} is not a field of {what}{hint} (there are {', '.join(fields)})"
+        )
     if error["type"] == "union_tag_invalid":
         name, tag, tags = (
             error["ctx"][key] for key in ("discriminator", "tag", "expected_tags")
         )
         near = get_close_matches(str(tag), tags.replace("'", "").split(", "), n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
-        return f"{place}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are {tags})"
+        return f"{position}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are {tags})"
     if error["type"] == "union_tag_not_found":
-        return f"{place}.{error['ctx']['discriminator'].strip(chr(39))}: it is required"
+        return (
+            f"{position}.{error['ctx']['discriminator'].strip(chr(39))}: it is required"
+        )
     message = error["msg"].removeprefix("Value error, ")
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)
     value = error.get("input")
     suffix = f" (got {value!r})" if isinstance(value, str | int | float) else ""
-    return f"{place}: {message}{suffix}" if place else message
+    return f"{position}: {message}{suffix}" if position else message
 
 
 # pydantic speaks of Python, and the file is YAML

@@ -222,10 +222,10 @@ def _list_entries(data: Any) -> list[Any] | None:
 
 def _joined(batches: Sequence[Any]) -> SeriesBatch:
     """Put the batches of a list together."""
-    for place, item in enumerate(batches):
+    for position, item in enumerate(batches):
         if not isinstance(item, SeriesBatch):
             raise InputError(
-                f"item {place} is {type(item).__name__} beside a SeriesBatch; make all of them batches"
+                f"item {position} is {type(item).__name__} beside a SeriesBatch; make all of them batches"
             )
     return SeriesBatch.concat(batches)
 
@@ -313,8 +313,8 @@ def _items(
         raise InputError(
             f"some series have timestamps and others are arrays ({dated[0]!r}, {undated[0]!r}); give all alike"
         )
-    whole = SeriesBatch.concat(batches)
-    return replace(whole, notes=tuple(dict.fromkeys(whole.notes)))
+    full = SeriesBatch.concat(batches)
+    return replace(full, notes=tuple(dict.fromkeys(full.notes)))
 
 
 def _needs_frame(series: pd.Series, levels: Mapping[str, Any]) -> bool:
@@ -421,11 +421,13 @@ def from_entries(
         )
         rows += _list_rows(entry, names[-1])
     named = [
-        place for place, entry in enumerate(entries) if entry.get("item_id") is not None
+        position
+        for position, entry in enumerate(entries)
+        if entry.get("item_id") is not None
     ]
     refuse_equal(
-        [entries[place]["item_id"] for place in named],
-        [names[place] for place in named],
+        [entries[position]["item_id"] for position in named],
+        [names[position] for position in named],
         "two item_ids",
     )
     starts = [entry.get("start") for entry in entries]
@@ -557,9 +559,9 @@ def _features(
             raise InputError(
                 f"{field} of {group!r} has {rows.shape[1]} steps and its target {steps}"
             )
-        for place, values in enumerate(rows):
+        for position, values in enumerate(rows):
             yield _row(
-                f"{field}/{place}",
+                f"{field}/{position}",
                 values[:steps],
                 values[steps:] if has_future else None,
             )

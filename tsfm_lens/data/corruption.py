@@ -133,13 +133,13 @@ def swap_season(
         # phases counted from the end, so that the forecast starts at the same phase as before
         phase = (np.arange(len(values)) - len(values)) % length
         profile = np.array([season[phase == step].mean() for step in range(length)])
-        place = (
+        position = (
             (np.arange(len(values)) - len(values)) % new_period * (length / new_period)
         )
         return (
             values
             - season
-            + np.interp(place, np.arange(length + 1), np.append(profile, profile[0]))
+            + np.interp(position, np.arange(length + 1), np.append(profile, profile[0]))
         )
 
     return _seasonal(series, swap, period, keep_scale)
@@ -156,10 +156,10 @@ def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.n
             f"series {name!r} has {len(values)} steps, a season of {period} needs {2 * period} or more"
         )
     there = np.flatnonzero(np.isfinite(values))
-    whole = np.interp(np.arange(len(values)), there, values[there])
+    full = np.interp(np.arange(len(values)), there, values[there])
     from statsmodels.tsa.seasonal import STL  # slow to import, and seldom needed
 
-    return np.asarray(STL(whole, period=period, robust=True).fit().seasonal)
+    return np.asarray(STL(full, period=period, robust=True).fit().seasonal)
 
 
 def _seasonal(
@@ -186,16 +186,16 @@ def _corrupt(
         change(values, name)
         for values, name in zip(batch.values, batch.ids, strict=True)
     ]
-    for place, (name, old) in enumerate(
+    for position, (name, old) in enumerate(
         zip(batch.ids, batch.values, strict=True) if keep_scale else ()
     ):
-        new, spread = arrays[place], np.nanstd(arrays[place])
+        new, spread = arrays[position], np.nanstd(arrays[position])
         if spread <= 1e-12 * np.nanmax(np.abs(new)):
             raise InputError(
                 f"nothing but a constant is left of series {name!r}, so its spread cannot be restored; leave "
                 "keep_scale out"
             )
-        arrays[place] = (new - np.nanmean(new)) * (
+        arrays[position] = (new - np.nanmean(new)) * (
             np.nanstd(old) / spread
         ) + np.nanmean(old)
     return replace(batch, values=tuple(arrays))

@@ -175,14 +175,14 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
 def local_path(path: str | Path) -> Path:
     """Resolve ``~`` in a path."""
     try:
-        place = Path(path).expanduser()
-        place.exists()
+        position = Path(path).expanduser()
+        position.exists()
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         text = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
         # the system's own message repeats the whole path
         why = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{text!r} is not an usable path: {why}") from error
-    return place
+    return position
 
 
 def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:

@@ -210,15 +210,17 @@ def from_frame(
         name: read_covariate(frame[name], str(name), str(name) in declared)
         for name in roles
     }
-    notes += category_notes({str(name): each for name, each in coded.items()}, declared)
+    notes += category_notes(
+        {str(name): entry for name, entry in coded.items()}, declared
+    )
     covariates = {name: (role, *coded[name]) for name, role in roles.items()}
     items = (
         [tuple(columns)] if variates is not None else [(column,) for column in columns]
     )
     series: list[dict[str, Any]] = []
-    for place, (group, rows) in enumerate(groups):
-        grid = None if grids is None else grids[place]
-        end = None if future is None else stops[place]
+    for position, (group, rows) in enumerate(groups):
+        grid = None if grids is None else grids[position]
+        end = None if future is None else stops[position]
         for item in items:
             name = (
                 group
@@ -229,7 +231,7 @@ def from_frame(
                 name,
                 rows,
                 grid,
-                [(each, numbers[each]) for each in item],
+                [(entry, numbers[entry]) for entry in item],
                 covariates,
                 end,
             ):
@@ -424,7 +426,7 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
     ):
         return to_floats(column.to_numpy(), f"column {name!r}")
     cells = column.to_numpy(dtype=object, copy=True)
-    for place, cell in enumerate(cells):
+    for position, cell in enumerate(cells):
         if isinstance(cell, str):
             if not re.fullmatch(NUMBER, cell.strip()):
                 title = (
@@ -437,9 +439,11 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
                     if re.fullmatch(NUMBER, cell.strip().replace(",", "."))
                     else ""
                 )
-                where = f"column {name!r} holds {cell!r} in row {column.index[place]}"
+                where = (
+                    f"column {name!r} holds {cell!r} in row {column.index[position]}"
+                )
                 raise InputError(f"{where}, which is not a number{comma or title}")
-            cells[place] = float(cell)
+            cells[position] = float(cell)
     return to_floats(cells, f"column {name!r}")
 
 
@@ -452,8 +456,8 @@ def _check_rows(
 ) -> None:
     """Refuse to merge series that differ in text, and rows of one id and time; name the columns that part them."""
     clocks = {} if times is None else {"time": times.instants, "clock": times.clock}
-    places = pd.DataFrame({"id": ids, **clocks})
-    again = np.flatnonzero(places.duplicated())
+    positions = pd.DataFrame({"id": ids, **clocks})
+    again = np.flatnonzero(positions.duplicated())
     if times is not None and not len(again):
         return
     examples = []
@@ -467,7 +471,7 @@ def _check_rows(
     parting = (
         ""
         if times is None
-        else _parting(frame.drop(columns=[*fixed - {None}]), places, ids.name)
+        else _parting(frame.drop(columns=[*fixed - {None}]), positions, ids.name)
     )
     option = f"id_column={parting or '…'}"
     if examples:
@@ -477,8 +481,8 @@ def _check_rows(
             "leave them out"
         )
     if times is not None:
-        name, _, when = places.iloc[again[0]]
-        rows = frame.index[(places == places.iloc[again[0]]).all(axis=1)]
+        name, _, when = positions.iloc[again[0]]
+        rows = frame.index[(positions == positions.iloc[again[0]]).all(axis=1)]
         cures = [
             f"give {option} if they are of several series"
             if parting or ids.name is None
@@ -507,14 +511,14 @@ def _check_rows(
 
 def _parting(frame: pd.DataFrame, places: pd.DataFrame, key: Hashable | None) -> str:
     """Name the fewest columns of text or whole numbers that make a panel, in which no times repeat; "" if none do."""
-    whole = [
+    full = [
         name
         for name in frame
         if not pd.api.types.is_float_dtype(frame[name]) or (frame[name] % 1 == 0).all()
     ]
     codes = {
         str(name): pd.factorize(frame[name].astype(str))[0]
-        for name in whole
+        for name in full
         if name != key
     }
     fewest = sorted(codes, key=lambda name: codes[name].max())[:6]
@@ -627,8 +631,8 @@ def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> lis
     """Name the levels that are to be columns; none of an index that only numbers the rows."""
     if index.nlevels > 1:
         return [
-            f"level_{place}" if name is None else str(name)
-            for place, name in enumerate(index.names)
+            f"level_{position}" if name is None else str(name)
+            for position, name in enumerate(index.names)
         ]
     if index.name is None:
         if isinstance(index, pd.RangeIndex) or pd.api.types.is_integer_dtype(
@@ -668,13 +672,13 @@ def _levels(
         or find(names, TIME_COLUMNS)
         or (dated[0] if len(dated) == 1 else None)
     )
-    others = [name for name in names if name != time_column]
+    rest = [name for name in names if name != time_column]
     if id_column is None:
-        id_column = others[0] if len(others) == 1 else find(others, ID_COLUMNS)
+        id_column = rest[0] if len(rest) == 1 else find(rest, ID_COLUMNS)
     if time_column is None or id_column is None:
         raise InputError(
             f"the frame's index has the levels {', '.join(names)}: expected ids and timestamps, as in (item_id, "
-            f"timestamp). Name them with id_column=… and time_column=…; id_column={','.join(others)!r} joins levels"
+            f"timestamp). Name them with id_column=… and time_column=…; id_column={','.join(rest)!r} joins levels"
         )
     return id_column, time_column
 
@@ -905,16 +909,16 @@ def _targets_beside_future(
     """
     if requested is not None:
         return requested
-    others = {*keys, *past}
+    rest = {*keys, *past}
     if is_known:
-        others |= set(covariates)
-    targets = value_columns(frame.columns, None, others)
+        rest |= set(covariates)
+    targets = value_columns(frame.columns, None, rest)
     if targets is not None:
         return targets
     numeric = [
         name
         for name in frame
-        if name not in others and pd.api.types.is_numeric_dtype(frame[name])
+        if name not in rest and pd.api.types.is_numeric_dtype(frame[name])
     ]
     targets = [name for name in numeric if name not in covariates]
     if len(targets) > 1:

@@ -106,14 +106,14 @@ def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
 
 def format_calendar(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
     """Spell weekdays, Monday is 0, less some dates as :func:`read_offset` reads them."""
-    places = sorted(set(weekdays))
-    days = [_DAYS[place].title() for place in places]
+    positions = sorted(set(weekdays))
+    days = [_DAYS[position].title() for position in positions]
     text = (
         f"{days[0]}-{days[-1]}"
-        if 1 < len(days) == places[-1] - places[0] + 1
+        if 1 < len(days) == positions[-1] - positions[0] + 1
         else "".join(days)
     )
-    return ",".join([text, *sorted(f"{pd.Timestamp(each):%Y-%m-%d}" for each in dates)])
+    return ",".join([text, *sorted(f"{pd.Timestamp(item):%Y-%m-%d}" for item in dates)])
 
 
 def without_gaps(

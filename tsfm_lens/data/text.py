@@ -144,9 +144,9 @@ class TextTable:
         cells, masks = self._matches(name)
         valid = _mask(cells.is_valid())
         numbers = np.flatnonzero(valid & masks["."])
-        words = np.flatnonzero(valid & ~masks["."] & ~masks[","] & ~masks["thousands"])
-        if len(numbers) and len(words):
-            row, other = int(words[0]), int(numbers[0])
+        text = np.flatnonzero(valid & ~masks["."] & ~masks[","] & ~masks["thousands"])
+        if len(numbers) and len(text):
+            row, other = int(text[0]), int(numbers[0])
             raise InputError(
                 f"covariate {name!r} holds {cells[row].as_py()!r} in row {self.first_row + row} beside the number "
                 f"{cells[other].as_py()!r}; leave a missing cell empty, or give categories={[name]!r} to read both as "
@@ -266,12 +266,13 @@ def read_table(
     names = [cell.strip() for cell in rows[0]]
     if _has_header(names) if header is None else header:
         names = [
-            name or f"Unnamed: {place}" for place, name in enumerate(restored(names))
+            name or f"Unnamed: {position}"
+            for position, name in enumerate(restored(names))
         ]
         first_row, body = 2, rows[1:]
     else:
         names, first_row, body = (
-            [f"column-{place}" for place in range(len(names))],
+            [f"column-{position}" for position in range(len(names))],
             1,
             rows,
         )
@@ -448,13 +449,13 @@ def to_csv(frame: pd.DataFrame, **options: Any) -> str:
     """Write a frame as CSV without its index, with text and column names defused."""
     safe = frame.copy()
     safe.columns = pd.Index([defused(str(name)) for name in frame.columns])
-    for place in range(frame.shape[1]):
-        column = frame.iloc[:, place]
+    for position in range(frame.shape[1]):
+        column = frame.iloc[:, position]
         if pd.api.types.is_numeric_dtype(
             column
         ) or pd.api.types.is_datetime64_any_dtype(column):
             continue
         texts = [defused(cell) if isinstance(cell, str) else cell for cell in column]
-        safe.isetitem(place, pd.array(texts, dtype=object))
+        safe.isetitem(position, pd.array(texts, dtype=object))
     text: str = safe.to_csv(index=False, lineterminator="\n", **options)
     return text

@@ -231,13 +231,13 @@ def _from_numbers(
 ) -> Times:
     """Read numbers as dates of a format, or as steps where they can be no dates."""
     try:
-        whole = all(float(cell).is_integer() for cell in cells)
-        numbers = np.array([int(cell) if whole else float(cell) for cell in cells])
+        full = all(float(cell).is_integer() for cell in cells)
+        numbers = np.array([int(cell) if full else float(cell) for cell in cells])
     except (OverflowError, ValueError) as error:
         raise InputError(
             f"column {name!r} holds a number that is not a time: {error}"
         ) from error
-    if numbers.dtype.kind != "i" and (time_format is not None or whole):
+    if numbers.dtype.kind != "i" and (time_format is not None or full):
         raise InputError(
             f"column {name!r} holds {cells[0]!r}…, no whole numbers or too large ones for times"
         )
@@ -253,14 +253,14 @@ def _from_numbers(
     months = all(_YEAR_MONTH.fullmatch(f"{cell:.10g}") for cell in cells)
     # of quarters none is the eleventh
     months = months and any(re.search(r"\.(0|1[12])", f"{cell:.10g}") for cell in cells)
-    formats = _date_formats(numbers) if whole else ["%Y.%m"] if months else []
+    formats = _date_formats(numbers) if full else ["%Y.%m"] if months else []
     if formats:
         raise InputError(
             f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give time_format="
             f"{' or '.join(map(repr, formats))}, or leave the column out to read the values without dates"
         )
     kind, reading = (
-        ("whole", "are read as step numbers") if whole else ("broken", "as positions")
+        ("whole", "are read as step numbers") if full else ("broken", "as positions")
     )
     return Times(
         numbers, note=f"the {kind} numbers of column {name!r} {reading}, without a date"
@@ -384,9 +384,9 @@ class Grid:
 
     def filled(self, values: np.ndarray) -> np.ndarray:
         """Return the values on the grid, NaN in gaps."""
-        whole = np.full(self.length, np.nan)
-        whole[self.places] = values[self.order]
-        return whole
+        full = np.full(self.length, np.nan)
+        full[self.places] = values[self.order]
+        return full
 
 
 def on_clock(
@@ -480,10 +480,12 @@ def make_grids(
         except InputError as error:
             errors.append(error)
             continue
-        for (group, places), grid in zip(groups, grids, strict=True):
+        for (group, positions), grid in zip(groups, grids, strict=True):
             if (
                 times.utc is not None
-                and (np.diff(times.utc[places[grid.order]]) <= np.timedelta64(0)).any()
+                and (
+                    np.diff(times.utc[positions[grid.order]]) <= np.timedelta64(0)
+                ).any()
             ):
                 raise InputError(
                     f"series {group!r} goes forward on {clock}, not in UTC; one of the offsets is wrong"
@@ -513,7 +515,7 @@ def _all_grids(
         return cache[key]
 
     grids = [grid(*group, freq) for group in groups]
-    freqs = sorted({each.freq for each in grids if each.freq is not None})
+    freqs = sorted({item.freq for item in grids if item.freq is not None})
     if len(freqs) > 1:
         raise InputError(
             f"the series have different frequencies ({', '.join(freqs)}); read them apart"
@@ -521,8 +523,8 @@ def _all_grids(
     # of fewer than three timestamps nothing can be inferred; they are to fit the others' grid
     step = freqs[0] if freqs else None
     return [
-        each if each.freq == step else grid(*group, step)
-        for each, group in zip(grids, groups, strict=True)
+        item if item.freq == step else grid(*group, step)
+        for item, group in zip(grids, groups, strict=True)
     ]
 
 
@@ -538,7 +540,7 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
         )
     start, alias = None, freq
     if times.dtype.kind != "M":
-        step, places = _step_places(times, name)
+        step, positions = _step_places(times, name)
     else:
         start, index = pd.Timestamp(times[0]), pd.DatetimeIndex(times)
         alias = freq or (_frequency(index) if len(index) > 2 else None)
@@ -548,13 +550,13 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
                 f"can be inferred; give {_jitter(index) or 'freq=…'}, or resample it first"
             )
         step = f"frequency {alias!r}"
-        places = (
+        positions = (
             np.arange(len(index))
             if alias is None
             else _date_places(index, alias, name, rows)
         )
-    _check_length(places, times, rows, name, step)
-    return Grid(order, places, start, alias)
+    _check_length(positions, times, rows, name, step)
+    return Grid(order, positions, start, alias)
 
 
 def time_text(time: Any) -> str:
@@ -576,21 +578,21 @@ def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
         else np.median(np.diff(times))
     )
     exact = (times - times[0]) / step
-    places = np.round(exact)
+    positions = np.round(exact)
     # sums of a broken step are off by rounding, of the largest number
     slack = (
         0
         if times.dtype.kind == "i"
         else 8 * np.finfo(float).eps * np.abs(times).max() / step + 1e-6
     )
-    wrong = np.flatnonzero(np.abs(exact - places) > slack)
-    if len(wrong) or (np.diff(places) < 1).any():
+    wrong = np.flatnonzero(np.abs(exact - positions) > slack)
+    if len(wrong) or (np.diff(positions) < 1).any():
         at = times[wrong[0]] if len(wrong) else times[0]
         raise InputError(
             f"series {name!r} has a value at step {at}, which is off the regular steps of {step} from {times[0]}; "
             "resample it first, or write the times as dates such as 2017-12-25"
         )
-    return f"step {step}", places.astype(np.int64)
+    return f"step {step}", positions.astype(np.int64)
 
 
 def _date_places(
@@ -601,10 +603,10 @@ def _date_places(
     first = index[0]
     if isinstance(offset, pd.offsets.Tick):
         since = index.asi8.view(np.uint64)
-        places, rest = np.divmod(since - since[0], np.uint64(offset.nanos))
+        positions, rest = np.divmod(since - since[0], np.uint64(offset.nanos))
         off = np.flatnonzero(rest)
     else:
-        ends = [0, -1]
+        bounds = [0, -1]
         try:
             step = max((first + 12 * offset).value - first.value, _DAY) / 12
         except (ValueError, OverflowError):
@@ -614,8 +616,8 @@ def _date_places(
         if about > 2 * (_FREE + _SLACK * len(index)):
             _check_length(
                 np.array([0, about]),
-                index.to_numpy()[ends],
-                rows[ends],
+                index.to_numpy()[bounds],
+                rows[bounds],
                 name,
                 f"frequency {freq!r}",
             )
@@ -625,8 +627,8 @@ def _date_places(
             raise InputError(
                 f"series {name!r} cannot stand on a grid of frequency {freq!r} from {first} to {index[-1]}: {error}"
             ) from error
-        places = grid.get_indexer(index)
-        off = np.flatnonzero(places < 0)
+        positions = grid.get_indexer(index)
+        off = np.flatnonzero(positions < 0)
     if len(off):
         message = (
             f"series {name!r} has a value at {index[off[0]]} (row {rows[off[0]]}), which is off the regular grid of "
@@ -638,7 +640,7 @@ def _date_places(
         if option:
             message += f"; if times are off by chance, give {option}"
         raise InputError(message)
-    return np.asarray(places, dtype=np.int64)
+    return np.asarray(positions, dtype=np.int64)
 
 
 def _check_length(
@@ -657,8 +659,8 @@ def _check_length(
         )
     widest = int(np.argmax(np.diff(places)))
     before, after = (
-        f"{time_text(times[place])} (row {rows[place]})"
-        for place in (widest, widest + 1)
+        f"{time_text(times[position])} (row {rows[position]})"
+        for position in (widest, widest + 1)
     )
     raise InputError(
         f"series {name!r} has {values} values on a grid of {length} steps with {step}: between {before} and {after} "

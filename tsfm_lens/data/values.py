@@ -134,10 +134,10 @@ def _number(item: object, position: int, what: str) -> float:
         raise InputError(
             f"{what} holds a number beyond double precision at position {position}"
         ) from error
-    shown = repr(item)
-    shown = shown if len(shown) <= _MOST_SIGNS else f"{shown[:_MOST_SIGNS]}…"
+    visible = repr(item)
+    visible = visible if len(visible) <= _MOST_SIGNS else f"{visible[:_MOST_SIGNS]}…"
     raise InputError(
-        f"{what} holds {shown} at position {position}, which is not a number"
+        f"{what} holds {visible} at position {position}, which is not a number"
     )
 
 
@@ -284,7 +284,7 @@ def _from_xarray(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
         [data] if isinstance(data, xr.DataArray) else list(data.data_vars.values())
     )
     if not 1 <= len(data.dims) <= 2 or any(
-        set(each.dims) != set(data.dims) for each in variables
+        set(variable.dims) != set(data.dims) for variable in variables
     ):
         raise InputError(
             f"the {type(data).__name__} has the dimensions ({', '.join(map(str, data.dims))}), expected time, or time "

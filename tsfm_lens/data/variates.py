@@ -34,11 +34,11 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
     row, groups = _number_names(dataset["group"])
     column, variates = _number_names(dataset["variate"])
     rows = np.full((len(groups), len(variates)), -1)
-    for position, place in enumerate(zip(row, column, strict=True)):
-        if rows[place] >= 0:
-            group, variate = str(groups[place[0]]), str(variates[place[1]])
+    for position, index in enumerate(zip(row, column, strict=True)):
+        if rows[index] >= 0:
+            group, variate = str(groups[index[0]]), str(variates[index[1]])
             raise InputError(f"group {group!r} has variate {variate!r} more than once")
-        rows[place] = position
+        rows[index] = position
     parted = dataset.drop_vars(_LABELS, errors="ignore").isel(
         series=xr.DataArray(rows, dims=("series", "variate"))
     )
@@ -53,8 +53,8 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
                 parted[key].where(present, "") if text else parted[key].where(present)
             )
     labels = {
-        name: (name, each, dataset[name].attrs)
-        for name, each in (("series", groups), ("variate", variates))
+        name: (name, item, dataset[name].attrs)
+        for name, item in (("series", groups), ("variate", variates))
     }
     return parted.assign_coords(labels)
 

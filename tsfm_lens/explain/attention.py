@@ -51,12 +51,12 @@ def largest_flows(graph: Graph) -> Array:
     """Compute the largest flow from each segment to the tokens that the forecast is read from, (segment,)."""
     layers = len(graph.updates) + 1
     starts = []
-    ends = []
+    bounds = []
     most = []
 
     def join(start: np.ndarray, end: np.ndarray, share: np.ndarray) -> None:
         starts.append(start.ravel())
-        ends.append(end.ravel())
+        bounds.append(end.ravel())
         most.append(np.round(share.ravel() * _UNIT).astype(np.int32))
 
     every = np.arange(graph.tokens)
@@ -86,7 +86,7 @@ def largest_flows(graph: Graph) -> Array:
             ),
             (
                 np.concatenate([*starts, np.full(len(tokens), source)]),
-                np.concatenate([*ends, tokens]),
+                np.concatenate([*bounds, tokens]),
             ),
         )
         flows.append(
@@ -123,10 +123,10 @@ def build_graph(masks: Masks) -> Graph:
         for layer in range(stack.n_layers)
         for row in stack.attentions(layer)
     }
-    acts = run.record(list(layers))
+    activations = run.record(list(layers))
     updates = []
     for point, (own, keys, over) in layers.items():
-        pattern = acts[point].double().cpu().numpy().mean(1)
+        pattern = activations[point].double().cpu().numpy().mean(1)
         sizes = (len(spans[own]), len(spans[keys]))
         updates.append(
             tuple(_parts(over == "variate", pattern, first[own], first[keys], sizes))
@@ -148,14 +148,14 @@ def build_graph(masks: Masks) -> Graph:
 
     inputs = np.zeros((len(masks.segments), count))
     for index, part in enumerate(masks.segments):
-        for place, start, stop, _ in find_tokens(stacks[0].name, part.row):
+        for position, start, stop, _ in find_tokens(stacks[0].name, part.row):
             common = min(stop, part.stop) - max(start, part.start)
             if common > 0:
-                inputs[index, place] = common / (stop - start)
+                inputs[index, position] = common / (stop - start)
     tokens = [
-        each[:3]
-        for each in find_tokens(run.lens.wiring.output_stack.name, masks.row)
-        if not each[3]
+        item[:3]
+        for item in find_tokens(run.lens.wiring.output_stack.name, masks.row)
+        if not item[3]
     ]
     if not tokens:
         raise InputError(
@@ -164,9 +164,9 @@ def build_graph(masks: Masks) -> Graph:
     readout = np.zeros((run.horizon, count))
     for step in range(run.horizon):
         # the tokens that cover a step, else the series' last one
-        covering = [place for place, start, stop in tokens if start <= step < stop] or [
-            tokens[-1][0]
-        ]
+        covering = [
+            position for position, start, stop in tokens if start <= step < stop
+        ] or [tokens[-1][0]]
         readout[step, covering] = 1 / len(covering)
     return Graph(tuple(updates), count, inputs, readout)
 

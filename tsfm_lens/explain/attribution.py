@@ -52,12 +52,15 @@ def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult
         estimate = sampled_shapley(
             values_and_mean, players, seed=masks.run.seed, **options
         )
-        reach = estimate.half_width
+        distance = estimate.half_width
         attrs: dict[str, object] = {"exact": 0, "settled": int(estimate.settled)}
         result = MethodResult(
-            estimate.attribution[..., :-1], reach[..., :-1], attrs=attrs
+            estimate.attribution[..., :-1], distance[..., :-1], attrs=attrs
         )
-        result.variables["mean_half_width"] = (("segment", "quantile"), reach[..., -1])
+        result.variables["mean_half_width"] = (
+            ("segment", "quantile"),
+            distance[..., -1],
+        )
         return result
     return MethodResult(
         exact_shapley(masks(all_masks(players)), players), attrs={"exact": 1}
@@ -95,9 +98,9 @@ def _share_of_change(masks: Masks, shares_of: Callable[[Masks], Array]) -> Metho
             f"attention goes to stretches of time, and {additive[0]!r} is an additive part of one; choose "
             "method='shapley' or 'occlusion', or cut stretches, such as parts=6"
         )
-    shares, (whole, nothing) = shares_of(masks), masks.ends
+    shares, (full, nothing) = shares_of(masks), masks.ends
     return MethodResult(
-        shares[:, None] * (whole - nothing),
+        shares[:, None] * (full - nothing),
         variables={"share": (("segment", "step"), shares)},
     )
 
@@ -212,8 +215,8 @@ def input_attribution(
         )
     masks = Masks(run, parts, reference, item, target, seed, progress, repeats)
     function, source = METHODS[method]
-    result = _over_seeds([function(each, **how) for each in masks.per_seed])
-    whole, nothing = masks.ends
+    result = _over_seeds([function(entry, **how) for entry in masks.per_seed])
+    full, nothing = masks.ends
     axes = ("segment", "quantile", "step")
     data = masks.run.dataset().assign_coords(
         segment_coords(masks.segments) | {"quantile": list(list_levels(masks.run))}
@@ -221,9 +224,9 @@ def input_attribution(
     data["attribution"] = (axes, result.attribution)
     if result.half_width is not None:
         data["half_width"] = (axes, result.half_width)
-    data["forecast"] = (axes[1:], whole)
+    data["forecast"] = (axes[1:], full)
     data["reference_forecast"] = (axes[1:], nothing)
-    data["remainder"] = (axes[1:], whole - nothing - result.attribution.sum(0))
+    data["remainder"] = (axes[1:], full - nothing - result.attribution.sum(0))
     for name, variable in result.variables.items():
         data[name] = variable
     data = data.transpose(..., "step", "quantile")
@@ -238,7 +241,7 @@ def input_attribution(
         statistic=name_statistic(run),
         target=masks.name,
         units=masks.units,
-        forecasts=sum(each.made for each in masks.per_seed),
+        forecasts=sum(entry.made for entry in masks.per_seed),
         rounding=float(rounding(masks.run, masks.run.point)[masks.row]),
         reference_distance=float(distance) / spread if spread > 0 else float("nan"),
         **result.attrs,
@@ -249,9 +252,9 @@ def _over_seeds(results: Sequence[MethodResult]) -> MethodResult:
     """Average results under several seeds, and add their intervals."""
     if len(results) < 2:
         return results[0]
-    values = np.stack([each.attribution for each in results], axis=-1)
+    values = np.stack([result.attribution for result in results], axis=-1)
     variables = {
-        name: (dims, np.mean([each.variables[name][1] for each in results], axis=0))
+        name: (dims, np.mean([result.variables[name][1] for result in results], axis=0))
         for name, (dims, _) in results[0].variables.items()
     }
     # the spread over seeds has that over masks in it

@@ -123,13 +123,13 @@ def covariate_use(
     numbers = category_numbers(run.lens, batch)
     trials = {name: _trials(batch, run.horizon, name, shuffles, rng) for name in roles}
     count = 0
-    total = sum(len(edits) for each in trials.values() for edits in each.values())
+    total = sum(len(edits) for entry in trials.values() for edits in entry.values())
     measured = []
     for name, edits in trials.items():
         medians: dict[str | int, list[np.ndarray]] = {}
-        for trial, each in edits.items():
+        for trial, item in edits.items():
             medians[trial] = []
-            for edit in each:
+            for edit in item:
                 changed = _as_numbers(_with_covariate(batch, name, edit), numbers)
                 forecast = run.lens.forecast(
                     changed,
@@ -150,7 +150,7 @@ def covariate_use(
     axes = {"covariate": [*roles], "way": [*WAYS], "shift": [*SHIFTS], "part": [*PARTS]}
     data = data.assign_coords(axes | {"role_of": ("covariate", [*roles.values()])})
     for name, dims in _VARIABLES.items():
-        values = np.stack([each[name] for each in measured])
+        values = np.stack([entry[name] for entry in measured])
         data[name] = (
             ("covariate", *dims, "series"),
             values if name in _OF_COVARIATE else values / unit,
@@ -246,15 +246,17 @@ def _shifted(
     past = batch.values[row]
     future = batch.futures[row]
     stretch = past[-horizon:] if future is None else future[:horizon]
-    size, ends = _unit_step(batch, row)
+    size, bounds = _unit_step(batch, row)
     if not size > 0 or not np.isfinite(stretch).any():
         return None
     if not shift:
         return stretch
-    if ends is None:
+    if bounds is None:
         return stretch + shift * size
     return (
-        None if abs(shift) > 1 else np.where(np.isnan(stretch), np.nan, ends[shift > 0])
+        None
+        if abs(shift) > 1
+        else np.where(np.isnan(stretch), np.nan, bounds[shift > 0])
     )
 
 
@@ -305,7 +307,7 @@ def _measure(
         out["error_without"] = (
             np.stack(
                 [
-                    np.mean([mae(each, truth) for each in medians[way]], 0)
+                    np.mean([mae(median, truth) for median in medians[way]], 0)
                     for way in WAYS
                 ]
             )
@@ -326,15 +328,15 @@ def _measure(
     out["step_size"] = np.array(
         [np.nan if owner is None else _unit_step(batch, owner)[0] for owner in owners]
     )
-    for place, shift in enumerate(SHIFTS):
+    for position, shift in enumerate(SHIFTS):
         change = (medians.get(shift, [plain])[0] - plain).mean(-1)
         for column, owner in enumerate(owners):
             if owner is None:
                 continue
             stretch = _shifted(batch, run.horizon, shift, owner)
             if stretch is not None:
-                out["value"][place, column] = np.nanmean(stretch)
-                out["response"][place, column] = change[column]
+                out["value"][position, column] = np.nanmean(stretch)
+                out["response"][position, column] = change[column]
     out["slope"] = _slopes(out["value"] / out["step_size"], out["response"])
     return out
 

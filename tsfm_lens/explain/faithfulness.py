@@ -65,10 +65,12 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
         )
         significant &= routes["share"].values[number] > 0
         order = [
-            place for place in np.argsort(-sizes, kind="stable") if significant[place]
+            position
+            for position in np.argsort(-sizes, kind="stable")
+            if significant[position]
         ][:most]
         selection[str(segment)] = (
-            [names[place] for place in order] if above_floor[number] else []
+            [names[position] for position in order] if above_floor[number] else []
         )
     return selection
 
@@ -151,7 +153,9 @@ def route_faithfulness(
     names = [part.name for part in pair.segments]
     by_segment = {
         name: [
-            component for each in selection for component in lens.components(str(each))
+            component
+            for entry in selection
+            for component in lens.components(str(entry))
         ]
         for name, selection in (
             named_routes(routes) if named is None else named
@@ -177,7 +181,7 @@ def route_faithfulness(
     # of the effect, lost without and restored by the named components and random ones
     shares = np.empty((2, len(numbers), 1 + controls))
     candidates = [str(name) for name in routes["component"].values]
-    for place, number in enumerate(numbers):
+    for position, number in enumerate(numbers):
         components = by_segment[names[number]]
         sets = [
             components,
@@ -190,23 +194,23 @@ def route_faithfulness(
         )
         # all together always stand last
         where = [*range(len(components)), cuts - 1]
-        cut_names[place, where] = [*map(str, components), "all together"]
-        measured[place, where] = lost[: len(where)]
-        predicted[place, -1] = total[place]
-        for cut, name in enumerate(map(str, components)):
+        cut_names[position, where] = [*map(str, components), "all together"]
+        measured[position, where] = lost[: len(where)]
+        predicted[position, -1] = total[position]
+        for trimmed, name in enumerate(map(str, components)):
             if "estimate" in routes and name in candidates:
-                predicted[place, cut] = routes["estimate"].values[
+                predicted[position, trimmed] = routes["estimate"].values[
                     number, candidates.index(name)
                 ]
-        size = np.square(total[place]).sum()
-        shares[:, place] = (
+        size = np.square(total[position]).sum()
+        shares[:, position] = (
             np.stack([lost[len(components) :], restored])
-            @ total[place]
+            @ total[position]
             / (size if size > 0 else np.nan)
         )
-        single[place] = (lost[: len(components)] @ total[place]).sum() / size
+        single[position] = (lost[: len(components)] @ total[position]).sum() / size
         if progress is not None:
-            progress(place + 1, len(numbers))
+            progress(position + 1, len(numbers))
     of = ("segment",)
     pairs = list(zip(measured[:, -1], predicted[:, -1], strict=True))
     data = pair.dataset().isel(segment=numbers).assign_coords(cut=np.arange(cuts))
@@ -217,7 +221,7 @@ def route_faithfulness(
         total=(("segment", "step"), total),
         prediction_error=(
             of,
-            np.array([(1 - agreement(*each)[0]) ** 0.5 for each in pairs]),
+            np.array([(1 - agreement(*entry)[0]) ** 0.5 for entry in pairs]),
         ),
         overlap=(of, single / shares[0, :, 0]),
     )
@@ -245,19 +249,22 @@ def _cut_and_restore(
     """Compute the effect lost by cutting single components and sets, and that restored by sets, (cut, step) each."""
     points = sorted(
         {
-            place.point
-            for each in sets
-            for place in parse_places(pair.run.lens, list(each))
+            position.point
+            for item in sets
+            for position in parse_places(pair.run.lens, list(item))
         }
     )
     there = without.record(points)
-    whole = pair.run.record(points)
+    full = pair.run.record(points)
     cuts = [*([component] for component in components), *sets]
     lost = pair.change(
-        [Variant("cut", tuple(PatchFrom(each, there) for each in cut)) for cut in cuts]
+        [
+            Variant("cut", tuple(PatchFrom(item, there) for item in trimmed))
+            for trimmed in cuts
+        ]
     )
     restorations = [
-        Variant("restored", tuple(PatchFrom(each, whole) for each in each_set))
+        Variant("restored", tuple(PatchFrom(item, full) for item in each_set))
         for each_set in sets
     ]
     return lost, point_forecasts(without, restorations)[:, pair.row] - without.point[
@@ -270,15 +277,17 @@ def matched_sets(
 ) -> list[list[Component]]:
     """Draw sets of random components, as many of each stack and kind as among some, others where possible."""
     pools: dict[tuple[object, ...], list[Component]] = {}
-    for each in dict.fromkeys([*all_writers(lens), *components]):
-        pools.setdefault(_kind(each), []).append(each)
+    for fromkey in dict.fromkeys([*all_writers(lens), *components]):
+        pools.setdefault(_kind(fromkey), []).append(fromkey)
     sets = []
     for _ in range(count):
         sample: list[Component] = []
         for kind in dict.fromkeys(map(_kind, components)):
-            same_kind = [each for each in components if _kind(each) == kind]
-            others = [each for each in pools[kind] if each not in same_kind]
-            pool = others if len(others) >= len(same_kind) else pools[kind]
+            same_kind = [
+                component for component in components if _kind(component) == kind
+            ]
+            rest = [item for item in pools[kind] if item not in same_kind]
+            pool = rest if len(rest) >= len(same_kind) else pools[kind]
             sample += [
                 pool[index]
                 for index in rng.choice(len(pool), len(same_kind), replace=False)
@@ -426,9 +435,9 @@ def deletion_curves(
     if parts is None:
         parts = next(
             (
-                read_segments(each)
-                for each in explanations.values()
-                if isinstance(each, xr.Dataset)
+                read_segments(explanation)
+                for explanation in explanations.values()
+                if isinstance(explanation, xr.Dataset)
             ),
             None,
         )
@@ -436,8 +445,13 @@ def deletion_curves(
     players = len(masks.segments)
     if players < 2:
         raise InputError("one segment has no order; cut the input into more parts")
-    scores = {name: rank_segments(each, players) for name, each in explanations.items()}
-    rankings = np.stack([np.argsort(-each, kind="stable") for each in scores.values()])
+    scores = {
+        name: rank_segments(explanation, players)
+        for name, explanation in explanations.items()
+    }
+    rankings = np.stack(
+        [np.argsort(-score, kind="stable") for score in scores.values()]
+    )
     rng = np.random.default_rng(seed)
     permutations = np.stack([rng.permutation(players) for _ in range(orders)])
     deletion, insertion = _curves(masks, np.concatenate([rankings, permutations]))
@@ -549,39 +563,41 @@ def _predictions(
     keep = np.concatenate(
         [np.array([[True] * players, [False] * players]), ~hidden, hidden]
     )
-    spreads = [NOISE * np.nanstd(each) for each in masks.run.batch.values]
+    spreads = [NOISE * np.nanstd(value) for value in masks.run.batch.values]
     noisy = with_noise(masks.run, spreads, seed)
     values = replace(masks, run=noisy, item=0)(keep)[:, masks.middle]
     without, alone = np.split(values[2:], 2)
     measured = (values[0] - without + alone - values[1]) / 2
     nothing = np.full((players, measured.shape[1]), np.nan)
     effects = [
-        nothing if each is None else each for each in map(median_effects, explanations)
+        nothing if explanation is None else explanation
+        for explanation in map(median_effects, explanations)
     ]
-    predicted = np.stack([hidden @ each for each in effects])
+    predicted = np.stack([hidden @ entry for entry in effects])
     controls = []
     by_segment = []
     alike = []
     negligible = SMALLEST * np.abs(values[0] - values[1]).mean()
-    others = [
-        [hidden @ each] for each in _other_effects(masks, nothing.shape, twin, seed)
+    remaining = [
+        [hidden @ other_effect]
+        for other_effect in _other_effects(masks, nothing.shape, twin, seed)
     ]
-    for own, each in zip(effects, predicted, strict=True):
+    for own, item in zip(effects, predicted, strict=True):
         exchanged = [
-            each + np.outer(hidden[:, i] * 1.0 - hidden[:, j], own[j] - own[i])
+            item + np.outer(hidden[:, i] * 1.0 - hidden[:, j], own[j] - own[i])
             for i, j in pairs
         ]
         groups = [
-            [-each],
+            [-item],
             [hidden @ (np.sign(own) * np.abs(own).mean())],
             exchanged,
-            *others,
+            *remaining,
         ]
         controls.append(
             [max(agreement(measured, one)[0] for one in group) for group in groups]
         )
-        without_one = [each - np.outer(hidden[:, i], own[i]) for i in range(players)]
-        flipped = [each - 2 * np.outer(hidden[:, i], own[i]) for i in range(players)]
+        without_one = [item - np.outer(hidden[:, i], own[i]) for i in range(players)]
+        flipped = [item - 2 * np.outer(hidden[:, i], own[i]) for i in range(players)]
         by_segment.append(
             [
                 [agreement(measured, one)[0] for one in pair]
@@ -595,7 +611,7 @@ def _predictions(
                 for one, effect in zip(left, own, strict=True)
             ]
         )
-    marks = np.array([agreement(measured, each) for each in predicted])
+    marks = np.array([agreement(measured, entry) for entry in predicted])
     by = ("explanation",)
     names = ("r2", "slope", "sign_agreement")
     return {
@@ -633,7 +649,7 @@ def _other_effects(
     """Occlude the values in random order and the untrained twin, (segment, step); NaN where a model refuses that."""
     run = masks.run
     effects = [np.full(shape, np.nan) for _ in range(2)]
-    others = [
+    rest = [
         replace(
             run,
             batch=in_random_order(run.batch, [seed, 0]),
@@ -643,11 +659,12 @@ def _other_effects(
         )
     ]
     if (
-        sum(each.numel() for each in run.lens.adapter.model.parameters()) <= _TWIN
+        sum(parameter.numel() for parameter in run.lens.adapter.model.parameters())
+        <= _TWIN
         if twin is None
         else twin
     ):
-        others.append(
+        rest.append(
             replace(
                 run, lens=untrained_twin(run.lens, seed), forced_path=None, _of=None
             )
@@ -658,9 +675,9 @@ def _other_effects(
         "target": masks.target,
         "seed": seed,
     }
-    for place, other in enumerate(others):
+    for position, other in enumerate(rest):
         with suppress(InputError):
-            effects[place] = median_effects(
+            effects[position] = median_effects(
                 input_attribution(other, 0, "occlusion", repeats=1, **how)
             )
     return effects
@@ -670,10 +687,10 @@ def agreement(
     measured: np.ndarray, predicted: np.ndarray
 ) -> tuple[float, float, float]:
     """Compute R² of a prediction, the slope of the change on it, and the share of the change with its sign."""
-    square, size, whole = (
-        np.maximum(each.sum(), np.finfo(float).tiny)
-        for each in (np.square(measured), np.square(predicted), np.abs(measured))
+    square, size, full = (
+        np.maximum(item.sum(), np.finfo(float).tiny)
+        for item in (np.square(measured), np.square(predicted), np.abs(measured))
     )
     explained = 1 - np.square(measured - predicted).sum() / square
-    right = np.abs(measured)[np.sign(measured) == np.sign(predicted)].sum() / whole
+    right = np.abs(measured)[np.sign(measured) == np.sign(predicted)].sum() / full
     return float(explained), float((measured * predicted).sum() / size), float(right)

@@ -45,9 +45,9 @@ def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
             torch.is_inference_mode_enabled()
         ),
     }
-    for words, applies in refusals.items():
+    for text, applies in refusals.items():
         if applies:
-            raise InputError(words)
+            raise InputError(text)
     actual, reference = _ends(masks)
     entries = _entries(masks)
     encoded = _encode(masks, actual)
@@ -89,7 +89,7 @@ def _ends(masks: Masks) -> tuple[Array, Array]:
     batch = masks.batch
     futures = batch.known_future(masks.run.horizon)
     actual = np.concatenate(
-        [each for pair in zip(batch.values, futures, strict=True) for each in pair]
+        [item for pair in zip(batch.values, futures, strict=True) for item in pair]
     )
     stands = np.concatenate(masks.stands)
     reference = actual.copy()
@@ -121,7 +121,7 @@ def _encode(masks: Masks, values: Array) -> Encoded:
         )
     )
     plain = masks.masked(np.ones((1, len(masks.segments)), bool))
-    columns = {each.name: getattr(plain, each.name) for each in fields(plain)}
+    columns = {field.name: getattr(plain, field.name) for field in fields(plain)}
     columns["values"] = tuple(row[:length] for row, length, _ in rows)
     columns["futures"] = tuple(
         None if future is None else row[length:] for row, length, future in rows
@@ -147,11 +147,11 @@ def _entries(masks: Masks) -> Entries:
                 visible[entries[name][1]] = True
     for part in masks.segments:
         values = _read_values(masks, part)
-        others = marks.copy()
-        others[values] *= 1.5
+        rest = marks.copy()
+        rest[values] *= 1.5
         # what enters in no form moves nothing
         if not visible[values].all() and not _same_inputs(
-            _encode(masks, marks), _encode(masks, others)
+            _encode(masks, marks), _encode(masks, rest)
         ):
             raise InputError(
                 f"{masks.run.lens.wiring.architecture} is not shown the values of {masks.batch.ids[part.row]!r}: its "

@@ -110,9 +110,9 @@ def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
     tables = {}
     for row, categories in enumerate(batch.categories if numbered is not batch else ()):
         if categories is not None:
-            kept = batch.level_numbers[row]
-            if kept is not None:
-                tables[batch.ids[row]] = kept[:-1]
+            retained = batch.level_numbers[row]
+            if retained is not None:
+                tables[batch.ids[row]] = retained[:-1]
                 continue
             codes = whole(batch, row)
             numbers = whole(numbered, row)
@@ -133,12 +133,12 @@ def in_numbers(
     table = tables[name]
     is_there = np.isfinite(codes)
     choices = np.flatnonzero(np.isfinite(table))
-    others = np.setdiff1d(codes[is_there], choices)
-    if len(others):
+    rest = np.setdiff1d(codes[is_there], choices)
+    if len(rest):
         word = (
-            repr(categories[int(others[0])])
-            if others[0] in range(len(categories))
-            else f"{others[0]:g}"
+            repr(categories[int(rest[0])])
+            if rest[0] in range(len(categories))
+            else f"{rest[0]:g}"
         )
         raise InputError(
             f"{name!r} is never {word} in its series, so the model has no number for it; it can be "
@@ -320,14 +320,14 @@ def masked(
         copies = np.tile(values, (len(visible), 1))
         for column, part in enumerate(segments):
             if part.row == row:
-                place = slice(
+                position = slice(
                     part.start + batch.lengths[row], part.stop + batch.lengths[row]
                 )
                 hidden = ~visible[:, column]
                 if part.values is None:
-                    copies[hidden, place] = stands[row][place]
+                    copies[hidden, position] = stands[row][position]
                 else:
-                    copies[hidden, place] -= part.values
+                    copies[hidden, position] -= part.values
         copies.flags.writeable = False
         rows.append(copies)
     masks = range(len(visible))
@@ -341,7 +341,7 @@ def masked(
     )
     columns = {name: getattr(batch, name) * len(masks) for name in COLUMNS}
     columns |= {
-        name: tuple(f"{mask}/{each}" for mask in masks for each in getattr(batch, name))
+        name: tuple(f"{mask}/{item}" for mask in masks for item in getattr(batch, name))
         for name in ("ids", "groups")
     }
     columns["values"] = tuple(

@@ -117,11 +117,13 @@ def input_effects(
         value=(axes, value),
         unit=(("series",), unit),
     )
-    facts = {
+    metadata = {
         name: results[0].attrs[name]
         for name in ("source", "method", "reference", "statistic", "missing_values")
     }
-    data.attrs = facts | {"forecasts": sum(one.attrs["forecasts"] for one in results)}
+    data.attrs = metadata | {
+        "forecasts": sum(one.attrs["forecasts"] for one in results)
+    }
     return judge(data, "size", floor=own_rounding(run)[rows] / unit, groups="kind")
 
 
@@ -143,9 +145,9 @@ def _heights(one: xr.Dataset) -> np.ndarray:
     for row, start, stop in zip(
         one["row"].values, one["start"].values, one["stop"].values, strict=True
     ):
-        whole = np.concatenate([context[row], ahead[row]])
+        full = np.concatenate([context[row], ahead[row]])
         past = context[row][np.isfinite(context[row])]
-        part = whole[start + length : stop + length]
+        part = full[start + length : stop + length]
         part = part[np.isfinite(part)]
         # the mean of a whole context is its mean
         part = part if len(part) < len(past) or start >= 0 else part[:0]
@@ -209,15 +211,15 @@ def route_effects(
     rows = _first_rows(run)
     shares = []
     for item in range(len(rows)):
-        places, effect, total = all_effects(
+        positions, effect, total = all_effects(
             PairedRuns(run, parts, reference, item, 0, seed), components
         )
         sizes = np.abs(effect).mean(-1).sum(0)
-        whole = np.abs(total).mean(-1).sum()
-        shares.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
+        full = np.abs(total).mean(-1).sum()
+        shares.append(sizes / full if full > 0 else np.zeros(len(sizes)))
         if progress is not None:
             progress(item + 1, len(rows))
-    data = marked_dataset(run).isel(series=rows).assign_coords(route_coords(places))
+    data = marked_dataset(run).isel(series=rows).assign_coords(route_coords(positions))
     data["carried"] = (("component", "series"), np.stack(shares, axis=1))
     data.attrs = {"reference": reference_words(reference), "units": ""}
     floor = own_rounding(run)[rows] / np.maximum(

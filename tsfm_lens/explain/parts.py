@@ -70,15 +70,15 @@ def components(
         >>> [part.name for part in explain.components(driven, seasons=[12], events={"dip": (-9, -4)})][:4]
         ['target, trend', 'target, season of 12', 'target, dip', 'target, rest']
     """
-    whole = run_or_batch.batch if isinstance(run_or_batch, Run) else run_or_batch
-    batch = whole.select(item_rows(whole, item))
+    full = run_or_batch.batch if isinstance(run_or_batch, Run) else run_or_batch
+    batch = full.select(item_rows(full, item))
     past, *beside = segments(
         run_or_batch, item, target=target, horizon=horizon, parts=1, others=others
     )
     row = past.row
     length = len(past)
     periods = (
-        [each for each in [batch.seasonalities[row]] if each > 1]
+        [entry for entry in [batch.seasonalities[row]] if entry > 1]
         if seasons is None
         else sorted(set(seasons))
     )
@@ -150,16 +150,16 @@ def _occasions(
     free = np.ones(length, dtype=bool)
     for name, when in events.items():
         inside = np.zeros(length, dtype=bool)
-        for each in when if isinstance(when, list) else [when]:
-            ends = each if isinstance(each, tuple) else (each,)
-            first, *last = (find_step(batch, row, end) + length for end in ends)
-            place = slice(first, *last or [first + 1])
-            if not (0 <= first < place.stop <= length and free[place].all()):
+        for item in when if isinstance(when, list) else [when]:
+            bounds = item if isinstance(item, tuple) else (item,)
+            first, *last = (find_step(batch, row, end) + length for end in bounds)
+            position = slice(first, *last or [first + 1])
+            if not (0 <= first < position.stop <= length and free[position].all()):
                 raise InputError(
-                    f"event {name!r} at {each!r} overlaps another, or lies outside of the {length} steps"
+                    f"event {name!r} at {item!r} overlaps another, or lies outside of the {length} steps"
                 )
-            inside[place] = True
-            free[place] = False
+            inside[position] = True
+            free[position] = False
         if inside.any():
             occasions[name] = inside
     return occasions
@@ -178,8 +178,8 @@ def _split(
         trend, seasonal = _smoothed(series, periods)
         profiles = []
         left = series - trend
-        for each in classes.values():
-            mean = pd.Series(left).groupby(each).transform("mean").to_numpy()
+        for item in classes.values():
+            mean = pd.Series(left).groupby(item).transform("mean").to_numpy()
             profiles.append(mean - mean.mean())
             left = left - profiles[-1]
         if profiles:
@@ -195,8 +195,8 @@ def _split(
     return [
         ("trend", trend - trend.mean()),
         *(
-            (f"season of {period}", each)
-            for period, each in zip(periods, seasonal, strict=True)
+            (f"season of {period}", entry)
+            for period, entry in zip(periods, seasonal, strict=True)
         ),
         *zip(classes, profiles, strict=True),
         *(

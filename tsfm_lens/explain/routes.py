@@ -108,7 +108,7 @@ class PairedRuns(Masks):
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
         """Build variants in which one component alone writes ``acts``, and every later branch its own write."""
-        whole = self.run.record(self.list_points(self.branches))
+        full = self.run.record(self.list_points(self.branches))
         wiring = self.run.lens.wiring
         return [
             Variant(
@@ -116,8 +116,8 @@ class PairedRuns(Masks):
                 (
                     PatchFrom(component, acts),
                     *(
-                        PatchFrom(each, whole)
-                        for each in later_branches(wiring, component)
+                        PatchFrom(later_branch, full)
+                        for later_branch in later_branches(wiring, component)
                     ),
                 ),
             )
@@ -162,7 +162,9 @@ class PairedRuns(Masks):
             forecast = run.read(output, run.encoded)[self.row]
             return torch.stack([forecast[block].mean() for block in self._blocks])
 
-        return with_gradients(run, sorted({place.point for place in places}), means)
+        return with_gradients(
+            run, sorted({position.point for position in places}), means
+        )
 
     def estimated(
         self, without: Run, places: Sequence[Place], slopes: Activations
@@ -171,14 +173,14 @@ class PairedRuns(Masks):
         if without.rollout:
             path = self.run.in_one_pass().path if self.run.tokens_read else None
             without = replace(without, rollout=False, forced_path=path, _of=None)
-        there = without.record(sorted({place.point for place in places}))
+        there = without.record(sorted({position.point for position in places}))
         effects = np.empty((len(places), self.run.horizon))
-        for values, place in zip(effects, places, strict=True):
-            product = (slopes[place.point] - there[place.point]) * slopes[
-                f"{place.point}_grad"
+        for values, position in zip(effects, places, strict=True):
+            product = (slopes[position.point] - there[position.point]) * slopes[
+                f"{position.point}_grad"
             ]
-            if place.head is not None:
-                product = product[..., place.head, :]
+            if position.head is not None:
+                product = product[..., position.head, :]
             by_block = np.asarray(product.detach().double().flatten(1).sum(1).cpu())
             for block, effect in zip(self._blocks, by_block, strict=True):
                 values[block] = effect
@@ -275,17 +277,17 @@ def input_routes(
     if top is not None and not is_count(top):
         raise InputError(f"top is {top!r}, expected a number of components, 1 or more")
     pair = PairedRuns(run, parts, reference, item, target, seed)
-    places = _candidates(pair.run.lens, components)
+    positions = _candidates(pair.run.lens, components)
     count = (
-        len(places)
-        if top is None and len(places) <= _ALL
-        else min(top or _TOP, len(places))
+        len(positions)
+        if top is None and len(positions) <= _ALL
+        else min(top or _TOP, len(positions))
     )
     # without a gradient nothing says which to try
-    full = not pair.differentiable or count == len(places)
-    slopes = pair.slopes(places) if pair.differentiable else None
+    full = not pair.differentiable or count == len(positions)
+    slopes = pair.slopes(positions) if pair.differentiable else None
     axes = ("segment", "component", "step")
-    blank = np.full((len(pair.segments), len(places), pair.run.horizon), np.nan)
+    blank = np.full((len(pair.segments), len(positions), pair.run.horizon), np.nan)
     effects = {"effect": blank.copy()}
     effects |= {} if slopes is None else {"estimate": blank.copy()}
     branches = [
@@ -298,9 +300,9 @@ def input_routes(
     misses = 0
     for number in range(len(pair.segments)):
         without = pair.without([number])
-        tried = np.arange(len(places))
+        tried = np.arange(len(positions))
         if slopes is not None:
-            effects["estimate"][number] = pair.estimated(without, places, slopes)
+            effects["estimate"][number] = pair.estimated(without, positions, slopes)
         if not full:
             order = by_size(effects["estimate"][number])
             sample = np.random.default_rng([seed, number]).permutation(order[count:])[
@@ -308,7 +310,7 @@ def input_routes(
             ]
             tried = np.concatenate([order[:count], sample])
         effects["effect"][number, tried] = _effects(
-            pair, without, [places[at] for at in tried]
+            pair, without, [positions[at] for at in tried]
         )
         if not full:
             sizes = np.abs(effects["effect"][number]).mean(-1)
@@ -319,7 +321,7 @@ def input_routes(
         if progress is not None:
             progress(number + 1, len(pair.segments))
     data = pair.dataset().assign_coords(
-        route_coords(places) | {"branch": [str(branch) for branch in branches]}
+        route_coords(positions) | {"branch": [str(branch) for branch in branches]}
     )
     data = data.assign({name: (axes, values) for name, values in effects.items()})
     for name in terms[0]:
@@ -328,7 +330,7 @@ def input_routes(
             if name == "branch_direct"
             else ("segment", "step")
         )
-        data[name] = (dims, np.stack([each[name] for each in terms]))
+        data[name] = (dims, np.stack([term[name] for term in terms]))
     data.attrs = {
         "units": pair.units,
         "reference": reference_words(reference),
@@ -357,29 +359,29 @@ def all_effects(
     pair: PairedRuns, components: Any = None
 ) -> tuple[list[Place], np.ndarray, np.ndarray]:
     """Return components, the effects of all segments through them (segment, component, step), and the total effects."""
-    places = _candidates(pair.run.lens, components)
+    positions = _candidates(pair.run.lens, components)
     runs = (pair.without([number]) for number in range(len(pair.segments)))
     results = [
-        (_effects(pair, without, places), pair.total(without)) for without in runs
+        (_effects(pair, without, positions), pair.total(without)) for without in runs
     ]
-    effect, total = (np.stack(each) for each in zip(*results, strict=True))
-    return places, effect, total
+    effect, total = (np.stack(item) for item in zip(*results, strict=True))
+    return positions, effect, total
 
 
 def route_coords(places: Sequence[Place]) -> dict[str, Any]:
     """Return coordinates of components beside segments, whose own kind has the plain name."""
     return {
-        "component_kind" if name == "kind" else name: each
-        for name, each in place_coords(places).items()
+        "component_kind" if name == "kind" else name: coord
+        for name, coord in place_coords(places).items()
     }
 
 
 def all_writers(lens: Lens) -> list[Component]:
     """Return the heads and MLPs of every stack."""
     return [
-        each
+        writer
         for stack in lens.wiring.stacks
-        for each in writers(lens.wiring, stack.name)
+        for writer in writers(lens.wiring, stack.name)
     ]
 
 
@@ -391,24 +393,24 @@ def by_size(effects: np.ndarray) -> np.ndarray:
 
 
 def _candidates(lens: Lens, components: Any) -> list[Place]:
-    places = parse_places(
+    positions = parse_places(
         lens,
         all_writers(lens) if components is None else listed(components, "components"),
     )
-    if any(isinstance(place.target, str) for place in places):
+    if any(isinstance(position.target, str) for position in positions):
         raise InputError(
             "routes go through heads and branches; name components, not the residual stream"
         )
-    return places
+    return positions
 
 
 def _effects(pair: PairedRuns, without: Run, places: Sequence[Place]) -> np.ndarray:
     """Compute effects through places, (component, step)."""
-    acts = without.record(sorted({place.point for place in places}))
+    activations = without.record(sorted({position.point for position in places}))
     return pair.change(
         [
-            Variant(str(place.target), (PatchFrom(place.target, acts),))
-            for place in places
+            Variant(str(position.target), (PatchFrom(position.target, activations),))
+            for position in places
         ]
     )
 
@@ -421,7 +423,7 @@ def _terms(
         pair.directly(without.record(pair.list_points(branches)), branches)
     )
     wiring = pair.run.lens.wiring
-    whole = pair.run.record(pair.list_points(pair.branches))
+    full = pair.run.record(pair.list_points(pair.branches))
     attentions = [
         Component(stack.name, layer, row.kind)
         for stack in wiring.stacks
@@ -430,7 +432,7 @@ def _terms(
     ]
     no_component, no_attention = (
         pair.change(
-            [Variant("fixed", tuple(PatchFrom(branch, whole) for branch in fixed))],
+            [Variant("fixed", tuple(PatchFrom(branch, full) for branch in fixed))],
             without,
         )[0]
         for fixed in (branches, attentions)

@@ -107,12 +107,12 @@ def what_if(
     for name, edit in edits.items():
         row = _row(one.batch, name)
         segment = _stretch(one, row, target_row(one.batch, target), start, stop)
-        place = slice(
+        position = slice(
             segment.start + one.batch.lengths[row],
             segment.stop + one.batch.lengths[row],
         )
-        values[row][place] = _edited(
-            values[row][place], edit, name, one.batch.categories[row]
+        values[row][position] = _edited(
+            values[row][position], edit, name, one.batch.categories[row]
         )
         segments.append(segment)
     options: dict[str, Any] = {"target": target, "parts": segments, "reference": values}
@@ -133,25 +133,26 @@ def what_if(
         value[: one.batch.lengths[row]][-length:] for row, value in enumerate(values)
     ]
     padded = [
-        np.concatenate([np.full(length - len(each), np.nan), each]) for each in context
+        np.concatenate([np.full(length - len(entry), np.nan), entry])
+        for entry in context
     ]
     data["changed_context"] = (("series", "time"), np.stack(padded))
     data["changed_future"] = (
         ("series", "step"),
         np.stack([value[-one.horizon :] for value in values]),
     )
-    words = ", ".join(
+    text = ", ".join(
         f"{name} {edit}" if isinstance(edit, str | float | int) else name
         for name, edit in edits.items()
     )
-    words += "".join(
+    text += "".join(
         f" {word} {end}"
         for word, end in (("from", start), ("until", stop))
         if end is not None
     )
-    facts = draw_facts(one, target_row(one.batch, target))
-    names = {"kind": "what_if", "title": "What if", "changes": words}
-    data.attrs = {**attribution.attrs, **names, **facts}
+    metadata = draw_facts(one, target_row(one.batch, target))
+    names = {"kind": "what_if", "title": "What if", "changes": text}
+    data.attrs = {**attribution.attrs, **names, **metadata}
     return data
 
 
@@ -214,11 +215,11 @@ def explain_change(
             "in common, and the earlier run first"
         )
     values = _expected(old, new, ahead)
-    place = target_row(new.batch, target)
+    position = target_row(new.batch, target)
     news = [
         part
         for row in range(len(new.batch))
-        for part in _news(new, row, place, values[row], ahead)
+        for part in _news(new, row, position, values[row], ahead)
     ]
     # one whose values are the same stands for none
     masks = Masks(
@@ -251,10 +252,10 @@ def explain_change(
         units=masks.units,
         shift=ahead,
         forecasts=masks.made,
-        lost=old.batch.lengths[place] + ahead - new.batch.lengths[place],
+        lost=old.batch.lengths[position] + ahead - new.batch.lengths[position],
         statistic=name_statistic(new),
-        rounding=float(rounding(new, new.forecast.median)[place]),
-        **draw_facts(new, place),
+        rounding=float(rounding(new, new.forecast.median)[position]),
+        **draw_facts(new, position),
     )
     return Result(data.data_vars, data.coords, data.attrs)
 
@@ -270,10 +271,10 @@ def _inputs(run: Run) -> list[np.ndarray]:
 
 def _row(batch: SeriesBatch, name: str) -> int:
     rows = {
-        each: row
+        item: row
         for names in (batch.variates, batch.ids)
-        for row, each in enumerate(names)
-        if each
+        for row, item in enumerate(names)
+        if item
     }
     if name not in rows:
         raise unknown_name("series", name, rows)
@@ -311,14 +312,14 @@ def _edited(
 ) -> np.ndarray:
     """Return new values of a stretch."""
     if categories is not None:
-        words = np.ravel(np.asarray(edit, dtype=object)).tolist()
-        if len(words) not in (1, len(values)):
+        texts = np.ravel(np.asarray(edit, dtype=object)).tolist()
+        if len(texts) not in (1, len(values)):
             raise InputError(
-                f"{name} has {len(words)} new values, expected one, or one for each of {len(values)} steps"
+                f"{name} has {len(texts)} new values, expected one, or one for each of {len(values)} steps"
             )
         codes = [
             level_code(str(word).removeprefix("=").strip(), categories, name)
-            for word in words
+            for word in texts
         ]
         return np.broadcast_to(np.array(codes), values.shape)
     if isinstance(edit, str):
@@ -401,24 +402,24 @@ def _coded(
 ) -> np.ndarray:
     """Return values of the earlier run, its categories by the codes that the same words have in the later one."""
     name = new.ids[row]
-    words = old.categories[row]
+    text = old.categories[row]
     choices = new.categories[row]
-    if words == choices:
+    if text == choices:
         return values
-    if words is None or choices is None:
+    if text is None or choices is None:
         raise InputError(
             f"{name!r} is of words in one run and of numbers in the other; make it the same in both"
         )
     is_there = np.isfinite(values)
-    places = values[is_there].astype(int)
-    gone = [words[place] for place in places if words[place] not in choices]
+    positions = values[is_there].astype(int)
+    gone = [text[position] for position in positions if text[position] not in choices]
     if gone:
         raise InputError(
             f"{name!r} was {gone[0]!r} in the earlier run and is only {', '.join(choices)} in the later one, so the "
             "model has no number for it"
         )
     codes = np.full(values.shape, np.nan)
-    codes[is_there] = [choices.index(words[place]) for place in places]
+    codes[is_there] = [choices.index(text[position]) for position in positions]
     return codes
 
 
@@ -442,14 +443,14 @@ def _news(
     parts = []
     for word, start, stop in [
         ("revised", -length, -ahead),
-        *(("new", *each) for each in news),
+        *(("new", *item) for item in news),
         ("future", 0, new.horizon * (role == "known")),
     ]:
-        place = np.arange(start + length, stop + length)
-        where = place[
+        position = np.arange(start + length, stop + length)
+        where = position[
             ~(
-                (own[place] == before[place])
-                | (np.isnan(own[place]) & np.isnan(before[place]))
+                (own[position] == before[position])
+                | (np.isnan(own[position]) & np.isnan(before[position]))
             )
         ]
         if len(where):

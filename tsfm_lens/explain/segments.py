@@ -114,9 +114,9 @@ def segments(
     """
     if others not in WAYS:
         raise unknown_name("way to cut a covariate", others, WAYS)
-    whole = run_or_batch.batch if isinstance(run_or_batch, Run) else run_or_batch
-    rows = item_rows(whole, item)
-    batch = whole.select(rows)
+    full = run_or_batch.batch if isinstance(run_or_batch, Run) else run_or_batch
+    rows = item_rows(full, item)
+    batch = full.select(rows)
     steps = (
         run_or_batch.horizon
         if horizon is None and isinstance(run_or_batch, Run)
@@ -332,11 +332,11 @@ def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
             np.full(len(part), np.nan) if part.values is None else part.values
             for part in parts
         ]
-        ends = [(part.start - first, last - part.stop) for part in parts]
+        bounds = [(part.start - first, last - part.stop) for part in parts]
         table = np.stack(
             [
-                np.pad(*each, constant_values=np.nan)
-                for each in zip(own, ends, strict=True)
+                np.pad(*item, constant_values=np.nan)
+                for item in zip(own, bounds, strict=True)
             ]
         )
         coords |= {

@@ -133,11 +133,13 @@ def sampled_shapley(
         settled = changes and bool(
             error.mean(1).max() <= tolerance * 2 * np.abs(halves[0]).mean()
         )
-    reach = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
+    distance = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
     shape = (players, *halves.shape[1:])
     # no mask of the whole budget changes the value
     settled = settled or not changes
-    return Sampled(attribution.reshape(shape), reach.reshape(shape), 2 * count, settled)
+    return Sampled(
+        attribution.reshape(shape), distance.reshape(shape), 2 * count, settled
+    )
 
 
 def _pairs(players: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
@@ -190,11 +192,11 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
             plus *= 1 + scale * np.outer(sign, sign)
             minus *= 1 - scale * np.outer(sign, sign)
             along *= 1 + scale * np.outer(sign, nodes)
-        others = [
+        remaining = [
             along / (1 + scale * np.outer(sign, nodes))
             for scale, sign in zip(scales, signs.T, strict=True)
         ]
-        slopes = np.stack(others) @ weights * scales[:, None] * signs.T
+        slopes = np.stack(remaining) @ weights * scales[:, None] * signs.T
         kernel = (plus - minus) / 2 + _NOISE * np.eye(count)
         inverse = np.linalg.inv(kernel)
         free = inverse @ signs

@@ -185,12 +185,12 @@ class Masks:
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
         """Forecast of everything, and of nothing but the reference, (quantile, step) each, mean over seeds."""
         both = np.repeat([[True], [False]], len(self.segments), axis=1)
-        whole, nothing = np.mean([each(both) for each in self.per_seed], axis=0)
+        full, nothing = np.mean([item(both) for item in self.per_seed], axis=0)
         if self.run.lens.emits == "quantile":
-            gap = np.abs(whole - self.run.forecast.quantiles[self.row]).max()
+            gap = np.abs(full - self.run.forecast.quantiles[self.row]).max()
             if gap > _FAR * own_rounding(self.run)[self.row]:
                 self._refuse_other(gap)
-        return whole, nothing
+        return full, nothing
 
     def _refuse_other(self, gap: float) -> None:
         """Refuse a forecast that is farther off the run's than rounding moves it."""
@@ -221,7 +221,7 @@ class Masks:
         self.run.refuse_change()
         visible = checked_keep(keep, len(self.segments))
         keys = [row.tobytes() for row in np.packbits(visible, axis=1)]
-        places = np.array(
+        positions = np.array(
             [
                 *{
                     key: index
@@ -234,23 +234,23 @@ class Masks:
         if self._shares:
             # masks that begin alike stand together
             order = np.argsort([part.start for part in self.segments])[::-1]
-            places = places[np.lexsort(visible[places][:, order].T)]
+            positions = positions[np.lexsort(visible[positions][:, order].T)]
         fit = max(
             1,
             _NUMBERS
             // (len(self.batch) * (max(self.batch.lengths) + self.run.horizon)),
         )
         # chunks of equal size waste the least
-        size = max(1, -(-len(places) // max(1, -(-len(places) // fit))))
-        for first in range(0, len(places), size):
-            chunk = places[first : first + size]
+        size = max(1, -(-len(positions) // max(1, -(-len(positions) // fit))))
+        for first in range(0, len(positions), size):
+            chunk = positions[first : first + size]
             self._cache |= zip(
-                [keys[place] for place in chunk],
+                [keys[position] for position in chunk],
                 self._forecast(visible[chunk]),
                 strict=True,
             )
             if self.progress is not None:
-                self.progress(first + len(chunk), len(places))
+                self.progress(first + len(chunk), len(positions))
         return np.stack([self._cache[key] for key in keys])
 
     def _forecast(self, visible: np.ndarray) -> np.ndarray:
@@ -286,12 +286,12 @@ class Masks:
         """True if masks that begin alike can share the model's work on it: nothing may look ahead."""
         lens = self.run.lens
         series = self.batch
-        whole = [*series.values, *self.stands]
+        full = [*series.values, *self.stands]
         alone = len(series) == 1 and not lens.registry.in_use
         return (
             alone
             and hasattr(lens.adapter, "sharing")
-            and not any(np.isnan(each).any() for each in whole)
+            and not any(np.isnan(item).any() for item in full)
         )
 
     def _prefixes(self, visible: np.ndarray) -> np.ndarray:
@@ -374,15 +374,15 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
     outputs = []
     with torch.no_grad():
         for start, stop in forward_ranges(lens, encoded):
-            whole = encoded if stop - start == len(batch) else encoded.part(start, stop)
-            rows = len(whole.batch)
+            full = encoded if stop - start == len(batch) else encoded.part(start, stop)
+            rows = len(full.batch)
             number = math.ceil(rows / _ROWS)
             # parts of whole items
             parts = (
-                [whole]
+                [full]
                 if number < 2
                 else [
-                    whole.part(*ends) for ends in cut(whole.batch, -(-rows // number))
+                    full.part(*bounds) for bounds in cut(full.batch, -(-rows // number))
                 ]
             )
             outputs += [
@@ -397,12 +397,12 @@ def alone_as_forecast(run: Run, item: Item = None) -> Run:
 
     Of a model that draws, this is the rollout of sample paths, with the random numbers of the item alone.
     """
-    one = whole = run.item(item)
+    one = full = run.item(item)
     if one.lens.emits == "quantile":
         return one
-    while whole._of is not None:
-        whole = whole._of[0]
-    is_alone = len(whole.batch) == len(one.batch)
+    while full._of is not None:
+        full = full._of[0]
+    is_alone = len(full.batch) == len(one.batch)
     return (one if is_alone else replace(one, _of=None)).as_rollout()
 
 
@@ -410,10 +410,12 @@ def draw_facts(run: Run, row: int) -> dict[str, object]:
     """Return attributes of a result of sample paths: their number, and how far other ones move the median at a step."""
     if not takes_draws(run):
         return {}
-    apart = np.abs(run.redraw().forecast.median[row] - run.forecast.median[row]).mean()
+    separate = np.abs(
+        run.redraw().forecast.median[row] - run.forecast.median[row]
+    ).mean()
     return {
         "num_samples": run.num_samples or run.lens.adapter.samples,
-        "redraw": float(apart),
+        "redraw": float(separate),
     }
 
 

@@ -50,10 +50,12 @@ class TokenSpans:
     ) -> TokenSpans:
         """Make ``n`` tokens of ``width`` steps each from ``first`` on, ``stride`` apart, then special tokens."""
         step = stride or width
-        ends = ((first + step * (n - 1) + width) if n else first,) * len(special_after)
+        bounds = ((first + step * (n - 1) + width) if n else first,) * len(
+            special_after
+        )
         start = range(first, first + step * n, step)
         stop = range(first + width, first + width + step * n, step)
-        return cls((*start, *ends), (*stop, *ends), ("",) * n + special_after)
+        return cls((*start, *bounds), (*stop, *bounds), ("",) * n + special_after)
 
     def __add__(self, other: TokenSpans) -> TokenSpans:
         """Return the tokens of both, one after the other."""

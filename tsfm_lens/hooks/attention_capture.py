@@ -49,8 +49,8 @@ class Interceptor(TorchFunctionMode):
 
     def listen(self, dispatcher: Any) -> None:
         """Show attention calls to a dispatcher as long as it looks at any module."""
-        others = [each for each in self._dispatchers if each is not dispatcher]
-        self._dispatchers = [*others, *([dispatcher] if dispatcher.attentions else [])]
+        rest = [item for item in self._dispatchers if item is not dispatcher]
+        self._dispatchers = [*rest, *([dispatcher] if dispatcher.attentions else [])]
         self.settle()
 
     def enter(self, module: nn.Module) -> None:
@@ -127,9 +127,9 @@ class Interceptor(TorchFunctionMode):
         """Return the dispatchers that look at the innermost running module that any looks at, with its path."""
         for module in _running_modules(frame):
             modules = [
-                (each, each.attentions[module])
-                for each in self._dispatchers
-                if module in each.attentions
+                (dispatcher, dispatcher.attentions[module])
+                for dispatcher in self._dispatchers
+                if module in dispatcher.attentions
             ]
             if modules:
                 return modules
@@ -203,11 +203,9 @@ def _attend(
         first = getattr(attn_mask, "first", 0)
         if attn_mask is None or not first:
             return plain(query, key, value, attn_mask)
-        q, k, v = (each[..., :first, :] for each in (query, key, value))
-        others = plain(query[..., first:, :], key, value, attn_mask[..., first:, :])
-        return torch.cat(
-            [plain(q, k, v, attn_mask[..., :first, :first]), others], dim=-2
-        )
+        q, k, v = (item[..., :first, :] for item in (query, key, value))
+        rest = plain(query[..., first:, :], key, value, attn_mask[..., first:, :])
+        return torch.cat([plain(q, k, v, attn_mask[..., :first, :first]), rest], dim=-2)
 
     def scores(query: Tensor, key: Tensor) -> Tensor:
         return explicit_attention(query, key, attn_mask, is_causal, scale)
@@ -241,8 +239,8 @@ def _with_hooks(
 
     query, key, value = fire("q", query), fire("k", key), fire("v", value)
     if not any(
-        each.in_use_inside(path, how)
-        for each, path in modules
+        item.in_use_inside(path, how)
+        for item, path in modules
         for how in ("scores", "pattern")
     ):
         return fire("result", fire("z", fused(query, key, value)))

@@ -120,11 +120,13 @@ def _labelled(by_name: Mapping[str, Component], text: str) -> list[str]:
     """Return the heads that a label means: "L2.cross_attn.H0", "2.cross_attn.0", "L1H2", "1.2" or "(1, 2)"."""
     if text in by_name or (match := _LABEL.fullmatch(text)) is None:
         return []
-    place = (int(match["layer"]), int(match["head"]))
+    position = (int(match["layer"]), int(match["head"]))
     heads = {
-        name: each for name, each in by_name.items() if (each.layer, each.head) == place
+        name: item
+        for name, item in by_name.items()
+        if (item.layer, item.head) == position
     }
-    return [name for name, each in heads.items() if match["kind"] in (None, each.kind)]
+    return [name for name, head in heads.items() if match["kind"] in (None, head.kind)]
 
 
 def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:

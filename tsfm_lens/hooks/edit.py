@@ -49,7 +49,9 @@ def resolve(
         else:
             parts = select_components(registry.wiring, target)
             registry.targets[cache_key] = [
-                each for part in parts for each in _points(registry, part, intervention)
+                point
+                for part in parts
+                for point in _points(registry, part, intervention)
             ]
     return registry.targets[cache_key]
 
@@ -92,15 +94,15 @@ def edited(
     registry: HookRegistry, interventions: tuple[Intervention, ...], value: T
 ) -> Block[T]:
     """Apply interventions at their hook points, in the order given, while the block runs; it yields ``value``."""
-    acts: dict[str, list[_Act]] = {}
+    activations: dict[str, list[_Act]] = {}
     for intervention in interventions:
         for name, head in resolve(registry, intervention):
             change = intervention.change(registry.points[name])
-            acts.setdefault(name, []).append(_Act(intervention, head, change))
+            activations.setdefault(name, []).append(_Act(intervention, head, change))
     # TransformerLens keeps them in the order in which they are set
     hooks: list[Hook] = [
         (name, _Edit(registry, registry.points[name], own), "fwd")
-        for name, own in acts.items()
+        for name, own in activations.items()
     ]
     return Block(HookScope(registry, value, hooks))
 

@@ -157,9 +157,9 @@ def _patterns_fit(row: Attention) -> bool:
     ):
         return False
     heads = [
-        place
+        position
         for axes in (qkv, pattern)
-        for place, axis in enumerate(axes)
+        for position, axis in enumerate(axes)
         if axis == "head"
     ]
     return (

@@ -259,8 +259,8 @@ def _source_rows(
         ):
             return call.value
     if not source.rollout and len(calls) == 1 and point.axes[1] == "pos":
-        whole = calls[0].value
-        part = whole[:, offset : offset + value.shape[1]]
+        full = calls[0].value
+        part = full[:, offset : offset + value.shape[1]]
         if part.shape[1:] == value.shape[1:]:
             return part
     raise HookError(
@@ -307,17 +307,17 @@ def _drawn_rows(
             rows if isinstance(rows, slice) else torch.as_tensor(rows)
         ].reshape(-1)
     # rows of several variants side by side draw what each would draw alone
-    place = index % (state.block_rows or series)
+    position = index % (state.block_rows or series)
     n_reference = len(reference.ids) or n_source
-    if n_rows % len(place) or n_source % n_reference:
+    if n_rows % len(position) or n_source % n_reference:
         # rows that are no series: the tokens of a pattern between variates
-        place, n_reference = torch.arange(n_rows), n_source
+        position, n_reference = torch.arange(n_rows), n_source
     generator = torch.Generator().manual_seed(seed)
     # drawn in the order of the series, so that a choice of rows draws as all rows do
     draws = torch.randint(
         n_reference, (max(n_rows, state.block_rows or series),), generator=generator
-    )[place]
-    paths, rows_of_source = n_rows // len(place), n_source // n_reference
+    )[position]
+    paths, rows_of_source = n_rows // len(position), n_source // n_reference
     path = torch.arange(paths) % rows_of_source
     if state.sample_major:
         return (path[:, None] * n_reference + draws[None]).reshape(-1)

@@ -211,7 +211,7 @@ def select(
 def nearest(names: Iterable[str], key: Key) -> list[str]:
     """Return names whose ends are closest to a key's, at the stack and attention that it names; all if none is."""
     available = list(names)
-    short, *words = key if isinstance(key, tuple) else (key,)
+    short, *texts = key if isinstance(key, tuple) else (key,)
     # a whole name is compared as a whole
     if (
         not available
@@ -219,18 +219,18 @@ def nearest(names: Iterable[str], key: Key) -> list[str]:
         or (isinstance(key, str) and "." in key)
     ):
         return available
-    ends = {name: name.rsplit(".", 1)[-1] for name in available}
+    bounds = {name: name.rsplit(".", 1)[-1] for name in available}
     near = get_close_matches(
         f"hook_{short.removeprefix('hook_')}",
-        sorted(set(ends.values())),
+        sorted(set(bounds.values())),
         n=1,
         cutoff=0.7,
     )
-    matches = [name for name in available if near and ends[name] == near[0]]
+    matches = [name for name in available if near and bounds[name] == near[0]]
     closest = [
         name
         for name in matches
-        if all(word in name for word in words if isinstance(word, str))
+        if all(word in name for word in texts if isinstance(word, str))
     ]
     return closest or matches or available
 

@@ -110,7 +110,7 @@ def at_positions(
     def keep(place: int | None, tensor: Tensor) -> Tensor:
         return tensor if place is None else part.apply(tensor, dim=place)
 
-    places = {
+    positions = {
         name: [
             axis
             for axis, what in enumerate(points[name].axes)
@@ -120,7 +120,7 @@ def at_positions(
     }
     return {
         name: by_row(partial(keep, axes[0] if axes else None))
-        for name, axes in places.items()
+        for name, axes in positions.items()
     }
 
 
@@ -163,9 +163,12 @@ def axes_after(
     if len(matches) != 1 and getattr(reducer, "by_row", False):
         # an operation may have no sizes on torch's meta device
         with suppress(RuntimeError, NotImplementedError, ValueError):
-            apart = [value.ndim * size + axis for axis, size in enumerate(value.shape)]
+            separate = [
+                value.ndim * size + axis for axis, size in enumerate(value.shape)
+            ]
             matches = (
-                ways(apart, reducer(torch.empty(apart, device="meta")).shape) or matches
+                ways(separate, reducer(torch.empty(separate, device="meta")).shape)
+                or matches
             )
     if not matches:
         return unknown
@@ -185,18 +188,18 @@ def _stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
     if isinstance(layer, int):
         stack, index = wiring.output_stack, layer
     else:
-        place = Component.parse(str(layer))
-        if place.kind is not None:
+        location = Component.parse(str(layer))
+        if location.kind is not None:
             raise InputError(
-                f"stop_at_layer {str(layer)!r} is a {place.level}; expected a layer, such as {place.layer}"
+                f"stop_at_layer {str(layer)!r} is a {location.level}; expected a layer, such as {location.layer}"
             )
-        stack, index = wiring.stack(place.stack), place.layer
+        stack, index = wiring.stack(location.stack), location.layer
     position = index + stack.n_layers if index < 0 else index
     if position == stack.n_layers:
         return f"{stack.prefix}.{position - 1}.hook_resid_post"
     if not 0 <= position < stack.n_layers:
         raise unknown_name(
-            "layer", layer, [str(each) for each in range(stack.n_layers + 1)]
+            "layer", layer, [str(item) for item in range(stack.n_layers + 1)]
         )
     return f"{stack.prefix}.{position}.hook_resid_pre"
 

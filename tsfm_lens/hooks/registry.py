@@ -78,7 +78,7 @@ class HookRegistry:
         self.modules = dict(model.named_modules(remove_duplicate=False))
         check_table(model, wiring, self.modules)
         self.points: dict[str, Point] = hook_points(wiring)
-        self.rank = {name: float(place) for place, name in enumerate(self.points)}
+        self.rank = {name: float(position) for position, name in enumerate(self.points)}
         self.hooked: dict[str, OwnedHookPoint] = {
             name: OwnedHookPoint(self, name) for name in self.points
         }
@@ -296,11 +296,9 @@ class HookDispatcher:
         if inert:
             path = points[inert[0]].site.module
             kind = type(self._registry.modules[path]).__name__
-            others = (
-                f" (and {len(inert) - 1} more hook points)" if len(inert) > 1 else ""
-            )
+            rest = f" (and {len(inert) - 1} more hook points)" if len(inert) > 1 else ""
             raise HookError(
-                f"the model ran, but never passed {inert[0]}{others}, so the hooks there did nothing: the wiring "
+                f"the model ran, but never passed {inert[0]}{rest}, so the hooks there did nothing: the wiring "
                 f"expects it at {path!r} ({kind}), which was not called. "
                 "Code that uses the weights of a module without calling it passes hooks by (nn.MultiheadAttention, "
                 "which is wired with z_inside=True; fused kernels), and so does a stack whose output was computed "
@@ -329,7 +327,7 @@ class HookDispatcher:
             # a block that the collector ends in another thread; its hooks are inert, and this one's next block settles
             return
         self.scopes = tuple([scope for scope in self.scopes if scope.is_open])
-        acts: dict[ModuleSide, dict[str, Act]] = {}
+        activations: dict[ModuleSide, dict[str, Act]] = {}
         for scope in self.scopes:
             for name in scope.targets:
                 if name not in self._connections:
@@ -338,20 +336,20 @@ class HookDispatcher:
                         *self._connect(self._registry.points[name]),
                     ]
                 for side, key, rank, call in self._connections[name]:
-                    acts.setdefault(side, {}).setdefault(
+                    activations.setdefault(side, {}).setdefault(
                         key, Act(rank, call)
                     ).names.add(name)
-        if acts and not self._torch_hooks:
+        if activations and not self._torch_hooks:
             self._gradients = torch.is_grad_enabled()
         for side in tuple(self._torch_hooks):
-            if side not in acts:
+            if side not in activations:
                 self._torch_hooks[side].remove()
                 self._torch_hooks.pop(side, None)
         self._acts = {
             side: sorted(by_key.values(), key=attrgetter("rank"))
-            for side, by_key in acts.items()
+            for side, by_key in activations.items()
         }
-        for side in acts:
+        for side in activations:
             if side not in self._torch_hooks:
                 self._torch_hooks[side] = TorchHook(
                     self._registry.modules[side[0]], side[1], partial(self._run, side)
@@ -360,8 +358,8 @@ class HookDispatcher:
         before = self.attentions
         self.attentions = {
             self._registry.modules[side[0]]: side[0]
-            for side in acts
-            if "check" in acts[side]
+            for side in activations
+            if "check" in activations[side]
         }
         if before or self.attentions:
             LOCAL.interceptor.listen(self)
@@ -375,16 +373,16 @@ class HookDispatcher:
     ) -> Any:
         """Call the acts at a side of a module in order of rank; torch's own order is that of setting."""
         scopes, replacement = self.acting(), None
-        acts = self._acts.get(side, [])
+        activations = self._acts.get(side, [])
         if len(scopes) < len(self.scopes):
             for scope in self.scopes:
                 scope.elsewhere |= scope not in scopes
-            acts = [
+            activations = [
                 act
-                for act in acts
+                for act in activations
                 if any(not act.names.isdisjoint(scope.targets) for scope in scopes)
             ]
-        queue = acts if scopes else []
+        queue = activations if scopes else []
         while queue:
             pending, queue, settled = queue, [], self._acts
             for act in pending:
@@ -415,9 +413,9 @@ class HookDispatcher:
         # notes the runs of modules that come to their end
         # torch asks a module for hooks at its entry, so one that is inside a site may set another at the site's end
         around = [site for site in self._registry.sites if path.startswith(f"{site}.")]
-        ends = dict.fromkeys((*self._witnesses(point), *around))
+        bounds = dict.fromkeys((*self._witnesses(point), *around))
         connections: list[Connection] = [
-            ((each, "out"), "ran", _LAST, None) for each in ends
+            ((bound, "out"), "ran", _LAST, None) for bound in bounds
         ]
         if point.how == "result":
             connections += self._connect_result(point)

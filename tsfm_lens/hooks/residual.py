@@ -74,10 +74,10 @@ def relative_rounding(
     blocks = sum(stack.n_layers for stack in wiring.stacks)
     float32 = torch.finfo(torch.float32).eps
     weights = [
-        each
+        parameter
         for module in list_modules(model)
-        for each in module._parameters.values()
-        if each is not None
+        for parameter in module._parameters.values()
+        if parameter is not None
     ]
     kinds = {
         tensor.dtype for tensor in (*weights, *recorded) if tensor.is_floating_point()
@@ -130,11 +130,11 @@ def branch_sums(
             write = acts[f"{at}.{row.kind}.hook_out"]
             if isinstance(row, Attention):
                 heads = acts[f"{at}.{row.kind}.hook_result"].sum(dim=-2)
-                place = (layer, row.kind, stack.name)
+                position = (layer, row.kind, stack.name)
                 bias = (
                     0.0
                     if row.post_norm
-                    else weights.b_O(*place) * weights.scale(*place)
+                    else weights.b_O(*position) * weights.scale(*position)
                 )
                 yield f"{at}.{row.kind}: heads", write, heads + bias
             gain = _stream_gain(model, stack, layer, row)
@@ -392,10 +392,10 @@ class Before:
         for write in writes:
             total, size = total + write, size + write.abs()
         rounding = relative_rounding(self._model, self._wiring, (*writes, stream))
-        apart = excess(total, size, stream, rounding)
-        if apart is not None:
+        separate = excess(total, size, stream, rounding)
+        if separate is not None:
             at = "at its end" if self.at_the_end else f"in layer {self.layer}"
-            raise no_sum(self._wiring, f"of stack {self.stack.name!r} {at}", apart)
+            raise no_sum(self._wiring, f"of stack {self.stack.name!r} {at}", separate)
 
 
 Labelled = Tensor | tuple[Tensor, list[str]]
@@ -437,12 +437,16 @@ class Decomposed(Mapping[Any, Tensor]):
             apply_ln: divide each by the scale of that layer's norm on its own stream; at the end of the stack, pass
                 each through the last norm, as the output head does (the logit lens).
         """
-        place = self._before(stack, layer, mlp_input, pos_slice)
-        names = place.streams(incl_mid=incl_mid)
-        parts = torch.stack([place.cut(name) for name in names.values()])
+        position = self._before(stack, layer, mlp_input, pos_slice)
+        names = position.streams(incl_mid=incl_mid)
+        parts = torch.stack([position.cut(name) for name in names.values()])
         if apply_ln:
             # at the end each has a scale of its own, as in TransformerLens
-            parts = place.normed(parts) if place.at_the_end else place.scaled(parts)
+            parts = (
+                position.normed(parts)
+                if position.at_the_end
+                else position.scaled(parts)
+            )
         return (parts, list(names)) if return_labels else parts
 
     def decompose_resid(
@@ -473,17 +477,17 @@ class Decomposed(Mapping[Any, Tensor]):
         """
         if mode not in ("all", "mlp", "attn"):
             raise unknown_name("mode", mode, ("all", "mlp", "attn"))
-        place = self._before(stack, layer, mlp_input, pos_slice, whole=mode == "all")
-        labels, writes = ["embed"], [place.embed()]
-        for index, row in place.writers:
+        position = self._before(stack, layer, mlp_input, pos_slice, whole=mode == "all")
+        labels, writes = ["embed"], [position.embed()]
+        for index, row in position.writers:
             if mode == "all" or isinstance(row, Mlp if mode == "mlp" else Attention):
                 labels.append(f"{index}_{row.kind}_out")
-                writes.append(place.branch(index, row))
+                writes.append(position.branch(index, row))
         labels, parts = (
             labels[not incl_embeds :],
             torch.stack(writes)[not incl_embeds :],
         )
-        parts = place.scaled(parts) if apply_ln else parts
+        parts = position.scaled(parts) if apply_ln else parts
         return (parts, labels) if return_labels else parts
 
     def stack_head_results(
@@ -503,12 +507,12 @@ class Decomposed(Mapping[Any, Tensor]):
             return_labels: also "L0H0", "L0H1", ….
             incl_remainder: also the rest of the stream: its first value, the MLPs and the biases.
         """
-        place = self._before(stack, layer, False, pos_slice)
-        labels, heads = place.heads()
+        position = self._before(stack, layer, False, pos_slice)
+        labels, heads = position.heads()
         if incl_remainder:
             labels.append("remainder")
-            heads = torch.cat([heads, (place.stream() - heads.sum(0))[None]])
-        heads = place.scaled(heads) if apply_ln else heads
+            heads = torch.cat([heads, (position.stream() - heads.sum(0))[None]])
+        heads = position.scaled(heads) if apply_ln else heads
         return (heads, labels) if return_labels else heads
 
     def get_full_resid_decomposition(
@@ -531,37 +535,37 @@ class Decomposed(Mapping[Any, Tensor]):
             return_labels: also "L0H0", …, "L0N0", … or "0_mlp_out", …, "embed", "bias".
             project_output_onto: (d_model,) or (d_model, any) to multiply every write with, which spares memory.
         """
-        place = self._before(stack, layer, mlp_input, pos_slice, whole=True)
+        position = self._before(stack, layer, mlp_input, pos_slice, whole=True)
 
         def project(part: Tensor) -> Tensor:
-            part = place.scaled(part) if apply_ln else part
+            part = position.scaled(part) if apply_ln else part
             return (
                 part
                 if project_output_onto is None
                 else part @ project_output_onto.to(part)
             )
 
-        labels, heads = place.heads()
+        labels, heads = position.heads()
         parts = [project(heads)]
-        for index, row in place.writers:
+        for index, row in position.writers:
             if isinstance(row, Attention):
                 continue
             neurons = (
-                place.neurons(index, row)
+                position.neurons(index, row)
                 if isinstance(row, Mlp) and expand_neurons
                 else None
             )
-            of = place.branch(index, row)[None] if neurons is None else neurons
-            whole = [f"{index}_{row.kind}_out"]
+            of = position.branch(index, row)[None] if neurons is None else neurons
+            full = [f"{index}_{row.kind}_out"]
             labels += (
-                whole
+                full
                 if neurons is None
                 else [f"L{index}N{neuron}" for neuron in range(len(of))]
             )
             parts.append(project(of))
         parts += [
-            project(place.embed()[None]),
-            project(place.bias(of_mlps=expand_neurons)[None]),
+            project(position.embed()[None]),
+            project(position.bias(of_mlps=expand_neurons)[None]),
         ]
         writes, labels = torch.cat(parts), [*labels, "embed", "bias"]
         return (writes, labels) if return_labels else writes
@@ -590,15 +594,15 @@ class Decomposed(Mapping[Any, Tensor]):
         Raises:
             WiringError: the norm is neither a LayerNorm nor a root-mean-square one.
         """
-        place = self._before(stack, layer, mlp_input, pos_slice)
-        if residual_stack.shape[-1] != place.stack.d_model:
+        position = self._before(stack, layer, mlp_input, pos_slice)
+        if residual_stack.shape[-1] != position.stack.d_model:
             raise InputError(
-                f"the stack has shape {tuple(residual_stack.shape)}, expected a last axis of {place.stack.d_model}"
+                f"the stack has shape {tuple(residual_stack.shape)}, expected a last axis of {position.stack.d_model}"
             )
         return (
-            place.normed(residual_stack)
-            if recompute_ln and place.at_the_end
-            else place.scaled(residual_stack)
+            position.normed(residual_stack)
+            if recompute_ln and position.at_the_end
+            else position.scaled(residual_stack)
         )
 
     def stack_activation(
@@ -610,12 +614,12 @@ class Decomposed(Mapping[Any, Tensor]):
         stack: str | None = None,
     ) -> Tensor:
         """Stack one activation of every layer before one, by its short name and, if needed, its kind of attention."""
-        place = self._before(stack, layer, False, None)
-        name = place.stack.name
+        position = self._before(stack, layer, False, None)
+        name = position.stack.name
         return torch.stack(
             [
                 self[activation_name, index, name, sublayer_type]
-                for index in range(place.layer)
+                for index in range(position.layer)
             ]
         )
 
@@ -633,7 +637,7 @@ class Decomposed(Mapping[Any, Tensor]):
                 "these activations do not know their model, whose weights and norms this needs; take those that "
                 "lens.run_with_cache or run.record gave"
             )
-        place = Before(self, self.source, stack, layer, mlp_input, pos_slice)
+        position = Before(self, self.source, stack, layer, mlp_input, pos_slice)
         if whole:
-            place.refuse_other_stream()
-        return place
+            position.refuse_other_stream()
+        return position

@@ -324,9 +324,9 @@ def _parse(key: Key, stacks: set[str]) -> _Parts | None:
     if not key or not isinstance(key[0], str):
         return None
     layer = next((entry for entry in key[1:2] if not isinstance(entry, str)), None)
-    words = [word for word in key[1:] if isinstance(word, str)]
-    stack = next((word for word in words if word in stacks), None)
-    kind = next((word for word in words if word != stack), None)
+    texts = [word for word in key[1:] if isinstance(word, str)]
+    stack = next((word for word in texts if word in stacks), None)
+    kind = next((word for word in texts if word != stack), None)
     if kind is not None:
         # "blocks.0.attn.hook_in" for "a"
         kind = (
@@ -378,10 +378,10 @@ def _ambiguous(key: Key, matches: list[str], points: dict[str, _Parts]) -> str:
     short, layer = (
         (key[0], first.layer) if isinstance(key, tuple) else (first.short, first.layer)
     )
-    words = [short, *([] if layer is None else [layer])]
-    words += [first.stack] if len({points[name].stack for name in matches}) > 1 else []
-    words += [first.kind] if len({points[name].kind for name in matches}) > 1 else []
-    message = f"{key!r} could be {', '.join(matches)}. Say which by its name, or as acts{words!r}."
+    texts = [short, *([] if layer is None else [layer])]
+    texts += [first.stack] if len({points[name].stack for name in matches}) > 1 else []
+    texts += [first.kind] if len({points[name].kind for name in matches}) > 1 else []
+    message = f"{key!r} could be {', '.join(matches)}. Say which by its name, or as acts{texts!r}."
     # what get_act_name gives, which takes no stack
     by_layer_alone = isinstance(key, str) and key.startswith("blocks.")
     return f"{message} {PATCHING}" if by_layer_alone else message

@@ -206,14 +206,16 @@ class Weights:
 
     def _all(self, path: str) -> dict[str, Tensor]:
         return {
-            name: each.detach()
-            for name, each in self._model.get_submodule(path).named_parameters()
+            name: item.detach()
+            for name, item in self._model.get_submodule(path).named_parameters()
         }
 
     def _parameters(
         self, path: str, part: Projection | None = None
     ) -> tuple[Tensor, ...]:
-        return tuple(each.detach() for each in parameters(self._model, path, part))
+        return tuple(
+            parameter.detach() for parameter in parameters(self._model, path, part)
+        )
 
     def _single_matrix(self, what: str, path: str) -> Tensor:
         module = self._model.get_submodule(path)
@@ -276,7 +278,7 @@ class Weights:
     def _norm(self, path: str) -> tuple[Tensor | None, Tensor | None]:
         norm = self._model.get_submodule(path)
         own = [getattr(norm, name, None) for name in ("weight", "scale", "bias")]
-        gain, scale, bias = (None if each is None else each.detach() for each in own)
+        gain, scale, bias = (None if item is None else item.detach() for item in own)
         return scale if gain is None else gain, bias
 
 

@@ -106,7 +106,7 @@ class Encoded:
             return value[cuts[len(value)]]
 
         series = cuts[len(self.batch)]
-        first, whole = self.place
+        first, full = self.place
         before = (
             len(name_rows(self.batch.select(range(start)), self.packed)) if start else 0
         )
@@ -118,7 +118,7 @@ class Encoded:
             scale=self.scale[series],
             batch=self.batch.select(range(series.start, series.stop)),
             items=None if self.items is None else (stop - start) // series_per_item,
-            place=(first + before, len(self.rows) if whole is None else whole),
+            place=(first + before, len(self.rows) if full is None else full),
         )
 
     def in_data_units(self, normalized: Tensor) -> Tensor:

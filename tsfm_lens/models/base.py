@@ -461,7 +461,7 @@ class LensBase(NativeModule):
             dtype=weights[0].dtype,
             device=self.device,
             n_params=sum(weight.numel() for weight in weights),
-            stacks={each.name: each for each in wiring.stacks},
+            stacks={item.name: item for item in wiring.stacks},
         )
 
     def hooks(

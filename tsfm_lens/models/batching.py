@@ -112,10 +112,12 @@ class ForecastRequest:
         for index, (first, last) in enumerate(self.blocks):
             low, high = max(first, start), min(last, stop)
             if low < high:
-                count, place, size = (
+                count, position, size = (
                     number // unit for number in (high - low, low - first, last - first)
                 )
-                pieces.append(Piece(block_seed(self.seed, index), count, place, size))
+                pieces.append(
+                    Piece(block_seed(self.seed, index), count, position, size)
+                )
         return pieces
 
     @property
@@ -277,13 +279,13 @@ def forecast_part(
 ) -> Forecast:
     """Run the library's own forecast of some series of a batch, with all hooks that are set."""
     lens, adapter = request.lens, request.lens.adapter
-    whole = stop - start == len(request.batch)
-    batch = request.batch if whole else request.batch.select(range(start, stop))
+    full = stop - start == len(request.batch)
+    batch = request.batch if full else request.batch.select(range(start, stop))
     alike = max(batch.lengths) == max(request.batch.lengths)
     padding = nullcontext() if alike else adapter.pad_batch(max(request.batch.lengths))
-    place: tuple[int, int | None] = 0, None
-    if not whole:
-        place = (
+    position: tuple[int, int | None] = 0, None
+    if not full:
+        position = (
             len(set(request.batch.groups[:start])) if adapter.packed else start,
             request.rows,
         )
@@ -292,7 +294,7 @@ def forecast_part(
         drawing = request.drawing(pieces)
     seed = pieces[0].seed if drawing is None else drawing.seed
     rows = len(name_rows(batch, adapter.packed))
-    running, draw = lens.running(rows, place), drawing or nullcontext()
+    running, draw = lens.running(rows, position), drawing or nullcontext()
     guarded = (
         lens.device.type == "cpu"
         or adapter.readout != "token"
@@ -329,9 +331,9 @@ def forecast_in_parts(
         return part
 
     with request.lens.registry.attach():
-        whole = request.lens.registry.session.across_rows()
-        ranges, uncut = plan(request, whole), reason_uncut(request, whole)
-        parts = halved(run, request.batch, ranges, uncut)
+        full = request.lens.registry.session.across_rows()
+        ranges, untrimmed = plan(request, full), reason_uncut(request, full)
+        parts = halved(run, request.batch, ranges, untrimmed)
     return Forecast.joined(parts, request.batch)
 
 
@@ -351,9 +353,9 @@ def free_bytes(device: torch.device) -> int:
 
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a GPU or in torch's allocator for the CPU."""
-    words = ("out of memory", "can't allocate memory", "not enough memory")
+    texts = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+        isinstance(error, RuntimeError) and any(word in str(error) for word in texts)
     )
 
 

@@ -127,14 +127,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             read_settings(files[name]) if name in files else {}
             for name in (CONFIG, GENERATION)
         )
-        shards, places = _weight_files(
+        shards, positions = _weight_files(
             folder,
             files,
             COMPRESSED if os.path.lexists(folder / COMPRESSION) else SUFFIX,
         )
         files.update(shards)
         return Checkpoint(
-            folder, files, config, generation, _headers(folder, shards, places)
+            folder, files, config, generation, _headers(folder, shards, positions)
         )
 
 
@@ -186,12 +186,12 @@ def _weight_files(
             raise _no_weights(folder)
         return {WEIGHTS: _file(folder, find_file(WEIGHTS))}, None
     files[INDEX] = _file(folder, find_file(INDEX))
-    places = read_settings(files[INDEX]).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    positions = read_settings(files[INDEX]).get("weight_map")
+    if not isinstance(positions, dict) or not positions:
         raise CheckpointError(
             f"{folder / INDEX} has no weight_map, expected an object of tensor names and their files"
         )
-    for tensor, name in places.items():
+    for tensor, name in positions.items():
         if not isinstance(name, str) or not re.fullmatch(
             r"[^/\\:\0]+\.safetensors", name
         ):
@@ -199,12 +199,12 @@ def _weight_files(
                 f"{folder / INDEX} puts {shortened(tensor, 80)!r} into {shortened(repr(name), 80)}; expected the name "
                 "of a .safetensors file in the same folder"
             )
-    names = sorted(set(places.values()))
+    names = sorted(set(positions.values()))
     if single and WEIGHTS not in names:
         raise CheckpointError(
             f"{folder} holds both {WEIGHTS} and {INDEX}, which names {names[0]}; remove the one that is not meant"
         )
-    return {name: _file(folder, find_file(name)) for name in names}, places
+    return {name: _file(folder, find_file(name)) for name in names}, positions
 
 
 def _no_weights(folder: Path) -> CheckpointError:
@@ -216,10 +216,10 @@ def _no_weights(folder: Path) -> CheckpointError:
             f"tsfm-lens loads {WEIGHTS} or what {INDEX} names, and nothing else. Convert once in a place you trust: "
             "model.save_pretrained(folder, safe_serialization=True)."
         )
-    others = [name for name in inside if name.endswith(".safetensors")]
-    if others:
+    rest = [name for name in inside if name.endswith(".safetensors")]
+    if rest:
         return CheckpointError(
-            f"{folder} has no {WEIGHTS} and no {INDEX}, but {', '.join(others[:3])}; rename the file that is meant"
+            f"{folder} has no {WEIGHTS} and no {INDEX}, but {', '.join(rest[:3])}; rename the file that is meant"
         )
     if any(name.endswith(COMPRESSED) for name in inside):
         return CheckpointError(

@@ -231,8 +231,8 @@ class BlockDraws(TorchDispatchMode):
             and all(isinstance(size, int) for size in arg)
         ):
             return [
-                size // units * count if place == axis else size
-                for place, size in enumerate(arg)
+                size // units * count if position == axis else size
+                for position, size in enumerate(arg)
             ]
         return arg
 

@@ -193,7 +193,7 @@ class Lens(LensBase):
         )
         output: Any
         if rollout:
-            output, acts = capture.forecast_recorded(**run)
+            output, activations = capture.forecast_recorded(**run)
         else:
             remark = ""
             if (
@@ -204,11 +204,14 @@ class Lens(LensBase):
                 remark = "; its decoder read the start token alone, give horizon=… to follow the forecast"
                 if run.get("horizon") is not None:
                     remark, run["future"] = "", self.median_path(batch, run["horizon"])
-            output, acts = capture.forward(
+            output, activations = capture.forward(
                 series if isinstance(series, Encoded) else self.encode(batch, **run)
             )
-            acts.remark = remark
-        return output, acts.remove_batch_dim() if remove_batch_dim else acts
+            activations.remark = remark
+        return (
+            output,
+            activations.remove_batch_dim() if remove_batch_dim else activations,
+        )
 
     def median_path(self, batch: SeriesBatch, horizon: int) -> np.ndarray:
         """Return a token model's path on which each step is the median of its next value, (series, step)."""

@@ -84,8 +84,8 @@ def measured_rounding(run: Run) -> np.ndarray:
     # what the series themselves give, whatever the run says that it took its forecast from
     alone = replace(run, full_batch=None, forced_path=None, _of=None)
     moved = with_noise(alone, own_rounding(alone).tolist(), seed=0)
-    apart = np.abs(moved.forecast.quantiles - alone.forecast.quantiles)
-    return np.asarray(apart.max((1, 2)))
+    separate = np.abs(moved.forecast.quantiles - alone.forecast.quantiles)
+    return np.asarray(separate.max((1, 2)))
 
 
 def relative_rounding(lens: Lens) -> float:
@@ -120,7 +120,7 @@ def flat_contexts(
     """
     finite = [
         values[np.isfinite(values)]
-        for values in (np.ravel(each).astype(float) for each in batch.values)
+        for values in (np.ravel(value).astype(float) for value in batch.values)
     ]
     ranges = np.array([np.ptp(values) if values.size else 0.0 for values in finite])
     steps = np.array([_float_step(values) for values in finite])

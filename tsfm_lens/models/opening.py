@@ -323,7 +323,13 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
         None
         if revision
         else next(
-            filter(None, (each.inside(source) for each in architectures().values())),
+            filter(
+                None,
+                (
+                    architecture.inside(source)
+                    for architecture in architectures().values()
+                ),
+            ),
             None,
         )
     )

@@ -114,7 +114,7 @@ class Capture:
         read: Callable[[Tensor, Encoded], Tensor] = lambda output, _part: output,
     ) -> tuple[Tensor, Activations]:
         """Return the output, or what is read of it, and the activations of a forward, in parts."""
-        lens, whole = self.lens, self.whole
+        lens, full = self.lens, self.whole
         stored = self.kept(count_tokens(encoded))
 
         def run(start: int, stop: int) -> Tensor:
@@ -133,21 +133,21 @@ class Capture:
             graph = torch.is_grad_enabled() and any(
                 weight.requires_grad for weight in lens.parameters()
             )
-            uncut = (
-                by_row_hint(whole)
-                if whole
+            untrimmed = (
+                by_row_hint(full)
+                if full
                 else "run it under torch.no_grad(), to run in parts"
                 if graph
                 else ""
             )
             ranges = (
                 [(0, len(encoded.batch))]
-                if uncut
+                if untrimmed
                 else forward_ranges(lens, encoded, stored)
             )
-            outputs, acts = self._run(ranges, run, uncut=uncut)
-            acts.spans = encoded.spans
-            return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts
+            outputs, activations = self._run(ranges, run, uncut=untrimmed)
+            activations.spans = encoded.spans
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs), activations
 
     def forecast_recorded(self, **run: Any) -> tuple[Forecast, Activations]:
         """Return a forecast and the activations of all its passes."""
@@ -158,27 +158,27 @@ class Capture:
                 "force_flip_invariance=False, and leave lens.adapter.clampsym of Timestral False"
             )
         request = check_request(lens, batch, **run)
-        whole = self.whole
+        full = self.whole
         passes = (
             -(-request.horizon // lens.adapter.longest_pass)
             if lens.adapter.rollout == "refeed"
             else 1
         )
         ranges = plan(
-            request, whole, self.kept(request.lengths(), request.paths * passes)
+            request, full, self.kept(request.lengths(), request.paths * passes)
         )
         outer = request.paths if lens.wiring.sample_major else 1
-        uncut = reason_uncut(request, whole)
-        parts, acts = self._run(
+        untrimmed = reason_uncut(request, full)
+        parts, activations = self._run(
             ranges,
             lambda *part: forecast_part(request, *part),
-            uncut=uncut,
+            uncut=untrimmed,
             outer=outer,
         )
-        acts.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
+        activations.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
         forecast = Forecast.joined(parts, batch)
         refuse_non_finite(forecast, lens.wiring.architecture)
-        return forecast, acts
+        return forecast, activations
 
     def _run(
         self,
@@ -191,19 +191,19 @@ class Capture:
         """Run ranges of the batch and record each; ``outer`` sample paths stand outside the rows of a part."""
 
         def one(start: int, stop: int) -> tuple[T, Activations]:
-            acts = self._empty()
+            activations = self._empty()
             how: dict[str, Any] = {
                 "device": self.device,
                 "reduce": self.reduce,
                 "gradients": self.loss is not None,
             }
-            with record(self.lens.registry, self.names, acts, **how):
-                return run(start, stop), acts
+            with record(self.lens.registry, self.names, activations, **how):
+                return run(start, stop), activations
 
         results = halved(one, self.batch, ranges, uncut)
         outputs, records = (
             [output for output, _ in results],
-            [acts for _, acts in results],
+            [activations for _, activations in results],
         )
         return outputs, records[0] if len(records) == 1 else self._joined(
             records, outer
@@ -223,21 +223,21 @@ class Capture:
 
     def _joined(self, parts: Sequence[Activations], outer: int) -> Activations:
         """Join activations of parts, which are emptied; HookError if their passes differ in number."""
-        whole = self._empty()
-        whole.reduced |= parts[0].reduced
+        full = self._empty()
+        full.reduced |= parts[0].reduced
         for name in list(parts[0].recorded):
             calls = [part.recorded.pop(name) for part in parts]
             if len({len(part) for part in calls}) > 1:
                 raise HookError(
                     f"{name} ran {', '.join(str(len(part)) for part in calls)} times in parts of one batch"
                 )
-            whole.recorded[name] = []
+            full.recorded[name] = []
             for same in zip(*calls, strict=True):
                 values = [call.value.unflatten(0, (outer, -1)) for call in same]
-                whole.recorded[name].append(
+                full.recorded[name].append(
                     replace(same[0], value=torch.cat(values, dim=1).flatten(0, 1))
                 )
-        return whole
+        return full
 
 
 def select_names(

@@ -218,8 +218,8 @@ class Run:
         )
         capture = Capture(self.lens, self.batch, names, reduce)
         with torch.no_grad(), self._clock("recordings"):
-            output, acts = capture.forward(encoded, self.read)
-            return output.cpu().double().numpy(), acts
+            output, activations = capture.forward(encoded, self.read)
+            return output.cpu().double().numpy(), activations
 
     def read(self, output: Tensor, part: Encoded | None = None) -> Tensor:
         """Read point forecasts in data units out of a forward of the batch, or of a part of it; differentiable.
@@ -250,7 +250,9 @@ class Run:
     @property
     def work(self) -> int:
         """Forwards that the model has made so far, of any of its runs, times its parameters."""
-        parameters = sum(each.numel() for each in self.lens.adapter.model.parameters())
+        parameters = sum(
+            parameter.numel() for parameter in self.lens.adapter.model.parameters()
+        )
         return parameters * self.lens.registry.state.forwards
 
     # --- activations -------------------------------------------------------------------------------------
@@ -264,8 +266,8 @@ class Run:
             UnknownNameError: no such hook point.
             InputError: one pass of the model does not cover the horizon; the run was made under other hooks or weights.
         """
-        requested = {get_name(each) for each in names}
-        wrong = [each for each in requested if not isinstance(each, str)]
+        requested = {get_name(name) for name in names}
+        wrong = [item for item in requested if not isinstance(item, str)]
         if wrong:
             raise InputError(
                 f"{wrong[0]!r} names no hook point; expected a name or glob, lens.hook_table() lists them"
@@ -285,28 +287,32 @@ class Run:
                 "seed": self.seed,
             }
             with torch.no_grad(), self._clock("recordings"):
-                output, acts = self.lens.run_with_cache(
+                output, activations = self.lens.run_with_cache(
                     self.batch, names_filter=sorted(requested), rollout=True, **options
                 )
         else:
-            output, acts = self._forward(sorted(requested), last)
+            output, activations = self._forward(sorted(requested), last)
         self.__dict__.setdefault("forecast" if self.rollout else "point", output)
         if last is None:
-            self._keep(acts)
-        return acts
+            self._keep(activations)
+        return activations
 
     def find_record(self, names: Iterable[str]) -> Activations | None:
         """Return the result of :meth:`record` where that takes no further forward, else None."""
         if not self._records:
             return None
         requested = set(names)
-        holding = [acts for acts in self._records if requested <= acts.recorded.keys()]
+        holding = [
+            activations
+            for activations in self._records
+            if requested <= activations.recorded.keys()
+        ]
         if not self.rollout:
             # a forward that looks into attention runs another kernel
             holding = [
-                acts
-                for acts in holding
-                if self._looks_inside(acts) == self._looks_inside(requested)
+                activations
+                for activations in holding
+                if self._looks_inside(activations) == self._looks_inside(requested)
             ]
         return holding[0] if holding else None
 
@@ -394,7 +400,10 @@ class Run:
         other = replace(
             self, lens=lens, forced_path=None, n_twins=0, original=self, _of=None
         )
-        if sum(each.nbytes for each in lens.adapter.model.parameters()) < _SMALL:
+        if (
+            sum(parameter.nbytes for parameter in lens.adapter.model.parameters())
+            < _SMALL
+        ):
             self._others[key] = other
         return other
 
@@ -598,17 +607,17 @@ class Run:
     ) -> dict[str, object]:
         """Return the attributes of a result: kind, title, source, provenance, settings, and the probe's parameters."""
         adapter = self.lens.adapter
-        facts: dict[str, object] = {"seed": self.seed, "horizon": self.horizon}
+        metadata: dict[str, object] = {"seed": self.seed, "horizon": self.horizon}
         if adapter.readout != "quantile":
-            facts["num_samples"] = self.num_samples or "the model's own"
+            metadata["num_samples"] = self.num_samples or "the model's own"
         if adapter.readout == "distribution" and not self.rollout:
-            facts["statistic"] = "mean"
+            metadata["statistic"] = "mean"
         return {
             "kind": kind,
             "title": title,
             "source": source,
             **self.lens.provenance(),
-            **facts,
+            **metadata,
             **parameters,
         }
 
@@ -657,7 +666,7 @@ def run(
     refuse_unknown(
         columns.keys() - {*READING}, "run", [*READING, "holdout", "truth", "windows"]
     )
-    batch, whole = as_series(series, future=future, **columns), None
+    batch, full = as_series(series, future=future, **columns), None
     adapter = lens.adapter
     refuse_covariates(adapter, batch)
     own = adapter.prediction_length if holdout else default_horizon(adapter, batch)
@@ -685,8 +694,8 @@ def run(
                     max(shortest - adapter.context_length, shortest // (1 + windows)),
                 ),
             )
-        whole = batch.windows(windows, steps, steps)
-        batch, truth = hold_out(whole, steps)
+        full = batch.windows(windows, steps, steps)
+        batch, truth = hold_out(full, steps)
     elif windows > 1:
         last = (
             np.full((len(batch), steps), np.nan)
@@ -704,6 +713,6 @@ def run(
     if values is not None and not np.isfinite(values[batch.is_target]).any():
         values = None
     rolls = steps > adapter.longest_pass if rollout is None else rollout
-    settings = (num_samples, seed, rolls, None, whole, horizon is not None, twins)
+    settings = (num_samples, seed, rolls, None, full, horizon is not None, twins)
     new = Run(lens, batch, steps, values, *settings)
     return new if forced_path is None else new.following(forced_path)

@@ -26,18 +26,18 @@ def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
         >>> explain.untrained_twin(lens).model_id
         'chronos-nano (weights in random order, seed 0)'
     """
-    twin = copy.deepcopy(lens)
-    twin.model_id = f"{lens.model_id} (weights in random order, seed {seed})"
+    control = copy.deepcopy(lens)
+    control.model_id = f"{lens.model_id} (weights in random order, seed {seed})"
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, weight in twin.adapter.model.named_parameters():
+        for name, weight in control.adapter.model.named_parameters():
             # gains of norms set the size of streams, and hold no direction in them
             if weight.ndim > 1 or "bias" in name:
                 order = torch.randperm(weight.numel(), generator=generator).to(
                     weight.device
                 )
                 weight.copy_(weight.reshape(-1)[order].reshape(weight.shape))
-    return twin
+    return control
 
 
 def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
@@ -45,9 +45,9 @@ def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
 
     Matrices that no code of the model draws are normal, of the size that they have. The twin is on the same device.
     """
-    twin = copy.deepcopy(lens)
-    twin.model_id = f"{lens.model_id} (new weights, seed {seed})"
-    model = twin.adapter.model
+    control = copy.deepcopy(lens)
+    control.model_id = f"{lens.model_id} (new weights, seed {seed})"
+    model = control.adapter.model
     before = {
         name: weight.detach().clone() for name, weight in model.named_parameters()
     }
@@ -64,7 +64,7 @@ def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
                 weight.normal_(
                     0.0, float(weight.float().std()) if weight.numel() > 1 else 0.0
                 )
-    return twin
+    return control
 
 
 def make_twin(lens: Lens, number: int) -> Lens:

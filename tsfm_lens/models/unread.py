@@ -15,12 +15,12 @@ _MOST_NAMES = 3  # series that a note lists
 def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
     """Tell which histories are longer than the model's context, and which variation its numbers are too coarse for."""
     limit = adapter.context_length
-    cut, hidden = [], []
+    trimmed, hidden = [], []
     for name, values, levels in zip(
         batch.ids, batch.values, batch.categories, strict=True
     ):
         if len(values) > limit:
-            cut.append(f"{limit} of {len(values)} of {name!r}")
+            trimmed.append(f"{limit} of {len(values)} of {name!r}")
         if levels is not None:
             continue
         read = values[-limit:]
@@ -36,9 +36,9 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
         if spread < step:
             hidden.append(f"{name!r} by {spread:.3g} in steps of {step:.3g}")
     notes = []
-    if cut:
+    if trimmed:
         notes.append(
-            f"{adapter.architecture} reads the last steps of a longer history: {_listed(cut)}"
+            f"{adapter.architecture} reads the last steps of a longer history: {_listed(trimmed)}"
         )
     if hidden:
         notes.append(

@@ -87,9 +87,9 @@ def attention_patterns(
 def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
     """Compute :func:`attention_patterns` without the forecast."""
     points = [f"{row.prefix}.{layer}.{kind}.hook_pattern" for layer in layers]
-    acts = run.in_one_pass().record(points)
+    activations = run.in_one_pass().record(points)
     # the target is the first row of its item
-    pattern = torch.stack([acts[point][0] for point in points]).cpu().double()
+    pattern = torch.stack([activations[point][0] for point in points]).cpu().double()
     data = run.dataset().assign_coords(pattern_coords(run, row, kind, layers))
     data["pattern"] = (
         ("layer", "head", "query", "key"),
@@ -272,10 +272,10 @@ def head_entropy(
     rows = refuse_variates(run, covariates=True)
     row, attention, layers = pick_attention(run.lens, None, kind)
     entropies = []
-    for place in rows:
+    for position in rows:
         # the patterns of one series at a time are held
         entropies.append(
-            _patterns(run.select(place), row, attention, layers)["entropy"]
+            _patterns(run.select(position), row, attention, layers)["entropy"]
         )
         if progress is not None:
             progress(len(entropies), len(rows))

@@ -147,7 +147,7 @@ def decomposed(
             for name in lacking:
                 parts, total, *path = getattr(split, name)()
                 cache[keys[name]] = (
-                    *(each.cpu().double().numpy() for each in (parts, total)),
+                    *(item.cpu().double().numpy() for item in (parts, total)),
                     *path,
                 )
     coords = component_coords(cache["components"])
@@ -161,11 +161,11 @@ def decomposed(
     if run.tokens is None:
         coords["quantile"] = list(run.lens.levels)
     attribution, total, nodes, errors = (
-        np.stack(each) for each in zip(*map(cache.get, keys.values()), strict=True)
+        np.stack(item) for item in zip(*map(cache.get, keys.values()), strict=True)
     )
     over = tuple(range(2, total.ndim))
     gap, size = (
-        np.abs(each).max(axis=over) for each in (attribution.sum(axis=1) - total, total)
+        np.abs(item).max(axis=over) for item in (attribution.sum(axis=1) - total, total)
     )
     data = marked_dataset(run, decomposition=list(keys), **coords)
     data = data.assign(
@@ -212,8 +212,8 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
         series_agreement=(axes[:2], np.maximum(up, down)),
     )
     groups = [
-        f"{each} {of}"
-        for each in data["decomposition"].values
+        f"{value} {of}"
+        for value in data["decomposition"].values
         for of in head_or_kind(data)
     ]
     floors = xr.DataArray(floor / size[:, 0], dims=("decomposition", "series"))
@@ -310,8 +310,8 @@ class _Split:
         return parts, read(self.output) - read(self.readout(self.empty))
 
     def probability(self, place: int = 0) -> Parts:
-        parts, whole = self._of_distribution
-        return parts[..., place], whole[..., place], 0, 0.0
+        parts, full = self._of_distribution
+        return parts[..., place], full[..., place], 0, 0.0
 
     def expected_value(self) -> Parts:
         return self.probability(1)
@@ -344,10 +344,10 @@ class _Split:
                 .flatten(1)
                 .amax(1)
             )
-            apart = float((gap / size[size.isfinite()]).nan_to_num(math.inf).max())
-            if apart <= (max(self.tolerance, rounding) if nodes > 1 else rounding):
+            separate = float((gap / size[size.isfinite()]).nan_to_num(math.inf).max())
+            if separate <= (max(self.tolerance, rounding) if nodes > 1 else rounding):
                 break
-        return path.apply(self.writes, self._at_once), self._whole, nodes, apart
+        return path.apply(self.writes, self._at_once), self._whole, nodes, separate
 
 
 def count_read(run: Run) -> int:
@@ -371,9 +371,9 @@ def count_read(run: Run) -> int:
         output = lens.readout(
             torch.cat([other[:, :count], one[:, count:]], dim=1), encoded
         )
-        return not torch.equal(output.nan_to_num(), whole)
+        return not torch.equal(output.nan_to_num(), full)
 
-    whole = lens.readout(one, encoded).nan_to_num()
+    full = lens.readout(one, encoded).nan_to_num()
     return positions - bisect_left(range(1, positions), True, key=changed)
 
 
@@ -424,9 +424,9 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     parts = (
         of_median(result["attribution"]).transpose("component", "series", "step").values
     )
-    places = [*zip(result["layer_index"].values, result["kind"].values, strict=True)]
-    order = list(dict.fromkeys(places))
-    branch = np.array(list(map(order.index, places)))
+    positions = [*zip(result["layer_index"].values, result["kind"].values, strict=True)]
+    order = list(dict.fromkeys(positions))
+    branch = np.array(list(map(order.index, positions)))
     heads = result["head"].values
     size = np.stack(
         [np.abs(parts[branch == row].sum(0)).mean(-1) for row in range(len(order))]
@@ -469,10 +469,10 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         "d_model": stack.d_model,
         "steps": parts.shape[-1],
     }
-    whole = np.abs(of_median(result["total"]).transpose("series", "step").values).mean(
+    full = np.abs(of_median(result["total"]).transpose("series", "step").values).mean(
         -1
     )
-    floor = relative_rounding(lens) * ratio(whole, total, 1.0)
+    floor = relative_rounding(lens) * ratio(full, total, 1.0)
     return judge(data, "share", floor=floor, contexts=result)
 
 
@@ -509,17 +509,17 @@ def writes_and_stream(
     end = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
     # a head's place is its z, which the output projection has yet to write
     points = [
-        find_place(lens.wiring, each).point.replace("hook_z", "hook_result")
-        for each in components
+        find_place(lens.wiring, item).point.replace("hook_z", "hook_result")
+        for item in components
     ]
-    acts = run.in_one_pass().record([embed, *points, end], last=count)
-    cut = slice(None if count is None else -count, None)
+    activations = run.in_one_pass().record([embed, *points, end], last=count)
+    trimmed = slice(None if count is None else -count, None)
     with torch.no_grad():
         # where blocks rescale the stream, every later scale is part of a write
         factors = carry_factors(lens.model, stack)
-        parts = [acts[embed][:, cut] * factors["embed"]]
+        parts = [activations[embed][:, trimmed] * factors["embed"]]
         for component, point in zip(components, points, strict=True):
-            write = acts[point][:, cut]
+            write = activations[point][:, trimmed]
             write = write if component.head is None else write[..., component.head, :]
             parts.append(write * factors[component.layer, str(component.kind)])
         bias = _biases(lens, factors)
@@ -528,11 +528,11 @@ def writes_and_stream(
             names.append("bias")
             parts.append(bias.expand_as(parts[0]))
         writes = torch.stack(parts)
-        last = acts[end][:, cut]
-        apart = excess(
+        last = activations[end][:, trimmed]
+        separate = excess(
             writes.sum(0), writes.abs().sum(0), last, relative_rounding(lens)
         )
-        if apart is not None:
+        if separate is not None:
             start = f"{stack.prefix}."
             points = [
                 name
@@ -543,7 +543,7 @@ def writes_and_stream(
             first = first_deviation(lens.model, lens.wiring, stack, sums)
             what = f"that is read out ({end})"
             edited = edited_points(lens)
-            raise no_sum(lens.wiring, what, apart, first, edited)
+            raise no_sum(lens.wiring, what, separate, first, edited)
     return names, writes, last
 
 
@@ -552,16 +552,16 @@ def own_readout(run: Run, output: Tensor) -> Tensor:
     single = run.in_one_pass()
     forecast = single.read(output.detach()).cpu().double().numpy()
     same = (forecast == single.point) | (np.isnan(forecast) & np.isnan(single.point))
-    apart = np.where(same, 0.0, np.abs(forecast - single.point))
+    separate = np.where(same, 0.0, np.abs(forecast - single.point))
     bound = own_rounding(single)
-    wrong = ~(apart.max(-1) <= bound)
+    wrong = ~(separate.max(-1) <= bound)
     if not wrong.any():
         return output
     row = int(wrong.argmax())
     hooked = edited_points(run.lens)
     message = (
         f"the output head of {run.lens.wiring.architecture!r} on the last stream differs from the model's own forecast "
-        f"of series {run.batch.ids[row]!r} by up to {apart[row].max():.3g}, but rounding allows {bound[row]:.1g}"
+        f"of series {run.batch.ids[row]!r} by up to {separate[row].max():.3g}, but rounding allows {bound[row]:.1g}"
     )
     if hooked:
         raise InputError(

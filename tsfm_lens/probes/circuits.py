@@ -122,13 +122,13 @@ def minimal_circuit(
         raise InputError(
             "ranking='edges' compares a clean with a corrupted series; give corrupted=…"
         )
-    places = _nodes(clean, nodes)
-    components = [place.component for place in places]
+    positions = _nodes(clean, nodes)
+    components = [position.component for position in positions]
     sources = [clean]
     if corrupted is None:
         ablations = make_ablations(clean, components, how, reference)
     else:
-        pair = contrast(clean, corrupted, places, direction="noise")
+        pair = contrast(clean, corrupted, positions, direction="noise")
         sources.append(pair.source)
         ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
     bench = _Bench(clean, ablations, behaviour, sources, smallest)
@@ -188,14 +188,14 @@ def _refuse(
 
 def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
     """Return the heads and branches to choose from, none of which is part of another."""
-    places = list_nodes(run.lens, nodes, "nodes")
-    components = [place.component for place in places]
-    for place in places:
-        if place.head is not None and place.branch in components:
+    positions = list_nodes(run.lens, nodes, "nodes")
+    components = [position.component for position in positions]
+    for position in positions:
+        if position.head is not None and position.branch in components:
             raise InputError(
-                f"{place.target} is part of {place.branch}; name either the branch or its heads"
+                f"{position.target} is part of {position.branch}; name either the branch or its heads"
             )
-    return places
+    return positions
 
 
 class _Bench:
@@ -217,7 +217,7 @@ class _Bench:
         self.whole, nothing = self.forecasts([set(), set(ablations)])
         self.nothing = keep_above_rounding(run, nothing, self.whole)
         self.noise = np.max(
-            [noise_floor(each, self._distance) for each in sources], axis=0
+            [noise_floor(source, self._distance) for source in sources], axis=0
         )
         self.gap, wide = (
             self._distance(self.nothing, self.whole),

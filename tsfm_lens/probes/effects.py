@@ -94,12 +94,15 @@ def causal_effects(
     }
     later = {branch for branches in behind.values() for branch in branches}
     branches = sorted(find_place(lens.wiring, branch).point for branch in later)
-    acts = run.record(branches or ["unembed.hook_out"])
+    activations = run.record(branches or ["unembed.hook_out"])
     free = make_ablations(run, targets, how, reference)
     variants = [
         Variant(
             f"direct {component}",
-            (*ablations, *(PatchFrom(branch, acts) for branch in behind[component])),
+            (
+                *ablations,
+                *(PatchFrom(branch, activations) for branch in behind[component]),
+            ),
         )
         for component, ablations in free.items()
     ]

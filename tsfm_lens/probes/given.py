@@ -74,13 +74,13 @@ def of_kind(result: Any, kind: str, probe: str) -> xr.Dataset:
     """Check that a result of another probe is of a kind, and return it."""
     if isinstance(result, xr.Dataset) and result.attrs.get("kind") == kind:
         return result
-    words = (
+    text = (
         f"of kind {result.attrs.get('kind')!r}"
         if isinstance(result, xr.Dataset)
         else called(result)
     )
     requirement = f"a Dataset of kind {kind!r}, as probes.{kind}(...) gives"
-    raise InputError(f"probes.{probe} takes {requirement}; this is {words}")
+    raise InputError(f"probes.{probe} takes {requirement}; this is {text}")
 
 
 def called(value: object) -> str:

@@ -114,7 +114,7 @@ def head_states(
     ]
     names = [[str(head) for head in row] for row in heads]
     data = data.assign_coords(name=(where, names))
-    data.update(_over_series([past_attention(each) for each in maps], data["series"]))
+    data.update(_over_series([past_attention(item) for item in maps], data["series"]))
     data["normalised_entropy"] = data["entropy"].groupby("series").map(normalise)
     data.update(
         head_spectra(run.lens, kind=attention).sel(layer=data["layer"])[
@@ -172,14 +172,14 @@ _OF_COMPONENTS = (
 
 def _as_of_components(effects: xr.Dataset) -> xr.Dataset:
     """Select what the linked view has of an ablation; heads of all kinds have coordinates of their own."""
-    kept = effects[[name for name in _OF_COMPONENTS if name in effects]]
+    retained = effects[[name for name in _OF_COMPONENTS if name in effects]]
     coords = {
         "kind": "component_kind",
         "layer_index": "component_layer",
         "head": "component_head",
     }
-    return kept.rename(coords).drop_vars(
-        [name for name in kept.coords if name not in ("component", *coords)]
+    return retained.rename(coords).drop_vars(
+        [name for name in retained.coords if name not in ("component", *coords)]
     )
 
 

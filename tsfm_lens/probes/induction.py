@@ -123,9 +123,9 @@ def induction_scores(
         )
         targets = _match_targets(ids[:, : motif * repeats], decoder[:, 1:])
     encoded = tokens.encode_tokens(ids, decoder)
-    places = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
+    indices = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
     points = [
-        f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")
+        f"{at}.{point}" for at in indices for point in ("hook_pattern", "hook_result")
     ]
     with torch.no_grad():
         targets = _Targets(*(part.to(lens.device) for part in targets))
@@ -144,16 +144,16 @@ def induction_scores(
             )
         )
         # the heads' writes are scored while the model runs, and never stored
-        logits, acts = lens.run_with_cache(
+        logits, activations = lens.run_with_cache(
             encoded, names_filter=points, reduce={"**.hook_result": score}
         )
         patterns, scores = (
-            [acts[f"{at}.{what}"] for at in places]
+            [activations[f"{at}.{what}"] for at in indices]
             for what in ("hook_pattern", "hook_result")
         )
         weights = [_prefix_weights(pattern, selection, offset) for pattern in patterns]
         parts = (weights, *([score[..., of] for score in scores] for of in (0, 1)))
-        prefix, copy, others = (
+        prefix, copy, rest = (
             np.stack([_by_sequence(one, selection.valid) for one in part])
             for part in parts
         )
@@ -194,9 +194,7 @@ def induction_scores(
     }
     off = relative_rounding(lens)
     axes = ("layer", "head", "sequence")
-    of_chance = xr.DataArray(
-        np.fmax(others, 0.0) + off * (1 + np.abs(others)), dims=axes
-    )
+    of_chance = xr.DataArray(np.fmax(rest, 0.0) + off * (1 + np.abs(rest)), dims=axes)
     for name, values, floor in (
         ("prefix_matching", prefix, (1 + off) / patterns[0].shape[-1]),
         ("copy_score", copy, of_chance),
@@ -278,8 +276,8 @@ def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
     """Return the last instance of each token that still has another one of the context after it."""
     # the last token of the context is followed by nothing that could be copied
     same = tokens[:, :, None] == context[:, None, :-1]
-    places = torch.arange(context.shape[1] - 1)
-    keys = torch.where(same, places, -1).amax(-1)
+    positions = torch.arange(context.shape[1] - 1)
+    keys = torch.where(same, positions, -1).amax(-1)
     valid = keys >= 0
     if not bool(valid.any()):
         raise InputError(
@@ -415,7 +413,11 @@ def induction_overlap(
         else _align(induction, entropy)
     )
     data = induction[
-        [each for each in induction.data_vars if str(each).startswith(SCORES[:2])]
+        [
+            data_var
+            for data_var in induction.data_vars
+            if str(data_var).startswith(SCORES[:2])
+        ]
     ]
     data = data.assign(normalised=normalised).assign_coords(GRIDS)
     data["induction"] = (data["prefix_matching"] >= prefix_from) & (
@@ -467,7 +469,7 @@ def _sweeps(data: xr.Dataset, prefix_from: float) -> xr.Dataset:
     induction = copies & (data["prefix_matching"] >= prefix_from)
     sharp = data["normalised"] < data["entropy_threshold"]
     both, n_induction, n_sharp = (
-        each.sum(heads) for each in (induction & sharp, induction, sharp)
+        item.sum(heads) for item in (induction & sharp, induction, sharp)
     )
     return data.assign(
         sweep_sharp_given_induction=_share(both, n_induction),
@@ -496,7 +498,7 @@ def _align(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
             )
     for dim in ("layer", "head"):
         ours, theirs = (
-            list(map(str, each[dim].values)) for each in (induction, entropy)
+            list(map(str, item[dim].values)) for item in (induction, entropy)
         )
         if ours != theirs:
             raise InputError(

@@ -193,15 +193,21 @@ def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
         f"{stack.prefix}.{layer}.cross_attn.hook_pattern"
         for layer in range(stack.n_layers)
     ]
-    acts = run.in_one_pass().record([last, *streams, *patterns])
+    activations = run.in_one_pass().record([last, *streams, *patterns])
     # padded tokens are no keys
-    visible = acts[patterns[0]][0].sum(dim=(0, 1)) > 0
+    visible = activations[patterns[0]][0].sum(dim=(0, 1)) > 0
     out = []
     for layer, (stream, pattern) in enumerate(zip(streams, patterns, strict=True)):
         norm = lens.model.get_submodule(
             f"{stack.block(layer)}.{stack.attention('cross_attn', layer).norm}"
         )
         with torch.no_grad():
-            queries = norm.forward(acts[stream][0])
-        out.append((queries, acts[last][0][visible], acts[pattern][0][..., visible]))
+            queries = norm.forward(activations[stream][0])
+        out.append(
+            (
+                queries,
+                activations[last][0][visible],
+                activations[pattern][0][..., visible],
+            )
+        )
     return out

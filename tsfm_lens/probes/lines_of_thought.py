@@ -166,7 +166,7 @@ def trace_lines(
     n_layers, n_series, steps, _ = probability.shape
     # steps of the context, and at least the width of a bin
     steps_of = [np.abs(np.diff(past)) for past in context]
-    highest = [float(each[np.isfinite(each)].max(initial=0.0)) for each in steps_of]
+    highest = [float(item[np.isfinite(item)].max(initial=0.0)) for item in steps_of]
     bins = [float(np.diff(np.sort(own)).min()) for own in values]
     largest = rules.jump * np.maximum(highest, bins)
     lines: list[_Trajectory] = []
@@ -241,8 +241,8 @@ def _modes(
     if not len(peaks):
         return []
     _, _, left, right = peak_widths(padded, peaks)
-    places = np.arange(-1, len(values) + 1)
-    edges = np.interp([left - 1, right - 1], places[1:-1], values)
+    positions = np.arange(-1, len(values) + 1)
+    edges = np.interp([left - 1, right - 1], positions[1:-1], values)
     valleys = [a + int(np.argmin(density[a:b])) for a, b in pairwise(peaks - 1)]
     weights = np.add.reduceat(probability, [0, *valleys])
     return list(zip(values[peaks - 1], (edges[1] - edges[0]) / 2, weights, strict=True))
@@ -258,11 +258,11 @@ def _lines(
         modes = _modes(probability[step], values, largest, rules)
         open_lines = [line for line in lines if line.stop >= step - rules.gap]
         cost = np.full((len(open_lines), len(modes)), np.inf)
-        for (one, line), (other, (place, width, _)) in product(
+        for (one, line), (other, (position, width, _)) in product(
             enumerate(open_lines), enumerate(modes)
         ):
             last = line.stop - 1
-            distance = abs(line.path[last] - place)
+            distance = abs(line.path[last] - position)
             if distance <= largest * (step - last) + max(line.width[last], width):
                 cost[one, other] = distance
         matches = {other: open_lines[one] for one, other in _nearest(cost)}
@@ -294,7 +294,7 @@ def _mark_continuous(
     lines: Sequence[_Trajectory], last_value: float, largest: float
 ) -> None:
     """Mark lines that begin at the context's end, or branch off one that does."""
-    for line in sorted(lines, key=lambda each: each.start):
+    for line in sorted(lines, key=lambda item: item.start):
         begin = line.path[line.start]
         width = line.width[line.start]
         if line.start == 0:
@@ -348,10 +348,10 @@ def _add_table(
     """Add one entry a line."""
     layers = data["layer"].values
     series = data["series"].values
-    ends: dict[int, tuple[int, int]] = {}
+    bounds: dict[int, tuple[int, int]] = {}
     for line in lines:
-        low, high = ends.get(line.thread, (line.layer, line.layer))
-        ends[line.thread] = min(low, line.layer), max(high, line.layer)
+        low, high = bounds.get(line.thread, (line.layer, line.layer))
+        bounds[line.thread] = min(low, line.layer), max(high, line.layer)
     data = data.assign_coords(
         line=range(len(lines)),
         line_layer=("line", [str(layers[line.layer]) for line in lines]),
@@ -365,7 +365,7 @@ def _add_table(
     columns["mean_value"] = [float(np.nanmean(line.path)) for line in lines]
     columns["mass"] = [float(line.mass.sum() / steps) for line in lines]
     for name, end in (("birth", 0), ("death", 1)):
-        columns[name] = [str(layers[ends[line.thread][end]]) for line in lines]
+        columns[name] = [str(layers[bounds[line.thread][end]]) for line in lines]
     for name, column in columns.items():
         data[name] = (("line",), np.array(column))
     data["path"] = (

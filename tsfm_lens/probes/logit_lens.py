@@ -96,9 +96,9 @@ def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
         f"{stack.name}.hook_embed".lstrip("."),
         *(f"{stack.prefix}.{layer}.hook_resid_post" for layer in range(stack.n_layers)),
     ]
-    acts = run.in_one_pass().record(points)
+    activations = run.in_one_pass().record(points)
     return ["embed", *map(str, range(stack.n_layers))], [
-        acts[point] for point in points
+        activations[point] for point in points
     ]
 
 
@@ -266,8 +266,8 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     off = np.broadcast_to(lens_result.get("rounding", 0.0), targets.shape[:1])[:, None]
     turn = np.where(np.arange(targets.shape[-1]) % 2, 1.0, -1.0)
     shifts = [
-        _errors((predictions + each)[..., first:], targets[..., first:]) - error
-        for each in (off * turn, off + 0 * turn)
+        _errors((predictions + item)[..., first:], targets[..., first:]) - error
+        for item in (off * turn, off + 0 * turn)
     ]
     doubt = np.fmax(*np.abs(shifts))
     # no error before the first layer, and none of more than rounding
@@ -316,5 +316,5 @@ def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
     deviation = np.abs(forecast - target)
     size = np.abs(forecast) + np.abs(target)
     share = np.where(np.isfinite(deviation), ratio(deviation, size, 0.0), np.nan)
-    means = [over_windows(each) for each in (share, deviation, deviation**2)]
+    means = [over_windows(item) for item in (share, deviation, deviation**2)]
     return np.stack([100 * means[0], means[1], np.sqrt(means[2])])

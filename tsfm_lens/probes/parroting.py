@@ -164,8 +164,8 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     data = xr.Dataset(
         {"mass": mass, "chance": chance, "vacuous": vacuous}, coords=coords
     )
-    facts = {"kind": "lag_attention", "title": f"Attention at lag {lag}"}
-    return data.assign_attrs(maps.attrs, **facts, lag=lag, width=width)
+    metadata = {"kind": "lag_attention", "title": f"Attention at lag {lag}"}
+    return data.assign_attrs(maps.attrs, **metadata, lag=lag, width=width)
 
 
 def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
@@ -305,8 +305,8 @@ def _folded_gaps(
     """Compute distances of later half and forecast from the mean of all earlier copies, (lag, time)."""
     length = len(context)
     half = len(context) // 2
-    whole = np.concatenate([context, forecast])
-    out = np.full((len(lags), len(whole) - half), np.nan)
+    full = np.concatenate([context, forecast])
+    out = np.full((len(lags), len(full) - half), np.nan)
     for row, lag in enumerate(lags):
         # a forecast longer than the lag goes round the same copy
         at = np.concatenate(
@@ -315,7 +315,7 @@ def _folded_gaps(
         source = at - np.arange(int(lag), length + int(lag), int(lag))[:, None]
         is_there = (source >= 0) & (source < length)
         copies = np.where(is_there, context[source.clip(0, length - 1)], np.nan)
-        out[row] = np.abs(whole[half:] - over_windows(copies.T))
+        out[row] = np.abs(full[half:] - over_windows(copies.T))
     return out
 
 
@@ -410,13 +410,13 @@ def head_parroting(
     # the lag that the library's forecast copies at, as context_parroting has it
     lags = best_lags(run) if lag is None else np.full(len(batch), lag)
     maps = [
-        lag_attention(run.select(i), max(int(each), 1), width=width, kind=attention)
-        for i, each in enumerate(lags)
+        lag_attention(run.select(i), max(int(item), 1), width=width, kind=attention)
+        for i, item in enumerate(lags)
     ]
     weight = np.where(lags > 0, 1.0, np.nan)
-    mass = np.stack([each["mass"].values for each in maps], axis=-1) * weight
-    chance = np.array([float(each["chance"]) for each in maps]) * weight
-    vacuous = [bool(each["vacuous"]) for each in maps]
+    mass = np.stack([item["mass"].values for item in maps], axis=-1) * weight
+    chance = np.array([float(item["chance"]) for item in maps]) * weight
+    vacuous = [bool(item["vacuous"]) for item in maps]
     data = marked_dataset(run, layer=list(map(str, layers)), head=range(row.n_heads))
     data = data.assign(
         mass=(("layer", "head", "series"), mass),
@@ -439,7 +439,7 @@ def head_parroting(
             mae(ablated, target) / scales - error,
         )
     data["forecast"], data["copy"], data["parrot"] = (
-        (("series", "step"), each) for each in (plain, copy, parrot)
+        (("series", "step"), item) for item in (plain, copy, parrot)
     )
     data.attrs = {
         "attention": attention,
@@ -606,7 +606,9 @@ def dominant_period(values: np.ndarray) -> float:
         np.fft.rfft(filled - np.polyval(np.polyfit(time, filled, 1), time))
     )
     lowest = 3  # cycles in the series
-    place = lowest + int(spectrum[lowest:].argmax())
-    near = np.linspace(max(place - 1, lowest), min(place + 1, len(spectrum) - 1), 41)
+    position = lowest + int(spectrum[lowest:].argmax())
+    near = np.linspace(
+        max(position - 1, lowest), min(position + 1, len(spectrum) - 1), 41
+    )
     amplitudes = [fit_amplitude(values, len(values) / frequency) for frequency in near]
     return float(len(values) / near[int(np.nanargmax(amplitudes))])

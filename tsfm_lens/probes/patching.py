@@ -107,12 +107,12 @@ def activation_patching(
         >>> dict(data["recovered"].sizes)
         {'component': 4, 'position': 1, 'series': 1}
     """
-    places = parse_places(clean.lens, at, stack)
-    pair = contrast(clean, corrupted, places, direction=direction)
-    groups, where = make_grid(pair, places, positions)
-    forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
-    forecasts = forecasts.reshape(len(places), len(groups), *forecasts.shape[1:])
-    data = pair.result(forecasts, {**place_coords(places), **where})
+    indices = parse_places(clean.lens, at, stack)
+    pair = contrast(clean, corrupted, indices, direction=direction)
+    groups, where = make_grid(pair, indices, positions)
+    forecasts = point_forecasts(pair.base, patches(pair, indices, groups), progress)
+    forecasts = forecasts.reshape(len(indices), len(groups), *forecasts.shape[1:])
+    data = pair.result(forecasts, {**place_coords(indices), **where})
     return data.assign_attrs(positions=str(positions))
 
 
@@ -121,8 +121,8 @@ def patches(
 ) -> list[Variant]:
     """Return one variant per place and group of positions (None: all), places first."""
     return [
-        Variant(str(place.target), (_patch(pair, place, group),))
-        for place in places
+        Variant(str(position.target), (_patch(pair, position, group),))
+        for position in places
         for group in groups
     ]
 
@@ -134,30 +134,30 @@ def _patch(pair: RunPair, place: Place, group: list[int] | None) -> Intervention
     ordinary = [token for token in group if not spans.special[token]]
     start = min((spans.start[token] for token in ordinary), default=0)
     stop = max((spans.stop[token] for token in ordinary), default=0)
-    words = frozenset(spans.special[token] for token in group) - {""}
-    return _steps_patch(place.target, pair.source_acts, start, stop, words)
+    text = frozenset(spans.special[token] for token in group) - {""}
+    return _steps_patch(place.target, pair.source_acts, start, stop, text)
 
 
 def make_grid(
     pair: RunPair, places: Sequence[Place], positions: str | int | None
 ) -> tuple[list[list[int] | None], dict[str, Any]]:
     """Return token groups of the places' stack, [None] for all tokens at once, and their coordinates."""
-    spans = {place.stack: pair.base.spans[place.stack] for place in places}
-    first, *others = spans.values()
+    spans = {position.stack: pair.base.spans[position.stack] for position in places}
+    first, *rest = spans.values()
     if positions != "all":
-        if others:
+        if rest:
             raise InputError(
                 f"the places lie in {' and '.join(sorted(spans))}, whose tokens are not the same; patch one stack at a "
                 "time, or positions='all'"
             )
         groups = position_groups(first, positions)
         return list(groups), group_coords(first, groups)
-    whole = [
+    full = [
         group_coords(tokens, [list(range(len(tokens)))]) for tokens in spans.values()
     ]
     edges = {"position_start": min, "position_stop": max}
     coords = {
-        name: ("position", [of(coord[name][1][0] for coord in whole)])
+        name: ("position", [of(coord[name][1][0] for coord in full)])
         for name, of in edges.items()
     }
     return [None], {"position": [0], **coords, "position_special": ("position", [""])}
@@ -426,24 +426,27 @@ def attribution_patching(
     """
     lens = clean.lens
     refuse_gradients(lens.wiring)
-    places = parse_places(lens, at, stack)
+    indices = parse_places(lens, at, stack)
     pair = contrast(
-        clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction
+        clean.in_one_pass(), corrupted.in_one_pass(), indices, direction=direction
     )
-    acts = slopes(pair, places)
-    groups, where = make_grid(pair, places, positions)
+    activations = slopes(pair, indices)
+    groups, where = make_grid(pair, indices, positions)
     first_order = np.array(
         [
-            [_products(place, pair.source_acts, acts, group) for group in groups]
-            for place in places
+            [
+                _products(position, pair.source_acts, activations, group)
+                for group in groups
+            ]
+            for position in indices
         ]
     )
-    data = pair.dataset().assign_coords({**place_coords(places), **where})
+    data = pair.dataset().assign_coords({**place_coords(indices), **where})
     axes = ("component", "position", "series")
     data["first_order"] = (axes, first_order)
     data.attrs["positions"] = str(positions)
     if exact:
-        forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
+        forecasts = point_forecasts(pair.base, patches(pair, indices, groups), progress)
         recovered = pair.recovered(forecasts).reshape(first_order.shape)
         data["recovered"] = (axes, recovered)
         data["error"] = (axes, first_order - recovered)
@@ -455,7 +458,7 @@ def attribution_patching(
 
 
 def _points(places: Sequence[Place]) -> list[str]:
-    return sorted({place.point for place in places})
+    return sorted({position.point for position in places})
 
 
 def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
@@ -474,16 +477,16 @@ def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
         forecast = run.read(output, encoded)
         return (forecast * weight.to(forecast)).sum()
 
-    acts = with_gradients(run, names, share)
+    activations = with_gradients(run, names, share)
     for name in names:
-        finite = acts[f"{name}_grad"].isfinite().flatten(1).all(1)
+        finite = activations[f"{name}_grad"].isfinite().flatten(1).all(1)
         if not finite.all():
             series = encoded.rows[int(finite.int().argmin())]
             raise InputError(
                 f"{run.lens.wiring.architecture} has no finite gradient at {name} for series {series!r}, as where "
                 "padding is divided by its zero norm; take series of one length, or one at a time, or patch exactly"
             )
-    return acts
+    return activations
 
 
 def with_gradients(
@@ -507,9 +510,11 @@ def with_gradients(
         return leaf
 
     with torch.enable_grad(), lens.hooks([(name, enter) for name in names]):
-        output, acts = lens.run_with_cache(encoded, names_filter=list(names))
-        places = [(name, call) for name in names for call in range(len(leaves[name]))]
-        tensors = [leaves[name][call] for name, call in places]
+        output, activations = lens.run_with_cache(encoded, names_filter=list(names))
+        positions = [
+            (name, call) for name in names for call in range(len(leaves[name]))
+        ]
+        tensors = [leaves[name][call] for name, call in positions]
         losses = loss(output)
         of_each = [
             torch.autograd.grad(
@@ -526,11 +531,11 @@ def with_gradients(
             if not losses.ndim
             else [torch.stack(parts) for parts in zip(*of_each, strict=True)]
         )
-    for (name, call), gradient in zip(places, gradients, strict=True):
-        acts.recorded.setdefault(f"{name}_grad", []).append(
-            replace(acts.calls(name)[call], value=gradient)
+    for (name, call), gradient in zip(positions, gradients, strict=True):
+        activations.recorded.setdefault(f"{name}_grad", []).append(
+            replace(activations.calls(name)[call], value=gradient)
         )
-    return acts
+    return activations
 
 
 def _products(

@@ -113,7 +113,9 @@ def path_patching(
         chain.from_iterable(heard_in_groups(pair, froms, tos))
     ):
         later = set(later_branches(lens.wiring, sender.component))
-        columns = [column for column, place in enumerate(tos) if place.branch in later]
+        columns = [
+            column for column, position in enumerate(tos) if position.branch in later
+        ]
         paths |= {
             (row, column): Variant(
                 "path", (PatchFrom(tos[column].target, receiver_acts),)
@@ -129,7 +131,10 @@ def path_patching(
             paths.clear()
         if progress is not None:
             progress(row + 1, len(froms))
-    names = [*(str(place.target) for place in tos), *([OUTPUT] if to_output else [])]
+    names = [
+        *(str(position.target) for position in tos),
+        *([OUTPUT] if to_output else []),
+    ]
     coords = {**place_coords(froms, "sender"), "receiver": names}
     return pair.result(forecasts, coords, ("sender", "receiver"))
 
@@ -158,7 +163,7 @@ def heard_in_groups(
     pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place]
 ) -> Iterator[list[tuple[Place, np.ndarray, Activations]]]:
     """Yield senders, forecasts (series, step) of their direct effects, and receivers' activations, in groups."""
-    points = len({place.point for place in receivers})
+    points = len({position.point for position in receivers})
     tokens = max(len(spans) for spans in pair.base.spans.values()) * len(
         pair.base.batch
     )
@@ -177,7 +182,7 @@ def _run_together(
     for sender, store in zip(senders, stores, strict=True):
         later = later_branches(run.lens.wiring, sender.component)
         points = dict.fromkeys(
-            place.point for place in receivers if place.branch in later
+            position.point for position in receivers if position.branch in later
         )
         listeners = [
             _PointEdit(point, partial(_record_call, store), by_place=False)
@@ -257,20 +262,23 @@ def edge_attribution(
     """
     lens = clean.lens
     refuse_gradients(lens.wiring)
-    places = list_nodes(lens, nodes, "nodes")
+    positions = list_nodes(lens, nodes, "nodes")
     pair = sender_contrast(
-        clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction
+        clean.in_one_pass(), corrupted.in_one_pass(), positions, direction=direction
     )
-    data = pair.dataset().assign_coords(place_coords(places, "sender"))
+    data = pair.dataset().assign_coords(place_coords(positions, "sender"))
     data = data.assign_coords(
-        receiver=[*(str(place.target) for place in places), OUTPUT]
+        receiver=[*(str(position.target) for position in positions), OUTPUT]
     )
-    scores = edge_scores(pair, places)
+    scores = edge_scores(pair, positions)
     axes = ("sender", "receiver", "series")
     # receivers that come after the sender, and the output
-    after = [later_branches(lens.wiring, place.component) for place in places]
+    after = [later_branches(lens.wiring, position.component) for position in positions]
     possible = np.array(
-        [[*(place.branch in later for place in places), True] for later in after]
+        [
+            [*(position.branch in later for position in positions), True]
+            for later in after
+        ]
     )
     result = pair.judged(
         data.assign(score=(axes, np.where(possible[..., None], scores, np.nan)))
@@ -281,10 +289,10 @@ def edge_attribution(
 def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
     """Score edges, (sender, receiver and output, series); ``pair`` is from :func:`sender_contrast`."""
     at = slopes(pair, places)
-    row_of = {place.target: row for row, place in enumerate(places)}
+    row_of = {position.target: row for row, position in enumerate(places)}
     columns: dict[str, list[int]] = {}
-    for column, place in enumerate(places):
-        columns.setdefault(place.point, []).append(column)
+    for column, position in enumerate(places):
+        columns.setdefault(position.point, []).append(column)
     scores = np.zeros((len(places), len(places) + 1, len(pair.base.batch)))
     for group in heard_in_groups(pair, places, places):
         rows = [row_of[sender.target] for sender, _, _ in group]

@@ -62,7 +62,9 @@ def parse_places(
         # two patterns may name one place
         return list(
             dict.fromkeys(
-                place for each in listed(at, "at") for place in _find_places(lens, each)
+                position
+                for item in listed(at, "at")
+                for position in _find_places(lens, item)
             )
         )
     if at == "stream":
@@ -94,10 +96,10 @@ def listed(names: Any, what: str) -> list[str | Component]:
         items = list(dict.fromkeys(names))
     except TypeError:
         items = [names]
-    for each in items:
-        if not isinstance(each, str | Component):
+    for item in items:
+        if not isinstance(item, str | Component):
             raise InputError(
-                f"{what} holds {each!r}; expected components by name or glob, e.g. 'decoder.0.mlp'"
+                f"{what} holds {item!r}; expected components by name or glob, e.g. 'decoder.0.mlp'"
             )
     if not items:
         raise InputError(f"{what} is empty; expected at least one component")
@@ -106,12 +108,12 @@ def listed(names: Any, what: str) -> list[str | Component]:
 
 def _find_places(lens: Lens, name: str | Component) -> list[Place]:
     if isinstance(name, str) and "hook_" in name:
-        return [_stream(lens, each) for each in select(lens.registry.points, name)]
+        return [_stream(lens, item) for item in select(lens.registry.points, name)]
     # a layer is its branches
     return [
-        find_place(lens.wiring, each)
+        find_place(lens.wiring, item)
         for component in lens.components(name)
-        for each in (
+        for item in (
             [component]
             if component.kind
             else _branches(lens.wiring, component.stack, component.layer)
@@ -151,11 +153,14 @@ def find_place(wiring: Wiring, component: Component) -> Place:
 def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, Any]:
     """Return coordinates that name places: label, stack, kind, layer_index and head (-1 where there is none)."""
     return {
-        dim: [str(place.target) for place in places],
-        "stack": (dim, [place.stack for place in places]),
-        "kind": (dim, [place.kind for place in places]),
-        "layer_index": (dim, [place.layer for place in places]),
-        "head": (dim, [-1 if place.head is None else place.head for place in places]),
+        dim: [str(position.target) for position in places],
+        "stack": (dim, [position.stack for position in places]),
+        "kind": (dim, [position.kind for position in places]),
+        "layer_index": (dim, [position.layer for position in places]),
+        "head": (
+            dim,
+            [-1 if position.head is None else position.head for position in places],
+        ),
     }
 
 
@@ -163,12 +168,12 @@ def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
     """Return :func:`place_coords` of components, and of other writers by name: kind is the name, layer_index -1."""
     return place_coords(
         [
-            Place(each, "", "", -1, each)
-            if isinstance(each, str)
+            Place(name, "", "", -1, name)
+            if isinstance(name, str)
             else Place(
-                each, "", each.stack, each.layer, each.kind or "layer", each.head
+                name, "", name.stack, name.layer, name.kind or "layer", name.head
             )
-            for each in names
+            for name in names
         ]
     )
 
@@ -185,10 +190,10 @@ def head_or_kind(data: xr.Dataset) -> list[str]:
 def later_branches(wiring: Wiring, component: Component) -> list[Component]:
     """Return every branch that runs after a component's own, later stacks included, in order."""
     branches = [
-        each
+        branch
         for stack in wiring.stacks
         for layer in range(stack.n_layers)
-        for each in _branches(wiring, stack.name, layer)
+        for branch in _branches(wiring, stack.name, layer)
     ]
     own = _branches(wiring, component.stack, component.layer)[-1]
     if component.kind is not None:
@@ -229,7 +234,7 @@ def group_coords(
         ordinary = [token for token in group if not spans.special[token]] or list(group)
         return int(of(edge[token] for token in ordinary))
 
-    words = [spans.special[group[0]] if len(group) == 1 else "" for group in groups]
+    texts = [spans.special[group[0]] if len(group) == 1 else "" for group in groups]
     variate = (
         {f"{dim}_variate": (dim, [spans.variate[group[0]] for group in groups])}
         if spans.variate
@@ -240,5 +245,5 @@ def group_coords(
         dim: [group[0] for group in groups],
         f"{dim}_start": (dim, [steps(group, spans.start, min) for group in groups]),
         f"{dim}_stop": (dim, [steps(group, spans.stop, max) for group in groups]),
-        f"{dim}_special": (dim, words),
+        f"{dim}_special": (dim, texts),
     }

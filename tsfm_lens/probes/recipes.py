@@ -77,11 +77,11 @@ def heads_by_stable_rank(
     """
     refuse_word("order", order, ORDERS)
     attention, n_heads = _check_layers(lens, keep, kind)
-    places = head_spectra(lens, kind=attention, products=["QK"])["order"].sel(
+    positions = head_spectra(lens, kind=attention, products=["QK"])["order"].sel(
         product="QK"
     )
     ascending = {
-        layer: np.argsort(places.sel(layer=str(layer)).values) for layer in keep
+        layer: np.argsort(positions.sel(layer=str(layer)).values) for layer in keep
     }
     first = {
         layer: heads[:: 1 if order == "low" else -1][: n_heads - keep[layer]].tolist()
@@ -176,7 +176,7 @@ def _heads(
         for row in stack.attentions(layer):
             if row.kind == kind or (paired and row.over == "time"):
                 heads += [Component(stack.name, layer, row.kind, head) for head in own]
-    return sorted(heads, key=lambda each: (each.layer, each.kind or "", each.head or 0))
+    return sorted(heads, key=lambda item: (item.layer, item.kind or "", item.head or 0))
 
 
 def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]:
@@ -186,12 +186,12 @@ def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]
         or "entropy" not in entropy
         or set(entropy["entropy"].dims) != {"layer", "head"}
     ):
-        words = (
+        text = (
             f"of kind {entropy.attrs.get('kind')!r}" if is_dataset else called(entropy)
         )
         raise InputError(
             "heads are sorted by a result with entropy (layer, head), such as probes.head_entropy(...) gives; "
-            f"this one is {words}"
+            f"this one is {text}"
         )
     values = entropy["entropy"].stack(place=("layer", "head"))
     if not 1 <= count <= values.size:

@@ -128,10 +128,10 @@ def repeated_motif(
     run = lens.run(context, steps, truth=future, forced_path=future, **options)
     context, future, _ = _draw(lens, plan, seed, repeating=False)
     control = lens.run(context, steps, forced_path=future, **options)
-    places = _targets(run.encoded, row, keys_from, lengths, plan, queries)
+    positions = _targets(run.encoded, row, keys_from, lengths, plan, queries)
     points = [f"{row.prefix}.{layer}.{attention}.hook_pattern" for layer in layers]
-    plain, entropies, chance = _masses(run, points, places)
-    other, _, _ = _masses(control, points, places)
+    plain, entropies, chance = _masses(run, points, positions)
+    other, _, _ = _masses(control, points, positions)
     data = run.dataset().assign_coords(
         target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads)
     )
@@ -223,14 +223,14 @@ def _draw(
         * plan.patch
     )
     context = plan.repeats * plan.high * plan.patch
-    whole = np.empty((plan.count, context + plan.steps))
+    full = np.empty((plan.count, context + plan.steps))
     for series, length in enumerate(lengths):
         shape = _values(lens, rng, (length,))
         # the context ends at the end of a motif, and may begin within one
-        whole[series] = shape[np.arange(-context, plan.steps) % length]
+        full[series] = shape[np.arange(-context, plan.steps) % length]
     if not repeating:
-        whole = _values(lens, rng, whole.shape)
-    return whole[:, :context], whole[:, context:], lengths
+        full = _values(lens, rng, full.shape)
+    return full[:, :context], full[:, context:], lengths
 
 
 def _targets(
@@ -256,7 +256,7 @@ def _targets(
         raise InputError(
             f"no token of the {row.name or 'model'} is a {mode} query; choose queries={other!r}"
         )
-    place = {
+    position = {
         int(key_starts[index]): int(index)
         for index in np.flatnonzero(timed & (key_stops <= 0))
     }
@@ -276,7 +276,7 @@ def _targets(
             last = min(last, first + int(length))
             _mark(
                 out[:, series, query],
-                place,
+                position,
                 range(first, last, plan.patch),
                 int(length),
                 plan.patch,
@@ -307,7 +307,7 @@ def _masses(
     run: Run, points: list[str], places: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return attention to targets (target, layer, head, series), entropy shares, and uniform attention (target,)."""
-    acts = run.record(points)
+    activations = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
     target_mask = places[:, series, query].astype(float)
     counts = np.bincount(series, minlength=places.shape[1])
@@ -316,7 +316,7 @@ def _masses(
     entropies = []
     visible = np.zeros(places.shape[2:], dtype=bool)
     for point in points:
-        pattern = acts[point].cpu().double().numpy()
+        pattern = activations[point].cpu().double().numpy()
         weights = np.einsum("nhk,tnk->thn", pattern[series, :, query], target_mask)
         masses.append(ratio_units(weights @ within.T, counts))
         entropies.append(row_entropy(pattern[series, :, query]))

@@ -89,7 +89,7 @@ def autoregressive_attention(
     row, attention_kind, layers = pick_attention(run.lens, stack, kind)
     passes = _passes(run)
     key_stack = row.attention(attention_kind, layers[0]).keys_from or row.name
-    key_axis, places = _join(
+    key_axis, positions = _join(
         [x.spans[key_stack].shifted(start * (keys == "time")) for start, x in passes]
     )
     query_axis, columns = _columns(passes, row.name)
@@ -99,19 +99,21 @@ def autoregressive_attention(
     entropy = np.zeros(attention.shape[:2])
     points = [f"{row.prefix}.{layer}.{attention_kind}.hook_pattern" for layer in layers]
     offset = 0
-    for (_, encoded), place, tokens in zip(passes, places, columns, strict=True):
+    for (_, encoded), position, tokens in zip(passes, positions, columns, strict=True):
         width = slice(offset, offset + len(tokens))
         offset += len(tokens)
         fill = {
             point: partial(
-                _fill, attention[index, :, :, width], entropy[index], place, tokens
+                _fill, attention[index, :, :, width], entropy[index], position, tokens
             )
             for index, point in enumerate(points)
         }
-        acts = run.in_one_pass().find_record(points) if len(passes) == 1 else None
-        if acts is not None:
+        activations = (
+            run.in_one_pass().find_record(points) if len(passes) == 1 else None
+        )
+        if activations is not None:
             for point, take in fill.items():
-                take(acts[point])
+                take(activations[point])
             continue
         with torch.no_grad():
             run.lens.run_with_cache(encoded, names_filter=points, reduce=fill)
@@ -130,8 +132,8 @@ def autoregressive_attention(
         [start for start, _ in passes], [len(tokens) for tokens in columns]
     )
     data = data.assign_coords(pass_start=("query", pass_start))
-    facts = attention_facts(run, row, attention_kind)
-    return data.assign_attrs(facts, keys=keys, passes=len(passes))
+    metadata = attention_facts(run, row, attention_kind)
+    return data.assign_attrs(metadata, keys=keys, passes=len(passes))
 
 
 def _passes(run: Run) -> list[tuple[int, Encoded]]:
@@ -167,10 +169,10 @@ def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
         for label, start, stop in zip(own, spans.start, spans.stop, strict=True):
             steps.setdefault(label, (start, stop))
     order = sorted(steps)
-    place = {label: index for index, label in enumerate(order)}
+    position = {label: index for index, label in enumerate(order)}
     starts, stops = zip(*(steps[label] for label in order), strict=True)
     axis = TokenSpans(starts, stops, tuple(word for word, *_ in order))
-    return axis, [np.array([place[label] for label in own]) for own in labels]
+    return axis, [np.array([position[label] for label in own]) for own in labels]
 
 
 def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
@@ -268,8 +270,8 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
     points = [
         f"{column.prefix}.{layer}.{kinds[column.name]}.hook_pattern" for layer in layers
     ]
-    acts = run.in_one_pass().record(points)
-    flows = torch.stack(rolled([acts[point][0].double() for point in points]))
+    activations = run.in_one_pass().record(points)
+    flows = torch.stack(rolled([activations[point][0].double() for point in points]))
     coords = pattern_coords(run, column, kinds[column.name], layers)
     data = xr.Dataset(
         {"flow": (("layer", "query", "key"), flows.cpu().numpy())}, coords=coords
@@ -331,16 +333,22 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     at = [f"{stack.prefix}.{layer}.{attention}" for layer in layers]
     gated = stack.attention(attention, layers[0]).gate is not None
     points = ("hook_pattern", "hook_v", *(("hook_gate",) if gated else ()))
-    acts = run.in_one_pass().record([f"{a}.{what}" for a in at for what in points])
+    activations = run.in_one_pass().record(
+        [f"{a}.{what}" for a in at for what in points]
+    )
     norms = []
     with torch.no_grad():
-        for layer, place in zip(layers, at, strict=True):
+        for layer, position in zip(layers, at, strict=True):
             weights = lens.weights.heads(layer, attention, stack.name)
-            values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
+            values = for_every_head(activations[f"{position}.hook_v"][0], stack.n_heads)
             writes = _write_norms(
-                values, weights.W_O, acts[f"{place}.hook_gate"][0] if gated else None
+                values,
+                weights.W_O,
+                activations[f"{position}.hook_gate"][0] if gated else None,
             )
-            norms.append(acts[f"{place}.hook_pattern"][0] * writes * weights.scale)
+            norms.append(
+                activations[f"{position}.hook_pattern"][0] * writes * weights.scale
+            )
     norm = (("layer", "head", "query", "key"), torch.stack(norms).float().cpu().numpy())
     data = xr.Dataset(
         {"norm": norm}, coords=pattern_coords(run, stack, attention, layers)

@@ -102,13 +102,13 @@ class Secants(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if getattr(function, "__name__", "") in _ELEMENTWISE and args:
-            x, *others = args
+            x, *rest = args
             if self._calls is None:
                 self._lines.append(
-                    self._line(x, lambda at: function(at.clone(), *others, **kwargs))
+                    self._line(x, lambda at: function(at.clone(), *rest, **kwargs))
                 )
             elif (lines := next(self._calls)) is not None:
-                value, at, slope = (each[self._node] for each in lines)
+                value, at, slope = (line[self._node] for line in lines)
                 return (value + slope * (x.reshape(-1, len(slope)) - at)).reshape(
                     x.shape
                 )

@@ -128,7 +128,7 @@ def entropic_rank(
         run, reduce=head_entropy_of_writes, kind=kind, batch_size=batch_size
     )
     data = means.rename(mean="entropy", over_all="rank").assign(
-        rank=lambda each: np.exp(each["rank"])
+        rank=lambda item: np.exp(item["rank"])
     )
     data["entropy"].attrs["units"] = "nats"
     return data.assign_attrs(
@@ -162,10 +162,10 @@ def mean_over_tokens(
         rows += encoded.rows
         with torch.no_grad():
             # reduced while the model runs: the writes of all heads are never kept
-            _, acts = lens.run_with_cache(
+            _, activations = lens.run_with_cache(
                 encoded, names_filter=list(reducers), reduce=reducers
             )
-        each = torch.stack([acts[point] for point in reducers]).cpu()
+        each = torch.stack([activations[point] for point in reducers]).cpu()
         visible = encoded.shown(stack.name)
         weights = visible.reshape(*visible.shape, *[1] * (each.ndim - 3))
         tokens.append(visible.sum(dim=1).numpy())

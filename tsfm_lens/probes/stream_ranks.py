@@ -112,7 +112,7 @@ def embedding_ranks(
     if signals is None:
         families = signal_families(run, seed=seed)
     else:
-        families = {name: as_series(each) for name, each in signals.items()}
+        families = {name: as_series(signal) for name, signal in signals.items()}
     if clash := {OWN, VOCABULARY} & set(families):
         raise InputError(
             f"a family is called {min(clash)!r}, which has a meaning here; give it another name"
@@ -127,13 +127,13 @@ def embedding_ranks(
         # in blocks, so that no copy of a whole vocabulary is made
         for rows in table.detach().cpu().split(_FIRST_ROWS):
             embeddings[VOCABULARY].add(rows)
-    spectra = [each.spectrum for each in embeddings.values()]
+    spectra = [embedding.spectrum for embedding in embeddings.values()]
     data = ranks_of_rows(spectra, levels, "family", [0] * len(spectra)).drop_vars(
         "rank_share"
     )
     data = data.assign(
-        full=("family", [min(each.rows, each.width) for each in spectra]),
-        tokens=("family", [each.rows for each in spectra]),
+        full=("family", [min(item.rows, item.width) for item in spectra]),
+        tokens=("family", [item.rows for item in spectra]),
         **_of_signals(embeddings, levels),
         **_angles(embeddings, tokens),
     ).assign_coords(family=list(embeddings))
@@ -220,9 +220,9 @@ def _embed_series(lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
             )
         )
         with torch.no_grad():
-            _, acts = lens.run_with_cache(encoded, names_filter=[point])
+            _, activations = lens.run_with_cache(encoded, names_filter=[point])
         for signal, visible in zip(
-            acts[point].cpu(), _context_mask(lens, encoded), strict=True
+            activations[point].cpu(), _context_mask(lens, encoded), strict=True
         ):
             if len(rows := signal[visible]):
                 tokens.add(rows)
@@ -251,14 +251,15 @@ def _of_signals(
     embeddings: Mapping[str, _Tokens], levels: list[float]
 ) -> dict[str, Any]:
     """Compute ranks of single signals, and their mean over signals with its interval."""
-    most = max(len(each.signals) for each in embeddings.values())
+    most = max(len(item.signals) for item in embeddings.values())
     ranks = np.full((len(levels), len(embeddings), most), np.nan)
-    for place, each in enumerate(embeddings.values()):
-        for signal, values in enumerate(each.signals):
-            ranks[:, place, signal] = epsilon_rank(values, levels)
-    ends = zip(("estimate", "low", "high"), mean_interval(ranks), strict=True)
+    for position, embedding in enumerate(embeddings.values()):
+        for signal, values in enumerate(embedding.signals):
+            ranks[:, position, signal] = epsilon_rank(values, levels)
+    bounds = zip(("estimate", "low", "high"), mean_interval(ranks), strict=True)
     summary = {
-        f"signal_rank_{name}": (("epsilon", "family"), values) for name, values in ends
+        f"signal_rank_{name}": (("epsilon", "family"), values)
+        for name, values in bounds
     }
     return {"signal_rank": (("epsilon", "family", "signal"), ranks), **summary}
 
@@ -267,16 +268,18 @@ def _angles(embeddings: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
     """Compute angles of a few tokens in degrees, and their means over pairs of different ones."""
     angle = np.full((len(embeddings), tokens, tokens), np.nan)
     means = np.full(len(embeddings), np.nan)
-    for place, each in enumerate(embeddings.values()):
+    for position, embedding in enumerate(embeddings.values()):
         # neighbours in time and in a vocabulary are alike
-        rows = each.first[
-            np.unique(np.linspace(0, len(each.first) - 1, tokens).round().astype(int))
+        rows = embedding.first[
+            np.unique(
+                np.linspace(0, len(embedding.first) - 1, tokens).round().astype(int)
+            )
         ]
         degrees = np.degrees(angles(rows.T))
-        angle[place, : len(degrees), : len(degrees)] = degrees
+        angle[position, : len(degrees), : len(degrees)] = degrees
         pairs = degrees[np.triu_indices(len(degrees), 1)]
         finite = pairs[np.isfinite(pairs)]
-        means[place] = finite.mean() if len(finite) else np.nan
+        means[position] = finite.mean() if len(finite) else np.nan
     return {
         "angle": (("family", "token", "other_token"), angle, {"units": "degrees"}),
         "mean_angle": ("family", means, {"units": "degrees"}),
@@ -365,10 +368,12 @@ def flow_of_ranks(
     ]
     points.append(f"{column.prefix}.{column.n_layers - 1}.hook_resid_post")
     count = len(run.batch)
-    places = np.linspace(0, count - 1, min(apart, count)).round().astype(int)
+    positions = np.linspace(0, count - 1, min(apart, count)).round().astype(int)
     # rows are series, or items whose variates share a sequence
     single = {
-        names[place] for names in (run.batch.ids, run.batch.groups) for place in places
+        names[position]
+        for names in (run.batch.ids, run.batch.groups)
+        for position in positions
     }
     spectra = [StreamedSpectrum(column.d_model) for _ in points]
     growths = [
@@ -386,8 +391,8 @@ def flow_of_ranks(
             group_acts = lens.run_with_cache(
                 group.encoded, names_filter=around if is_whole else [*points, *around]
             )[1]
-        acts = group.record(points) if is_whole else group_acts
-        streams = [acts[point].cpu() for point in points]
+        activations = group.record(points) if is_whole else group_acts
+        streams = [activations[point].cpu() for point in points]
         for spectrum, stream in zip(spectra, streams, strict=True):
             spectrum.add(stream[visible])
         for growth in growths:
@@ -416,11 +421,11 @@ def flow_of_ranks(
         flat=("series", [bool(flat.get(name, False)) for name in series])
     )
     data = data.assign(_of_weights(lens, column, levels, data["singular_value"].values))
-    around_attention = np.stack([each.spectra() for each in growths])[
+    around_attention = np.stack([item.spectra() for item in growths])[
         ..., : data.sizes["mode"]
     ]
-    for place, name in enumerate(("attention_value", "attention_bound")):
-        data[name] = (("layer", "mode"), around_attention[:, place])
+    for position, name in enumerate(("attention_value", "attention_bound")):
+        data[name] = (("layer", "mode"), around_attention[:, position])
     # a row of a packed sequence is of several series
     is_of_series = set(series) <= set(run.batch.ids)
     data = judge(
@@ -571,7 +576,7 @@ class _AttentionGrowth:
             )
         ]
         most = max(map(len, writes))
-        padded = np.stack([np.pad(each, (0, most - len(each))) for each in writes])
+        padded = np.stack([np.pad(write, (0, most - len(write))) for write in writes])
         values = self.after.singular_values()
         start = self.before.singular_values()
         # rows fewer than the width have no more singular values
@@ -626,9 +631,9 @@ def ranks_of_rows(
     blocks: Sequence[int],
 ) -> xr.Dataset:
     """Compute the ranks of matrices that came in parts, each from a stream after so many blocks."""
-    values = [each.singular_values() for each in spectra]
+    values = [item.singular_values() for item in spectra]
     floors = [
-        each.rounding_floor(own, count)
-        for each, own, count in zip(spectra, values, blocks, strict=True)
+        item.rounding_floor(own, count)
+        for item, own, count in zip(spectra, values, blocks, strict=True)
     ]
     return compute_ranks(values, floors, levels, dim)

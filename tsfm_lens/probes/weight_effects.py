@@ -79,8 +79,8 @@ def weight_effects(
     plain = subject.point
     of_base = _by(first, run).point
     alone = []
-    for done, each in enumerate(differences):
-        with _set_back(second, each):
+    for done, difference in enumerate(differences):
+        with _set_back(second, difference):
             alone.append(_by(second, run).point)
         if progress is not None:
             progress(done + 1, 2 * len(differences))
@@ -94,8 +94,8 @@ def weight_effects(
         forecasts = forecasts[order]
     together = [plain]
     with ExitStack() as opened:
-        for each in differences:
-            opened.enter_context(_set_back(second, each))
+        for difference in differences:
+            opened.enter_context(_set_back(second, difference))
             together.append(_by(second, run).point)
             if progress is not None:
                 progress(len(differences) + len(together) - 1, 2 * len(differences))
@@ -175,12 +175,14 @@ def _with_effects(
     plain: np.ndarray,
 ) -> xr.Dataset:
     """Label what the weights of components moved by, the forecasts with each set back, and their shares."""
-    data = marked_dataset(run, **component_coords([each.owner for each in differences]))
+    data = marked_dataset(
+        run, **component_coords([difference.owner for difference in differences])
+    )
     axes = ("component", "series", "step")
     for name in _SIZES:
         data[name] = (
             "component",
-            np.array([getattr(each, name) for each in differences]),
+            np.array([getattr(difference, name) for difference in differences]),
         )
     data["forecast"] = (axes, forecasts)
     data["effect"] = (axes, forecasts - plain)
@@ -248,33 +250,33 @@ def _lens(source: Any) -> tuple[Lens, list[str]]:
 
 def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
     """List the components whose weights differ."""
-    others, own = (dict(lens.model.named_parameters()) for lens in (base, tuned))
+    rest, own = (dict(lens.model.named_parameters()) for lens in (base, tuned))
     is_alike = base.wiring.architecture == tuned.wiring.architecture
-    same = is_alike and set(others) == set(own)
-    wrong = [name for name in own if same and own[name].shape != others[name].shape]
+    same = is_alike and set(rest) == set(own)
+    wrong = [name for name in own if same and own[name].shape != rest[name].shape]
     if not same or wrong:
         about = (
-            f"{wrong[0]} has {tuple(others[wrong[0]].shape)} and {tuple(own[wrong[0]].shape)}"
+            f"{wrong[0]} has {tuple(rest[wrong[0]].shape)} and {tuple(own[wrong[0]].shape)}"
             if wrong
-            else f"{base.wiring.architecture} has {len(others)} tensors, {tuned.wiring.architecture} {len(own)}"
+            else f"{base.wiring.architecture} has {len(rest)} tensors, {tuned.wiring.architecture} {len(own)}"
         )
         raise InputError(
             f"{base.model_id} and {tuned.model_id} are not a model and its fine-tuned version: {about}; expected the "
             "same architecture and sizes"
         )
     differences = []
-    for owner, places in _owners(tuned).items():
+    for owner, positions in _owners(tuned).items():
         each = _Difference(owner)
         before = 0.0
-        for name, part in places.items():
+        for name, part in positions.items():
             new = part.of(own[name])
-            old = part.of(others[name]).to(new.device)
+            old = part.of(rest[name]).to(new.device)
             before += float(old.double().square().sum())
             change = new.double() - old.double()
             if not bool(change.any()):
                 continue
             each.places[name] = part
-            each.values[name] = others[name]
+            each.values[name] = rest[name]
             each.norm += float(change.square().sum())
             rank, full = _rank(change, own[name])
             if rank > each.rank:
@@ -301,14 +303,14 @@ def _rank(change: Tensor, weight: Tensor) -> tuple[int, int]:
 def _set_back(lens: Lens, difference: _Difference) -> Iterator[None]:
     """Give a component the base's weights while the block runs."""
     named = dict(lens.model.named_parameters())
-    places = difference.places
-    backup = {name: part.of(named[name]).clone() for name, part in places.items()}
+    positions = difference.places
+    backup = {name: part.of(named[name]).clone() for name, part in positions.items()}
     try:
-        for name, part in places.items():
+        for name, part in positions.items():
             part.put(named[name], part.of(difference.values[name]))
         yield
     finally:
-        for name, part in places.items():
+        for name, part in positions.items():
             part.put(named[name], backup[name])
 
 
@@ -330,7 +332,7 @@ class _Claims:
         name = self.names.get(id(parameter))
         if name is None:
             return
-        whole = at is None and name not in self.free
+        full = at is None and name not in self.free
         length = parameter.shape[axis] if parameter.ndim else 1
         along, free = self.free.setdefault(
             name, (axis, torch.ones(length, dtype=torch.bool))
@@ -339,12 +341,12 @@ class _Claims:
         mine = at[free[at]]
         if len(mine):
             free[mine] = False
-            places = self.owners.setdefault(owner, {})
+            positions = self.owners.setdefault(owner, {})
             # queries, keys and values may be one matrix
-            before = places[name].at if name in places else None
-            places[name] = (
+            before = positions[name].at if name in positions else None
+            positions[name] = (
                 Slice()
-                if whole
+                if full
                 else Slice(along, mine if before is None else torch.cat([before, mine]))
             )
 
@@ -358,7 +360,7 @@ def _owners(lens: Lens) -> dict[Owner, Places]:
     """Divide every entry of every parameter among components, norms, embedding, output head, and the rest."""
     model = lens.model
     wiring = lens.wiring
-    claims = _Claims(model)
+    statements = _Claims(model)
     layers = [
         (stack, layer) for stack in wiring.stacks for layer in range(stack.n_layers)
     ]
@@ -368,25 +370,25 @@ def _owners(lens: Lens) -> dict[Owner, Places]:
             branch = Component(stack.name, layer, row.kind)
             if isinstance(row, Attention):
                 for owner, parameter, axis, at in _of_heads(model, stack, layer, row):
-                    claims.claim(owner, parameter, axis, at)
+                    statements.claim(owner, parameter, axis, at)
             elif isinstance(row, Mlp):
                 for path in dict.fromkeys(
                     (row.i.module, *((row.gate.module,) if row.gate else ()), row.o)
                 ):
-                    claims.claim_module(branch, f"{block}.{path}")
+                    statements.claim_module(branch, f"{block}.{path}")
             else:
-                claims.claim_module(
+                statements.claim_module(
                     branch, f"{block}.{row.reads.module or row.write.module}"
                 )
     for stack, layer in layers:
         norms = f"{stack.name}.{layer} norms".lstrip(".")
         for row in stack.rows(layer):
             for path in filter(None, (row.norm, row.post_norm)):
-                claims.claim_module(norms, f"{stack.block(layer)}.{path}")
-    claims.claim_module("embed", wiring.embed)
-    claims.claim_module("unembed", wiring.unembed.module)
-    claims.claim_module("rest", "")
-    return claims.owners
+                statements.claim_module(norms, f"{stack.block(layer)}.{path}")
+    statements.claim_module("embed", wiring.embed)
+    statements.claim_module("unembed", wiring.unembed.module)
+    statements.claim_module("rest", "")
+    return statements.owners
 
 
 def _of_heads(
@@ -404,14 +406,14 @@ def _of_heads(
         axis = int(letter == "o")
         sizes = {"head": heads, **({"part": part.parts} if part.parts > 1 else {})}
         side = "part head d_head" if part.parts > 1 else "head d_head"
-        places = rearrange(
+        positions = rearrange(
             torch.arange(weight.shape[axis]), f"{part.layout} -> {side}", **sizes
         )
-        places = places[part.part] if part.parts > 1 else places
+        positions = positions[part.part] if part.parts > 1 else positions
         for head in range(heads):
             owner = replace(branch, head=head) if heads == stack.n_heads else branch
-            yield owner, weight, axis, places[head]
+            yield owner, weight, axis, positions[head]
             if bias is not None and not axis:
-                yield owner, bias, 0, places[head]
+                yield owner, bias, 0, positions[head]
         if bias is not None and axis:
             yield branch, bias, 0, None

@@ -85,14 +85,14 @@ def head_spectra(
     if not names:
         raise InputError("products is empty; choose QK, OV or both")
     values = np.empty((len(names), len(layers), column.n_heads, column.d_head))
-    for place, layer in enumerate(layers):
+    for position, layer in enumerate(layers):
         weights = lens.weights.heads(layer, attention, column.name, fold_norm=fold_norm)
         factors = {
             "QK": (weights.W_Q, weights.W_K.mT),
             "OV": (weights.W_V, weights.W_O),
         }
         for index, product in enumerate(names):
-            values[index, place] = core_singular_values(*factors[product]).cpu()
+            values[index, position] = core_singular_values(*factors[product]).cpu()
     ranks = stable_rank(values)
     data = xr.Dataset(
         {
@@ -247,8 +247,8 @@ def weight_ranks(
         for m in matrices
     ]
     columns = {
-        each: ("matrix", list(column))
-        for each, column in zip(names, zip(*rows, strict=True), strict=True)
+        item: ("matrix", list(column))
+        for item, column in zip(names, zip(*rows, strict=True), strict=True)
     }
     data = data.assign_coords(
         matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(DECADES)]
@@ -269,8 +269,8 @@ class Matrix:
     head: str = ""
 
     def __str__(self) -> str:
-        places = (self.stack, str(self.layer), self.kind, self.head, self.part)
-        return ".".join(place for place in places if place)
+        positions = (self.stack, str(self.layer), self.kind, self.head, self.part)
+        return ".".join(position for position in positions if position)
 
 
 def weight_matrices(
@@ -290,23 +290,23 @@ def weight_matrices(
         for layer in range(column.n_layers):
             for row in column.rows(layer):
                 for part, weight in _list_weights(lens, column, layer, row):
-                    place = (column.name, layer, row.kind, part)
+                    position = (column.name, layer, row.kind, part)
                     if part not in names:
                         continue
                     if weight.ndim == 2:
-                        yield Matrix(*place, weight.detach())
+                        yield Matrix(*position, weight.detach())
                         continue
                     # heads stand side by side where they are read, one below the other where they write
-                    whole = (
+                    full = (
                         weight.flatten(0, 1)
                         if part == "W_O"
                         else weight.transpose(0, 1).flatten(1)
                     )
-                    yield Matrix(*place, whole.detach())
+                    yield Matrix(*position, full.detach())
                     for head, head_weight in enumerate(
                         weight.detach() if per_head else ()
                     ):
-                        yield Matrix(*place, head_weight, str(head))
+                        yield Matrix(*position, head_weight, str(head))
 
 
 def _list_weights(
@@ -622,8 +622,8 @@ def _shuffle_floors(
         return np.full(len(layers), np.nan), np.zeros(len(layers), dtype=bool)
     largest = ((chance[usable] - middle[usable, None]) / spread[usable, None]).max(0)
     # the measured rows are one of the shuffles
-    reach = np.sort(largest)[int(np.ceil(CONFIDENCE * (permutations + 1))) - 1]
-    floors = middle + reach * spread
+    distance = np.sort(largest)[int(np.ceil(CONFIDENCE * (permutations + 1))) - 1]
+    floors = middle + distance * spread
     return floors, usable & (closer > floors)
 
 

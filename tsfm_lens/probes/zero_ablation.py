@@ -241,7 +241,7 @@ def seasonal_scales(run: Run) -> np.ndarray:
     """Return the scale of MASE of each series, (series,); NaN where the model sees no variation."""
     batch = run.batch
     scales = [
-        seasonal_scale(*each)
-        for each in zip(batch.values, batch.seasonalities, strict=True)
+        seasonal_scale(*item)
+        for item in zip(batch.values, batch.seasonalities, strict=True)
     ]
     return np.where(own_flat_contexts(run), np.nan, scales)

@@ -130,9 +130,9 @@ def render_page(
     """Render the page as a file's content; ``panels`` come from :func:`draw_results`."""
     script = packed(get_plotlyjs())
     sections: list[Section] = []
-    for place, (name, ds) in enumerate(results.items(), start=1):
+    for position, (name, ds) in enumerate(results.items(), start=1):
         section = _section(
-            f"s{place}", name, ds, panels[name], (remarks or {}).get(name, "")
+            f"s{position}", name, ds, panels[name], (remarks or {}).get(name, "")
         )
         if section["heading"] in [other["heading"] for other in sections]:
             section["heading"] += f" ({name})"
@@ -183,25 +183,25 @@ def _first_screen(
     )
     cards = make_cards(results, anchors) if len(of_runs) == len(results) else []
     series = list(dict.fromkeys(name for card in cards for name in card["cards"]))
-    facts: list[str] = []
+    metadata: list[str] = []
     if of_runs:
         sizes = linked.sizes if linked is not None else {}
-        facts = (
+        metadata = (
             [name_model(of_runs[0]), f"{sizes['layer']} layers × {sizes['head']} heads"]
             if sizes
             else []
         )
-        facts += [f"{len(series)} series"] * bool(series)
+        metadata += [f"{len(series)} series"] * bool(series)
         steps = next((ds.sizes["step"] for ds in of_runs if "step" in ds.sizes), 0)
-        facts += [f"{steps} steps"] * bool(steps)
+        metadata += [f"{steps} steps"] * bool(steps)
     state = linked_state(linked) if linked is not None else None
-    ids = [each["name"] for each in state["series"]] if state else []
+    ids = [item["name"] for item in state["series"]] if state else []
     if state and (omitted := [name for name in series if name not in ids]):
         state["notes"].append(
             f"The linked view is not precomputed for {shown(omitted)}; their cards are below."
         )
     text = packed(json.dumps(state, separators=(",", ":"))) if state else ""
-    return {"facts": facts, "series": series or ids, "state": text, "cards": cards}
+    return {"facts": metadata, "series": series or ids, "state": text, "cards": cards}
 
 
 def _said_once(sections: list[Section]) -> list[str]:
@@ -209,7 +209,7 @@ def _said_once(sections: list[Section]) -> list[str]:
     repeated: dict[str, list[str]] = {}
     for section in sections:
         for figure in section["figures"]:
-            for sentence in [each for each in figure["sentences"] if ONCE.match(each)]:
+            for sentence in [item for item in figure["sentences"] if ONCE.match(item)]:
                 figure["sentences"].remove(sentence)
                 chapters = repeated.setdefault(sentence, [])
                 chapters += [section["heading"]] * (section["heading"] not in chapters)
@@ -230,10 +230,10 @@ def _section(
     entry = find_measurement(ds, name)
     file = f"{entry.title.lower().replace(' ', '-')}-{anchor}"
     title = str(ds.attrs.get("title", "") or entry.title)
-    words = re.sub(r"\w+_attn\b", lambda kind: kind_word(kind[0]), title)
+    text = re.sub(r"\w+_attn\b", lambda kind: kind_word(kind[0]), title)
     return {
         "anchor": anchor,
-        "heading": words[:1].upper() + words[1:],
+        "heading": text[:1].upper() + text[1:],
         "description": entry.description,
         "subject": entry.describe_subject(ds) or _on_series(ds),
         "remark": remark,

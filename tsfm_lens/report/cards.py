@@ -52,12 +52,12 @@ def make_cards(
             continue
         ds = results[name]
         ids = names(ds, "series")
-        places = (
+        positions = (
             [ids.index(explained)]
             if explained in ids
             else forecast_series(ds, MAX_SERIES)
         )
-        cards = {ids[place]: make(ds, place) for place in places}
+        cards = {ids[position]: make(ds, position) for position in positions}
         rows.append(
             {
                 "title": title,
@@ -178,9 +178,7 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
         " ◆": "◆ passes the test beside untrained twins",
     }
     legend = [
-        words
-        for sign, words in marks.items()
-        if any(sign in label for label, *_ in bars)
+        text for sign, text in marks.items() if any(sign in label for label, *_ in bars)
     ]
     tested = "; ".join(legend) or "none is significant over series"
     note = f"size: mean change of the forecast without it ({unit}); {tested}{_describe_improvement(ds, series, order[0])}"
@@ -212,19 +210,19 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
         .values
     )
     floor = float(ds["mean_shift_floor"].values[series])
-    bars, places = [], []
+    bars, positions = [], []
     for flat in np.argsort(-effect.ravel(), kind="stable")[:_MAX_BARS]:
-        layer, head = (int(each) for each in np.unravel_index(flat, effect.shape))
+        layer, head = (int(item) for item in np.unravel_index(flat, effect.shape))
         if effect[layer, head] <= floor:
             break
         reading = describe_attention(ds, series, layer, head)
-        places.append(reading.words)
+        positions.append(reading.words)
         bars.append((f"{head_name(ds, layer, head)}: {reading.words}", reading.most))
     if not bars:
         return {}
     note = "the heads with the largest effects, largest first; where each looks most, and its attention there"
     return {
-        "big": places[0],
+        "big": positions[0],
         "note": f"{note} (mean over steps)",
         "bars": _bars(bars, percent),
     }
@@ -246,7 +244,7 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
         "step",
         quantile=median_position(ds["quantile"].values),
     )
-    unit, labels, words = (
+    unit, labels, text = (
         find_unit(ds) or "data units",
         names(ds, "segment"),
         segment_words(ds),
@@ -254,7 +252,7 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
     groups = ranked(ds, steps)[:_MAX_BARS]
     effects_of = [moved(steps[group].sum(0)) for group in groups]
     called = [
-        group_name(labels, group, words).removesuffix(" in total") for group in groups
+        group_name(labels, group, text).removesuffix(" in total") for group in groups
     ]
     arrows = [{"up": "↑", "down": "↓"}.get(way, "↕") for _, way in effects_of]
     bars = _bars(
@@ -308,12 +306,14 @@ def _ranked(
     ds: xr.Dataset, name: str, write: Callable[[float], str], what: str
 ) -> Card:
     values = array(ds, name, "covariate", "way")[:, names(ds, "way").index("shuffled")]
-    order = [int(place) for place in np.argsort(-np.nan_to_num(values, nan=-np.inf))][
-        :_MAX_BARS
-    ]
+    order = [
+        int(position) for position in np.argsort(-np.nan_to_num(values, nan=-np.inf))
+    ][:_MAX_BARS]
     labels, series = names(ds, "covariate"), len(forecast_series(ds))
     over = f", median over {series} series" if series > 1 else ""
-    bars = _bars([(labels[place], float(values[place])) for place in order], write)
+    bars = _bars(
+        [(labels[position], float(values[position])) for position in order], write
+    )
     return {"big": labels[order[0]], "note": f"{what} (MASE{over})", "bars": bars}
 
 

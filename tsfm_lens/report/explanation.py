@@ -99,14 +99,14 @@ class Explanation(dict[str, xr.Dataset]):
         Raises:
             InputError: the folder cannot be written.
         """
-        place = Path(folder)
+        position = Path(folder)
         contents = {
-            place / "explanation.json": json.dumps(
+            position / "explanation.json": json.dumps(
                 self.summary(), indent=1, allow_nan=False
             ).encode()
         }
         for name, data in self.items():
-            contents[place / "numbers" / f"{name}.nc"] = bytes(
+            contents[position / "numbers" / f"{name}.nc"] = bytes(
                 data.to_netcdf(engine="scipy")
             )
             tables: dict[str, Any] = {}
@@ -114,7 +114,7 @@ class Explanation(dict[str, xr.Dataset]):
                 if figure.table and figure.table not in tables.values():
                     tables[figure.name if tables else name] = figure.table
             for label, table in (tables or {name: _largest}).items():
-                contents[place / "numbers" / f"{label}.csv"] = to_csv(
+                contents[position / "numbers" / f"{label}.csv"] = to_csv(
                     table(data)
                 ).encode()
         return write_together(contents)
@@ -214,8 +214,8 @@ def explain(
         own["input_effects"] |= {"exact": _EXACT, "budget": max(2**_EXACT, 4 * most)}
     if parts is not None:
         own = {
-            kind: each | ({"parts": parts} if kind != "route_faithfulness" else {})
-            for kind, each in own.items()
+            kind: entry | ({"parts": parts} if kind != "route_faithfulness" else {})
+            for kind, entry in own.items()
         }
     if method is not None:
         own["input_attribution"]["method"] = own["input_effects"]["method"] = method

@@ -69,8 +69,8 @@ def _instead(entry: Figure) -> str:
 
 def _results(entry: Figure, run: Run) -> tuple[xr.Dataset, ...]:
     """Compute what a figure of one run is drawn of."""
-    shown = run if run.explicit_horizon else run.within_pass()
-    cache = Results(shown, {entry.kind: entry.probe_options})
+    visible = run if run.explicit_horizon else run.within_pass()
+    cache = Results(visible, {entry.kind: entry.probe_options})
     return tuple(cache[kind] for kind in (entry.kind, *entry.beside))
 
 
@@ -98,12 +98,12 @@ class DrawnFigure:
             f"  {ds.attrs['source']}" for ds in self.results if ds.attrs.get("source")
         )
         lines += ["", "Definitions", *definitions]
-        facts = [lens.provenance() for lens in (self.run.lens, *self.others)]
+        metadata = [lens.provenance() for lens in (self.run.lens, *self.others)]
         origins = [
-            f"  {key}: {each[key]}."
-            for each in facts
+            f"  {key}: {item[key]}."
+            for item in metadata
             for key in _PROVENANCE
-            if each.get(key)
+            if item.get(key)
         ]
         lines += ["", "Provenance", *origins]
         lines += [f"  seed: {self.run.seed}."]
@@ -123,9 +123,9 @@ def _tests(result: Any) -> list[str]:
         if "family" in variable.attrs
     ]
     return [
-        f"Significance: exact sign test over {facts['units']} {'series' if facts['units'] != 1 else 'series alone'} "
-        f"({facts['family']} tests, Holm-corrected, 5 %). Whiskers and bands: range over series."
-        for facts in tested
+        f"Significance: exact sign test over {metadata['units']} {'series' if metadata['units'] != 1 else 'series alone'} "
+        f"({metadata['family']} tests, Holm-corrected, 5 %). Whiskers and bands: range over series."
+        for metadata in tested
     ]
 
 
@@ -158,7 +158,7 @@ def _beside(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
         other.run(series, run.horizon, seed=run.seed, **truth),
         explicit_horizon=run.explicit_horizon,
     )
-    pair = [_results(entry, each) for each in (run, second)]
+    pair = [_results(entry, item) for item in (run, second)]
     ids = [run.lens.model_id, other.model_id]
     labels = ids if ids[0] != ids[1] else [f"{ids[0]} (1)", f"{ids[1]} (2)"]
     drawn = [entry.draw(*results) for results in pair]
@@ -170,7 +170,7 @@ def refuse_several(entry: Figure, count: int) -> None:
     """Refuse more models than a figure can show."""
     if count > 2 and not takes_models(entry):
         names = ", ".join(
-            name for name, each in figures().items() if takes_models(each)
+            name for name, figure in figures().items() if takes_models(figure)
         )
         raise InputError(
             f"figure {entry.name} can show two models side by side, but {count} are named; {names} shows more"

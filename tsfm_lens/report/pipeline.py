@@ -310,12 +310,12 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
             for info in infos
         )
     lines["context"] = f"up to {max(run.batch.lengths)} steps of each series"
-    place = (
+    position = (
         "beyond the end of each series"
         if run.truth is None
         else "held out as the truth"
     )
-    lines["horizon"] = f"{run.horizon} steps, {place}"
+    lines["horizon"] = f"{run.horizon} steps, {position}"
     lines["seed"] = str(run.seed)
     lines["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return lines
@@ -398,8 +398,8 @@ def hook_shapes(
     # a token model's decoder needs values to run along
     future = np.zeros((1, horizon)) if lens.adapter.readout == "token" else None
     with torch.no_grad():
-        _, acts = lens.run_with_cache(series, names_filter=names, future=future)
-    shapes = {name: tuple(acts[name].shape) for name in names}
+        _, activations = lens.run_with_cache(series, names_filter=names, future=future)
+    shapes = {name: tuple(activations[name].shape) for name in names}
     return [
         (name, axes, shapes[name]) for name, axes in lens.hook_table() if name in shapes
     ]

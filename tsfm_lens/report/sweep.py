@@ -63,7 +63,7 @@ def build_sweep_report(
         ],
     )
     contents: dict[Path, bytes] = {}
-    drawings = [panel for each in panels.values() for panel in each]
+    drawings = [panel for item in panels.values() for panel in item]
     for stem, panel in zip(
         _stems(panel.name for panel in drawings), drawings, strict=True
     ):
@@ -110,7 +110,10 @@ def _missing(
             continue
         if not panels[name]:
             kinds = listed(
-                [f"{each!r}" for each in dict.fromkeys(table.get("family", [name]))]
+                [
+                    f"{fromkey!r}"
+                    for fromkey in dict.fromkeys(table.get("family", [name]))
+                ]
             )
             notes.append(
                 f"There is no figure of {kinds}; the numbers are in tables/{name}.csv."
@@ -129,7 +132,7 @@ def _stems(names: Iterable[str]) -> list[str]:
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:80].strip("-.") or "result"
         count, unique = 1, stem
-        while unique.lower() in {each.lower() for each in stems}:
+        while unique.lower() in {item.lower() for item in stems}:
             count += 1
             unique = f"{stem}-{count}"
         stems.append(unique)
@@ -139,20 +142,20 @@ def _stems(names: Iterable[str]) -> list[str]:
 def written(value: Any) -> str:
     """Write a value of the provenance as lines of text: one for each member of a list or mapping."""
     if isinstance(value, Mapping):
-        return "\n".join(f"{key}: {_inline(each)}" for key, each in value.items())
+        return "\n".join(f"{key}: {_inline(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return "\n".join(_inline(each) for each in value)
+        return "\n".join(_inline(item) for item in value)
     return str(value)
 
 
 def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
         flat = {
-            key: each for key, each in value.items() if each not in (None, "", [], {})
+            key: item for key, item in value.items() if item not in (None, "", [], {})
         }
         return "; ".join(
-            f"{key} {each if isinstance(each, str) else json.dumps(each, default=str)}"
-            for key, each in flat.items()
+            f"{key} {item if isinstance(item, str) else json.dumps(item, default=str)}"
+            for key, item in flat.items()
         )
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
@@ -304,10 +307,10 @@ def _p(value: float) -> str:
 
 def _span(lower: str = "lower", upper: str = "upper") -> Cell:
     def say(row: dict[str, Any]) -> str:
-        ends = [row[lower], row[upper]]
+        bounds = [row[lower], row[upper]]
         return (
-            f"$[{100 * ends[0]:+.2f}, {100 * ends[1]:+.2f}]$"
-            if np.isfinite(ends).all()
+            f"$[{100 * bounds[0]:+.2f}, {100 * bounds[1]:+.2f}]$"
+            if np.isfinite(bounds).all()
             else "--"
         )
 

@@ -38,8 +38,8 @@ def add_curves(
         hover = f"{plain(name)}<br>%{{x}}: %{{y:.4g}}"
         if repeat is not None:
             for _, own in rows.groupby(repeat):
-                pale = mixed(colour, 0.4)
-                panel.line(own[x], own[y], "", hover, colour=pale, width=0.8)
+                faint = mixed(colour, 0.4)
+                panel.line(own[x], own[y], "", hover, colour=faint, width=0.8)
         means = rows[y].groupby(rows[x]).mean()
         if repeat is not None and geometric:
             means = np.exp(np.log(rows[y]).groupby(rows[x]).mean())
@@ -68,19 +68,19 @@ def add_points(
         means = rows.groupby(x)[y].mean()
         # places along the vertical axis are names, which no line joins
         if len(means) > 1 and not across:
-            pale = mixed(colour, 0.6)
-            panel.line(means.index, means, "", "", colour=pale, width=1.2, group=name)
-        for place, own in rows.groupby(x):
+            faint = mixed(colour, 0.6)
+            panel.line(means.index, means, "", "", colour=faint, width=1.2, group=name)
+        for position, own in rows.groupby(x):
             noise = mean_of_seeds(own[y].to_numpy())
-            seeds: tuple[Any, Any] = ([place] * len(own), own[y])
-            middle: tuple[Any, Any] = ([place], noise.size)
+            seeds: tuple[Any, Any] = ([position] * len(own), own[y])
+            middle: tuple[Any, Any] = ([position], noise.size)
             if across:
                 seeds, middle = seeds[::-1], middle[::-1]
-            pale = mixed(colour, 0.45)
-            panel.dots(*seeds, "", hover, colour=pale, size=4, group=name)
+            faint = mixed(colour, 0.45)
+            panel.dots(*seeds, "", hover, colour=faint, size=4, group=name)
             options: dict[str, Any] = {"noise": noise, "across": across}
-            words = f"{hover}, mean of {len(own)}"
-            panel.dots(*middle, name, words, colour=colour, size=9, **options)
+            text = f"{hover}, mean of {len(own)}"
+            panel.dots(*middle, name, text, colour=colour, size=9, **options)
 
 
 def _by_label(
@@ -89,8 +89,8 @@ def _by_label(
     """Return the name, the finite rows and the colour of each label."""
     groups = table.dropna(subset=[y]).groupby(label, sort=False)
     return [
-        (str(name), rows, CATEGORICAL[place % len(CATEGORICAL)])
-        for place, (name, rows) in enumerate(groups)
+        (str(name), rows, CATEGORICAL[position % len(CATEGORICAL)])
+        for position, (name, rows) in enumerate(groups)
     ]
 
 
@@ -124,11 +124,11 @@ def curve_sheet(
         titles = [(name,) for name, _ in _panels(table, panel)]
         figure = panel_grid(titles, row_height=230, most=3)
         title_axes(figure, *axes)
-    for place, part in zip(figure, parts, strict=True):
+    for position, part in zip(figure, parts, strict=True):
         geometric = "y" in log
-        add_curves(place, part, x, y, label, geometric=geometric, **options)
+        add_curves(position, part, x, y, label, geometric=geometric, **options)
         if reference is not None:
-            add_reference(place, *reference)
+            add_reference(position, *reference)
     if "x" in log:
         figure.x(**LOG_AXIS)
     if "y" in log:
@@ -159,9 +159,11 @@ def read_means(
         unit: with a space before it.
     """
     finite = table.dropna(subset=[value])
-    ends = finite.groupby(label, sort=False)[value].agg(["mean", "min", "max", "count"])
+    bounds = finite.groupby(label, sort=False)[value].agg(
+        ["mean", "min", "max", "count"]
+    )
     sentences = []
-    for name, mean, low, high, count in ends.sort_values("mean").itertuples():
+    for name, mean, low, high, count in bounds.sort_values("mean").itertuples():
         seeds = "one seed"
         if count > 1:
             seeds = f"mean of {int(count)} seeds, {num(low)} to {num(high)}"

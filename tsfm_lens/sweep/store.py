@@ -422,13 +422,13 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
         raise InputError(
             f"a group holds each of its cells once, and at least one; there are {list(cells)!r}"
         )
-    place = pc.index_in(table.column("cell"), pa.array(cells)).combine_chunks()
-    if place.null_count:
-        other = pc.unique(table.column("cell").filter(pc.is_null(place)))[0]
+    position = pc.index_in(table.column("cell"), pa.array(cells)).combine_chunks()
+    if position.null_count:
+        other = pc.unique(table.column("cell").filter(pc.is_null(position)))[0]
         raise InputError(
             f"the rows hold the cell {other!s}, which is not one of the group's {len(cells)}"
         )
-    order = place.to_numpy(zero_copy_only=False)
+    order = position.to_numpy(zero_copy_only=False)
     counts = np.bincount(order, minlength=len(cells))
     if not counts.all():
         raise InputError(
@@ -442,8 +442,8 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
 
 def _encode(table: pa.Table, cells: Sequence[str]) -> memoryview:
     """Encode rows that ``_checked`` gave as a Parquet file, in memory."""
-    place = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
-    counts = np.bincount(place, minlength=len(cells)).tolist()
+    position = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
+    counts = np.bincount(position, minlength=len(cells)).tolist()
     footer = json.dumps(
         {"cells": list(cells), "counts": counts, "columns": table.column_names}
     )
@@ -484,9 +484,9 @@ def _read_group(
         table = file.read(
             columns=list(dict.fromkeys(["cell", *names])), use_threads=False
         )
-    place = pc.index_in(table.column("cell"), pa.array(held)).to_numpy()
+    position = pc.index_in(table.column("cell"), pa.array(held)).to_numpy()
     listed = np.repeat(np.arange(len(held)), footer["counts"])
-    if not is_ours or not np.array_equal(place, listed):
+    if not is_ours or not np.array_equal(position, listed):
         raise ValueError("it was changed or renamed after it was written")
     if cells is not None and len(cells) < len(held):
         table = table.filter(pc.is_in(table.column("cell"), pa.array(cells)))

@@ -310,21 +310,24 @@ def reading_changes_nothing(case: Case) -> Deviations:
 )
 def accounting(case: Case) -> Deviations:
     """Check that embedding + all writes = last residual stream, and the native head on it = the output."""
-    output, acts = case.captured
+    output, activations = case.captured
     model = case.lens.adapter.model
     wiring = case.lens.wiring
     for stack in wiring.stacks:
         if not stack.sums:
             continue
         factors = carry_factors(model, stack)
-        for place, actual, expected in branch_sums(model, wiring, stack, acts):
-            yield place, relative(expected, actual)
-        total = acts[first_stream(stack)] * factors["embed"]
+        for position, actual, expected in branch_sums(
+            model, wiring, stack, activations
+        ):
+            yield position, relative(expected, actual)
+        total = activations[first_stream(stack)] * factors["embed"]
         for branch in branches(stack):
             total += (
-                acts[f"{branch.at}.hook_out"] * factors[branch.layer, branch.row.kind]
+                activations[f"{branch.at}.hook_out"]
+                * factors[branch.layer, branch.row.kind]
             )
-        yield f"{stack.name} stream", relative(total, acts[last_stream(stack)])
+        yield f"{stack.name} stream", relative(total, activations[last_stream(stack)])
     alone = (
         ""
         if wiring.output_stack.sums
@@ -333,7 +336,9 @@ def accounting(case: Case) -> Deviations:
     yield (
         f"head{alone}",
         relative(
-            case.lens.readout(acts[last_stream(wiring.output_stack)], case.encoded),
+            case.lens.readout(
+                activations[last_stream(wiring.output_stack)], case.encoded
+            ),
             output,
         ),
     )
@@ -449,30 +454,35 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
 def patching(case: Case) -> Deviations:
     """Check that a run patched into itself changes nothing; A's stream in B gives A's later streams and output."""
     lens = case.lens
-    acts = case.acts
+    activations = case.acts
     other = case.other_encoded
     output_stack = lens.wiring.output_stack
     for name in (RESIDUAL_NAMES[len(output_stack.rows(0)[:2]) - 1], "hook_resid_post"):
         at = f"{output_stack.prefix}.0.{name}"
-        with lens.patch(acts, at):
+        with lens.patch(activations, at):
             output = lens.forward(case.encoded)
         yield f"self: {at}", relative(output, lens.forward(case.encoded))
     _, of_other = lens.run_with_cache(other, names_filter=RAW)
-    if relative(of_other[RAW], acts[RAW]) < 1e-3:
+    if relative(of_other[RAW], activations[RAW]) < 1e-3:
         yield "A and B differ", float("inf")
     before: list[str] = []
     for stack in lens.wiring.stacks:
         # a decoder may start from a constant: no stream of B may be A's before it is put there
-        apart = [(first_stream(stack), lambda value, hook: value.roll(1, dims=-1))]
+        separate = [(first_stream(stack), lambda value, hook: value.roll(1, dims=-1))]
         for _, layer, _, _, stream in (
-            each for each in branches(stack) if each.layer in layers_to_check(stack)
+            branch
+            for branch in branches(stack)
+            if branch.layer in layers_to_check(stack)
         ):
             # what follows from the stream: the next layer's, and in the end the model's output
             reads_out = stack is output_stack and not lens.wiring.bypass
             after = RAW if reads_out else f"{stack.prefix}.{layer}.hook_resid_post"
-            with lens.hooks(apart), lens.patch(acts, *before, stream):
+            with lens.hooks(separate), lens.patch(activations, *before, stream):
                 _, later_acts = lens.run_with_cache(other, names_filter=after)
-            yield f"A into B at {stream}", relative(later_acts[after], acts[after])
+            yield (
+                f"A into B at {stream}",
+                relative(later_acts[after], activations[after]),
+            )
         before.append(f"{stack.prefix}.0.hook_resid_pre")
 
 

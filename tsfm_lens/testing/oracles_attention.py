@@ -40,20 +40,20 @@ from tsfm_lens.testing.oracles import (
 def patterns(case: Case) -> Deviations:
     """Check that pattern rows sum to 1 and pay nothing to masked keys, and that pattern · v = z."""
     lens = case.lens
-    acts = case.acts
+    activations = case.acts
     for stack in lens.wiring.stacks:
         for _, _, row, at, _ in branches(stack):
             if not isinstance(row, Attention):
                 continue
             pattern, v, z = (
-                acts[f"{at}.hook_{name}"] for name in ("pattern", "v", "z")
+                activations[f"{at}.hook_{name}"] for name in ("pattern", "v", "z")
             )
             if row.over == "time":
                 names = (
                     first_stream(stack),
                     first_stream(lens.wiring.stack(row.keys_from or stack.name)),
                 )
-                expected = tuple(acts[name].shape[1] for name in names)
+                expected = tuple(activations[name].shape[1] for name in names)
             else:
                 expected = (
                     lens.registry.state.sizes.get("variate", len(case.batch)),
@@ -69,7 +69,7 @@ def patterns(case: Case) -> Deviations:
             )
             rebuilt = _attend(lens, row, pattern, for_every_head(v, z.shape[-2]))
             yield f"{at}: z", relative(_gated(case, row, at, rebuilt), z)
-            scores = acts[f"{at}.hook_attn_scores"]
+            scores = activations[f"{at}.hook_attn_scores"]
             mask = scores <= torch.finfo(scores.dtype).min / 2
             mask &= ~mask.all(dim=-1, keepdim=True)
             yield f"{at}: mask", float(pattern.masked_fill(~mask, 0).abs().max())
@@ -104,10 +104,12 @@ def _gated(case: Case, row: Attention, at: str, heads: Tensor) -> Tensor:
 def head_order(case: Case) -> Deviations:
     """Check that a head's pattern and W_V rows rebuild its z, and that without W_Q, W_K or W_V it has no q, k or v."""
     lens = case.lens
-    acts = case.acts
+    activations = case.acts
     for stack in lens.wiring.stacks:
-        places = [(each, each.row) for each in branches(stack)]
-        heads = [(branch, row) for branch, row in places if isinstance(row, Attention)]
+        positions = [(item, item.row) for item in branches(stack)]
+        heads = [
+            (branch, row) for branch, row in positions if isinstance(row, Attention)
+        ]
         paths = {
             branch.at: f"{stack.block(branch.layer)}.{row.v.module}"
             for branch, row in heads
@@ -125,10 +127,12 @@ def head_order(case: Case) -> Deviations:
             )
             weights = lens.weights.heads(branch.layer, row.kind, stack.name)
             v = torch.einsum("bpd,hdc->bphc", x, weights.W_V) + weights.b_V
-            z = _attend(lens, row, acts[f"{branch.at}.hook_pattern"], v)
+            z = _attend(lens, row, activations[f"{branch.at}.hook_pattern"], v)
             yield (
                 branch.at,
-                relative(_gated(case, row, branch.at, z), acts[f"{branch.at}.hook_z"]),
+                relative(
+                    _gated(case, row, branch.at, z), activations[f"{branch.at}.hook_z"]
+                ),
             )
         for branch, row in heads:
             if branch.layer in layers_to_check(stack):

@@ -55,9 +55,11 @@ def _embedding(case: Case) -> Deviations:
     recordings = []
     for encoded in (case.encoded, case.other_encoded):
         with recorded_calls(lens.adapter.model, twins) as calls:
-            _, acts = lens.run_with_cache(encoded, names_filter=names)
-        recordings.append((acts, [call for twin in twins for call in calls[twin]]))
-    (acts, first_calls), (others, second_calls) = recordings
+            _, activations = lens.run_with_cache(encoded, names_filter=names)
+        recordings.append(
+            (activations, [call for control in twins for call in calls[control]])
+        )
+    (activations, first_calls), (rest, second_calls) = recordings
     if not first_calls or len(first_calls) != len(second_calls):
         yield f"embed {path!r} is called once per stream", math.inf
         return
@@ -67,17 +69,17 @@ def _embedding(case: Case) -> Deviations:
         for call, second in zip(first_calls, second_calls, strict=True)
     ]
     changes = [
-        _large_rows((acts[name] - others[name]).flatten(0, -2)) for name in names
+        _large_rows((activations[name] - rest[name]).flatten(0, -2)) for name in names
     ]
     if not any(len(rows) for rows in changes):
         yield "two series have two embeddings", math.inf
     for stack, rows in zip(stacks, changes, strict=True):
         # a module may be called again for later layers, as a shared one is, or for covariates
         sources = [_rows(change, stack.d_model) for change in changed]
-        apart = min(
+        separate = min(
             _distance(rows, source) for source in (*sources, torch.cat(sources))
         )
-        yield f"embed {path!r} of stack {stack.name!r}", apart
+        yield f"embed {path!r} of stack {stack.name!r}", separate
 
 
 def _tied_modules(model: nn.Module, path: str) -> list[str]:
@@ -89,8 +91,8 @@ def _tied_modules(model: nn.Module, path: str) -> list[str]:
     own = model.get_submodule(path)
     kin = [
         name
-        for name, each in model.named_modules()
-        if type(each) is type(own) and pointers(each) == pointers(own)
+        for name, item in model.named_modules()
+        if type(item) is type(own) and pointers(item) == pointers(own)
     ]
     return kin if pointers(own) else [path]
 
@@ -128,7 +130,7 @@ def _distance(rows: Tensor, source: Tensor) -> float:
     ).median()
     # where an embedding has one direction (one step a token), the nearest direction does not tell the factor
     return min(
-        _at_factor(rows, source, each) for each in (factor, torch.ones_like(factor))
+        _at_factor(rows, source, item) for item in (factor, torch.ones_like(factor))
     )
 
 
@@ -161,12 +163,12 @@ def _unembedding(case: Case) -> Deviations:
     if not tensors:
         raise WiringError("the module of unembed takes no tensor")
     inputs = _rows(tensors[0], stack.d_model)
-    apart = (
+    separate = (
         _distance(_large_rows(inputs), source.flatten(0, -2))
         if len(inputs)
         else math.inf
     )
-    yield f"what enters unembed {path!r} (ln_final={stack.ln_final!r})", apart
+    yield f"what enters unembed {path!r} (ln_final={stack.ln_final!r})", separate
 
 
 def _bottleneck(case: Case) -> Deviations:
@@ -197,26 +199,26 @@ def _labels(case: Case) -> Deviations:
         f"{RAW} has as many rows as the stream",
         float(abs(plain.shape[0] - stream.shape[0])),
     )
-    for axis, place in (("batch", 1), ("pos", stream.shape[1] - 1)):
+    for axis, position in (("batch", 1), ("pos", stream.shape[1] - 1)):
         if axis not in axes:
             continue
         other = stream.clone()
-        other.select(int(axis == "pos"), place).copy_(
-            stream.select(int(axis == "pos"), place).roll(1, dims=-1)
+        other.select(int(axis == "pos"), position).copy_(
+            stream.select(int(axis == "pos"), position).roll(1, dims=-1)
         )
         with lens.hooks([(last, lambda value, hook, other=other: other)]):
             _, new_acts = lens.run_with_cache(case.encoded, names_filter=RAW)
-        apart = (
+        separate = (
             (new_acts[RAW] - plain)
             .abs()
             .transpose(0, axes.index(axis))
             .flatten(1)
             .amax(dim=1)
         )
-        places = torch.nonzero(apart > _SAME * apart.max()).flatten().tolist()
-        right = places == [place] if axis == "batch" else len(places) == 1
+        positions = torch.nonzero(separate > _SAME * separate.max()).flatten().tolist()
+        right = positions == [position] if axis == "batch" else len(positions) == 1
         yield (
-            f"{RAW} ({' '.join(axes)}): {axis} {place} moves {axis} {places}",
+            f"{RAW} ({' '.join(axes)}): {axis} {position} moves {axis} {positions}",
             0.0 if right else math.inf,
         )
 
@@ -247,11 +249,11 @@ def _steps(case: Case) -> Deviations:
             else as_series(list(case.batch.values))
         )
         for horizon, expected in ((steps, 1), (steps + 1, 2)):
-            _, acts = lens.run_with_cache(
+            _, activations = lens.run_with_cache(
                 batch, names_filter=RAW, rollout=True, horizon=horizon, **_draws(lens)
             )
-            what = f"steps_per_readout={steps}, and {horizon} steps take {len(acts.calls(RAW))} readouts"
-            yield what, float(abs(len(acts.calls(RAW)) - expected))
+            what = f"steps_per_readout={steps}, and {horizon} steps take {len(activations.calls(RAW))} readouts"
+            yield what, float(abs(len(activations.calls(RAW)) - expected))
 
 
 def _draws(lens: Lens) -> dict[str, Any]:
@@ -303,10 +305,10 @@ def rows_are_series(case: Case) -> Deviations:
         with lens.ablate(target, rows=[row]):
             result = forecast()
         own = [index for index, group in enumerate(row_of) if group == row]
-        others = [index for index, group in enumerate(row_of) if group != row]
+        rest = [index for index, group in enumerate(row_of) if group != row]
         yield (
             f"rows=[{row}] moves other series",
-            relative(result[others], plain[others]),
+            relative(result[rest], plain[rest]),
         )
         paths = (result[own] - plain[own]).abs().amax(dim=-1)
         # a token is drawn anew only where a probability moves past the draw
@@ -352,8 +354,8 @@ def gradients(case: Case) -> Deviations:
     )
     numeric = float(ahead - behind) / (2 * width)
     scale = max(abs(numeric), float((out.detach() * weight).norm()) * 1e-2) or 1.0
-    apart = abs(numeric - float(derivative)) / scale
+    separate = abs(numeric - float(derivative)) / scale
     true = lens.wiring.true_gradients
-    wrong = apart > _GRADIENT_BOUND
-    place = f"true_gradients={true}: {float(derivative):.4g} by autograd, {numeric:.4g} by small steps"
-    yield place, apart if true else (0.0 if wrong else math.inf)
+    wrong = separate > _GRADIENT_BOUND
+    position = f"true_gradients={true}: {float(derivative):.4g} by autograd, {numeric:.4g} by small steps"
+    yield position, separate if true else (0.0 if wrong else math.inf)

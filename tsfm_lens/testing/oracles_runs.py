@@ -70,7 +70,7 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     )
     embeds = torch.cat([call.value for call in steps.calls(embed)], dim=1)
     with lens.hooks([(embed, lambda value, hook: embeds.to(value))]):
-        _, whole = lens.run_with_cache(encoded, names_filter=names)
+        _, full = lens.run_with_cache(encoded, names_filter=names)
     yield from _offsets(steps, names)
     for name in names:
         parts = [call.value for call in steps.calls(name)]
@@ -81,7 +81,7 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
             name,
             relative(
                 torch.cat(parts, dim=2 if name.endswith("hook_pattern") else 1),
-                whole[name],
+                full[name],
             ),
         )
 
@@ -128,7 +128,7 @@ def _refeed_rollout(case: Case) -> Deviations:
     )
     batch = replace(copies, values=tuple(contexts), futures=later, categories=())
     _, second = lens.run_with_cache(batch, names_filter=names, horizon=1)
-    _, whole = lens.run_with_cache(case.batch, names_filter=names, horizon=first)
+    _, full = lens.run_with_cache(case.batch, names_filter=names, horizon=first)
     for name in names:
         calls = steps.calls(name)
         rows = (
@@ -138,8 +138,8 @@ def _refeed_rollout(case: Case) -> Deviations:
             .flatten(0, 1)
         )
         # a longer horizon may have further masked tokens at the end, which no earlier one sees
-        n_tokens = whole[name].shape[1]
-        yield f"{name} step 0", relative(calls[0].value[:, :n_tokens], whole[name])
+        n_tokens = full[name].shape[1]
+        yield f"{name} step 0", relative(calls[0].value[:, :n_tokens], full[name])
         yield f"{name} step {calls[1].step}", relative(rows, second[name])
 
 
@@ -166,15 +166,16 @@ def _cache_rollout(case: Case) -> Deviations:
         yield "passes", float("inf")
         return
     inputs = lens.adapter.joined(passes)  # type: ignore[attr-defined]
-    acts = Activations(lens.registry.points, False, case.batch.ids)
-    with record(lens.registry, names, acts), lens.registry.attach():
+    activations = Activations(lens.registry.points, False, case.batch.ids)
+    with record(lens.registry, names, activations), lens.registry.attach():
         model.get_submodule(path)(*inputs[0], **inputs[1])
     yield from _offsets(steps, names)
     for name in names:
         yield (
             name,
             relative(
-                torch.cat([call.value for call in steps.calls(name)], dim=1), acts[name]
+                torch.cat([call.value for call in steps.calls(name)], dim=1),
+                activations[name],
             ),
         )
 
@@ -190,9 +191,9 @@ def _single_rollout(case: Case) -> Deviations:
     _, steps = lens.run_with_cache(
         case.batch, names_filter=names, rollout=True, horizon=case.horizon
     )
-    _, whole = lens.run_with_cache(case.batch, names_filter=names, horizon=case.horizon)
+    _, full = lens.run_with_cache(case.batch, names_filter=names, horizon=case.horizon)
     for name in names:
-        yield name, relative(steps.calls(name)[0].value, whole[name])
+        yield name, relative(steps.calls(name)[0].value, full[name])
     yield "one pass", float(max(len(steps.calls(name)) for name in names) - 1)
 
 

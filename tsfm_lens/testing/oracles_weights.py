@@ -38,22 +38,22 @@ from tsfm_lens.testing.oracles import (
 def weights(case: Case) -> Deviations:
     """Check that norms, matrices, gains and biases turn each stream into the recorded inputs, outputs and writes."""
     lens = case.lens
-    acts = case.acts
+    activations = case.acts
     for stack in lens.wiring.stacks:
         layers = {
-            f"{stack.block(each.layer)}.{part.module}"
-            for each in branches(stack)
-            for part in _inputs(each)
+            f"{stack.block(item.layer)}.{part.module}"
+            for item in branches(stack)
+            for part in _inputs(item)
         }
         with recorded_calls(lens.adapter.model, layers) as calls:
             lens.forward(case.encoded)
         for branch in branches(stack):
-            yield from _Rebuilt(lens, acts, branch, calls).deviations()
+            yield from _Rebuilt(lens, activations, branch, calls).deviations()
         if stack.ln_final:
             rebuilt = lens.adapter.model.get_submodule(stack.ln_final).forward(
-                acts[last_stream(stack)]
+                activations[last_stream(stack)]
             )
-            normalized = acts[last_stream(stack, normalized=True)]
+            normalized = activations[last_stream(stack, normalized=True)]
             yield f"ln_final of stack {stack.name!r}", relative(rebuilt, normalized)
 
 
@@ -218,12 +218,12 @@ def _halves(pre: Tensor, branch: Row) -> Tensor:
 def activation(case: Case) -> Deviations:
     """Check that a shift of the units of ``pre`` by one shifts those of ``post``, but for the gate, which stays."""
     lens = case.lens
-    acts = case.acts
+    activations = case.acts
     mlps = [
-        each
+        item
         for stack in lens.wiring.stacks
-        for each in branches(stack)
-        if isinstance(each.row, Mlp)
+        for item in branches(stack)
+        if isinstance(item.row, Mlp)
     ]
     if not mlps:
         return
@@ -232,12 +232,17 @@ def activation(case: Case) -> Deviations:
         hooks.append(
             (
                 f"{branch.at}.hook_pre",
-                _replace_output(_shift_units(acts[f"{branch.at}.hook_pre"], branch)),
+                _replace_output(
+                    _shift_units(activations[f"{branch.at}.hook_pre"], branch)
+                ),
             )
         )
         # later layers must read the same stream as before
         hooks.append(
-            (f"{branch.at}.hook_out", _replace_output(acts[f"{branch.at}.hook_out"]))
+            (
+                f"{branch.at}.hook_out",
+                _replace_output(activations[f"{branch.at}.hook_out"]),
+            )
         )
     with lens.hooks(hooks):
         _, new_acts = lens.run_with_cache(
@@ -246,10 +251,12 @@ def activation(case: Case) -> Deviations:
     for branch in mlps:
         name = f"{branch.at}.hook_post"
         gate = _gate(
-            lens, branch, _norm(lens, branch, branch.row.norm)(acts[branch.stream])
+            lens,
+            branch,
+            _norm(lens, branch, branch.row.norm)(activations[branch.stream]),
         )
         shifted = new_acts[name] * gate.roll(1, dims=-1)
-        expected = acts[name].roll(1, dims=-1) * gate
+        expected = activations[name].roll(1, dims=-1) * gate
         yield f"{branch.at}: gate, pre, post", relative(shifted, expected)
 
 

@@ -94,8 +94,8 @@ class ProbeTrial:
         assert entry.function is not None
         values = tuple(np.roll(values, SEASON // 2) for values in batch.values)
         pair = [
-            self.lens.run(each, HORIZON, rollout=False, **options)
-            for each in (batch, replace(batch, values=values))
+            self.lens.run(item, HORIZON, rollout=False, **options)
+            for item in (batch, replace(batch, values=values))
         ]
         return entry.function(*pair, **entry.example)
 
@@ -262,8 +262,8 @@ def _check_figures(trial: ProbeTrial) -> None:
         if figure.probe_options:
             options = {**entry.example, **figure.probe_options}
             result = trial.results.compute(entry.kind, **options)
-        others = [trial.results[kind] for kind in figure.beside]
-        assert figure.draw(result, *others).data, f"{figure.name} draws nothing"
+        rest = [trial.results[kind] for kind in figure.beside]
+        assert figure.draw(result, *rest).data, f"{figure.name} draws nothing"
     if entry.figures:
         assert trial.result.plot().data, "nothing is drawn where no figure is named"
     for panel in trial.panels:
@@ -290,15 +290,15 @@ def _check_order(trial: ProbeTrial) -> None:
     _assert_same_statements(other, trial.result)
     if "series" in other.dims:
         other = other.sel(series=trial.result["series"].values)
-        of_series = [name for name, each in other.items() if "series" in each.dims]
+        of_series = [name for name, item in other.items() if "series" in item.dims]
         _assert_same(other[of_series], trial.result[of_series])
 
 
 @_check("units", lambda trial: trial.is_of_series)
 def _check_units(trial: ProbeTrial) -> None:
     """Check that no statement depends on the unit of one of the series."""
-    first, *others = trial.series.values
-    scaled = trial.compute(replace(trial.series, values=(first * UNIT, *others)))
+    first, *rest = trial.series.values
+    scaled = trial.compute(replace(trial.series, values=(first * UNIT, *rest)))
     _assert_same_statements(scaled, trial.result)
 
 
@@ -412,7 +412,7 @@ def _assert_same_statements(found: xr.Dataset, expected: xr.Dataset) -> None:
         for part in STATEMENTS:
             name = f"{effect}_{part}"
             actual, wanted = (
-                each[name].values.astype(float) for each in (found, expected)
+                item[name].values.astype(float) for item in (found, expected)
             )
             largest = max(1.0, float(np.abs(np.nan_to_num(wanted)).max(initial=0.0)))
             assert_close(

@@ -83,7 +83,7 @@ def assert_close(
         f"{what}: shape {values.shape}, expected {targets.shape}"
     )
     finite = np.concatenate(
-        [each[np.isfinite(each)].ravel() for each in (values, targets)]
+        [item[np.isfinite(item)].ravel() for item in (values, targets)]
     )
     largest = float(np.abs(finite).max(initial=0.0)) if magnitude is None else magnitude
     bound = rounding(precision, largest, depth=depth)

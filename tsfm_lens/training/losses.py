@@ -58,8 +58,8 @@ def ordinal_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, *, smoothing: float, first_bin: int
 ) -> torch.Tensor:
     """Compute the cross-entropy (rows, steps), in nats, against a Gaussian around each label, cut at the ends."""
-    reach = math.ceil(2.5 * smoothing)
-    offsets = torch.arange(-reach, reach + 1, device=labels.device)
+    distance = math.ceil(2.5 * smoothing)
+    offsets = torch.arange(-distance, distance + 1, device=labels.device)
     near = labels[..., None] + offsets
     weights = torch.exp(-0.5 * (offsets / max(smoothing, 1e-6)) ** 2)
     weights = weights * ((near >= first_bin) & (near < logits.shape[-1]))

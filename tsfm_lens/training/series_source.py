@@ -85,10 +85,10 @@ class SeriesSource:
         room = LENGTH - self.first[rows]
         strides = rng.choice(STRIDES, p=STRIDE_SHARES, size=rows.shape)
         strides = np.where(length * strides <= room, strides, 1)
-        reach = length * strides
+        distance = length * strides
         # a real series may be shorter than the crop: then it ends where the crop ends
-        low = np.minimum(self.first[rows], LENGTH - reach)
-        starts = low + (rng.random(rows.shape) * (LENGTH - reach - low + 1)).astype(
+        low = np.minimum(self.first[rows], LENGTH - distance)
+        starts = low + (rng.random(rows.shape) * (LENGTH - distance - low + 1)).astype(
             np.int64
         )
         return Crops(rows, starts, strides)
@@ -125,16 +125,18 @@ class SeriesSource:
         level = level * (rng.random(rows) < 0.6)
         sign = np.where(rng.random(rows) < 0.15, -1.0, 1.0)
         unit = np.exp(rng.normal(0, 2.0, rows))
-        cut = np.exp(rng.uniform(np.log(min(SHORTEST, context)), np.log(context), rows))
+        trimmed = np.exp(
+            rng.uniform(np.log(min(SHORTEST, context)), np.log(context), rows)
+        )
         keep = np.where(
-            rng.random(rows) < short, np.rint(cut).astype(np.int64), context
+            rng.random(rows) < short, np.rint(trimmed).astype(np.int64), context
         )
 
-        place = torch.from_numpy(
+        position = torch.from_numpy(
             crops.starts[..., None] + crops.strides[..., None] * np.arange(length)
         ).to(self.device)
         series = self.values[
-            torch.from_numpy(crops.rows).to(self.device)[..., None], place
+            torch.from_numpy(crops.rows).to(self.device)[..., None], position
         ]
         mixture = tsmixup(series, self._to(weights), context)
         series = torch.where(self._to(is_mixture)[:, None] > 0, mixture, series[:, 0])

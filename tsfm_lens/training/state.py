@@ -77,10 +77,10 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
         raise _damage_error(path, f"it holds no {' and no '.join(missing)}")
     for name, kind in _PARTS.items():
         if not isinstance(state[name], kind):
-            words = getattr(kind, "__name__", str(kind))
+            text = getattr(kind, "__name__", str(kind))
             raise _damage_error(
                 path,
-                f"{name} is of type {type(state[name]).__name__}, expected {words}",
+                f"{name} is of type {type(state[name]).__name__}, expected {text}",
             )
     if state["step"] < 0:
         raise _damage_error(path, f"it is of step {state['step']}, expected 0 or more")
@@ -129,10 +129,10 @@ def _refuse_weights(
     target = model.state_dict()
     missing = [name for name in target if name not in weights]
     extra = [str(name) for name in weights if name not in target]
-    for names, words in ((missing, "lacks"), (extra, "holds, and the model has not,")):
+    for names, text in ((missing, "lacks"), (extra, "holds, and the model has not,")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise _damage_error(path, f"{part} {words} {names[0]}{more}")
+            raise _damage_error(path, f"{part} {text} {names[0]}{more}")
     for name, weight in target.items():
         shape = (
             list(weights[name].shape)
@@ -158,11 +158,11 @@ def _difference(path: Path, was: str, now: str) -> str:
     names = [
         name for name in {**before, **after} if before.get(name) != after.get(name)
     ]
-    words = [
+    texts = [
         f"{name}={_short(before.get(name))} then, {_short(after.get(name))} now"
         for name in names[:3]
     ]
-    return f" ({'; '.join(words)})" if words else ""
+    return f" ({'; '.join(texts)})" if texts else ""
 
 
 def _short(value: object) -> str:
@@ -208,13 +208,13 @@ def read_log(file: str | Path) -> list[dict[str, Any]]:
             f"there is no log {path}; expected that of a training run"
         )
     texts, lines = path.read_text(encoding="utf-8").splitlines(), []
-    for place, text in enumerate(texts):
+    for position, text in enumerate(texts):
         try:
             lines.append(json.loads(text))
         except json.JSONDecodeError as error:
-            if place < len(texts) - 1:
+            if position < len(texts) - 1:
                 raise CheckpointError(
-                    f"{path}, line {place + 1}: {error}; expected a line of JSON"
+                    f"{path}, line {position + 1}: {error}; expected a line of JSON"
                 ) from error
     return lines
 

@@ -89,13 +89,13 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     peak = keys.timed[part.argmax(axis=1)[clear]]
     back = queries.start[queries.timed][clear] - keys.start[peak]
     (lag, at_lag), (token, at_token) = _commonest(back), _commonest(peak)
-    place, time = keys.words(token), timeline(ds, 0)
+    index, time = keys.words(token), timeline(ds, 0)
     if time.stamps is not None:
-        place = f"{place} (from {time.date(int(keys.start[token]))})"
+        index = f"{index} (from {time.date(int(keys.start[token]))})"
     count = len(part)
     return [
         f"Most queries with their largest weight at one lag: {at_lag} of {count}, at {lag}; "
-        f"at one token: {at_token} of {count}, at {place}. The largest weight is "
+        f"at one token: {at_token} of {count}, at {index}. The largest weight is "
         f"{num(float(largest.mean()))} on average."
     ]
 
@@ -171,16 +171,16 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
         min_width=400,
         shared_xaxes="all" if with_series else False,
     )
-    panel, words = canvas.panel(1 + with_series), None
+    panel, texts = canvas.panel(1 + with_series), None
     hover = "query around step %{y}<br>key around step %{x}<br>weight %{z:.3g}"
     if z.size <= _MAX_TEXTS and group == (1, 1):
         query_words, key_words = (
             [side.axis.words(token) if token >= 0 else "" for token in side.owner]
             for side in (queries, keys)
         )
-        words = [[f"{a}<br>attends to {b}" for b in key_words] for a in query_words]
+        texts = [[f"{a}<br>attends to {b}" for b in key_words] for a in query_words]
         hover = "query %{text}<br>with weight %{z:.3g}"
-    panel.cells(z, x, y, hover, text=words, xgap=0, ygap=0)
+    panel.cells(z, x, y, hover, text=texts, xgap=0, ygap=0)
     marks = []
     for side, part, where in (
         (keys, panel.upright, "right of"),
@@ -206,9 +206,9 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
         if "entropy" in ds
         else ""
     )
-    place = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
+    index = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
     title, cells = (
-        f"{sentence_start(ds)}, {place} of {name_model(ds)}",
+        f"{sentence_start(ds)}, {index} of {name_model(ds)}",
         "tokens as wide as the time they cover",
     )
     return canvas.dress(
@@ -227,7 +227,7 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
     lines = [("context", "time", INK, "observed, given to the model")]
     if "forecast" in ds and set(ds["forecast"].dims) <= {"series", "step"}:
         lines.append(("forecast", "step", BLUE, "the model's forecast"))
-    for variable, dim, colour, words in lines:
+    for variable, dim, colour, text in lines:
         steps, values = (
             np.array([int(v) for v in names(ds, dim)]),
             array(ds, variable, dim, series=0),
@@ -236,7 +236,7 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
             steps,
             values,
             variable,
-            value_hover(words, time, find_unit(ds, 0)),
+            value_hover(text, time, find_unit(ds, 0)),
             colour=colour,
             width=1.3,
         )
@@ -257,10 +257,10 @@ def attention_grid(
     Args:
         layers, heads: labels and numbers to draw, all unless given.
     """
-    cut = ds.isel(
+    trimmed = ds.isel(
         layer=positions(ds, "layer", layers), head=positions(ds, "head", heads)
     )
-    values = array(cut, "pattern", "layer", "head", "query", "key")
+    values = array(trimmed, "pattern", "layer", "head", "query", "key")
     rows, columns = values.shape[:2]
     x, y = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
     ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
@@ -268,7 +268,7 @@ def attention_grid(
         float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     )
     group = choose_group(x, y, max(_GRID_CELLS // (rows * columns), 400))
-    row_names, column_names = layer_names(cut), names(cut, "head")
+    row_names, column_names = layer_names(trimmed), names(trimmed, "head")
     height, least = (
         int(np.clip(560 / max(rows, columns), 52, 150)),
         70 if columns <= _MAX_NUMBERED else 60,
@@ -293,18 +293,20 @@ def attention_grid(
         y_title="query (steps)",
         **room,
     )
-    entropy = array(cut, "entropy", "layer", "head") if "entropy" in cut else None
+    entropy = (
+        array(trimmed, "entropy", "layer", "head") if "entropy" in trimmed else None
+    )
     for (row, col), panel in zip(canvas.places, canvas, strict=True):
         r, c = row - 1, col - 1
-        place = f"{row_names[r]}, head {column_names[c]}"
+        index = f"{row_names[r]}, head {column_names[c]}"
         note = (
             ""
             if entropy is None
             else f"<br>entropy of this head {nats(float(entropy[r, c]))}"
         )
         z, x_edges, y_edges = pooled(values[r, c], x, y, group)
-        hover = f"{plain(place)}<br>query around step %{{y}}, key around step %{{x}}<br>weight %{{z:.3g}}"
-        panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=place, xgap=0, ygap=0)
+        hover = f"{plain(index)}<br>query around step %{{y}}, key around step %{{x}}<br>weight %{{z:.3g}}"
+        panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=index, xgap=0, ygap=0)
         if len(x.axis.aside) and len(x.axis.timed):
             panel.upright(x.end, dash="dot")
     canvas.fig.update_annotations(font_size=12)
@@ -328,12 +330,12 @@ def attention_grid(
 def _attention(ds: xr.Dataset) -> Iterator[FigurePanel]:
     yield FigurePanel(attention_grid(ds), heads_table(ds), read_attention(ds))
     entropy = head_entropy(array(ds, "pattern", "layer", "head", "query", "key"))
-    places = {
+    indices = {
         "The sharpest head.": int(entropy.argmin()),
         "The most diffuse head.": int(entropy.argmax()),
     }
-    for words, place in places.items():
-        layer, head = (int(v) for v in np.unravel_index(place, entropy.shape))
+    for text, index in indices.items():
+        layer, head = (int(v) for v in np.unravel_index(index, entropy.shape))
         fig = attention_map(
             ds, layer=names(ds, "layer")[layer], head=int(names(ds, "head")[head])
         )
@@ -343,7 +345,7 @@ def _attention(ds: xr.Dataset) -> Iterator[FigurePanel]:
         yield FigurePanel(
             fig,
             tokens_table(pattern, "weight", _LEAST),
-            [words, *read_attention_map(ds, layer, head)],
+            [text, *read_attention_map(ds, layer, head)],
         )
 
 

@@ -58,9 +58,9 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     if flat := flat_words(ds, series, "components"):
         return flat
     shares = _select_shares(ds, decomposition, series)
-    place = names(ds, "decomposition").index(decomposition)
+    index = names(ds, "decomposition").index(decomposition)
     return summarize(
-        ds.isel(decomposition=place, series=series),
+        ds.isel(decomposition=index, series=series),
         "Largest contributions on {series} ({decomposition}, unit {unit}, mean size "
         "over {steps}): {sizes:largest}.",
         "Positive means sum to {above:signed}, negative ones to {below}.",
@@ -152,9 +152,9 @@ def attribution_bars(
         )
         colours, noise = [*colours, _OTHERS], noise and noise.with_another(lengths[-1])
     panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
-    ends = np.where(values[most] < 0, -size[most], size[most])
+    limits = np.where(values[most] < 0, -size[most], size[most])
     panel.dots(
-        ends,
+        limits,
         labels[: len(most)],
         "mean size",
         "%{y}<br>mean size %{x:.4g}",
@@ -162,13 +162,13 @@ def attribution_bars(
         symbol="circle-open",
     )
     # one bar may dwarf all others, which are still to be read
-    others = (
+    remaining = (
         np.delete(lengths, np.nanargmax(np.abs(lengths)))
         if len(lengths) > 2
         else lengths
     )
-    lengths = np.append(lengths, ends)
-    bounds, cut = fitted_range(np.append(others, 0.0), lengths, reach=3.0)
+    lengths = np.append(lengths, limits)
+    bounds, trimmed = fitted_range(np.append(remaining, 0.0), lengths, reach=3.0)
     panel.x(range=bounds)
     for label, value in zip(labels, values[most], strict=False):
         if not bounds[0] <= value <= bounds[1]:
@@ -183,7 +183,7 @@ def attribution_bars(
         f"Contributions to the forecast of {shares.series} by {name_model(ds)}: {shares.decomposition}",
         f"mean over {shares.steps}",
         shares.note,
-        "values beyond the axis are cut off" * cut,
+        "values beyond the axis are cut off" * trimmed,
     )
 
 
@@ -260,46 +260,48 @@ def _select_shares(
     at = series_position(ds, series)
     which = 0 if decomposition is None else position(ds, "decomposition", decomposition)
     label = names(ds, "decomposition")[which]
-    cut = ds.isel(decomposition=which, series=at)
+    trimmed = ds.isel(decomposition=which, series=at)
     unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
     data_unit = find_unit(ds, at)
     unit = (
         data_unit if unit in ("", "data units") and data_unit else unit or "data units"
     )
     note, noise = [], None
-    if "size_share_floor" in cut:
+    if "size_share_floor" in trimmed:
         mean, size = (
-            array(cut, name, "component")
+            array(trimmed, name, "component")
             for name in ("mean_attribution", "mean_absolute")
         )
-        floor = float(cut["size_share_floor"]) * float(size.sum())
-        told = finding(ds, "size_share", "component", decomposition=which)
-        sure = np.ones(len(mean), dtype=bool) if told is None else told.significant
+        floor = float(trimmed["size_share_floor"]) * float(size.sum())
+        reported = finding(ds, "size_share", "component", decomposition=which)
+        sure = (
+            np.ones(len(mean), dtype=bool) if reported is None else reported.significant
+        )
         noise = Finding(
             mean, mean, mean, (size > floor).astype(int), sure, floor, floor, unit
         )
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
-        place = (
+        index = (
             median_position(levels)
             if quantile is None
             else int(np.argmin(np.abs(levels - quantile)))
         )
-        if quantile is not None and abs(levels[place] - quantile) > 1e-6:
+        if quantile is not None and abs(levels[index] - quantile) > 1e-6:
             raise unknown_name("quantile", quantile, [f"{v:g}" for v in levels])
-        cut = cut.isel(quantile=place)
-        middle = abs(levels[place] - 0.5) < 1e-6
+        trimmed = trimmed.isel(quantile=index)
+        middle = abs(levels[index] - 0.5) < 1e-6
         # only the median's noise is known
         noise = noise if middle else None
         note.append(
             f"of the {name_statistic(ds)}"
             if middle
-            else f"of the {levels[place]:g} quantile"
+            else f"of the {levels[index]:g} quantile"
         )
     if "completeness_error" in ds:
         error = float(ds["completeness_error"].isel(decomposition=which, series=at))
         note.append(f"completeness error {percent(error)}")
-    values = array(cut, "attribution", "component", "step")
+    values = array(trimmed, "attribution", "component", "step")
     components = names(ds, "component")
     fine = (
         ds["kind"].values.astype(str) != "layer"
@@ -310,12 +312,12 @@ def _select_shares(
         values, noise = values[fine], noise and noise.at(fine)
         components = [components[i] for i in np.flatnonzero(fine)]
     series = names(ds, "series")[at]
-    words, first = _METHOD_WORDS.get(label, label), int(ds.attrs.get("first_step", 0))
+    text, first = _METHOD_WORDS.get(label, label), int(ds.attrs.get("first_step", 0))
     later = values[:, first:]
     means = later, later.mean(axis=1), np.abs(later).mean(axis=1)
     steps = f"{later.shape[1]} forecast steps" + " (all but the first)" * first
     return _Shares(
-        components, values, series, words, unit, "; ".join(note), noise, *means, steps
+        components, values, series, text, unit, "; ".join(note), noise, *means, steps
     )
 
 
@@ -328,16 +330,16 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
         *several,
         *((other, 0) for other in decompositions if other != main),
     ]:
-        table, words = (
+        table, text = (
             attribution_table(ds, decomposition, i),
             read_attribution(ds, decomposition, i),
         )
-        words += read_attribution_over_series(ds, main) if decomposition == main else []
+        text += read_attribution_over_series(ds, main) if decomposition == main else []
         of = names(ds, "series")[i]
         yield FigurePanel(
             attribution_bars(ds, decomposition=decomposition, series=i),
             table,
-            words,
+            text,
             series=of,
         )
         if decomposition == main:

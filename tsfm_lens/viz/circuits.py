@@ -44,9 +44,9 @@ _WORTH_NAMING = 0.01  # of faithfulness: what cost less is not named
 
 def read_circuit(ds: xr.Dataset) -> list[str]:
     """Describe size and make-up of the circuit, and how well it does alone."""
-    places = find_positions(ds)
-    inside = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
-    kinds = xr.DataArray(inside, {"kind": ("component", places.kind)}, ["component"])
+    positions = find_positions(ds)
+    inside = np.asarray(ds["in_circuit"].values, dtype=bool)[positions.order]
+    kinds = xr.DataArray(inside, {"kind": ("component", positions.kind)}, ["component"])
     refused = np.asarray(ds["refused"].values, dtype=bool)
     cost = ds["cost"]
     return summarize(
@@ -94,15 +94,17 @@ def circuit_graph(
         edges: of kind "edge_attribution", over the same components.
         most: how many edges are drawn, the strongest by the mean over series.
     """
-    places = find_positions(ds)
-    mask = np.asarray(ds["in_circuit"].values, dtype=bool)[places.order]
-    board = _Board.of(places)
+    positions = find_positions(ds)
+    mask = np.asarray(ds["in_circuit"].values, dtype=bool)[positions.order]
+    board = _Board.of(positions)
     sheet = blank(_HEIGHT, max(420, 60 + 34 * len(set(board.x.tolist()))))
     panel = sheet.panel()
     count = (
-        _draw_edges(panel, board, places, mask, edges, most) if edges is not None else 0
+        _draw_edges(panel, board, positions, mask, edges, most)
+        if edges is not None
+        else 0
     )
-    _draw_nodes(panel, board, places, mask)
+    _draw_nodes(panel, board, positions, mask)
     standing = ""
     if edges is not None:
         x, y = board.output
@@ -114,10 +116,10 @@ def circuit_graph(
     )
     panel.x(range=[-0.8, board.output[0] + (0.8 if edges is not None else -0.4)])
     bows = [trace for trace in sheet.fig.data if trace.name == "edge"]
-    reach = (
+    distance = (
         max(board.reach, *(float(np.abs(trace.y).max()) for trace in bows), 0.0) + 0.7
     )
-    panel.y(visible=False, range=[-reach, reach])
+    panel.y(visible=False, range=[-distance, distance])
     negative = {str(trace.line.color) for trace in bows} & {
         mixed(PURPLE, 0.85),
         mixed(PURPLE, 0.3),
@@ -271,12 +273,12 @@ def _draw_edges(
             x0 + (x1 - x0) * t,
             y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t),
         )
-        ends = f"{plain(senders[a])} → {plain(receivers[b])}<br>score {score:.3g}"
+        bounds = f"{plain(senders[a])} → {plain(receivers[b])}<br>score {score:.3g}"
         thin, width = (
             mixed(colour, 0.85 if here and there else 0.3),
             0.6 + 5.4 * abs(score) / largest,
         )
-        panel.line(x, y, "edge", ends, colour=thin, width=width, legend=False)
+        panel.line(x, y, "edge", bounds, colour=thin, width=width, legend=False)
     return len(pairs)
 
 
@@ -307,9 +309,9 @@ def _circuit(ds: xr.Dataset) -> Iterator[FigurePanel]:
     )
     for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "forecast")
-        words, of = read_circuit_forecasts(ds, i), names(ds, "series")[i]
+        text, of = read_circuit_forecasts(ds, i), names(ds, "series")[i]
         forecasts = draw_variable(ds, "forecast", series=i)
-        yield FigurePanel(forecasts, table, words, series=of)
+        yield FigurePanel(forecasts, table, text, series=of)
     curve = frame(ds, "curve").dropna(ignore_index=True)
     yield FigurePanel(draw_variable(ds, "curve"), curve)
 

@@ -86,10 +86,12 @@ def compressed_forecasts(
         >>> fig.layout.meta["title"].startswith("Forecasts of co2 by chronos-nano")
         True
     """
-    place = series_position(ds, series)
-    label = names(ds, "series")[place]
+    position = series_position(ds, series)
+    label = names(ds, "series")[position]
     title = f"Forecasts of {label} by {name_model(ds)} before and after compression"
-    errors = array(ds, "mase", "model", series=place) if "mase" in ds else np.empty(0)
+    errors = (
+        array(ds, "mase", "model", series=position) if "mase" in ds else np.empty(0)
+    )
     if errors.size and np.isfinite(errors).all():
         title = f"{title}: MASE {num(errors[0])} and {num(errors[-1])}"
     return overlay(
@@ -102,8 +104,8 @@ def compressed_forecasts(
 
 @panels("compression_quality")
 def _forecasts(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    for place, label in enumerate(names(ds, "series")):
-        table = frame(ds.isel(series=[place]), "mase", "wql")
-        words = read_quality(ds)
-        fig = compressed_forecasts(ds, series=place)
-        yield FigurePanel(fig, table, words, series=label)
+    for position, label in enumerate(names(ds, "series")):
+        table = frame(ds.isel(series=[position]), "mase", "wql")
+        text = read_quality(ds)
+        fig = compressed_forecasts(ds, series=position)
+        yield FigurePanel(fig, table, text, series=label)

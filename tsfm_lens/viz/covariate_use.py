@@ -20,7 +20,9 @@ _IDLE = "removing it changes no forecast beyond rounding, so the model does not 
 def read_use(ds: xr.Dataset) -> list[str]:
     """State the worth, the response and the share of each covariate, of what moves the forecast most first."""
     size = np.nan_to_num(array(ds, "moved_size", "covariate", "way").max(1))
-    return [_describe(ds, int(place)) for place in np.argsort(-size, kind="stable")]
+    return [
+        _describe(ds, int(position)) for position in np.argsort(-size, kind="stable")
+    ]
 
 
 def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
@@ -103,9 +105,9 @@ def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:
     Medians of two parts of the same wholes sum to 1; NaN where the covariate has no effect in any series.
     """
     parts = array(ds, "share", "part", "series", covariate=place)
-    whole = parts.sum(0)
+    full = parts.sum(0)
     return medians(
-        np.divide(parts, whole, out=np.full(parts.shape, np.nan), where=whole > 0)
+        np.divide(parts, full, out=np.full(parts.shape, np.nan), where=full > 0)
     )
 
 

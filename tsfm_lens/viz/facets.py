@@ -131,7 +131,7 @@ def compose(
             f"letters is {letters!r}, expected True or False: panels have the letters a, b, c …"
         )
     room = millimetres(width)
-    rows = [[each] if isinstance(each, go.Figure) else list(each) for each in figures]
+    rows = [[item] if isinstance(item, go.Figure) else list(item) for item in figures]
     drawn = [figure for row in rows for figure in row]
     if not 0 < len(drawn) <= len(ascii_lowercase):
         raise InputError(
@@ -172,7 +172,7 @@ def _arrange(
     below = max(meta["below"] for meta in metas)
     left = max(map(_left, figures))
     right = max(figure.layout.margin.r for figure in figures)
-    heights = [max(each.layout.meta["plot_height"] for each in row) for row in rows]
+    heights = [max(item.layout.meta["plot_height"] for item in row) for row in rows]
     total = sum(heights) + (above + below) * (len(rows) - 1)
     sheet = make_subplots(1, sum(map(_panel_count, figures)))
     margin = {"l": left, "r": right, "t": above, "b": below}
@@ -193,10 +193,10 @@ def _arrange(
             boxes.append(box)
         top -= (height + above + below) / total
     for box, heading in zip(boxes, headings, strict=False):
-        place = {"x": box["x"][0], "xshift": 8 - left, "xanchor": "left"}
+        position = {"x": box["x"][0], "xshift": 8 - left, "xanchor": "left"}
         over = {"y": box["y"][1], "yshift": above - _HEADING, "yanchor": "bottom"}
         look = {"xref": "paper", "yref": "paper", "font_size": 14}
-        sheet.add_annotation(text=f"<b>{heading}</b>", **place, **over, **look)
+        sheet.add_annotation(text=f"<b>{heading}</b>", **position, **over, **look)
     entries: set[str] = set()
     for trace in sheet.data:
         if trace.showlegend:
@@ -257,8 +257,8 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
     for name, part in layout.items():
         if name.startswith(("xaxis", "yaxis")):
             side = name[0]
-            ends = part.get("domain", (0, 1))
-            part["domain"] = [_within(box[side], end) for end in ends]
+            bounds = part.get("domain", (0, 1))
+            part["domain"] = [_within(box[side], end) for end in bounds]
             part.pop("anchor", None)
             # plotly loses lines where an axis matches a later one and others match across
             axis = name.replace("axis", "")

@@ -113,9 +113,9 @@ class Finding:
 
     def hover(self, i: int | tuple[int, ...]) -> str:
         """Describe one member for a hover box."""
-        words = "significant" if self.significant[i] else NOT_SIGNIFICANT
-        ends = f"median {number(self.size[i])}, {number(self.low[i])} to {number(self.high[i])} over {self.over}"
-        return f"{ends}<br>{words}" if self.high[i] > self.low[i] else words
+        text = "significant" if self.significant[i] else NOT_SIGNIFICANT
+        bounds = f"median {number(self.size[i])}, {number(self.low[i])} to {number(self.high[i])} over {self.over}"
+        return f"{bounds}<br>{text}" if self.high[i] > self.low[i] else text
 
     def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
         """Return flat places of the members to name, the largest first: those above their floor and worth a word."""
@@ -138,7 +138,7 @@ class Finding:
     ) -> str:
         """Write the size of a member with its range, where there is one, and with ``over`` what that is over."""
         value, low, high = (
-            write(float(each.flat[flat])) for each in (self.size, self.low, self.high)
+            write(float(item.flat[flat])) for item in (self.size, self.low, self.high)
         )
         if low == high:
             return value
@@ -277,7 +277,7 @@ def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> s
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
     """Average (seed,) values, with the 95 % interval by t where there are three or more."""
-    mean, low, high = (each[None] for each in mean_interval(values))
+    mean, low, high = (item[None] for item in mean_interval(values))
     return Finding(mean, low, high, np.array([1]), np.array([True]))
 
 
@@ -293,7 +293,7 @@ def finding(
         for variable in variables
     ):
         return None
-    size, low, high, acts, significant = (
+    size, low, high, activations, significant = (
         array(ds, variable, *dims, **at) for variable in variables
     )
     more: dict[str, Any] = {
@@ -310,14 +310,22 @@ def finding(
         floors = (
             floors[np.isfinite(floors)] if np.isfinite(floors).any() else np.zeros(1)
         )
-    facts = dict(ds[f"{name}_p"].attrs) if f"{name}_p" in ds else {}
+    metadata = dict(ds[f"{name}_p"].attrs) if f"{name}_p" in ds else {}
     if "twins_refused" in ds.attrs:
-        facts["twins_refused"] = ds.attrs["twins_refused"]
+        metadata["twins_refused"] = ds.attrs["twins_refused"]
     if f"{name}_learned" in ds:
-        facts["twins"] = ds[f"{name}_learned"].attrs.get("twins", 0)
-    ends = float(floors.max()), float(floors.min())
+        metadata["twins"] = ds[f"{name}_learned"].attrs.get("twins", 0)
+    bounds = float(floors.max()), float(floors.min())
     return Finding(
-        size, low, high, acts, significant > 0, *ends, unit, facts=facts, **more
+        size,
+        low,
+        high,
+        activations,
+        significant > 0,
+        *bounds,
+        unit,
+        facts=metadata,
+        **more,
     )
 
 

@@ -139,18 +139,18 @@ def forecast_fan(
 
 @panels("forecast")
 def _forecast(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    places = forecast_series(ds)
+    positions = forecast_series(ds)
     beside = (
-        [f"The first {_MAX_SERIES} of {len(places)} series are drawn."]
-        if len(places) > _MAX_SERIES
+        [f"The first {_MAX_SERIES} of {len(positions)} series are drawn."]
+        if len(positions) > _MAX_SERIES
         else []
     )
-    for i in places[:_MAX_SERIES]:
+    for i in positions[:_MAX_SERIES]:
         table = quantile_table(ds, i)
         if "truth" in ds:
             table["truth"] = array(ds, "truth", "step", series=i)
-        words, of = [*beside, *read_forecast(ds, i)], names(ds, "series")[i]
-        yield FigurePanel(forecast_fan(ds, series=i), table, words, series=of)
+        text, of = [*beside, *read_forecast(ds, i)], names(ds, "series")[i]
+        yield FigurePanel(forecast_fan(ds, series=i), table, text, series=of)
         beside = []
 
 
@@ -158,22 +158,24 @@ def as_html(thing: Any) -> str:
     """Draw the fan of the first series of a run or forecast, under a line that says what it is."""
     data = as_dataset(thing)
     attrs, ids = data.attrs, [str(name) for name in data["series"].values]
-    facts = [str(attrs.get("model", "")), shown(ids), f"{data.sizes['step']} steps"]
+    metadata = [str(attrs.get("model", "")), shown(ids), f"{data.sizes['step']} steps"]
     if data.sizes.get("draw"):
-        facts.append(f"{data.sizes['draw']} sample paths, seed {attrs.get('seed', 0)}")
+        metadata.append(
+            f"{data.sizes['draw']} sample paths, seed {attrs.get('seed', 0)}"
+        )
     if "truth" not in data:
-        facts.append("truth unknown")
+        metadata.append("truth unknown")
     seconds = sum(
         float(value)
         for name, value in attrs.items()
         if str(name).startswith("seconds_")
     )
     if seconds:
-        facts.append(f"{seconds:.1f} s")
+        metadata.append(f"{seconds:.1f} s")
     # plotly would have every cell fetch MathJax, which no figure here needs
     figure = re.sub(
         r"<script src=\S+[Mm]ath[Jj]ax\S+</script>",
         "",
         forecast_fan(data)._repr_html_(),
     )
-    return f"<p>{escape(' · '.join(fact for fact in facts if fact))}</p>{figure}"
+    return f"<p>{escape(' · '.join(fact for fact in metadata if fact))}</p>{figure}"

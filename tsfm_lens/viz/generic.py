@@ -188,8 +188,8 @@ def first_variable(ds: xr.Dataset) -> str:
 def table_of_first(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate the first variable of a result, with what is judged of it where dimensions agree."""
     name = first_variable(ds)
-    judged = [f"{name}_{part}" for part in _JUDGEMENT if f"{name}_{part}" in ds]
-    same = [part for part in judged if ds[part].dims == ds[name].dims]
+    tested = [f"{name}_{part}" for part in _JUDGEMENT if f"{name}_{part}" in ds]
+    same = [part for part in tested if ds[part].dims == ds[name].dims]
     return frame(ds, name, *same)
 
 
@@ -237,11 +237,11 @@ def _drawn(
             f"{options}"
         )
     remarks = [about.removesuffix(".")]
-    remarks += [_find_label(ds, dim, place) for dim, place in at.items()]
+    remarks += [_find_label(ds, dim, index) for dim, index in at.items()]
     drawn_values = array(ds, name, *dims, **at) if effect is None else effect.size
     if effect is not None and "series" in left:
-        ends = " and range" if effect.spread else ""
-        remarks.append(f"median{ends} over {effect.over}")
+        bounds = " and range" if effect.spread else ""
+        remarks.append(f"median{bounds} over {effect.over}")
     label = str(values.attrs.get("long_name", name.replace("_", " ")))
     unit = str(values.attrs.get("units", ""))
     heading = title or _title(ds, label)
@@ -295,9 +295,9 @@ def _effect(
     ds: xr.Dataset, name: str, dims: Sequence[str], at: dict[str, Any]
 ) -> Finding | None:
     """Read a judged effect, or an interval or a test that stands beside a variable by itself."""
-    judged = finding(ds, name, *dims, **at)
-    if judged is not None or "series" in set(ds[name].dims) - set(at):
-        return judged
+    tested = finding(ds, name, *dims, **at)
+    if tested is not None or "series" in set(ds[name].dims) - set(at):
+        return tested
     parts: dict[str, np.ndarray] = {}
     for part in ("low", "high", "significant"):
         variable = f"{name}_{part}"
@@ -355,8 +355,8 @@ def _legend_names(ds: xr.Dataset, dim: str) -> list[str]:
 
 def _axis_title(ds: xr.Dataset, dim: str) -> str:
     attrs = ds[dim].attrs if dim in ds.coords else {}
-    words = str(attrs.get("long_name", dim.replace("_", " ")))
-    return f"{words} ({attrs['units']})" if attrs.get("units") else words
+    text = str(attrs.get("long_name", dim.replace("_", " ")))
+    return f"{text} ({attrs['units']})" if attrs.get("units") else text
 
 
 def _in_order(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
@@ -462,17 +462,17 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
         lines = np.where(lines > least, lines, np.nan)
         settings = LOG_AXIS
     point = "%{x}" if along in _DEPTH else f"{plain(along.replace('_', ' '))} %{{x}}"
-    for place, (label, line) in enumerate(zip(labels, lines, strict=True)):
+    for index, (label, line) in enumerate(zip(labels, lines, strict=True)):
         member = f"{plain(label)}, " if label else ""
         noise = effect
         if effect is not None and across:
-            noise = effect.at(place)
+            noise = effect.at(index)
         panel.dots(
             x,
             line,
             label,
             f"{member}{point}<br>{drawn.hover('y')}",
-            colour=CATEGORICAL[place % len(CATEGORICAL)],
+            colour=CATEGORICAL[index % len(CATEGORICAL)],
             mode="lines+markers" if len(x) <= 40 or noise is not None else "lines",
             size=6,
             noise=noise,
@@ -521,15 +521,15 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
     order, remark = _largest(values, top, len(labels))
     canvas = blank(max(130, _ROW * len(order)), 420, below=60)
     panel = canvas.panel()
-    for place, group in enumerate(groups):
-        offset = _SPREAD * (place - (len(groups) - 1) / 2) / len(groups)
-        noise = None if effect is None else effect.at((order, place))
+    for index, group in enumerate(groups):
+        offset = _SPREAD * (index - (len(groups) - 1) / 2) / len(groups)
+        noise = None if effect is None else effect.at((order, index))
         panel.dots(
-            values[order, place],
+            values[order, index],
             np.arange(len(order)) + offset,
             group,
             f"%{{text}}<br>{drawn.hover('x')}",
-            colour=CATEGORICAL[place % len(CATEGORICAL)],
+            colour=CATEGORICAL[index % len(CATEGORICAL)],
             text=[plain(f"{labels[row]} {group}".strip()) for row in order],
             noise=noise,
             across=True,

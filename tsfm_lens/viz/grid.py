@@ -41,17 +41,17 @@ def panel_grid(
         most: panels side by side.
     """
     # long names take a second line
-    words = [
+    texts = [
         "\n".join(shortened(line, _LONGEST, _TYPE, 2) for line in title)
         for title in titles
     ]
     columns = choose_columns(len(titles), most)
     rows = -(-len(titles) // columns)
-    lines = max(title.count("\n") for title in words)
+    lines = max(title.count("\n") for title in texts)
     canvas = sheet(
         [row_height] * rows,
         [1] * columns,
-        titles=words,
+        titles=texts,
         title_type=_TYPE,
         row_gap=_GAP + 14 * lines + _AXIS * own_x,
         column_gap=min(0.08, 0.3 / columns),
@@ -60,16 +60,16 @@ def panel_grid(
         shared_xaxes=False if own_x else "all",
         shared_yaxes="all",
     )
-    places, empty = canvas.places[: len(titles)], canvas.places[len(titles) :]
+    positions, empty = canvas.places[: len(titles)], canvas.places[len(titles) :]
     for row, column in empty:
         canvas.panel(row, column).x(visible=False)
         canvas.panel(row, column).y(visible=False)
-    for row, column in places:
+    for row, column in positions:
         canvas.panel(row, column).x(
-            showticklabels=own_x or (row + 1, column) not in places
+            showticklabels=own_x or (row + 1, column) not in positions
         )
         canvas.panel(row, column).y(showticklabels=column == 1)
-    canvas.places = places
+    canvas.places = positions
     return canvas
 
 

@@ -107,12 +107,12 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
     if share < UNREAD:
         form = "nothing"
     special = str(ds.attrs.get("special", ""))
-    others = "other tokens"
+    remaining = "other tokens"
     if special and ahead < UNREAD:
-        others = special
+        remaining = special
     elif ahead > 0 and other < UNREAD:
-        others = "tokens of the forecast"
-    return Reading(form, back, start, stop, share, rest, others)
+        remaining = "tokens of the forecast"
+    return Reading(form, back, start, stop, share, rest, remaining)
 
 
 def effects_of_heads(ds: xr.Dataset, name: str) -> xr.DataArray:
@@ -132,14 +132,14 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     }
     columns = ["name", *(key for key in _SCORES if key in ds)]
     ranks = {
-        f"stable_rank_{each}": ds["stable_rank"].sel(product=each, drop=True)
-        for each in names(ds, "product")
+        f"stable_rank_{item}": ds["stable_rank"].sel(product=item, drop=True)
+        for item in names(ds, "product")
     }
     each = ds[["lag", *(key for key in columns[1:] if key not in shared)]].assign(
         shared | ranks
     )
-    kept = ["series", "layer", "head", "name"]
-    each = each.drop_vars([name for name in each.coords if name not in kept])
+    retained = ["series", "layer", "head", "name"]
+    each = each.drop_vars([name for name in each.coords if name not in retained])
     table = each.to_dataframe(dim_order=["series", "layer", "head"]).reset_index()
     return table[["series", "layer", "head", *columns, *ranks]].rename(
         columns={"name": "component"}
@@ -200,11 +200,11 @@ def component_name(ds: xr.Dataset, place: int) -> str:
 
 def _of_heads(ds: xr.Dataset) -> xr.Dataset:
     """Keep the effects of the heads that are shown, (layer, head, series)."""
-    units = {find_unit(ds, place) for place in range(ds.sizes["series"])}
-    facts = {"long_name": "mean change", "units": "data units"}
+    units = {find_unit(ds, position) for position in range(ds.sizes["series"])}
+    metadata = {"long_name": "mean change", "units": "data units"}
     if len(units) == 1:
-        facts["units"] = units.pop() or "data units"
-    shift = effects_of_heads(ds, "mean_shift").assign_attrs(facts)
+        metadata["units"] = units.pop() or "data units"
+    shift = effects_of_heads(ds, "mean_shift").assign_attrs(metadata)
     return shift.to_dataset().assign_attrs(ds.attrs)
 
 
@@ -219,7 +219,7 @@ draw_shifts = generic_figure(
 
 @panels("head_states")
 def _explore(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    for place, of in enumerate(names(ds, "series")):
-        table = heads_table(ds.isel(series=[place]))
-        drawn = draw_shifts(ds, series=place)
-        yield FigurePanel(drawn, table, read_explore(ds, place), series=of)
+    for position, of in enumerate(names(ds, "series")):
+        table = heads_table(ds.isel(series=[position]))
+        drawn = draw_shifts(ds, series=position)
+        yield FigurePanel(drawn, table, read_explore(ds, position), series=of)

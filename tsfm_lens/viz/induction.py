@@ -188,7 +188,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
 
 
 def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
-    places = np.array(
+    positions = np.array(
         [
             f"layer {layer}, head {head}"
             for layer in names(ds, "layer")
@@ -206,7 +206,7 @@ def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None
                 "colour": colour,
                 "symbol": symbol,
                 "edge": INK,
-                "customdata": places[mask],
+                "customdata": positions[mask],
             }
             panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **look)
 

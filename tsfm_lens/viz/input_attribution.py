@@ -58,15 +58,15 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     """State the largest effects on the steps of the forecast, and the way from the reference to the forecast."""
     one = ds.isel(quantile=median_position(ds["quantile"].values))
     steps = array(one, "attribution", "segment", "step")
-    reach = np.zeros(len(steps))
+    distance = np.zeros(len(steps))
     if "half_width" in ds:
-        reach = one["half_width"].mean("step").values
+        distance = one["half_width"].mean("step").values
     least = 2 * float(ds.attrs.get("rounding", 0.0))
     # noise of a sum is at most the sum of noises
     acting = [
         group
         for group in ranked(ds, steps)
-        if np.abs(steps[group].sum(0)).mean() > max(reach[group].sum(), least)
+        if np.abs(steps[group].sum(0)).mean() > max(distance[group].sum(), least)
     ]
     largest = [_moves(ds, steps[group], group) for group in acting[:_MAX_NAMES]]
     most = "No part of the input moves it beyond the noise."
@@ -106,8 +106,8 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             far=far if far > _FAR else None,
             rest=rest if is_joint else None,
             repeats=repeats,
-            reach=reach.max(),
-            sampled=reach.max() if is_sampled else None,
+            reach=distance.max(),
+            sampled=distance.max() if is_sampled else None,
         ),
         *_read_width(ds),
     ]
@@ -133,12 +133,12 @@ def _read_width(ds: xr.Dataset) -> list[str]:
 def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
     """Group the segments of each known covariate, and sort groups by the mean absolute effect (segment, step)."""
     groups: dict[tuple[int, int], list[int]] = {}
-    for place, (row, kind) in enumerate(
+    for index, (row, kind) in enumerate(
         zip(ds["row"].values, ds["kind"].values, strict=True)
     ):
         groups.setdefault(
-            (int(row), -1 if kind == "known covariate" else place), []
-        ).append(place)
+            (int(row), -1 if kind == "known covariate" else index), []
+        ).append(index)
     return sorted(
         groups.values(), key=lambda group: -np.abs(effect[group].sum(0)).mean()
     )
@@ -155,9 +155,9 @@ def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
     )
     labels = names(ds, "segment")
     groups = [
-        each
+        item
         for group in ranked(ds, steps)
-        for each in (group, *([i] for i in group if len(group) > 1))
+        for item in (group, *([i] for i in group if len(group) > 1))
     ]
     sums = {group_name(labels, group): steps[group].sum(0) for group in groups}
     return [
@@ -229,12 +229,12 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     view = _Part(ds, quantile)
     window = scene(ds, view.target, context_steps=ds.sizes["time"])
     strips: dict[str, list[int]] = {}
-    for place, row in enumerate(ds["row"].values):
+    for index, row in enumerate(ds["row"].values):
         # additive parts lie over one another
         name = (
-            view.names[place] if is_additive(ds, place) else view.series_name(int(row))
+            view.names[index] if is_additive(ds, index) else view.series_name(int(row))
         )
-        strips.setdefault(name, []).append(place)
+        strips.setdefault(name, []).append(index)
     canvas = sheet(
         [210, _STRIP * len(strips)], row_gap=14, min_width=420, shared_xaxes=True
     )
@@ -244,8 +244,8 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         array(ds, name, "step", quantile=view.line)
         for name in ("forecast", "reference_forecast")
     )
-    words = {} if view.line == view.middle else {"words": view.word}
-    window.forecast(above, forecast, "forecast", BLUE, 2, **words)
+    text = {} if view.line == view.middle else {"words": view.word}
+    window.forecast(above, forecast, "forecast", BLUE, 2, **text)
     window.forecast(
         above,
         reference,
@@ -255,9 +255,9 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         _DASHES,
         words="forecast of the reference",
     )
-    cut = fit(canvas, np.append(window.observations, forecast), reference, row=1)
-    for line, places in enumerate(strips.values()):
-        _draw_strip(below, ds, view, window, places, line)
+    trimmed = fit(canvas, np.append(window.observations, forecast), reference, row=1)
+    for line, positions in enumerate(strips.values()):
+        _draw_strip(below, ds, view, window, positions, line)
     ticks: Look = {
         "tickvals": list(range(len(strips))),
         "ticktext": [plain(name) for name in strips],
@@ -271,7 +271,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     canvas.colours(colour_scale(title, view.strength, low=0.0))
     arrows = "↑ up, ↓ down, ↕ up at some steps"
     title = f"Input effects on the forecast of {view.target} by {name_model(ds)}"
-    return canvas.dress(title, view.when, view.how, arrows, cut)
+    return canvas.dress(title, view.when, view.how, arrows, trimmed)
 
 
 def is_additive(ds: xr.Dataset, place: int) -> bool:
@@ -287,13 +287,13 @@ def _draw_strip(
     """Draw stretches of one series, with nothing where it has none, or an additive part."""
     here = np.array(places)[np.argsort(ds["start"].values[places])]
     edges, values, texts, arrows = [float(ds["start"].values[here[0]])], [], [], []
-    for place in map(int, here):
-        start, stop = float(ds["start"].values[place]), float(ds["stop"].values[place])
-        reach = float(view.reach[place])
-        words = f"{plain(view.names[place])}<br>moves it by {signed(view.effect[place])} on average"
-        words += f", ±{number(reach)} (95 %)" if reach else ""
-        cells = [(stop, view.strength[place], words)]
-        _, way = moved(view.values[place])
+    for index in map(int, here):
+        start, stop = float(ds["start"].values[index]), float(ds["stop"].values[index])
+        distance = float(view.reach[index])
+        label = f"{plain(view.names[index])}<br>moves it by {signed(view.effect[index])} on average"
+        label += f", ±{number(distance)} (95 %)" if distance else ""
+        cells = [(stop, view.strength[index], label)]
+        _, way = moved(view.values[index])
         for edge, value, text in [(start, np.nan, "")] * (start > edges[-1]) + cells:
             edges.append(edge)
             values.append(value)
@@ -333,11 +333,11 @@ def input_waterfall(
         views.append(_Part(ds, (float(levels[0]), float(levels[-1]))))
     view = views[0]
     order = ranked(ds, view.values)
-    most, others = order[:top], [place for group in order[top:] for place in group]
+    most, rest = order[:top], [index for group in order[top:] for index in group]
     labels = [group_name(names(ds, "segment"), group, view.names) for group in most]
-    labels += [f"{len(others)} others, summed"] * bool(others)
+    labels += [f"{len(rest)} others, summed"] * bool(rest)
     rounding = float(ds.attrs.get("rounding", 0.0))
-    joint = any(abs(each.of("remainder", "step").mean()) > rounding for each in views)
+    joint = any(abs(entry.of("remainder", "step").mean()) > rounding for entry in views)
     labels += ["joint effects"] * joint
     count = len(views)
     height = max(120, _BAR * (len(labels) + 2))
@@ -349,12 +349,12 @@ def input_waterfall(
         below=68,
         shared_yaxes=True,
     )
-    for panel, each in zip(canvas, views, strict=True):
-        _draw_way(panel, each, most, others, labels)
+    for panel, item in zip(canvas, views, strict=True):
+        _draw_way(panel, item, most, rest, labels)
     labels = ["reference forecast", *labels, "forecast"]
     canvas.y(
         tickvals=list(range(len(labels))),
-        ticktext=[plain(each) for each in labels],
+        ticktext=[plain(label) for label in labels],
         ticks="",
         showline=False,
     )
@@ -381,21 +381,21 @@ def _draw_way(
     """Draw the bars of groups of segments, of the others and of joint effects, under these labels."""
     effects = [float(view.effect[group].sum()) for group in most]
     # intervals of a sum are no wider than the sum of theirs
-    reach = [float(view.reach[group].sum()) for group in most]
+    distance = [float(view.reach[group].sum()) for group in most]
     if others:
         effects.append(float(view.effect[others].sum()))
     if len(labels) > len(effects):
         effects.append(float(view.of("remainder", "step").mean()))
     start = float(view.of("reference_forecast", "step").mean())
-    ends = start + np.cumsum(effects)
-    places = np.arange(1, len(effects) + 1)
+    bounds = start + np.cumsum(effects)
+    positions = np.arange(1, len(effects) + 1)
     panel.add(
         go.Waterfall,
         "",
         f"%{{customdata}}<br>moves it by %{{delta:+.3g}} {plain(view.unit)}",
         orientation="h",
         x=effects,
-        y=places,
+        y=positions,
         base=start,
         width=0.72,
         increasing={"marker": {"color": VERMILION}},
@@ -403,21 +403,23 @@ def _draw_way(
         connector={"line": {"color": GREY, "width": 0.7}},
         customdata=[plain(label) for label in labels],
     )
-    reach += [0.0] * (len(effects) - len(reach))
-    if any(reach):
-        look = {"type": "data", "array": reach, "color": INK, "thickness": 1}
-        panel.dots(ends, places, size=1, error_x={**look, "width": 3})
-    for place, effect, end, width in zip(places, effects, ends, reach, strict=True):
+    distance += [0.0] * (len(effects) - len(distance))
+    if any(distance):
+        look = {"type": "data", "array": distance, "color": INK, "thickness": 1}
+        panel.dots(bounds, positions, size=1, error_x={**look, "width": 3})
+    for index, effect, end, width in zip(
+        positions, effects, bounds, distance, strict=True
+    ):
         right = max(end - effect, end + width)
-        panel.note(signed(effect), right, place, size=10, xanchor="left", xshift=4)
+        panel.note(signed(effect), right, index, size=10, xanchor="left", xshift=4)
     for row, value, word in (
         (0, start, "reference forecast"),
-        (len(effects) + 1, ends[-1], "forecast"),
+        (len(effects) + 1, bounds[-1], "forecast"),
     ):
         hover = f"{word}<br>%{{x:.4g}} {plain(view.unit)}"
         panel.dots([value], [row], "", hover, size=9, symbol="diamond")
         panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
-    low, high = min(start, ends.min()), max(start, ends.max())
+    low, high = min(start, bounds.min()), max(start, bounds.max())
     span = (high - low) or max(abs(high), 1.0)
     panel.x(
         f"{view.word}\n({view.unit})",
@@ -444,24 +446,24 @@ class _Part:
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
         self.middle = median_position(levels)
-        ends = (
+        bounds = (
             [float(levels[self.middle])]
             if quantile is None
             else np.atleast_1d(quantile).tolist()
         )
-        if len(ends) > 2 or ends != sorted(set(ends)):
+        if len(bounds) > 2 or bounds != sorted(set(bounds)):
             raise InputError(
                 f"quantile={quantile!r}, expected one, or the lower and the upper end of an interval"
             )
-        self._levels = [position(ds, "quantile", str(each)) for each in ends]
-        self.line = self._levels[0] if len(ends) == 1 else self.middle
+        self._levels = [position(ds, "quantile", str(bound)) for bound in bounds]
+        self.line = self._levels[0] if len(bounds) == 1 else self.middle
         self.target = str(ds.attrs.get("target") or names(ds, "series")[0])
         self.names = segment_words(ds)
         self.values = self.of("attribution", "segment", "step")
         self.effect = self.values.mean(1)
         self.strength = np.abs(self.values).mean(1)
         self.unit = find_unit(ds, series_position(ds, self.target)) or "data units"
-        marks = [f"{levels[each]:g}" for each in self._levels]
+        marks = [f"{levels[item]:g}" for item in self._levels]
         self.word = (
             f"{name_statistic(ds)} forecast"
             if self._levels == [self.middle]
@@ -481,7 +483,7 @@ class _Part:
         if name in ds:
             # of a difference no wider than the sum of both
             self.reach = np.sum(
-                [array(ds, name, "segment", quantile=each) for each in self._levels],
+                [array(ds, name, "segment", quantile=item) for item in self._levels],
                 axis=0,
             )
             samples = (
@@ -494,7 +496,7 @@ class _Part:
     def of(self, name: str, *dims: str) -> np.ndarray:
         """Return values of the quantile, or of the upper minus the lower one."""
         first, *second = (
-            array(self._ds, name, *dims, quantile=each) for each in self._levels
+            array(self._ds, name, *dims, quantile=item) for item in self._levels
         )
         return second[0] - first if second else first
 
@@ -534,12 +536,12 @@ _CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown fi
 def read_tests(ds: xr.Dataset) -> list[str]:
     """State the verdict by :mod:`tsfm_lens.core.verdict`: on all tests of the page, where there are others."""
     word, sentences = verdict(ds)
-    whole, by = (
+    full, by = (
         ds.attrs.get("verdict", word),
         "all tests of this page" if "verdict" in ds.attrs else "this test",
     )
     return [
-        f"Verdict by {by}: the explanation {whole} (criteria below). {sentences[0]}",
+        f"Verdict by {by}: the explanation {full} (criteria below). {sentences[0]}",
         *sentences[1:],
         *find_rules(ds),
     ]
@@ -560,15 +562,15 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
     canvas = sheet(
         [280],
         [1, 1],
-        titles=[words for _, words in _CURVES],
+        titles=[text for _, text in _CURVES],
         column_gap=0.05,
         min_width=640,
         shared_yaxes=True,
     )
     count = np.arange(ds.sizes["masked"])
-    for place, (panel, (name, _)) in enumerate(zip(canvas, _CURVES, strict=True)):
+    for index, (panel, (name, _)) in enumerate(zip(canvas, _CURVES, strict=True)):
         low, high = (
-            array(ds, f"random_{end}", "masked", curve=place) for end in ("low", "high")
+            array(ds, f"random_{end}", "masked", curve=index) for end in ("low", "high")
         )
         panel.band(count, low, high, mixed(PALE, 0.7), _BAND, legend=True)
         middle = array(ds, f"random_{name}", "draw", "masked").mean(0)

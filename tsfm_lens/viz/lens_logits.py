@@ -38,7 +38,7 @@ def lens_logit_map(
     rows: int = 64,
 ) -> go.Figure:
     """Draw the logit of every value at every forecast step, less the mean over those drawn, a panel per layer."""
-    places, view = positions(ds, "layer", layers), scene(ds, series, ds.sizes["step"])
+    indices, view = positions(ds, "layer", layers), scene(ds, series, ds.sizes["step"])
     centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
     logits = array(ds, "logit", "layer", "step", "bin", series=view.place)[..., order]
@@ -52,13 +52,13 @@ def lens_logit_map(
     stop = first + int(bins.sum())
     means = np.add.reduceat(logits[..., :stop], starts, axis=-1) / bins[0, 0]
     means -= means.mean(axis=-1, keepdims=True)
-    limits = [float(np.nanmax(np.abs(means[i]))) or 1.0 for i in places]
-    labels = layer_names(ds, places)
+    limits = [float(np.nanmax(np.abs(means[i]))) or 1.0 for i in indices]
+    labels = layer_names(ds, indices)
     titles = [
         (label, f"± {number(top)}") for label, top in zip(labels, limits, strict=True)
     ]
     grid, x = panel_grid(titles, row_height=150), view.time.at(view.future)
-    for panel, i, top, label in zip(grid, places, limits, labels, strict=True):
+    for panel, i, top, label in zip(grid, indices, limits, labels, strict=True):
         panel.cells(
             (means[i].T / top).astype(np.float32),
             x,

@@ -58,14 +58,14 @@ def thought_lines(
     ds: xr.Dataset, *, series: str | int = 0, layers: Sequence[str | int] | None = None
 ) -> go.Figure:
     """Draw the logit map of every layer with its lines of thought, spurious ones apart."""
-    places = positions(ds, "layer", layers)
+    indices = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
-    labels = [names(ds, "layer")[i] for i in places]
+    labels = [names(ds, "layer")[i] for i in indices]
     here = ds["line_series"].values == ds["series"].values[view.place]
     lines = np.flatnonzero(here & np.isin(ds["line_layer"].values.astype(str), labels))
     paths = array(ds, "path", "line", "step")
-    bounds, cut = fitted_range(view.observations, paths[lines], _REACH)
-    grid, _ = logit_sheet(ds, view, places, bounds, _ROWS)
+    bounds, trimmed = fitted_range(view.observations, paths[lines], _REACH)
+    grid, _ = logit_sheet(ds, view, indices, bounds, _ROWS)
     panels = dict(zip(labels, grid, strict=True))
     for line in lines:
         _line(
@@ -79,7 +79,7 @@ def thought_lines(
         f"Lines of thought of {name_model(ds)} on {view.id}: {count} of {len(lines)} spurious",
         "logit lens after each layer, probability in colours",
         "spurious: not continuous with the context, and gone in the last layer",
-        "values beyond the axis are cut off" * cut,
+        "values beyond the axis are cut off" * trimmed,
         view.time.remark,
     )
 

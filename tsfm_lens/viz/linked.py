@@ -56,10 +56,11 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
         )
     return {
         "series": [
-            _series(ds, place, n_rows, n_lines) for place in range(ds.sizes["series"])
+            _series(ds, position, n_rows, n_lines)
+            for position in range(ds.sizes["series"])
         ],
         "rows": _map_rows(ds),
-        "labels": [component_name(ds, place) for place in range(len(components))],
+        "labels": [component_name(ds, position) for position in range(len(components))],
         "names": components,
         "queries": ds["query_start"].values.tolist(),
         "row": ds["step_query"].values.tolist(),
@@ -79,8 +80,8 @@ def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
         ds["component_kind"].values.astype(str),
     )
     rows: dict[tuple[int, str], list[int]] = {}
-    for place, key in enumerate(zip(layers.tolist(), kinds.tolist(), strict=True)):
-        rows.setdefault(key, []).append(place)
+    for position, key in enumerate(zip(layers.tolist(), kinds.tolist(), strict=True)):
+        rows.setdefault(key, []).append(position)
     return [
         {"layer": layer_name(str(layer)), "kind": kind_word(kind), "cells": cells}
         for (layer, kind), cells in rows.items()
@@ -138,12 +139,12 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
         "context": _short(view.context),
         "truth": _short(view.truth) if view.has_truth else None,
         "times": [
-            str(each)[:16].replace("T", " ").removesuffix(" 00:00")
-            for each in view.time.at(view.past)
+            str(item)[:16].replace("T", " ").removesuffix(" 00:00")
+            for item in view.time.at(view.past)
         ],
         "ahead": [
-            str(each)[:16].replace("T", " ").removesuffix(" 00:00")
-            for each in view.time.at(view.future)
+            str(item)[:16].replace("T", " ").removesuffix(" 00:00")
+            for item in view.time.at(view.future)
         ],
         "keys": edges[there].tolist(),
         "spans": (np.clip(edges[there], -steps, 0) + steps).tolist(),

@@ -157,12 +157,12 @@ def logit_map(
     value_range: tuple[float, float] | None = None,
 ) -> go.Figure:
     """Draw value bin against forecast step, coloured by the logarithm of the lens probability, for each layer."""
-    places = positions(ds, "layer", layers)
+    indices = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
-    grid, words = logit_sheet(ds, view, places, value_range, _ROWS)
+    grid, text = logit_sheet(ds, view, indices, value_range, _ROWS)
     return grid.dress(
         f"Logit lens on {view.id}: next-value probabilities by layer of {name_model(ds)}",
-        *words,
+        *text,
     )
 
 
@@ -251,13 +251,13 @@ def logit_sheet(
         colour_scale("probability of the row", low=float(ticks[0]), high=0, **bar)
     )
     width = (edges[-1] - edges[0]) / (len(edges) - 1)
-    words = [
+    texts = [
         f"probability of each row of {width:.3g} {view.unit or 'data units'}, truth dashed",
         "outside: probability beyond the axis",
         view.time.remark,
         f"a column: the mean of {group} steps" if group > 1 else "",
     ]
-    return grid, words
+    return grid, texts
 
 
 def visible_rows(
@@ -266,13 +266,13 @@ def visible_rows(
     """Cut bins to ``bounds`` and add up adjacent ones, in equal numbers, until at most ``rows`` are left."""
     middles = (centres[1:] + centres[:-1]) / 2
     if len(centres) > 1:
-        ends = (
+        limits = (
             1.5 * centres[0] - 0.5 * centres[1],
             1.5 * centres[-1] - 0.5 * centres[-2],
         )
     else:
-        ends = (centres[0] - 0.5, centres[0] + 0.5)
-    edges = np.concatenate([ends[:1], middles, ends[1:]])
+        limits = (centres[0] - 0.5, centres[0] + 0.5)
+    edges = np.concatenate([limits[:1], middles, limits[1:]])
     first = min(int(np.searchsorted(edges[1:], bounds[0])), len(centres) - 1)
     last = max(int(np.searchsorted(edges[:-1], bounds[1])), first + 1)
     group = -(-(last - first) // rows)
@@ -289,8 +289,8 @@ def central_range(
     """Return the range of a series and of the central 98 % of a probability (step, bin) at every step."""
     share = np.cumsum(probability, axis=-1)
     share /= share[:, -1:]
-    ends = [centres[np.argmax(share >= level, axis=-1)] for level in (0.01, 0.99)]
-    return fitted_range(core, np.concatenate(ends), reach=1.0)[0]
+    bounds = [centres[np.argmax(share >= level, axis=-1)] for level in (0.01, 0.99)]
+    return fitted_range(core, np.concatenate(bounds), reach=1.0)[0]
 
 
 @figure("logit_lens", "Forecast read from each layer.")
@@ -310,17 +310,17 @@ def lens_forecast(
     values = array(
         ds, "quantile_forecast", "layer", "quantile", "step", series=view.place
     )[rows]
-    for panel, each in zip(grid, values, strict=True):
-        draw_bands(panel, view, ds["quantile"].values, each)
+    for panel, value in zip(grid, values, strict=True):
+        draw_bands(panel, view, ds["quantile"].values, value)
         view.draw(panel)
-    cut = fit(grid, np.append(view.observations, values[-1]), values.ravel())
+    trimmed = fit(grid, np.append(view.observations, values[-1]), values.ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     remarks = [
         "the output head applied to the residual stream after each layer",
         view.remark,
         view.time.remark,
-        cut,
+        trimmed,
     ]
     return grid.dress(
         f"Forecast of {view.id} read from each layer of {name_model(ds)}", *remarks
@@ -352,8 +352,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
                 quantile_table(ds, i, layer=layer) for layer in range(ds.sizes["layer"])
             ]
             table = pd.concat(tables, ignore_index=True)
-            words, of = read_lens_forecast(ds, i), names(ds, "series")[i]
-            yield FigurePanel(lens_forecast(ds, series=i), table, words, series=of)
+            text, of = read_lens_forecast(ds, i), names(ds, "series")[i]
+            yield FigurePanel(lens_forecast(ds, series=i), table, text, series=of)
         return
     if "entropy" in ds:
         table = frame(
@@ -379,18 +379,18 @@ def read_gain(ds: xr.Dataset) -> list[str]:
             "so it has no gain."
         )
     change = "Change of {metric} by layers{gain:basis}: {gain:largest signed %}."
-    first, *others = (ds.isel(metric=place) for place in range(ds.sizes["metric"]))
+    first, *rest = (ds.isel(metric=position) for position in range(ds.sizes["metric"]))
     out += summarize(first, change, effect="gain", noun="layers")
-    for each in others:
-        out += summarize(each, change)
+    for item in rest:
+        out += summarize(item, change)
     return out
 
 
 def _gains(ds: xr.Dataset) -> xr.Dataset:
     """Leave out layers without a gain."""
-    facts = {"units": "%", "long_name": "change of the error"}
+    metadata = {"units": "%", "long_name": "change of the error"}
     ds = ds.dropna("layer", subset=["gain"], how="all")
-    return ds.assign(gain=ds["gain"].assign_attrs(facts))
+    return ds.assign(gain=ds["gain"].assign_attrs(metadata))
 
 
 draw_gain = generic_figure(

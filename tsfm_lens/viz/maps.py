@@ -97,8 +97,8 @@ class HeadMap:
         if self.notes is not None:
             texts[:] = self.notes
         if self.noise is not None:
-            for place in np.ndindex(*texts.shape):
-                texts[place] += f"<br>{self.noise.hover(place)}"
+            for position in np.ndindex(*texts.shape):
+                texts[position] += f"<br>{self.noise.hover(position)}"
         return [list(row) for row in texts]
 
     @property
@@ -114,14 +114,14 @@ class HeadMap:
         )
         # white is for nothing, so a scale that does not start at nothing begins below its lowest value
         pad = 0.1 * ((high - low) or 1.0)
-        ends: Look = {
+        bounds: Look = {
             "low": low - pad * (not self.reverse) if self.low is None else self.low,
             "high": high + pad * self.reverse if self.high is None else self.high,
         }
         options = (
             {"diverging": True}
             if self.diverging
-            else {"dark_low": self.reverse, **ends}
+            else {"dark_low": self.reverse, **bounds}
         )
         return colour_scale(title or self.label, self.values, **options, **bar)
 
@@ -168,9 +168,13 @@ def head_maps(
             **look,
         )
         if several:
-            place = canvas.fig.get_subplot(*canvas.places[index])
+            position = canvas.fig.get_subplot(*canvas.places[index])
             canvas.fig.update_layout(
-                {axis: one.colours(titles[index], **under(place, canvas.plot_height))}
+                {
+                    axis: one.colours(
+                        titles[index], **under(position, canvas.plot_height)
+                    )
+                }
             )
         else:
             canvas.colours(one.colours())

@@ -247,9 +247,9 @@ def fit(
     sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, **axis: Any
 ) -> str:
     """Set the value axes to :func:`fitted_range`; return what a subtitle says of values beyond, "" if none."""
-    bounds, cut = fitted_range(core, others, reach)
+    bounds, trimmed = fitted_range(core, others, reach)
     sheet.y(range=bounds, **axis)
-    return "values beyond the axis are cut off" * cut
+    return "values beyond the axis are cut off" * trimmed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,12 +319,12 @@ def segment_words(ds: xr.Dataset) -> list[str]:
         [true_minus(name) for name in names(ds, "segment")],
         str(ds.attrs.get("target", "")),
     )
-    whole = timeline(
+    full = timeline(
         ds, names(ds, "series").index(target) if target in names(ds, "series") else None
     )
-    if whole.stamps is None:
+    if full.stamps is None:
         return labels
-    dates = pd.DatetimeIndex(whole.stamps)
+    dates = pd.DatetimeIndex(full.stamps)
     day = "%d %b %Y" if dates[-1] - dates[0] > pd.Timedelta(days=300) else "%d %b"
     form = (
         f"{day} %H:%M"
@@ -333,12 +333,12 @@ def segment_words(ds: xr.Dataset) -> list[str]:
         if (dates.day == 1).all()
         else day
     )
-    ends = zip(ds["start"].values, ds["stop"].values - 1, strict=True)
+    bounds = zip(ds["start"].values, ds["stop"].values - 1, strict=True)
     spans = [
         " to ".join(
-            f"{pd.Timestamp(whole.at(float(end)).item()):{form}}" for end in each
+            f"{pd.Timestamp(full.at(float(end)).item()):{form}}" for end in bound
         )
-        for each in ends
+        for bound in bounds
     ]
     return [
         re.sub(r"[-−]?\d+ to [-−]?\d+$", span, label)

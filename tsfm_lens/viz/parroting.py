@@ -87,9 +87,9 @@ def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
             one, *(name for name in ("forecast", "parrot", "truth") if name in ds)
         )
         table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
-        words, of = read_parroting(ds, i), names(ds, "series")[i]
+        text, of = read_parroting(ds, i), names(ds, "series")[i]
         errors = draw_variable(ds, "lag_error", series=i)
-        yield FigurePanel(errors, table, words, series=of)
+        yield FigurePanel(errors, table, text, series=of)
 
 
 def read_seasons(ds: xr.Dataset) -> list[str]:
@@ -127,8 +127,8 @@ def _amplitudes(ds: xr.Dataset) -> xr.Dataset:
     """Say what amplitudes and periods are measured in."""
     period = ds["trial_period"].assign_attrs(long_name="period", units="steps")
     ds = ds.assign_coords(trial_period=period)
-    facts = {"units": "standard deviations of the context"}
-    return ds.assign(amplitude=ds["amplitude"].assign_attrs(facts))
+    metadata = {"units": "standard deviations of the context"}
+    return ds.assign(amplitude=ds["amplitude"].assign_attrs(metadata))
 
 
 draw_amplitudes = generic_figure(
@@ -146,9 +146,9 @@ draw_amplitudes = generic_figure(
 def _seasons(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "amplitude")
-        words = read_seasons(ds)
+        text = read_seasons(ds)
         drawn = draw_amplitudes(ds, series=i)
-        yield FigurePanel(drawn, table, words, series=names(ds, "series")[i])
+        yield FigurePanel(drawn, table, text, series=names(ds, "series")[i])
 
 
 generic_figure(

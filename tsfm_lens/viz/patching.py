@@ -92,11 +92,11 @@ def _cell_labels(ds: xr.Dataset) -> list[str]:
 def patch_cell(ds: xr.Dataset, flat: int) -> str:
     """Write a place and group of positions in words, from a flat index of (component, position)."""
     component, position = divmod(flat, ds.sizes["position"])
-    places = find_positions(ds)
-    place = int(np.flatnonzero(places.order == component)[0])
-    label = ("the stream " if places.kind[place] == "stream" else "") + places.labels[
-        place
-    ]
+    positions = find_positions(ds)
+    index = int(np.flatnonzero(positions.order == component)[0])
+    label = (
+        "the stream " if positions.kind[index] == "stream" else ""
+    ) + positions.labels[index]
     moment = when(ds, position)
     return f"{label}, {'the ' * moment.endswith(' token')}{moment}" if moment else label
 
@@ -128,11 +128,13 @@ def patching_map(
     variable = available[0] if value is None else value
     if variable not in available:
         raise unknown_name("value", variable, available)
-    pair, places = Contrast.of(ds, series), find_positions(ds)
+    pair, positions = Contrast.of(ds, series), find_positions(ds)
     values = array(ds, variable, "component", "position", series=pair.view.place)[
-        places.order
+        positions.order
     ]
-    noise = _noise(ds, variable, places, pair.view.unit if variable == "effect" else "")
+    noise = _noise(
+        ds, variable, positions, pair.view.unit if variable == "effect" else ""
+    )
     base, source = way(ds)
     title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {WORDS[variable]}"
     if variable == "effect":
@@ -143,11 +145,11 @@ def patching_map(
         return draw_variable(
             ds, variable, series=pair.view.place, title=title, about=about
         )
-    canvas, remark = _map(ds, places, values, variable, pair, noise)
+    canvas, remark = _map(ds, positions, values, variable, pair, noise)
     differ = pair.differ
     return canvas.dress(
         title,
-        f"{places.what()}: {about}",
+        f"{positions.what()}: {about}",
         f"0: the {base} forecast, 1: the {source}"
         if variable in ("recovered", "first_order")
         else "",
@@ -190,16 +192,16 @@ def _map(
     height = max(len(places.names) * int(np.clip(480 / len(places.names), 8, 32)), 130)
     aside = any(len(axis.aside) for _, axis in axes)
     first: list[Any] = [{}, None] if aside else [{}]
-    others: list[Any] = [{}, {}] if aside else [{}]
+    rest: list[Any] = [{}, {}] if aside else [{}]
     room: Look = {"row_gap": _GAP, "column_gap": 0.1, "above": 14, "min_width": 420}
     heights, widths = [_UPPER, *(height for _ in axes)], [0.9, 0.1] if aside else [1.0]
-    canvas = sheet(heights, widths, specs=[first, *(others for _ in axes)], **room)
+    canvas = sheet(heights, widths, specs=[first, *(rest for _ in axes)], **room)
     view, top = pair.view, canvas.panel(1, 1)
     pair.draw(top)
     top.y(view.title)
     edges, labels = (
         [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5],
-        [plain(each) for each in places.labels],
+        [plain(item) for item in places.labels],
     )
     word = "residual stream" if set(places.kind) == {"stream"} else "component"
     for row, (lane, axis) in enumerate(axes, start=2):
@@ -210,15 +212,15 @@ def _map(
         )
         maps += [(2, axis.aside_labels(), axis.aside)] if len(axis.aside) else []
         for column, x, tokens in maps:
-            panel, place = canvas.panel(row, column), np.array(lane)[tokens]
-            words = [axis.words(int(token)) if token >= 0 else "" for token in tokens]
+            panel, position = canvas.panel(row, column), np.array(lane)[tokens]
+            texts = [axis.words(int(token)) if token >= 0 else "" for token in tokens]
             panel.cells(
-                np.where(tokens >= 0, values[:, place], np.nan),
+                np.where(tokens >= 0, values[:, position], np.nan),
                 x,
                 np.arange(len(labels)),
                 f"%{{text}}<br>{WORDS[value]} %{{z:.3g}}",
-                noise=None if noise is None else noise.at(np.s_[:, place]),
-                text=[[f"{label}, {each}" for each in words] for label in labels],
+                noise=None if noise is None else noise.at(np.s_[:, position]),
+                text=[[f"{label}, {text}" for text in texts] for label in labels],
                 xgap=0,
                 ygap=1 if len(labels) <= 40 else 0,
             )
@@ -283,8 +285,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), "recovered", "effect")
         of = names(ds, "series")[i]
-        words = read_patching(ds, i)
-        yield FigurePanel(patching_map(ds, series=i), table, words, series=of)
+        text = read_patching(ds, i)
+        yield FigurePanel(patching_map(ds, series=i), table, text, series=of)
 
 
 def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
@@ -322,13 +324,13 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     variables = [name for name in ("first_order", "recovered", "error") if name in ds]
     if "recovered" in variables:
         table = patch_cells(ds, *variables)
-        words = read_agreement(ds)
-        yield FigurePanel(draw_variable(ds, "first_order"), table, words)
+        text = read_agreement(ds)
+        yield FigurePanel(draw_variable(ds, "first_order"), table, text)
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), *variables)
-        words, of = read_estimate(ds, i), names(ds, "series")[i]
+        text, of = read_estimate(ds, i), names(ds, "series")[i]
         yield FigurePanel(
-            patching_map(ds, value="first_order", series=i), table, words, series=of
+            patching_map(ds, value="first_order", series=i), table, text, series=of
         )
 
 
@@ -369,7 +371,7 @@ class Contrast:
             "corrupted_forecast",
         )
         view = scene(ds, series, ds.sizes["time"])
-        ends = tuple(
+        bounds = tuple(
             array(ds, f"{name}_forecast", "step", series=view.place)
             for name in ("clean", "corrupted")
         )
@@ -378,7 +380,7 @@ class Contrast:
             array(ds, "corrupted_context", "time", series=view.place)[
                 -len(view.past) :
             ],
-            ends,
+            bounds,
             path_word(ds),
         )
 
@@ -402,19 +404,19 @@ class Contrast:
         }
         # shading all of it would mark nothing
         for first, last in [] if differ.all() else _runs(differ):
-            ends = [
+            bounds = [
                 view.time.scalar(view.past[step] + off)
                 for step, off in ((first, -0.5), (last, 0.5))
             ]
-            panel.shape("rect", ends, (0, 1), **shade)
+            panel.shape("rect", bounds, (0, 1), **shade)
         steps = view.time.at(np.concatenate([view.past, view.future]))
         for name, colour, context, forecast in (
             ("corrupted", VERMILION, self.corrupted, self.forecasts[1]),
             ("clean", BLUE, view.context, self.forecasts[0]),
         ):
             values = np.concatenate([context, forecast])
-            words = f"{name}, and its forecast{'' if name in self.shared_path else self.shared_path}"
-            panel.line(steps, values, words, view.hover(name), colour=colour)
+            text = f"{name}, and its forecast{'' if name in self.shared_path else self.shared_path}"
+            panel.line(steps, values, text, view.hover(name), colour=colour)
         mark_start(panel, view.time)
 
 
@@ -442,6 +444,6 @@ def when(ds: xr.Dataset, position: int) -> str:
 
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
     """Find first and last place of every run of True, runs at most ``gap`` apart joined."""
-    places = np.flatnonzero(flags)
-    parts = np.split(places, np.flatnonzero(np.diff(places) > gap) + 1)
+    positions = np.flatnonzero(flags)
+    parts = np.split(positions, np.flatnonzero(np.diff(positions) > gap) + 1)
     return [(int(part[0]), int(part[-1])) for part in parts if len(part)]

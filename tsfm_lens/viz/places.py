@@ -44,8 +44,8 @@ class Places:
         """Names in words: streams by where they stand, components without the stack where there is only one."""
         one = len(set(self.stack)) == 1
         return [
-            _words(*each, one)
-            for each in zip(self.names, self.stack, self.layer, strict=True)
+            _words(*item, one)
+            for item in zip(self.names, self.stack, self.layer, strict=True)
         ]
 
     @property
@@ -140,7 +140,7 @@ def _sort(
 ) -> Places:
     stacks, kinds = (
         list(dict.fromkeys(stack)),
-        sorted(dict.fromkeys(kind), key=lambda each: _LATER.get(each, 0)),
+        sorted(dict.fromkeys(kind), key=lambda item: _LATER.get(item, 0)),
     )
 
     def depth(i: int) -> tuple[int, int, int]:
@@ -152,7 +152,7 @@ def _sort(
         )
 
     order = np.array(sorted(range(len(labels)), key=depth), dtype=int)
-    labels, stack, kind = ([words[i] for i in order] for words in (labels, stack, kind))
+    labels, stack, kind = ([text[i] for i in order] for text in (labels, stack, kind))
     return Places(order, labels, stack, kind, layer[order], head[order])
 
 

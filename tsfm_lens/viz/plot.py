@@ -45,20 +45,22 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
         name = str(thing.name or "value")
         data = thing.rename(name).to_dataset()
         return draw_variable(data, name, **{"title": name, **options})
-    words = [each for each in others if isinstance(each, str)]
-    things = [_sections(each) for each in (thing, *others) if not isinstance(each, str)]
-    if len(words) > 1 or len(things) > 2:
+    texts = [other for other in others if isinstance(other, str)]
+    things = [
+        _sections(other) for other in (thing, *others) if not isinstance(other, str)
+    ]
+    if len(texts) > 1 or len(things) > 2:
         raise InputError(
-            f"{len(things)} things and {len(words)} names of figures; plot takes two things and one name"
+            f"{len(things)} things and {len(texts)} names of figures; plot takes two things and one name"
         )
-    word = words[0] if words else ""
+    word = texts[0] if texts else ""
     if len(things) == 1:
         return _draw(things[0], word, options)
-    pair = [next(iter(each.values())) for each in things]
+    pair = [next(iter(item.values())) for item in things]
     labels = options.pop("names", None) or _labels(*pair)
     if len(labels) != 2:
         raise InputError(f"names={labels!r}, expected one for each of two things")
-    are_forecasts = {str(each.attrs["kind"]) for each in pair} <= {"forecast", "run"}
+    are_forecasts = {str(item.attrs["kind"]) for item in pair} <= {"forecast", "run"}
     if (
         not word
         and are_forecasts
@@ -67,7 +69,7 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
         )
     ):
         return overlay(dict(zip(labels, pair, strict=True)), **options)
-    return compare([_draw(each, word, options) for each in things], labels)
+    return compare([_draw(item, word, options) for item in things], labels)
 
 
 def _sections(thing: Any) -> dict[str, Any]:
@@ -119,7 +121,7 @@ def _draw(
             )
         figures = [named[matches[0]]]
     # an option decides which figure is meant; without one, the first that the result has everything for
-    fitting = [each for each in figures if _takes(each[0], options)]
+    fitting = [item for item in figures if _takes(item[0], options)]
     if not fitting:
         drawings = ", ".join(figure.name for figure, _ in figures)
         raise InputError(
@@ -127,9 +129,9 @@ def _draw(
         )
     refusals: list[LensError] = []
     for figure, result in fitting[: 1 if options else None]:
-        others = [results[kind] for kind in figure.beside if kind in results]
+        rest = [results[kind] for kind in figure.beside if kind in results]
         try:
-            return figure.function(result, *others, **{**figure.options, **options})
+            return figure.function(result, *rest, **{**figure.options, **options})
         except InputError as error:
             refusals.append(error)
     raise refusals[0]
@@ -143,7 +145,9 @@ def _holds(result: Any, variable: str) -> bool:
 def _takes(figure: Figure, options: Mapping[str, Any]) -> bool:
     """Test if a figure has parameters of these names, or takes any dimension."""
     parameters = signature(figure.function).parameters
-    takes_any = any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values())
+    takes_any = any(
+        parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
     return takes_any or options.keys() <= parameters.keys()
 
 
@@ -156,5 +160,5 @@ def _figures(kind: str) -> list[Figure]:
 
 
 def _labels(one: Any, other: Any) -> list[str]:
-    models = [str(each.attrs.get("model", "")) for each in (one, other)]
+    models = [str(item.attrs.get("model", "")) for item in (one, other)]
     return models if models[0] != models[1] else ["first", "second"]

@@ -34,7 +34,7 @@ __all__ = ["recipe_forecasts"]
 def _recipe_table(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate quantiles, a row per recipe, series and step."""
     rows = product(range(ds.sizes["recipe"]), forecast_series(ds))
-    tables = [quantile_table(ds, place, recipe=recipe) for recipe, place in rows]
+    tables = [quantile_table(ds, position, recipe=recipe) for recipe, position in rows]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -62,23 +62,23 @@ def overlay(
     view, figure = scene(first, series, context_steps), blank()
     panel = figure.panel()
     x, medians = view.time.at(view.future), []
-    for place, (name, ds) in enumerate(forecasts.items()):
+    for position, (name, ds) in enumerate(forecasts.items()):
         values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
         levels = ds["quantile"].values
-        order, colour = np.argsort(levels), CATEGORICAL[place % len(CATEGORICAL)]
+        order, colour = np.argsort(levels), CATEGORICAL[position % len(CATEGORICAL)]
         medians.append(values[median_position(levels)])
         low, high = values[order[0]], values[order[-1]]
-        ends = (
+        bounds = (
             f"from the {levels[order[0]]:.3g} to the {levels[order[-1]]:.3g} quantile"
         )
         label = f"{name} (interval)"
-        if not place:
+        if not position:
             panel.band(x, low, high, mixed(colour, 0.22), label, legend=True)
             continue
         for end in (low, high):
             view.forecast(panel, end, label, colour, 0.9, "dash")
-    for place, (name, median) in enumerate(zip(forecasts, medians, strict=True)):
-        view.forecast(panel, median, name, CATEGORICAL[place % len(CATEGORICAL)])
+    for position, (name, median) in enumerate(zip(forecasts, medians, strict=True)):
+        view.forecast(panel, median, name, CATEGORICAL[position % len(CATEGORICAL)])
     view.draw(panel)
     view.title_axes(panel)
     size = measured(view.unit)(float(np.abs(medians[-1] - medians[0]).mean()))
@@ -90,7 +90,7 @@ def overlay(
         heading,
         about,
         f"{len(view.future)} steps ahead from {view.remark}",
-        f"intervals: {ends}",
+        f"intervals: {bounds}",
     )
 
 
@@ -112,39 +112,39 @@ def recipe_forecasts(
     Args:
         recipes: names to draw, all if None.
     """
-    places = positions(ds, "recipe", recipes)
+    indices = positions(ds, "recipe", recipes)
     view = scene(ds, series, context_steps, least=48)
-    grid = panel_grid([_title(ds, at, view.place) for at in places], row_height=150)
+    grid = panel_grid([_title(ds, at, view.place) for at in indices], row_height=150)
     values = array(
         ds, "quantile_forecast", "recipe", "quantile", "step", series=view.place
     )
     medians = values[:, median_position(ds["quantile"].values)]
-    for panel, recipe in zip(grid, places, strict=True):
+    for panel, recipe in zip(grid, indices, strict=True):
         draw_bands(panel, view, ds["quantile"].values, values[recipe])
         if recipe:
             view.forecast(panel, medians[0], "original forecast", VERMILION, dash="dot")
         view.draw(panel)
     core = np.append(view.observations, medians[0])
-    cut = fit(grid, core, values[places].ravel())
+    trimmed = fit(grid, core, values[indices].ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     return grid.dress(
         f"Forecasts of {view.id} by {name_model(ds)} under heavy ablation",
         f"{ds.sizes['step']} steps ahead from {view.remark}",
         "distance: 1 − rank correlation with the original",
-        cut,
+        trimmed,
         view.time.remark,
     )
 
 
 @panels("ablation_recipes")
 def _recipes(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    for place in forecast_series(ds, MAX_DRAWN):
-        words = read_recipes(ds)
-        drawn = recipe_forecasts(ds, series=place)
-        of = names(ds, "series")[place]
+    for position in forecast_series(ds, MAX_DRAWN):
+        text = read_recipes(ds)
+        drawn = recipe_forecasts(ds, series=position)
+        of = names(ds, "series")[position]
         yield FigurePanel(
-            drawn, _recipe_table(ds.isel(series=[place])), words, series=of
+            drawn, _recipe_table(ds.isel(series=[position])), text, series=of
         )
 
 
@@ -155,10 +155,10 @@ def _title(ds: xr.Dataset, recipe: int, series: int) -> tuple[str, ...]:
     parts = [f"{heads} head{'s' * (heads > 1)} ({share})"] * bool(heads)
     parts += [f"{mlps} MLP{'s' * (mlps > 1)}"] * bool(mlps)
     taken = f"without {' + '.join(parts)}" if parts else "complete model"
-    facts = []
+    metadata = []
     if "spearman_distance" in ds and recipe:
         distance = float(ds["spearman_distance"].values[recipe, series])
-        facts.append(f"distance {distance:.2f}")
+        metadata.append(f"distance {distance:.2f}")
     if "mase" in ds and np.isfinite(ds["mase"].values[recipe, series]):
-        facts.append(f"MASE {float(ds['mase'].values[recipe, series]):.3g}")
-    return names(ds, "recipe")[recipe], taken, ", ".join(facts)
+        metadata.append(f"MASE {float(ds['mase'].values[recipe, series]):.3g}")
+    return names(ds, "recipe")[recipe], taken, ", ".join(metadata)

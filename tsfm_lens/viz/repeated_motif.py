@@ -135,8 +135,8 @@ def training_history(ds: xr.Dataset) -> go.Figure:
             dots=5,
         )
         panel.y("share copied" if "copy_score" in ds else "1 − relative\ncopy error")
-    for (name, title, words), panel in zip(heads, panels, strict=True):
-        _head_lines(panel, ds, name, x, words)
+    for (name, title, text), panel in zip(heads, panels, strict=True):
+        _head_lines(panel, ds, name, x, text)
         panel.y(title)
         if name == "prefix_matching":
             panel.line(

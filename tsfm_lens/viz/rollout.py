@@ -74,7 +74,7 @@ def read_flow(ds: xr.Dataset) -> list[str]:
     if flow.shape[-1] < 2:
         return ["There is only one token, so nothing can flow."]
     keys = token_axis(ds, "key")
-    tokens = [_token(keys, place) for place in range(flow.shape[-1])]
+    tokens = [_token(keys, index) for index in range(flow.shape[-1])]
     return summarize(
         ds,
         "On average a token keeps of itself {kept:ends percent}.",
@@ -114,23 +114,23 @@ def autoregressive_attention_map(
     ranks = array(ds, "sharpness_rank", "layer", "head")
     count = heads_shown(ranks.size) if count is None else count
     order = np.argsort(ranks.ravel() if heads == "sharp" else -ranks.ravel())[:count]
-    places = [divmod(int(flat), ranks.shape[1]) for flat in order]
+    indices = [divmod(int(flat), ranks.shape[1]) for flat in order]
     keys, queries = (
         ruler(token_axis(ds, side, overlaps=True)) for side in ("key", "query")
     )
     maps = [
         array(ds, "attention", "query", "key", layer=row, head=col)
-        for row, col in places
+        for row, col in indices
     ]
     ordinary = keys.axis.timed if len(keys.axis.timed) else keys.axis.aside
     limit = max(0.1, *(float(np.nanquantile(one[:, ordinary], 0.999)) for one in maps))
     entropy = array(ds, "entropy", "layer", "head")
     labels = [
-        f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in places
+        f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in indices
     ]
     notes = [
-        f"{format_nats(entropy[place])}{_aside(one, keys)}"
-        for place, one in zip(places, maps, strict=True)
+        f"{format_nats(entropy[index])}{_aside(one, keys)}"
+        for index, one in zip(indices, maps, strict=True)
     ]
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
     hover = "query step %{x} reads context step %{y}"
@@ -172,8 +172,8 @@ def attention_rollout_map(
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
     keys, queries = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
-    others = [np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow]
-    limit = float(np.quantile(others, 0.99)) or 1.0
+    rest = [np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow]
+    limit = float(np.quantile(rest, 0.99)) or 1.0
     labels = [f"after {label}" for label in layer_names(ds, rows)]
     grid = panel_grid([(label,) for label in labels], row_height=190)
     group = _draw(
@@ -232,8 +232,8 @@ def _draw(
         tickvals=across.ticks({1: 8, 2: 6}.get(columns, 4)),
         range=[across.edges[0], across.edges[-1]],
     )
-    ends = [up.edges[0], up.edges[-1]]
-    grid.y(tickvals=up.ticks(), range=ends if upwards else ends[::-1])
+    bounds = [up.edges[0], up.edges[-1]]
+    grid.y(tickvals=up.ticks(), range=bounds if upwards else bounds[::-1])
     return group
 
 
@@ -300,13 +300,13 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
         ds["key_special"].values,
         strict=True,
     )
-    words = [str(word) or f"steps {start} to {stop - 1}" for start, stop, word in spans]
+    texts = [str(word) or f"steps {start} to {stop - 1}" for start, stop, word in spans]
     grid = panel_grid(titles, row_height=130)
     for panel, head, weights in zip(grid, heads, everything[at], strict=True):
         panel.cells(
             weights.astype(np.float32),
             hover=f"head {plain(head)}, forecast token %{{y}}<br>context token %{{x}} %{{text}}<br>weight %{{z:.3g}}",
-            text=[words] * ds.sizes["query"] if weights.size <= 20_000 else None,
+            text=[texts] * ds.sizes["query"] if weights.size <= 20_000 else None,
             xgap=0,
             ygap=0,
         )
@@ -355,12 +355,12 @@ def selected_patch(
     draw_bands(panel, view, ds["quantile"].values, values)
     view.draw(panel)
     start = int(ds["argmax_start"].values[at, which])
-    place = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}"
+    index = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}"
     look: Look = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
     panel.upright(view.time.scalar(float(start)), **look)
     view.title_axes(panel)
     title = (
-        f"Forecast of {view.id} by {name_model(ds)}, and the patch that {place} selects"
+        f"Forecast of {view.id} by {name_model(ds)}, and the patch that {index} selects"
     )
     share = percent(float(weights[which]))
     return sheet.dress(
@@ -374,11 +374,11 @@ def selected_patch(
 @panels("patch_attention")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     table = frame(ds, "stable_rank", "entropy", "argmax_start", "argmax_weight")
-    words = summarize(
+    text = summarize(
         ds,
         "Heads that give more than half of their attention to one token over time: "
         "{strong:which}.",
         strong=ds["argmax_weight"] > 0.5,
     )
-    yield FigurePanel(patch_attention_grid(ds, layer=-1), table, words)
+    yield FigurePanel(patch_attention_grid(ds, layer=-1), table, text)
     yield FigurePanel(selected_patch(ds), table, [])

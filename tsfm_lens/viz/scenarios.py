@@ -95,11 +95,11 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     if is_changed.any() and not is_changed.all():
         inside = move[is_changed].mean()
         outside = move[~is_changed].mean()
-    word, whole, through = None, None, None
+    word, full, through = None, None, None
     if "through" in ds:
         word = ds["through"].attrs["statistic"]
-        whole = abs(ds["through_total"]).mean("step").sum()
-        through = abs(ds["through"]).mean("step").sum("change") / whole
+        full = abs(ds["through_total"]).mean("step").sum()
+        through = abs(ds["through"]).mean("step").sum("change") / full
     return summarize(
         ds,
         "With {changes} the forecast of {target} averages {after:unit} instead of "
@@ -125,7 +125,7 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         inside=inside,
         outside=outside,
         word=word,
-        whole=whole,
+        whole=full,
         through=through,
         width=width if width > 0 else None,
         new_width=new_width,
@@ -176,18 +176,18 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
         ("forecast", "forecast", BLUE),
         ("changed_forecast", "with the change", VERMILION),
     )
-    for name, words, colour in lines:
+    for name, text, colour in lines:
         low, high = _ends(ds, name)
         above.band(
             view.time.at(view.future),
             low,
             high,
             mixed(colour, 0.22),
-            f"{words} (interval)",
+            f"{text} (interval)",
         )
     # over both bands, so that none hides a line
-    for name, words, colour in lines:
-        view.forecast(above, _middle(ds, name), words, colour, 2)
+    for name, text, colour in lines:
+        view.forecast(above, _middle(ds, name), text, colour, 2)
     view.draw(above)
     above.y(view.title, nticks=5)
     for panel, row in zip(below, rows, strict=True):
@@ -268,17 +268,17 @@ def read_change(ds: xr.Dataset) -> list[str]:
 def _origin(ds: xr.Dataset) -> str:
     """Say what the later origin is made of; "" where both forecasts start at the same step of the same past."""
     shift, lost = int(ds.attrs["shift"]), int(ds.attrs["lost"])
-    facts = [
+    metadata = [
         f"each step is {shift} steps nearer",
         f"the past goes on with {shift} steps of the earlier forecast",
     ] * (shift > 0)
     if lost:
-        facts.append(
+        metadata.append(
             f"its {lost} oldest steps are gone"
             if lost > 0
             else f"{-lost} older steps are there"
         )
-    return listed(facts) if facts else ""
+    return listed(metadata) if metadata else ""
 
 
 ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}

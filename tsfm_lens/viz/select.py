@@ -53,7 +53,7 @@ def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
         if "role" in ds.coords
         else ["target"] * ds.sizes.get("series", 1)
     )
-    return [place for place, role in enumerate(roles) if role == "target"][:most]
+    return [index for index, role in enumerate(roles) if role == "target"][:most]
 
 
 def positions(
@@ -107,20 +107,20 @@ def layer_name(label: str) -> str:
 
 def kind_word(kind: str) -> str:
     """Write a kind of component in words."""
-    words = {"mlp": "MLP", "embed": "embedding", "bias": "output biases"}
-    return words.get(kind) or kind.replace("_", "-").replace("attn", "attention")
+    text = {"mlp": "MLP", "embed": "embedding", "bias": "output biases"}
+    return text.get(kind) or kind.replace("_", "-").replace("attn", "attention")
 
 
 def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
     """Return a variable as float64, cut at ``at`` (by position) and laid out as ``dims``."""
     if variable not in ds:
         check(ds, str(ds.attrs.get("kind")), variable)
-    cut = ds[variable].isel(at, missing_dims="ignore")
-    if set(cut.dims) != set(dims):
+    trimmed = ds[variable].isel(at, missing_dims="ignore")
+    if set(trimmed.dims) != set(dims):
         raise InputError(
             f"variable {variable!r} has dimensions {tuple(ds[variable].dims)}, expected {(*at, *dims)} in any order."
         )
-    return np.asarray(cut.transpose(*dims).values, dtype=float)
+    return np.asarray(trimmed.transpose(*dims).values, dtype=float)
 
 
 def shown(ids: Sequence[str], limit: int = 3) -> str:

@@ -64,7 +64,7 @@ class Sheet:
 
     def __iter__(self) -> Iterator[Panel]:
         return (
-            (self.panel(*place) for place in self.places)
+            (self.panel(*position) for position in self.places)
             if self.places
             else iter([self.panel()])
         )
@@ -150,7 +150,7 @@ def sheet(
         horizontal_spacing=column_gap if len(widths) > 1 else 0,
         **options,
     )
-    places = [
+    positions = [
         (row, col)
         for row in range(1, len(heights) + 1)
         for col in range(1, len(widths) + 1)
@@ -158,12 +158,12 @@ def sheet(
     look = {"yanchor": "bottom", "font": {"size": title_type}, "showarrow": False}
     # all at once: plotly looks at every note of a figure whenever one is added
     fig.layout.annotations = list(fig.layout.annotations) + [
-        {"text": plain(title).replace("\n", "<br>"), **_over(fig, place), **look}
-        for place, title in zip(places, titles or (), strict=False)
+        {"text": plain(title).replace("\n", "<br>"), **_over(fig, position), **look}
+        for position, title in zip(positions, titles or (), strict=False)
         if title
     ]
     room = (30 if titles is not None else 10) if above is None else above
-    return Sheet(fig, places, total, above=room, min_width=min_width, below=below)
+    return Sheet(fig, positions, total, above=room, min_width=min_width, below=below)
 
 
 def _over(fig: go.Figure, place: tuple[int, int]) -> Look:
@@ -287,7 +287,7 @@ class Panel:
         }
         if noise is not None:
             marker["symbol"] = [
-                f"{symbol or 'circle'}{'-open' * bool(pale)}" for pale in noise.pale
+                f"{symbol or 'circle'}{'-open' * bool(faint)}" for faint in noise.pale
             ]
             self.sheet.noisy(noise, "hollow" * bool(noise.pale.any()))
         bars = _whiskers(noise, x if across else y, across=across)
@@ -320,7 +320,7 @@ class Panel:
         )
         marker: Look = {"color": colour}
         if noise is not None:
-            shapes = ["/" * bool(pale) for pale in noise.pale]
+            shapes = ["/" * bool(faint) for faint in noise.pale]
             marker["pattern"] = {
                 "shape": shapes,
                 "fillmode": "replace",
@@ -354,7 +354,7 @@ class Panel:
         where = {
             name: value for name, value in (("x", x), ("y", y)) if value is not None
         }
-        pale = (
+        faint = (
             np.zeros(z.shape, dtype=bool)
             if noise is None
             else noise.pale & np.isfinite(z)
@@ -366,7 +366,7 @@ class Panel:
                 [[write(float(v)) if np.isfinite(v) else "" for v in row] for row in z],
                 dtype=object,
             )
-            texts = np.where(pale, "(" + texts + ")", texts)
+            texts = np.where(faint, "(" + texts + ")", texts)
             # plotly chooses a type that the cells have room for
             more = {**more, "text": texts.tolist(), "texttemplate": "%{text}"}
         options: Look = {
@@ -382,10 +382,10 @@ class Panel:
         self.sheet.fig.add_trace(trace, **self.at)
         if noise is not None:
             sign = "in parentheses" if numbered else "dotted" if dotted else "pale"
-            self.sheet.noisy(noise, sign * bool(pale.any()))
-        if pale.any() and not numbered:
+            self.sheet.noisy(noise, sign * bool(faint.any()))
+        if faint.any() and not numbered:
             dots: Look = {
-                "text": np.where(pale, "·", "").tolist(),
+                "text": np.where(faint, "·", "").tolist(),
                 "texttemplate": "%{text}",
             }
             look: Look = (
@@ -394,7 +394,7 @@ class Panel:
                 else {"xgap": 1, "ygap": 1}
             )
             self.cover(
-                pale,
+                faint,
                 f"rgba(255,255,255,{0 if dotted else 0.6})",
                 name=NOT_SIGNIFICANT,
                 **look,
@@ -494,9 +494,9 @@ class Panel:
 
     def _axes(self) -> dict[str, str]:
         """Name the panel's axes, as shapes and notes refer to them."""
-        place = self._place()
+        position = self._place()
         names = {
-            f"{letter}ref": getattr(place, f"{letter}axis").plotly_name
+            f"{letter}ref": getattr(position, f"{letter}axis").plotly_name
             for letter in "xy"
         }
         return {ref: name.replace("axis", "") for ref, name in names.items()}
@@ -557,7 +557,7 @@ def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, 
     if noise is None or not noise.spread:
         return {}
     middle = np.asarray(values, dtype=float)
-    ends = {
+    bounds = {
         "array": np.maximum(noise.high - middle, 0),
         "arrayminus": np.maximum(middle - noise.low, 0),
     }
@@ -567,7 +567,7 @@ def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, 
             "color": INK,
             "thickness": 1,
             "width": 3,
-            **ends,
+            **bounds,
         }
     }
 

@@ -54,11 +54,11 @@ generic_figure(
 
 @panels("layer_similarity")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    for each in ("cka", "update_cosine"):
+    for item in ("cka", "update_cosine"):
         yield FigurePanel(
-            draw_variable(ds, each),
-            frame(ds, each),
-            read_layer_similarity(ds, each),
+            draw_variable(ds, item),
+            frame(ds, item),
+            read_layer_similarity(ds, item),
         )
 
 

@@ -90,10 +90,10 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
     one = one.isel(family=one["told"].values > 0)
     if not one.sizes["family"]:
         return [f"At ε = {float(one['epsilon']):g} rounding may hide every rank."]
-    ends = (one[f"signal_rank_{end}"].values for end in ("low", "high"))
+    bounds = (one[f"signal_rank_{end}"].values for end in ("low", "high"))
     signals = [
         f"{name} ({num(low)} to {num(high)})"
-        for name, low, high in zip(names(one, "family"), *ends, strict=True)
+        for name, low, high in zip(names(one, "family"), *bounds, strict=True)
         if high > low
     ]
     return summarize(

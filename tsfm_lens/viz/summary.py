@@ -113,9 +113,9 @@ class Members:
     def largest(self, write: Write) -> str:
         """List the members with the largest effects, with ranges over series."""
         different = self.mask & (self.effect.size != 0)
-        places = self.effect.named(_MAX_NAMES, different)
-        if places:
-            return self._listed(places, write)
+        positions = self.effect.named(_MAX_NAMES, different)
+        if positions:
+            return self._listed(positions, write)
         least = self.effect.least
         return f"none of {write(least).lstrip('+')} or more" if least else "none"
 
@@ -134,8 +134,8 @@ class Members:
     def ends(self, write: Write) -> str:
         """Write the first and the last member."""
         sizes = self.effect.size.ravel()
-        places = dict.fromkeys((0, len(sizes) - 1))
-        return " to ".join(f"{write(sizes[i])} at {self.labels[i]}" for i in places)
+        positions = dict.fromkeys((0, len(sizes) - 1))
+        return " to ".join(f"{write(sizes[i])} at {self.labels[i]}" for i in positions)
 
     def count(self, write: Write) -> str:
         """Count the members above 0."""
@@ -157,16 +157,16 @@ class Members:
         return self.effect.basis
 
     def _listed(self, places: Sequence[int] | np.ndarray, write: Write) -> str:
-        told = self.effect.told
-        return listed([f"{self.labels[i]} ({told(i, write)})" for i in places])
+        reported = self.effect.told
+        return listed([f"{self.labels[i]} ({reported(i, write)})" for i in places])
 
     def _alike(self, value: float, write: Write) -> str:
         written = [write(float(own)) for own in self.effect.size.flat]
         alike = [i for i, text in enumerate(written) if text == write(float(value))]
-        words = [self.labels[i] for i in alike]
-        if len(words) > _MAX_NAMES:
-            words = [f"{len(words)} equal {self.noun}"]
-        return f"{listed(words)} ({write(float(value))})"
+        texts = [self.labels[i] for i in alike]
+        if len(texts) > _MAX_NAMES:
+            texts = [f"{len(texts)} equal {self.noun}"]
+        return f"{listed(texts)} ({write(float(value))})"
 
     def _writer(self, unit: str) -> Write:
         if unit in _WRITERS:
@@ -196,7 +196,7 @@ class _Reader:
             return value
         value = value if isinstance(value, xr.DataArray) else xr.DataArray(value)
         if value.dtype.kind in "OUT":
-            return shown([str(each) for each in np.atleast_1d(value.values)])
+            return shown([str(item) for item in np.atleast_1d(value.values)])
         dims = map(str, self._size(name).dims)
         is_judged = finding(self.ds, name, *dims) is not None
         if is_judged and name not in self.given:
@@ -247,11 +247,11 @@ def _over_series(value: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
 def _labels(value: xr.DataArray) -> list[str]:
     """Name the members of an array, by its coordinates."""
     between = ", " if "head" in value.dims else " → "
-    words = [
+    texts = [
         [_word(str(label), str(dim)) for label in value[dim].values]
         for dim in value.dims
     ]
-    return [between.join(each) for each in product(*words)]
+    return [between.join(item) for item in product(*texts)]
 
 
 def _word(name: str, dim: str) -> str:

@@ -80,7 +80,7 @@ def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
         "Holm-corrected over all tests of this page on one model and metric. Datasets made of the same observations "
         "count once, as their source; within a single source each series counts once, with all its windows. A share "
         "of bootstrap samples says how often an entry is first when these units are resampled.",
-        *(f"{each}." for each in few if each),
+        *(f"{item}." for item in few if item),
     ]
 
 
@@ -89,21 +89,21 @@ def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
     needed = units_needed(
         row["tests"], level=1 - float(table.attrs.get("confidence", 0.95))
     )
-    words = f"{row['units']} {row['unit']} are too few for {counted(row['tests'], 'test')}; {needed} are needed"
-    return words if row["units"] < needed else ""
+    text = f"{row['units']} {row['unit']} are too few for {counted(row['tests'], 'test')}; {needed} are needed"
+    return text if row["units"] < needed else ""
 
 
 def sizes_words(rows: pd.DataFrame) -> str:
     """Write the sizes of some changes, how many are significant, or why none can be."""
     low, middle, high = (
-        change_text(each) for each in rows["change"].quantile([0, 0.5, 1])
+        change_text(item) for item in rows["change"].quantile([0, 0.5, 1])
     )
     count = int(rows["significant"].sum())
     few = few_units(told(rows.nlargest(1, "units"))[0], rows)
-    said = f"significant: {count or 'none'} of {len(rows)}"
+    messages = f"significant: {count or 'none'} of {len(rows)}"
     if few and not count:
-        said = few
-    return f"MASE changes by {low} to {high} (median {middle}); {said}"
+        messages = few
+    return f"MASE changes by {low} to {high} (median {middle}); {messages}"
 
 
 def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]:

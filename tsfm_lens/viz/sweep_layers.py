@@ -105,8 +105,8 @@ draw_ranges = generic_figure(
 def _effects(table: pd.DataFrame) -> Iterator[FigurePanel]:
     spans = table["family"].isin(("layers", "groups"))
     for part in sweep.PARTS:
-        words = partial(read_distances, part=part)
+        text = partial(read_distances, part=part)
         rows = table[spans & (table["part"] == part)]
-        yield from sweep.panels_by_model(draw_distances, words, rows, part)
+        yield from sweep.panels_by_model(draw_distances, text, rows, part)
     ranges = table[table["family"] == "ranges"]
     yield from sweep.panels_by_model(draw_ranges, read_ranges, ranges)

@@ -173,12 +173,12 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
     out = []
     within = percent(sweep.find_tolerance(table))
     for layer, rows in table[np.isfinite(table["change"])].groupby("layer", sort=False):
-        of, kept = int(rows["of"].iloc[0]), int(rows["kept"].iloc[0])
+        of, retained = int(rows["of"].iloc[0]), int(rows["kept"].iloc[0])
         # no head ablated is always within
         largest = rows.groupby("dataset")["largest_within"].first().clip(lower=0)
         datasets = sweep.counted(len(largest), "dataset")
         out.append(
-            f"Layer {layer} (keeps {kept} of {of} heads over all datasets): all {of} heads "
+            f"Layer {layer} (keeps {retained} of {of} heads over all datasets): all {of} heads "
             f"can go within {within} on {(largest == of).sum()} of {datasets}; the median "
             f"dataset tolerates {num(float(largest.median()))}."
         )
@@ -204,5 +204,5 @@ draw_datasets = generic_figure(
 @panels("sweep_datasets")
 def _datasets(table: pd.DataFrame) -> Iterator[FigurePanel]:
     for (_, layer), rows in table.groupby(["model", "layer"], sort=False):
-        draw, words = draw_datasets, read_datasets
-        yield from sweep.panels_by_model(draw, words, rows, f"layer-{layer}")
+        draw, text = draw_datasets, read_datasets
+        yield from sweep.panels_by_model(draw, text, rows, f"layer-{layer}")

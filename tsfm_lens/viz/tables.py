@@ -11,16 +11,16 @@ from tsfm_lens.viz.select import find_unit, names
 
 def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
     """Tabulate query–key pairs (of each layer and head) with at least ``least``: what they cover, the value."""
-    others = [str(dim) for dim in ds[variable].dims if dim not in ("query", "key")]
-    values = ds[variable].transpose(*others, "query", "key").values
+    rest = [str(dim) for dim in ds[variable].dims if dim not in ("query", "key")]
+    values = ds[variable].transpose(*rest, "query", "key").values
     *outer, query, key = np.nonzero(values >= least)
     columns = {
-        dim: np.array(names(ds, dim))[place]
-        for dim, place in zip(others, outer, strict=True)
+        dim: np.array(names(ds, dim))[position]
+        for dim, position in zip(rest, outer, strict=True)
     }
-    for side, place in (("query", query), ("key", key)):
+    for side, position in (("query", query), ("key", key)):
         columns |= {
-            f"{side}_{part}": ds[f"{side}_{part}"].values[place]
+            f"{side}_{part}": ds[f"{side}_{part}"].values[position]
             for part in ("start", "stop", "special")
         }
     return pd.DataFrame(columns | {variable: values[(*outer, query, key)]})
@@ -46,8 +46,8 @@ def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
 def quantile_table(ds: xr.Dataset, series: int, **at: int) -> pd.DataFrame:
     """Tabulate the steps of one series with a column a quantile, at positions along other dimensions, named first."""
     table = steps_table(ds, series)
-    for place, (dim, index) in enumerate(at.items()):
-        table.insert(place, dim, names(ds, dim)[index])
+    for position, (dim, index) in enumerate(at.items()):
+        table.insert(position, dim, names(ds, dim)[index])
     values = (
         ds["quantile_forecast"]
         .isel(at | {"series": series})

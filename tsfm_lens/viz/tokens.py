@@ -46,10 +46,10 @@ class TokenAxis:
 
     def aside_labels(self) -> list[str]:
         """Return short names of the special tokens, numbered where one name comes twice."""
-        words = [str(self.special[i]) for i in self.aside]
+        texts = [str(self.special[i]) for i in self.aside]
         return [
-            plain(w if words.count(w) == 1 else f"{w} {words[:n].count(w) + 1}")
-            for n, w in enumerate(words)
+            plain(w if texts.count(w) == 1 else f"{w} {texts[:n].count(w) + 1}")
+            for n, w in enumerate(texts)
         ]
 
 

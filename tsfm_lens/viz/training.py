@@ -79,23 +79,23 @@ def run_words(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
     if "run" not in ds.dims:
         yield "", ds
         return
-    for place, name in enumerate(names(ds, "run")):
-        yield name, ds.isel(run=place)
+    for position, name in enumerate(names(ds, "run")):
+        yield name, ds.isel(run=position)
 
 
 def read_watch(ds: xr.Dataset) -> list[str]:
     """Describe from where to where each measure went, and whether the sharpness can be trusted."""
     out = []
     for run, one in run_words(ds):
-        for name, *_, words in _ROWS:
+        for name, *_, text in _ROWS:
             if name not in one or (name == "watched_loss" and "loss" in one):
                 continue
-            others = [dim for dim in one[name].dims if dim != "step"]
+            rest = [dim for dim in one[name].dims if dim != "step"]
             out += summarize(
                 one,
                 "{measure} went from {mean:ends}.",
-                measure=capital(f"{run}: {words}".removeprefix(": ")),
-                mean=one[name].mean(others).dropna("step"),
+                measure=capital(f"{run}: {text}".removeprefix(": ")),
+                mean=one[name].mean(rest).dropna("step"),
             )
     if "sharpness_residual" in ds:
         share = abs(ds["sharpness_residual"] / ds["sharpness"]).max()
@@ -187,13 +187,16 @@ def _lines(
     value = ds[name]
     if "run" in ds.dims:
         value = value.mean([dim for dim in ("layer", "head") if dim in value.dims])
-        for place, run in enumerate(names(ds, "run")):
-            one, colour = value.isel(run=place), CATEGORICAL[place % len(CATEGORICAL)]
+        for position, run in enumerate(names(ds, "run")):
+            one, colour = (
+                value.isel(run=position),
+                CATEGORICAL[position % len(CATEGORICAL)],
+            )
             if "seed" not in one.dims:
                 one = one.expand_dims("seed")
             middle, low, high = (
-                np.asarray(each, float)
-                for each in (one.mean("seed"), one.min("seed"), one.max("seed"))
+                np.asarray(item, float)
+                for item in (one.mean("seed"), one.min("seed"), one.max("seed"))
             )
             yield run, colour, middle, low, high
     elif "layer" in value.dims:
@@ -231,10 +234,10 @@ def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
         "nuclear_norm": [(1.0, "one row for all"), (float(d), "identity")],
         "diagonal_mass": [(1 / d, "even")],
     }
-    for level, words in levels[name]:
+    for level, text in levels[name]:
         panel.level(level, dash="dot")
         panel.note(
-            words,
+            text,
             1,
             level,
             xref="domain",
@@ -281,25 +284,25 @@ def attention_snapshots(
     labels = None if snapshots is None else [str(step) for step in snapshots]
     at = positions(ds, "snapshot", labels)
     order = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
-    places = sorted({at[place] for place in order})
-    pattern = ds["pattern"].isel(input=row, snapshot=places)
+    indices = sorted({at[position] for position in order})
+    pattern = ds["pattern"].isel(input=row, snapshot=indices)
     if "seed" in pattern.dims:
         pattern = pattern.isel(seed=0)
-    words, maps = _maps(pattern, layer, head)
-    columns = len(places)
+    text, maps = _maps(pattern, layer, head)
+    columns = len(indices)
     titles = [f"step {int(step):,}" for step in pattern["snapshot"].values]
     canvas = sheet(
-        [110] * len(words),
+        [110] * len(text),
         [1] * columns,
-        titles=titles + [""] * (columns * (len(words) - 1)),
+        titles=titles + [""] * (columns * (len(text) - 1)),
         row_gap=14,
         column_gap=0.02,
         min_width=120 + 95 * columns,
     )
-    cells = np.ndindex(len(words), columns)
+    cells = np.ndindex(len(text), columns)
     for panel, (line, column) in zip(canvas, cells, strict=True):
-        panel.cells(maps[line, column], hover=_HOVER, name=words[line])
-        panel.y(words[line] if column == 0 else None)
+        panel.cells(maps[line, column], hover=_HOVER, name=text[line])
+        panel.y(text[line] if column == 0 else None)
     canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(maps))))
     canvas.x(showticklabels=False, ticks="", constrain="domain")
     canvas.y(showticklabels=False, ticks="", autorange="reversed")
@@ -315,8 +318,8 @@ def _maps(
     ds = pattern.to_dataset()
     layers = positions(ds, "layer", None if layer is None else [layer])
     heads = positions(ds, "head", None if head is None else [head])
-    words = names(ds, "run")
-    if words:
+    texts = names(ds, "run")
+    if texts:
         values = list(
             pattern.isel(layer=layers[0], head=heads[0]).transpose("run", ...)
         )
@@ -328,7 +331,7 @@ def _maps(
             if known.isel(layer=pair[0], head=pair[1])
         ]
         values = [pattern.isel(layer=at, head=index) for at, index in pairs]
-        words = [
+        texts = [
             f"{layer_name(names(ds, 'layer')[at])}, head {names(ds, 'head')[index]}"
             for at, index in pairs
         ]
@@ -336,7 +339,7 @@ def _maps(
     maps = np.stack(drawn).astype(float)
     # layers with fewer tokens than others were filled up
     finite = np.isfinite(maps)
-    return words[:_MOST], maps[:, :, finite.any((0, 1, 3))][..., finite.any((0, 1, 2))]
+    return texts[:_MOST], maps[:, :, finite.any((0, 1, 3))][..., finite.any((0, 1, 2))]
 
 
 @panels("training_watch")
@@ -355,8 +358,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
             steps["snapshot"].min(),
             steps["snapshot"].max(),
         )
-        words = f"Attention was kept at {count} step{'s' * (count != 1)}, {first:,} to {last:,}."
-        yield FigurePanel(attention_snapshots(ds), steps, [words], "attention")
+        text = f"Attention was kept at {count} step{'s' * (count != 1)}, {first:,} to {last:,}."
+        yield FigurePanel(attention_snapshots(ds), steps, [text], "attention")
 
 
 measurement(
@@ -379,8 +382,8 @@ def _norms(ds: xr.Dataset) -> xr.DataArray:
     norms = ds["nuclear_norm"]
     if "run" not in norms.dims:
         norms = norms.expand_dims(run=["all inputs"])
-    others = [dim for dim in norms.dims if dim != "run"]
-    return norms.stack(series=others).reset_index("series", drop=True)
+    rest = [dim for dim in norms.dims if dim != "run"]
+    return norms.stack(series=rest).reset_index("series", drop=True)
 
 
 generic_figure(

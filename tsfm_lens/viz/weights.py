@@ -29,12 +29,12 @@ _ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     """State the share of their directions that the matrices use, and which uses the least."""
     one = ds.isel(epsilon=level_position(ds, epsilon), matrix=whole_matrices(ds))
-    told = one["told"].values > 0
-    if not told.any():
+    reported = one["told"].values > 0
+    if not reported.any():
         return [
             f"At ε = {float(one['epsilon']):g} rounding of the weights hides every rank."
         ]
-    share = one["rank_share"][told]
+    share = one["rank_share"][reported]
     return summarize(
         one,
         "At ε = {epsilon} the median matrix uses this share of its directions: "
@@ -44,7 +44,7 @@ def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]
         noun="matrices",
         parts=share.groupby("part").median(),
         share=share,
-        hidden=None if told.all() else (~told).sum(),
+        hidden=None if reported.all() else (~reported).sum(),
     )
 
 
@@ -85,7 +85,7 @@ def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
 
 def whole_matrices(ds: xr.Dataset) -> list[int]:
     """Return places of the matrices over all heads."""
-    return [place for place, head in enumerate(list_names(ds, "head")) if head == ""]
+    return [index for index, head in enumerate(list_names(ds, "head")) if head == ""]
 
 
 def list_names(ds: xr.Dataset, coordinate: str) -> list[str]:
@@ -119,17 +119,17 @@ def _column_words(ds: xr.Dataset) -> list[str]:
 
 def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
     """Lay a variable of the matrices over all heads out, layer × matrix, where rounding does not hide it."""
-    whole = whole_matrices(ds)
-    values = ds[variable].isel(matrix=whole)
+    full = whole_matrices(ds)
+    values = ds[variable].isel(matrix=full)
     if variable == "rank_share":
-        share = 100 * values.where(ds["told"].isel(matrix=whole) > 0)
+        share = 100 * values.where(ds["told"].isel(matrix=full) > 0)
         values = share.assign_attrs(units="%", long_name="share of the full rank")
-    layers = _layer_words(ds, whole)
+    layers = _layer_words(ds, full)
     columns = _column_words(ds)
     # attention first, whatever the order of writing
     parts = list_names(ds, "part")
-    order = sorted(whole, key=lambda place: parts[place] not in _ATTENTION)
-    matrices = [columns[place] for place in whole]
+    order = sorted(full, key=lambda place: parts[place] not in _ATTENTION)
+    matrices = [columns[place] for place in full]
     keys = pd.MultiIndex.from_arrays([layers, matrices], names=["block", "part"])
     labels = xr.Coordinates.from_pandas_multiindex(keys, "matrix")
     grid = values.drop_vars(list(values.coords)).assign_coords(labels)
@@ -212,10 +212,10 @@ generic_figure(
 
 @panels("head_spectra")
 def _spectra(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    for each in names(ds, "product"):
-        table = frame(ds.sel(product=each), "stable_rank", "order")
+    for name in names(ds, "product"):
+        table = frame(ds.sel(product=name), "stable_rank", "order")
         yield FigurePanel(
-            draw_variable(ds, "stable_rank", product=each),
+            draw_variable(ds, "stable_rank", product=name),
             table,
-            read_spectra(ds, each),
+            read_spectra(ds, name),
         )

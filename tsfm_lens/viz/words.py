@@ -49,8 +49,8 @@ def listed(words: list[str]) -> str:
 
 def layers(ds: xr.Dataset, dim: str = "layer") -> list[str]:
     """Name the layers in words."""
-    words = [layer_name(v) for v in names(ds, dim)]
-    return ["the embedding" if word == "embedding" else word for word in words]
+    texts = [layer_name(v) for v in names(ds, dim)]
+    return ["the embedding" if word == "embedding" else word for word in texts]
 
 
 def after_number(unit: str) -> str:

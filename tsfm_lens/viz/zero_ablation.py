@@ -59,8 +59,8 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
             f"{lead}{{{metric}:basis}}: {{{metric}:largest{unit}}}.",
         )
     for most in effect.named(1, heads):
-        words = effect.lead(most)
-        out += [f"{labels[most]}: {words}."] if words else []
+        text = effect.lead(most)
+        out += [f"{labels[most]}: {text}."] if text else []
     if metric == "spearman_distance" and "mean_shift_size" in ds:
         out += read_shift(ds, effect)
     out += effect.standing(labels, "heads", heads)
@@ -233,12 +233,14 @@ def ablation_forecasts(
         view.draw(panel)
         view.forecast(panel, baseline, "unablated forecast", BLUE)
         view.forecast(panel, values, "ablated forecast", VERMILION)
-    cut = fit(grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0)
+    trimmed = fit(
+        grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0
+    )
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     title = f"Forecasts of {view.id} by {name_model(ds)} without single components"
     what = f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one"
-    return grid.dress(title, what, cut, view.time.remark)
+    return grid.dress(title, what, trimmed, view.time.remark)
 
 
 @dataclass(frozen=True)
@@ -298,26 +300,26 @@ def _draw(
             )
         return kind_word(kind).replace("-", "-\n")
 
-    places, rows = find_positions(ds), dict[str, list[int]]()
+    indices, rows = find_positions(ds), dict[str, list[int]]()
     with_heads = {
-        kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0
+        kind for kind, head in zip(indices.kind, indices.head, strict=True) if head >= 0
     }
     for stack, layer in sorted(
         {
             (s, int(at))
-            for s, at in zip(places.stack, places.layer, strict=True)
+            for s, at in zip(indices.stack, indices.layer, strict=True)
             if at >= 0
         }
     ):
         rows.setdefault(stack, []).append(layer)
     rows = {
-        stack: rows[stack] for stack in dict.fromkeys(places.stack) if stack in rows
+        stack: rows[stack] for stack in dict.fromkeys(indices.stack) if stack in rows
     }
-    blocks, deep = _blocks(places), sum(map(len, rows.values()))
+    blocks, deep = _blocks(indices), sum(map(len, rows.values()))
     heads = sum(count for _, count in blocks)
     height = max(int(np.clip(330 / deep, 20, 46)), -(-120 // deep))
     grids = [
-        (stack, block, _grid(places, rows[stack], stack, *block))
+        (stack, block, _grid(indices, rows[stack], stack, *block))
         for stack in rows
         for block in blocks
     ]
@@ -332,7 +334,7 @@ def _draw(
         above=46,
         below=46,
     )
-    words = [_describe(ds, i, middle, measure, noise) for i in range(len(middle))]
+    texts = [_describe(ds, i, middle, measure, noise) for i in range(len(middle))]
     stacks: set[str] = set()
     for (stack, (_, count), grid), panel in zip(grids, canvas, strict=True):
         there = grid >= 0
@@ -349,7 +351,7 @@ def _draw(
             "%{customdata}",
             write=measure.write if heads <= 8 or not count else None,
             noise=noise and noise.at(grid),
-            customdata=[[words[i] if i >= 0 else "" for i in row] for row in grid],
+            customdata=[[texts[i] if i >= 0 else "" for i in row] for row in grid],
         )
         ticks: Look = {
             "tickvals": layers[:: -(-len(layers) // 12)],
@@ -413,10 +415,10 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         if top := strongest(ds, i):
             fig = ablation_forecasts(ds, components=top, series=i)
-            words = read_ablation_forecasts(ds, i, top)
+            text = read_ablation_forecasts(ds, i, top)
             yield FigurePanel(
                 fig,
                 ablated_forecast_table(ds, i, top),
-                words,
+                text,
                 series=names(ds, "series")[i],
             )

@@ -38,7 +38,11 @@ def training_record(name: str) -> Result:
         False
     """
     if not has_training_record(name):
-        names = [each for each in checkpoint_names() if has_training_record(each)]
+        names = [
+            checkpoint_name
+            for checkpoint_name in checkpoint_names()
+            if has_training_record(checkpoint_name)
+        ]
         raise InputError(
             f"no record of the training of {name} is at hand; "
             + (

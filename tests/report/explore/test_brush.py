@@ -37,7 +37,7 @@ def view(lens: Lens) -> Brush:
 
 def gapped(view: Brush, series: int, start: int, stop: int) -> np.ndarray:
     """The native forecast with NaN in the place of a stretch."""
-    values = [each.copy() for each in view.run.batch.values]
+    values = [value.copy() for value in view.run.batch.values]
     values[series][STEPS + start : STEPS + stop] = np.nan
     future = view.run.batch.futures[1]
     entry = {
@@ -112,7 +112,7 @@ def test_the_browser_gets_dates(lens: Lens) -> None:
     # the state that a browser asks for, which need not be what the figure holds
     sent = _py_to_js(view.figure._widget_data, None)
     assert len(sent) == len(view.figure.data)
-    times = {each["name"]: each["x"] for each in sent if "name" in each}
+    times = {item["name"]: item["x"] for item in sent if "name" in item}
     for name, steps in (
         ("context", range(-STEPS, 0)),
         ("median forecast", range(H)),
@@ -122,9 +122,9 @@ def test_the_browser_gets_dates(lens: Lens) -> None:
             context.starts[0], periods=STEPS + H, freq=context.freqs[0]
         )[STEPS + np.array(steps)]
         assert pd.DatetimeIndex(times[name]).equals(dates), name
-        assert all(isinstance(each, str) for each in times[name])
+        assert all(isinstance(time, str) for time in times[name])
     # a number among them would be one of nanoseconds
-    assert all(isinstance(at, str) for each in sent for at in each["x"])
+    assert all(isinstance(at, str) for item in sent for at in item["x"])
     drag(view, f"{dates[0]}", f"{dates[-1]}")
     assert "no step of the past" in view.words.value
     past = pd.date_range(context.starts[0], periods=STEPS, freq=context.freqs[0])

@@ -76,7 +76,7 @@ def change(view: Explorer, forecast: np.ndarray) -> str:
     later = slice(1, None) if token else slice(None)
     plain, truth = point(lens)[later], TRUTH[0][later]
     errors = [
-        three_digits(np.abs(each - truth).mean()) for each in (plain, forecast[later])
+        three_digits(np.abs(item - truth).mean()) for item in (plain, forecast[later])
     ]
     shift = three_digits(np.abs(forecast[later] - plain).mean())
     statistic = "expected value" if token else "median"
@@ -243,8 +243,8 @@ def test_every_press_shows_its_number(
     linked.drag(20.5, 34.5, len(CONTEXT.values[0]))
     python()
     assert view.marked == (-20, -5)
-    words = f"Without the brushed steps, their series' mean in their place, {change(view, masked(view, -20, -5))}"
-    assert words in linked.words()
+    text = f"Without the brushed steps, their series' mean in their place, {change(view, masked(view, -20, -5))}"
+    assert text in linked.words()
     assert "of its attention to the brushed 15 steps" in linked.words()
     assert linked.lines() == ["observed", "truth", "median", "without", "masked"]
     # a refusal stands in words, as they are, and nothing changes

@@ -49,13 +49,13 @@ def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -
     encoded, plain = run.encoded, run.point[0]
     # heads lie side by side in the columns of the output projection
     columns = slice(head * stack.d_head, (head + 1) * stack.d_head)
-    kept = matrix.detach().clone()
+    retained = matrix.detach().clone()
     with torch.no_grad():
         matrix[:, columns] = 0
         try:
             edited = run.read(lens.forward(encoded), encoded)[0].double().numpy()
         finally:
-            matrix.copy_(kept)
+            matrix.copy_(retained)
     assert not np.allclose(edited, plain)
     assert_close(ds["baseline_forecast"], plain, depth=100, dtype=np.float32)
     name = str(ds["name"].sel(layer=layer, head=head).values)
@@ -96,8 +96,8 @@ def test_writes_and_the_rest_make_the_attributed_forecast(
     np.testing.assert_allclose(
         ds["write_size"], np.abs(ds["write"].isel(step=later)).mean("step")
     )
-    whole = np.abs(own.isel(step=later)).mean("step").sum()
-    np.testing.assert_allclose(ds["write_share"], ds["write_size"] / float(whole))
+    full = np.abs(own.isel(step=later)).mean("step").sum()
+    np.testing.assert_allclose(ds["write_share"], ds["write_size"] / float(full))
     assert ds.attrs["decomposition"] == (
         "lens_difference"
         if not lens.wiring.true_gradients
@@ -123,7 +123,7 @@ def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) 
     layer = int(ds["layer"].values[-1])
     point = f"{stack.prefix}.{layer}.{kind}.hook_pattern"
     with torch.no_grad():
-        _, acts = lens.run_with_cache(encoded, names_filter=point)
+        _, activations = lens.run_with_cache(encoded, names_filter=point)
     queries, keys = (
         encoded.spans[stack.name],
         encoded.spans[stack.attention(kind, layer).keys_from or stack.name],
@@ -134,7 +134,7 @@ def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) 
         if not queries.special[q] and 0 <= queries.start[q] < H
     ]
     rows = rows or [max(range(len(queries)), key=lambda q: queries.stop[q])]
-    pattern = acts[point][0].double().numpy()
+    pattern = activations[point][0].double().numpy()
     length = len(CONTEXT.values[0])
     past = [
         k

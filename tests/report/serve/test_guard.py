@@ -247,7 +247,7 @@ def test_a_foreign_host_or_origin_is_refused_on_every_channel(
 
 
 @pytest.mark.parametrize(
-    "channel", [each for each in CHANNELS if each not in ("farewell", "static")]
+    "channel", [item for item in CHANNELS if item not in ("farewell", "static")]
 )
 def test_nothing_but_the_token_lets_in(served: Served, channel: str) -> None:
     before = served.kernels
@@ -262,7 +262,7 @@ def test_nothing_but_the_token_lets_in(served: Served, channel: str) -> None:
         "0" * len(token),
         f"x&token={token}&token=x",
     ]
-    statuses = {str(each): served.status(channel, each) for each in wrong}
+    statuses = {str(item): served.status(channel, item) for item in wrong}
     for cookie in (served.cookie, of_an_earlier_server(served.cookie)):
         statuses[cookie] = served.status(channel, None, Cookie=cookie)
         statuses[f"{cookie} from here"] = served.status(
@@ -345,12 +345,12 @@ def test_the_token_is_not_in_the_log(served: Served) -> None:
         served.ask(f"{path}?token={served.token}")
         served.ask(f"{path}?token={served.token}", "evil.example")
         served.ask(path, Authorization=f"token {served.token}")
-    first, *others = served.log.read_text().splitlines()
+    first, *rest = served.log.read_text().splitlines()
     assert served.token in first
     assert any(
-        "Uncaught exception GET /voila/templates/broken" in line for line in others
+        "Uncaught exception GET /voila/templates/broken" in line for line in rest
     )
-    assert not [line for line in others if served.token in line]
+    assert not [line for line in rest if served.token in line]
 
 
 def test_the_browser_opens_the_address_that_no_command_line_shows(

@@ -80,8 +80,8 @@ def test_a_dropped_file_is_forecast_at_once_and_its_columns_are_offered(
     assert page.run is not None
     assert page.run.batch.ids[0].endswith("load")
     page.tabs.selected_index = 1
-    words, view = page.tabs.children[1].children
-    assert "alone" in words.value
+    text, view = page.tabs.children[1].children
+    assert "alone" in text.value
     assert view.run.batch.ids == page.run.batch.ids[:1]
     page.tabs.selected_index = 0
     page.bundled.value = "nile"
@@ -104,14 +104,14 @@ def test_tabs_are_filled_when_they_are_looked_at(page: Page) -> None:
     # of all components of the stack, whose self-attention comes first
     assert view.reply["ablated"] == [4]
     page.tabs.selected_index = 2
-    shown = page.tabs.children[2].children
+    visible = page.tabs.children[2].children
     assert page.shown == [True, True, True]
-    figures = [each for each in shown if isinstance(each, go.FigureWidget)]
-    headings = [each.value for each in shown if "<h2" in getattr(each, "value", "")]
+    figures = [item for item in visible if isinstance(item, go.FigureWidget)]
+    headings = [item.value for item in visible if "<h2" in getattr(item, "value", "")]
     assert len(figures) >= 5
     assert any("Inputs" in heading for heading in headings)
     # the reason that a univariate model has no section on covariates
-    assert any("is left out" in getattr(each, "value", "") for each in shown)
+    assert any("is left out" in getattr(item, "value", "") for item in visible)
     # a new forecast empties what was of the old one
     page.tabs.selected_index = 0
     page.go.click()

@@ -58,7 +58,7 @@ def test_a_run_goes_on_where_it_was_stopped_and_only_then(tmp_path: Path) -> Non
             "products": 4,
         }
     }
-    whole = experiments.train(
+    full = experiments.train(
         config(optimizer={"rho": 0.1}, **watched), tmp_path / "whole", quiet=True
     )
     chosen = config(optimizer={"rho": 0.1}, **watched)
@@ -67,7 +67,7 @@ def test_a_run_goes_on_where_it_was_stopped_and_only_then(tmp_path: Path) -> Non
     run.run(until=4, quiet=True)
     expect_error("--resume", experiments.train, chosen, tmp_path / "parts", quiet=True)
     again = experiments.train(chosen, tmp_path / "parts", resume=True, quiet=True)
-    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+    assert {**again, "seconds": 0} == {**full, "seconds": 0}
     seen = [read_watch(tmp_path / name) for name in ("whole", "parts")]
     assert (
         seen[0]["step"].values.tolist()
@@ -169,9 +169,9 @@ def test_the_command_trains_on_a_file_and_says_the_errors(tmp_path: Path) -> Non
         "model: {name: samformer, options: {width: 4}}\ndata: {file: waves.csv.gz, length: 24, horizon: 6}\n"
         "optimizer: {rho: 0.2}\nplan: {epochs: 2}\n"
     )
-    told = CliRunner().invoke(app, ["train", str(file), "--json"])
-    assert told.exit_code == 0, told.output
-    found = json.loads(told.stdout[told.stdout.index("{") :])
+    reported = CliRunner().invoke(app, ["train", str(file), "--json"])
+    assert reported.exit_code == 0, reported.output
+    found = json.loads(reported.stdout[reported.stdout.index("{") :])
     assert found["folder"] == str(tmp_path / "run")
     made = samformer.benchmark(tmp_path / "waves.csv.gz", length=24, horizon=6)
     model = make_model("samformer", 24, 6, 2, width=4)
@@ -222,9 +222,9 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)
-    told = CliRunner().invoke(app, ["train", str(file)])
-    assert told.exit_code == 1, told.output
-    assert words in " ".join(told.output.split())
+    reported = CliRunner().invoke(app, ["train", str(file)])
+    assert reported.exit_code == 1, reported.output
+    assert words in " ".join(reported.output.split())
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 

@@ -76,8 +76,8 @@ def test_a_planted_induction_head_is_named_and_no_other() -> None:
     assert row["claim_recall"] == 0.5
     lens = untrained(induction)
     assert lens.model_id.endswith("(weights drawn anew, seed 0)")
-    twin = score(lens, induction.card, methods=methods).methods
-    assert (twin["claimed"] == 0).all()
+    control = score(lens, induction.card, methods=methods).methods
+    assert (control["claimed"] == 0).all()
 
 
 @pytest.mark.parametrize("architecture", ["chronos", "chronos-bolt"])
@@ -187,8 +187,8 @@ def test_methods_that_change_parts_find_the_head(planted: Planted) -> None:
     assert len(clean) == 12
     # the twins differ in what is read of the known covariate alone
     one, other = (
-        np.hstack([np.stack(each.values), each.known_future(HORIZON)])
-        for each in (clean, corrupted)
+        np.hstack([np.stack(item.values), item.known_future(HORIZON)])
+        for item in (clean, corrupted)
     )
     for ago in find_rule(planted).ago:
         stretch = slice(
@@ -228,10 +228,10 @@ def test_a_decoy_that_moves_the_forecast_is_none() -> None:
     planted = stub()
     on = evaluation_case(planted.lens(), planted.card, series=4)
     assert keeps_its_roles(on, TOLD)
-    for name, kept in ((ALIVE[0], False), ("decoder.0.mlp", True)):
+    for name, retained in ((ALIVE[0], False), ("decoder.0.mlp", True)):
         decoy = PlantedPart(component=name, role="decoy", does="writes loudly")
         card = on.card.model_copy(update={"parts": (decoy,)})
         assert (
             keeps_its_roles(EvaluationCase(on.lens, card, on.clean, on.corrupted), TOLD)
-            == kept
+            == retained
         )

@@ -192,7 +192,9 @@ def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> N
         "attention, mean over heads",
     ]
     conditions = [
-        each for each in scoring.CONDITIONS if each.name in ("planted", "untrained")
+        condition
+        for condition in scoring.CONDITIONS
+        if condition.name in ("planted", "untrained")
     ]
     how: dict[str, Any] = {
         "seeds": 1,
@@ -241,11 +243,11 @@ def test_the_page_of_the_docs_is_what_was_measured() -> None:
 
 
 def test_claims_are_counted() -> None:
-    claims, labels = (
+    statements, labels = (
         np.array([True, True, False, False]),
         np.array([True, False, True, False]),
     )
-    assert claim_marks(claims, labels) == {
+    assert claim_marks(statements, labels) == {
         "claimed": 0.5,
         "claim_precision": 0.5,
         "claim_recall": 0.5,

@@ -80,10 +80,10 @@ def test_the_shipped_table_says_what_was_measured() -> None:
         > board.loc[("inputs", "attention flow"), "high"]
     )
     # no order that looks at no model, nor its reverse, says much, over all models and over covariates alone
-    for each in explained.NAIVE:
+    for item in explained.NAIVE:
         assert (
-            board.loc[("inputs", each), ["auroc", "covariate"]] - 0.5
-        ).abs().max() <= 0.1, each
+            board.loc[("inputs", item), ["auroc", "covariate"]] - 0.5
+        ).abs().max() <= 0.1, item
 
 
 def test_a_part_is_measured_again_and_the_rest_stays(

@@ -43,7 +43,9 @@ def test_a_figure_that_cannot_be_drawn_leaves_nothing(
 
 
 def test_every_reported_value_is_one_of_a_measurement() -> None:
-    named = {name for each in measurements().values() for name in each.paper}
+    named = {
+        name for measurement in measurements().values() for name in measurement.paper
+    }
     # sizes of models follow from counts alone, as do checks of definitions, theorems and printed tables
     checks = {"S3-SYS", *(item.id for item in ITEMS if item.theory or item.why)}
     assert {item.id for item in ITEMS} - checks <= named <= {item.id for item in ITEMS}

@@ -54,8 +54,8 @@ RANK, ANGLES, HISTOGRAM, CUT = (
 )
 DISTANCE, ATTENTION = rank_theory.sketching_distance, rank_theory.attention
 MLP, GATED, PATCH, BINS = (
-    each.embed
-    for each in (
+    item.embed
+    for item in (
         rank_theory.ResidualMlpEmbedding,
         rank_theory.GatedEmbedding,
         rank_theory.PatchEmbedding,
@@ -406,13 +406,13 @@ def test_the_docs_state_the_command_s_own_verdicts(
         compress, "compressed", partial(compress.compressed, method="svd")
     )
     item, found = find_item(name), reproduce(name, **(FEW if name == "S0-METR" else {}))
-    claims = {value.quantity for value in item.values if value.unit == HOLDS}
+    statements = {value.quantity for value in item.values if value.unit == HOLDS}
     stated = {
         claim.replace("\\|", "|"): outcome
         for of, claim, outcome in STATED
         if of == name
     }
-    assert stated == {claim: verdict(found, claim) for claim in claims}
+    assert stated == {claim: verdict(found, claim) for claim in statements}
     if item.models:
         for value in (value for value in item.values if value.unit != HOLDS):
             assert float(row(found, value.quantity)["difference"]) == 0, value.quantity

@@ -122,7 +122,7 @@ def test_every_number_can_be_measured(name: str) -> None:
     ]
     np.testing.assert_array_equal(found["paper"], papers)
     np.testing.assert_array_equal(found["difference"], found["ours"] - found["paper"])
-    claims = found.isel(quantity=found["unit"].values == HOLDS)
+    statements = found.isel(quantity=found["unit"].values == HOLDS)
     numbers = {
         "holds": 1.0,
         "does not hold": 0.0,
@@ -130,10 +130,13 @@ def test_every_number_can_be_measured(name: str) -> None:
         "depends on ε": np.nan,
     }
     np.testing.assert_array_equal(
-        claims["ours"], [numbers[each] for each in claims["verdict"].values.tolist()]
+        statements["ours"],
+        [numbers[entry] for entry in statements["verdict"].values.tolist()],
     )
     for outcome, why in zip(
-        claims["verdict"].values.tolist(), claims["why"].values.tolist(), strict=True
+        statements["verdict"].values.tolist(),
+        statements["why"].values.tolist(),
+        strict=True,
     ):
         # two windows decide nothing, and what is undecided says why; shares of no induction head are not defined;
         # results that ship have seeds enough for intervals
@@ -174,10 +177,10 @@ def test_every_id_of_the_papers_is_known_and_what_is_not_run_has_a_reason() -> N
                 found[name].values.tolist() for name in ("quantity", "verdict", "why")
             ]
             assert row == [[item.title], ["not run"], [item.why]]
-    shown = run("S2-LM")
-    assert shown.exit_code == 0
-    assert "OpenWebText" in " ".join(shown.stdout.split())
-    assert "A claim holds" not in shown.stdout
+    visible = run("S2-LM")
+    assert visible.exit_code == 0
+    assert "OpenWebText" in " ".join(visible.stdout.split())
+    assert "A claim holds" not in visible.stdout
 
 
 def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
@@ -218,8 +221,8 @@ def run(*args: str) -> Result:
 
 def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
     options = ("s3-f1e", "--model", "bolt-nano", "--windows", "1", "--horizon", "6")
-    shown = run(*options)
-    lines = shown.stdout.splitlines()
+    visible = run(*options)
+    lines = visible.stdout.splitlines()
     claim = next(
         number
         for number, line in enumerate(lines)
@@ -230,9 +233,9 @@ def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
     assert "- than in layer 2" in lines[claim + 2]
     assert (
         "one series or window, too few for a test: 2 parts need 7 or more"
-        in shown.stdout
+        in visible.stdout
     )
-    assert "A claim holds if all of its parts do" in " ".join(shown.stdout.split())
+    assert "A claim holds if all of its parts do" in " ".join(visible.stdout.split())
     found = json.loads(run(*options, "--json").stdout)
     assert found["attrs"]["kind"] == "reproduction"
     assert found["data_vars"]["paper"]["data"][0] == 1
@@ -287,18 +290,18 @@ def test_a_sweep_shows_intervals_and_keeps_its_cells(
         "--horizon",
         "6",
     )
-    shown = run(*options)
-    assert shown.exit_code == 0, shown.output
-    header = next(line for line in shown.stdout.splitlines() if "quantity" in line)
+    visible = run(*options)
+    assert visible.exit_code == 0, visible.output
+    header = next(line for line in visible.stdout.splitlines() if "quantity" in line)
     assert "interval" in header
     line = next(
         line
-        for line in shown.stdout.splitlines()
+        for line in visible.stdout.splitlines()
         if "toto-29 scaled to bolt-nano: change of MASE" in line
     )
     assert re.search(r" -?[\d.e+]+ to -?[\d.e+]+ ", line)
-    assert "not given by the paper" in shown.stderr
-    assert "cells" not in shown.stdout
+    assert "not given by the paper" in visible.stderr
+    assert "cells" not in visible.stdout
     cells = {
         file: file.stat().st_mtime_ns
         for file in (tmp_path / "S3-T1.store" / "cells").rglob("*.parquet")

@@ -103,9 +103,9 @@ def test_claims_on_the_toy_problem_follow_the_runs(
 ) -> None:
     planted(monkeypatch, toy(TOY[item][0 if true else 1]))
     found = reproduce(item)
-    claims = [value.key for value in find_item(item).values if value.paper == 1]
-    assert claims
-    for claim in claims:
+    statements = [value.key for value in find_item(item).values if value.paper == 1]
+    assert statements
+    for claim in statements:
         assert verdict(found, claim) == ("holds" if true else "does not hold"), claim
     if item == "S1-F1":
         assert_close(ours(found, "oracle"), 1 + 512 / (70_000 - 513), depth=4)
@@ -144,25 +144,26 @@ def trained(rows: tuple[tuple[float, ...], ...]) -> xr.Dataset:
     """Runs of two benchmarks with planted ends."""
     rng = np.random.default_rng(1)
     names = [f"{data} 96 {arm}" for data in ("ETTh1", "exchange") for arm in ARMS]
-    ends = np.array(
+    bounds = np.array(
         [*rows, (2.0 if rows is TRUE else 1.0, *rows[-1][1:])] * 2, dtype=float
     )
     # alternating, so that every seed lies off its arm's mean
-    off = ends[:, 1:2] * np.resize([1.0, -1.0], (1, 8))
+    off = bounds[:, 1:2] * np.resize([1.0, -1.0], (1, 8))
     beside = 1 + 1e-4 * rng.standard_normal((len(names), 8))
     by_window = {"end_diagonal_mass": 3, "end_nuclear_norm": 5}
     of_run = {"end_sharpness": 2, "end_numerical_rank": 4, "end_entropy": 4}
     variables = {
-        name: (("arm", "seed"), ends[:, [column]] * beside)
+        name: (("arm", "seed"), bounds[:, [column]] * beside)
         for name, column in of_run.items()
     }
     errors = {
-        f"test_{name}": (("arm", "seed"), ends[:, :1] + off) for name in ("mse", "mae")
+        f"test_{name}": (("arm", "seed"), bounds[:, :1] + off)
+        for name in ("mse", "mae")
     }
     windows = {
         name: (
             ("arm", "seed", "window"),
-            (ends[:, [column]] * beside)[..., None] * [0.9, 1.0, 1.1],
+            (bounds[:, [column]] * beside)[..., None] * [0.9, 1.0, 1.1],
         )
         for name, column in by_window.items()
     }
@@ -252,16 +253,16 @@ def test_errors_stand_beside_the_printed_ones(monkeypatch: pytest.MonkeyPatch) -
     assert float(row(found, cell)["paper"]) == 0.381
     assert_close(ours(found, cell), 0.38, depth=8)
     off = -0.001 / np.hypot(np.std(values, ddof=1), 0.003)
-    words = f"difference in standard deviations of both: {cell}"
-    assert_close(ours(found, words), off, depth=100, magnitude=10.0)
+    text = f"difference in standard deviations of both: {cell}"
+    assert_close(ours(found, text), off, depth=100, magnitude=10.0)
     # what was not trained is missing
     assert np.isnan(ours(found, "MSE of Transformer, Exchange, H = 720"))
     # with fixed RevIN errors are compared with those of the model
     values = (0.427, 0.431, 0.429, 0.428, 0.430)
     planted(monkeypatch, make_runs("ETTh1 720 SAMformer fixed RevIN", *values))
     off = 0.002 / np.hypot(np.std(values, ddof=1), 0.002)
-    words = "difference in standard deviations of both: MSE of SAMformer fixed RevIN, ETTh1, H = 720"
-    assert_close(ours(reproduce("S1-T1"), words), off, depth=100, magnitude=10.0)
+    text = "difference in standard deviations of both: MSE of SAMformer fixed RevIN, ETTh1, H = 720"
+    assert_close(ours(reproduce("S1-T1"), text), off, depth=100, magnitude=10.0)
 
 
 def means(cells: Mapping[Cell, Printed]) -> dict[Cell, float]:

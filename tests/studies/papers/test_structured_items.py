@@ -158,9 +158,9 @@ def test_errors_are_relative_to_standard_attention(
         ),
     )
     found = reproduce("S2-F14")
-    words = f"absolute error over that of standard attention, less 1, {arms[1]}"
-    assert_close(ours(found, words), share - 1, depth=2**8)
-    assert float(row(found, words)["paper"]) == -0.01
+    text = f"absolute error over that of standard attention, less 1, {arms[1]}"
+    assert_close(ours(found, text), share - 1, depth=2**8)
+    assert float(row(found, text)["paper"]) == -0.01
     assert verdict(found, "better") == outcome
 
 
@@ -209,10 +209,10 @@ def test_the_best_rate_carries_over_where_it_does(
         "μP": [3, 3, 3],
         "μP, MLR attention": [3, 3, 4],
     }
-    places, rates = np.arange(6), list(experiments.grids.RATES)
+    positions, rates = np.arange(6), list(experiments.grids.RATES)
     errors = np.stack(
         [
-            [0.3 + 0.05 * (places - at) ** 2 for at in of_kind]
+            [0.3 + 0.05 * (positions - at) ** 2 for at in of_kind]
             for of_kind in best.values()
         ]
     )
@@ -233,8 +233,8 @@ def test_the_best_rate_carries_over_where_it_does(
     )
     planted(monkeypatch, data)
     found = reproduce("s2-mupx")
-    words = "best rate at the largest width over that at the smallest, {}"
-    assert [ours(found, words.format(kind)) for kind in best] == [0.25, 1.0, 2.0]
+    text = "best rate at the largest width over that at the smallest, {}"
+    assert [ours(found, text.format(kind)) for kind in best] == [0.25, 1.0, 2.0]
     fig = figures.learning_rates(data)
     widths = [trace.name for trace in fig.data if trace.name]
     assert widths == ["16", "32", "64"] * 3
@@ -244,7 +244,7 @@ def test_the_best_rate_carries_over_where_it_does(
     data["mse"][0, :, :, 1:] = np.nan
     data["mse"][2, 0] = np.nan
     found = reproduce("S2-F5")
-    assert ours(found, words.format("standard parametrisation")) == 0.25
+    assert ours(found, text.format("standard parametrisation")) == 0.25
     assert not [
         name
         for name in found["quantity"].values

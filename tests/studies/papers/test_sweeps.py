@@ -104,7 +104,7 @@ def by_stable_rank(layer: int) -> tuple[int, ...]:
     )
     values = [np.linalg.svd(q[head].T @ k[head], compute_uv=False) for head in range(4)]
     return tuple(
-        np.argsort([(each**2).sum() / each[0] ** 2 for each in values]).tolist()
+        np.argsort([(value**2).sum() / value[0] ** 2 for value in values]).tolist()
     )
 
 
@@ -183,8 +183,8 @@ def test_heads_kept_are_those_of_the_definition(store: Path) -> None:
         low = by_stable_rank(layer)
         both = {"low": kept(layer, low), "high": kept(layer, low[::-1])}
         for end, count in both.items():
-            words = f"heads kept: bolt-nano, layer {layer}, {end} stable rank first"
-            assert ours(single, words) == count
+            text = f"heads kept: bolt-nano, layer {layer}, {end} stable rank first"
+            assert ours(single, text) == count
         assert ours(counted, f"bolt-nano: heads kept in layer {layer}") == min(
             both.values()
         )
@@ -206,12 +206,12 @@ def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> N
     rises = [change(f"decoder.{layer}") for layer in range(3)]
     layer = int(np.argmin(rises))
     assert ours(found, "bolt-nano: most ablatable layer") == layer
-    for words, gone in (
+    for text, gone in (
         ("heads and MLP", [f"decoder.{layer}"]),
         ("all heads", heads(layer, (0, 1, 2, 3))),
         ("the MLP", [f"decoder.{layer}.mlp"]),
     ):
-        quantity = f"bolt-nano: change of MASE without {words} of that layer"
+        quantity = f"bolt-nano: change of MASE without {text} of that layer"
         assert_change(found, quantity, *gone)
     ranges = run("S3-F4", store)
     quantity = "bolt-nano: change of MASE without MLPs of layers 1 to 2"
@@ -393,8 +393,8 @@ def test_the_paper_s_own_results_give_the_paper_s_numbers() -> None:
 
 def test_the_released_counts_give_figure_11() -> None:
     subjects = [
-        Subject(name, name, len(each.kept), each.n_heads)
-        for name, each in released_lists().items()
+        Subject(name, name, len(released_list.kept), released_list.n_heads)
+        for name, released_list in released_lists().items()
     ]
     table = pd.DataFrame(
         [
@@ -419,8 +419,8 @@ def test_the_released_counts_give_figure_11() -> None:
     assert printed.sizes["quantity"] == 20 + 3 * 12
     np.testing.assert_array_equal(printed["difference"], 0)
     # 177 of 320
-    words = "timesfm-2.5: heads ablated of all, every layer at heads@1pp by itself"
-    assert ours(found, words) == pytest.approx(100 * 177 / 320)
+    text = "timesfm-2.5: heads ablated of all, every layer at heads@1pp by itself"
+    assert ours(found, text) == pytest.approx(100 * 177 / 320)
 
 
 @pytest.mark.parametrize(("bolt_rise", "holds"), [(0.02, 1.0), (0.5, 0.0)])

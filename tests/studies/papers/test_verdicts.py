@@ -126,10 +126,10 @@ def test_series_with_many_windows_count_once() -> None:
         judged([ClaimPart("", draw(rng), "x")], labels).outcome for _ in range(STUDIES)
     )
     assert found[HOLDS] <= MOST
-    apart = Counter(
+    separate = Counter(
         judged([ClaimPart("", draw(rng), "x")], range(160)).outcome for _ in range(50)
     )
-    assert apart[UNDECIDED] < 25
+    assert separate[UNDECIDED] < 25
 
 
 def test_the_middle_is_compared_with_each_end_and_not_with_their_mean() -> None:
@@ -184,8 +184,8 @@ def test_the_mean_s_interval_is_student_s_and_seeds_widen_it() -> None:
     assert_close([found.low, found.high], [low, high], depth=100)
     same = interval(np.stack([values, values]), range(9))
     assert_close([same.low, same.high], [low, high], depth=100)
-    apart = interval(np.stack([values - 1, values + 1]), range(9))
-    assert apart.low < low < high < apart.high
+    separate = interval(np.stack([values - 1, values + 1]), range(9))
+    assert separate.low < low < high < separate.high
     assert np.isnan(interval(values[:2], range(2)).low)
 
 
@@ -213,29 +213,32 @@ def test_a_claim_has_one_verdict_over_every_epsilon() -> None:
         ("11", "0", DEPENDS),
     ):
         parts = [
-            exactly("", each == "1", "x", level)
+            exactly("", item == "1", "x", level)
             for level, of in ((0.1, coarse), (0.01, fine))
-            for each in of
+            for item in of
         ]
         assert Verdict(tuple(parts)).outcome == outcome
         assert parts[0].name == "ε = 0.1"
 
 
 def test_trends_are_tested_over_every_order() -> None:
-    places, values = [1, 2, 4, 8, 16, 32], np.array([3.0, 1.0, 4.0, 5.0, 9.0, 7.0])
-    (part,) = judged_trends([ClaimPart("", values, "x")], places, "run").parts
-    rho = stats.spearmanr(values, places).statistic
-    orders = [stats.spearmanr(each, places).statistic for each in permutations(values)]
+    positions, values = [1, 2, 4, 8, 16, 32], np.array([3.0, 1.0, 4.0, 5.0, 9.0, 7.0])
+    (part,) = judged_trends([ClaimPart("", values, "x")], positions, "run").parts
+    rho = stats.spearmanr(values, positions).statistic
+    orders = [
+        stats.spearmanr(permutation, positions).statistic
+        for permutation in permutations(values)
+    ]
     assert_close(part.p, 2 * np.mean(np.array(orders) >= rho - 1e-12), depth=8)
     assert (
         judged_trends(
-            [ClaimPart("", values, "x")], [-place for place in places], "run"
+            [ClaimPart("", values, "x")], [-position for position in positions], "run"
         ).outcome
         == FAILS
     )
-    few = judged_trends([ClaimPart("", values[:4], "x")], places[:4], "run")
+    few = judged_trends([ClaimPart("", values[:4], "x")], positions[:4], "run")
     assert few.why == "4 runs, not testable with this record: one part needs 5 or more"
-    flat = judged_trends([ClaimPart("", np.ones(6), "x")], places, "run")
+    flat = judged_trends([ClaimPart("", np.ones(6), "x")], positions, "run")
     assert (flat.outcome, flat.why) == (UNDECIDED, "interval contains 0")
 
 
@@ -256,19 +259,19 @@ def test_the_bootstrap_over_sequences_and_series_covers_and_finds(
 ) -> None:
     monkeypatch.setattr(measures, "DRAWS", 200)
     rng = np.random.default_rng(8)
-    shown: Counter[str] = Counter()
+    visible: Counter[str] = Counter()
     for _ in range(200):
         # a mean of 0, as a quantity of all units together
         values = rng.normal(size=12)
         often = rng.multinomial(12, np.full(12, 1 / 12), size=1000) / 12
-        shown[
+        visible[
             judged_together(
                 [Resampled("", "x", values.mean(), often @ values, 12)]
             ).outcome
         ] += 1
     most = stats.binom.ppf(0.9999, 200, 0.025)
-    assert shown[HOLDS] <= most
-    assert shown[FAILS] <= most
+    assert visible[HOLDS] <= most
+    assert visible[FAILS] <= most
     falls = [
         judged_together(
             [
@@ -301,7 +304,9 @@ def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
     )
     overlap = induction_overlap(induction, entropy)
     one = HeadScores.of([induction], [entropy], seed=0)
-    prefix, copy, normalised = (each[:1] for each in one.bootstrap_means)
+    prefix, copy, normalised = (
+        bootstrap_mean[:1] for bootstrap_mean in one.bootstrap_means
+    )
     for name, value in overlap_values(overlap).items():
         assert_close(proportions(prefix, copy, normalised)[name][0], value, depth=10)
     given, share = sharp_of_induction(prefix, copy, normalised)

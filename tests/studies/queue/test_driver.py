@@ -137,7 +137,7 @@ def test_a_write_that_breaks_off_leaves_the_record_whole(
         work = queue(tmp_path, cell("a", 0), cell("b", 0))
         assert work.work(quiet) == 0
     assert "no space left" in work.failures()["toy", "b, seed 0"]
-    assert [each.name for each in (tmp_path / "records").iterdir()] == ["toy.nc"]
+    assert [item.name for item in (tmp_path / "records").iterdir()] == ["toy.nc"]
     assert (tmp_path / "records" / "toy.nc").read_bytes() == before
 
 
@@ -150,7 +150,7 @@ def test_the_records_alone_say_what_is_done(tmp_path: Path) -> None:
     ]
     queue(tmp_path, cells[0], cells[2]).work(quiet)
     fresh = Queue(cells, tmp_path / "records", tmp_path / "another state")
-    assert [each.name for each in unfinished(fresh)] == ["a, seed 1", "b, seed 1"]
+    assert [item.name for item in unfinished(fresh)] == ["a, seed 1", "b, seed 1"]
     row = fresh.status().loc[(1, "toy")]
     assert (row["cells"], row["done"], row["failed"], row["no file"]) == (4, 2, 0, 1)
     # what remains is what cells of the same group took, not what was expected of them
@@ -163,7 +163,7 @@ def test_the_records_alone_say_what_is_done(tmp_path: Path) -> None:
     )
     # a cell whose file is missing waits, and the others run
     assert fresh.work(quiet) == 1
-    assert [each.name for each in unfinished(fresh)] == ["b, seed 1"]
+    assert [item.name for item in unfinished(fresh)] == ["b, seed 1"]
 
 
 def test_a_failing_cell_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
@@ -173,10 +173,10 @@ def test_a_failing_cell_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
         tries.append(place.folder)
         raise ValueError("no such number")
 
-    said: list[str] = []
+    messages: list[str] = []
     work = queue(tmp_path, cell("a", 0, fail), cell("b", 0))
-    assert work.work(said.append) == 1
-    assert "no such number" in said[0]
+    assert work.work(messages.append) == 1
+    assert "no such number" in messages[0]
     assert "no such number" in work.failures()["toy", "a, seed 0"]
     assert int(work.status().loc[(1, "toy"), "failed"]) == 1
     # not again by itself, but when asked
@@ -278,10 +278,10 @@ def test_every_cell_of_the_plan_has_a_name_of_its_own_and_says_which_files_it_la
     tmp_path: Path,
 ) -> None:
     cells = all_cells(tmp_path)
-    assert len({each.key for each in cells}) == len(cells)
-    assert len({each.folder for each in cells}) == len(cells)
-    assert all(each.seconds > 0 for each in cells)
-    assert {name for each in cells for name in each.missing} == {
+    assert len({item.key for item in cells}) == len(cells)
+    assert len({item.folder for item in cells}) == len(cells)
+    assert all(item.seconds > 0 for item in cells)
+    assert {name for item in cells for name in item.missing} == {
         "ETTh1.csv",
         "ETTh2.csv",
         "exchange_rate.txt.gz",
@@ -291,13 +291,13 @@ def test_every_cell_of_the_plan_has_a_name_of_its_own_and_says_which_files_it_la
 
 
 def test_what_ships_is_of_the_plan_and_described(tmp_path: Path) -> None:
-    planned = {each.key for each in all_cells(tmp_path)}
+    planned = {all_cell.key for all_cell in all_cells(tmp_path)}
     card = (RECORDS / "README.md").read_text(encoding="utf-8")
     for name in {record for record, _ in planned}:
         model = name.removeprefix("lens_ablations_")
-        words = name if model == name else "lens_ablations_MODEL"
-        assert f"`{words}.nc`" in card
+        text = name if model == name else "lens_ablations_MODEL"
+        assert f"`{text}.nc`" in card
     for file in RECORDS.glob("*.nc"):
         found = read_record(file)
         assert found is not None
-        assert {(file.stem, str(each)) for each in found["cell"].values} <= planned
+        assert {(file.stem, str(value)) for value in found["cell"].values} <= planned

@@ -92,7 +92,7 @@ def test_scores_that_keep_tokens_apart_make_a_layer_incompressible() -> None:
         u, weights = rank_theory.incompressible(singular, tokens, seed=width)
         assert_close(np.linalg.svd(u, compute_uv=False), singular, depth=20)
         assert_close(weights.value[0] @ weights.value[0].T, np.eye(width), depth=50)
-        whole = rank_theory.attention(u, weights)
+        full = rank_theory.attention(u, weights)
         for rank in range(1, width):
             least = rank_theory.least_value_error(u, weights, rank)
             assert least >= singular[rank] / 4
@@ -105,7 +105,7 @@ def test_scores_that_keep_tokens_apart_make_a_layer_incompressible() -> None:
                 (left[:, :rank] * values[:rank]) @ right[:rank] @ np.linalg.pinv(mixed)
             )
             reached = np.linalg.norm(
-                rank_theory.attention(u, weights.with_value(best)) - whole
+                rank_theory.attention(u, weights.with_value(best)) - full
             )
             assert_close(reached, least, depth=5000, magnitude=1.0)
             rng = np.random.default_rng(rank)
@@ -113,7 +113,7 @@ def test_scores_that_keep_tokens_apart_make_a_layer_incompressible() -> None:
                 other = rng.normal(size=(width, rank)) @ rng.normal(size=(rank, width))
                 assert (
                     np.linalg.norm(
-                        rank_theory.attention(u, weights.with_value(other)) - whole
+                        rank_theory.attention(u, weights.with_value(other)) - full
                     )
                     > least
                 )
@@ -193,11 +193,11 @@ def test_a_sketch_for_each_head_keeps_its_promises(
         )
         assert_close(np.linalg.svd(made.tokens, compute_uv=False), singular, depth=50)
         for name in ("query", "key", "value"):
-            less, whole = (
+            less, full = (
                 np.linalg.norm(getattr(side, name))
                 for side in (made.reduced, made.weights)
             )
-            assert less <= whole * (1 + SLACK), name
+            assert less <= full * (1 + SLACK), name
             for head in getattr(made.reduced, name):
                 assert np.linalg.matrix_rank(head) <= rank + (name != "value")
         query, key, value = made.right

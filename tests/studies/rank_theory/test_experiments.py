@@ -54,13 +54,13 @@ def test_the_error_of_compression_grows_with_the_singular_value_cut_off(
         np.exp(np.linspace(0, -5, 64)), 256, np.random.default_rng(child)
     )
     weights, rank = AttentionWeights.random(64, seed=child + 1), int(by_rank["rank"][5])
-    whole, less = (
-        rank_theory.attention(vocabulary, each)
-        for each in (weights, rank_theory.compressed(weights, vocabulary, rank))
+    full, less = (
+        rank_theory.attention(vocabulary, item)
+        for item in (weights, rank_theory.compressed(weights, vocabulary, rank))
     )
-    expected = np.linalg.norm(whole - less)
+    expected = np.linalg.norm(full - less)
     found = float(by_rank["error"].sel(scaling="theorem", draw=0, rank=rank))
-    assert_close(found, expected, depth=3000, magnitude=float(np.linalg.norm(whole)))
+    assert_close(found, expected, depth=3000, magnitude=float(np.linalg.norm(full)))
     assert_close(
         by_rank["next_singular_value"].values[5],
         np.linalg.svd(vocabulary)[1][rank],

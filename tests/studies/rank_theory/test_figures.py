@@ -54,8 +54,8 @@ def test_errors_by_rank_are_root_mean_squares_under_their_bounds(
             fig,
             f"{scaling}: slope {float(ds['slope'].sel(scaling=scaling).mean()):.2f}",
         )
-        cut = np.sort(ds["next_singular_value"])
-        np.testing.assert_array_equal(dots.x, cut)
+        trimmed = np.sort(ds["next_singular_value"])
+        np.testing.assert_array_equal(dots.x, trimmed)
         error = np.sqrt((ds["error"].sel(scaling=scaling) ** 2).mean("draw"))
         expected = error.sortby(ds["next_singular_value"])
         assert_close(dots.y, expected.values, depth=20)

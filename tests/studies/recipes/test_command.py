@@ -78,14 +78,14 @@ def test_the_zoos_commands_say_what_is_wrong(
     (tmp_path / "TEXT").write_text("no series")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    found, said = told(
+    found, messages = told(
         [f"tsfm_lens.{PLACES.get(arguments[0], STUDY)}.{arguments[0]}", *arguments[1:]],
         capsys,
         monkeypatch,
     )
-    assert found == code, said
-    assert words in said
-    assert "Traceback" not in said
+    assert found == code, messages
+    assert words in messages
+    assert "Traceback" not in messages
 
 
 def undrawn(*_args: object, **_options: object) -> Corpus:

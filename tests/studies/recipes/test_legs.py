@@ -118,7 +118,7 @@ def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(
     tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     plan = three_legs(tiny, from_mean=True)
-    whole = run(plan, tmp_path / "whole", corpus)
+    full = run(plan, tmp_path / "whole", corpus)
     before, after = (
         load_file(tmp_path / "whole" / HISTORY / f"step-00000{step}.safetensors")
         for step in (3, 6)
@@ -132,7 +132,7 @@ def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(
     )
     plain.step = 6
     plain.run(quiet=True)
-    for name, weight in whole.model.state_dict().items():
+    for name, weight in full.model.state_dict().items():
         # the mean is taken in another order of sums, and three steps go on from it
         assert_close(plain.model.state_dict()[name], weight, depth=1000)
 
@@ -286,11 +286,11 @@ def test_legs_are_resumed(
         "wider": growing,
     }
     plan = plans[leg](token_recipe)
-    whole = run(plan, tmp_path / "whole", corpus)
+    full = run(plan, tmp_path / "whole", corpus)
     for until in stops:
         run(plan, tmp_path / f"stopped-{until}", corpus, until=until)
         again = resumed(plan, tmp_path / f"stopped-{until}", corpus)
-        assert_same_weights(whole, again)
+        assert_same_weights(full, again)
 
 
 def test_the_native_pipeline_computes_exactly_what_was_trained(
@@ -310,7 +310,7 @@ def test_the_native_pipeline_computes_exactly_what_was_trained(
         expected, got = model(**inputs).logits, pipeline.inner_model(**inputs).logits
     else:
         expected, got = (
-            each(context=past).quantile_preds for each in (model, pipeline.inner_model)
+            item(context=past).quantile_preds for item in (model, pipeline.inner_model)
         )
     assert torch.equal(got, expected)
     levels = [0.1, 0.5, 0.9]

@@ -78,11 +78,11 @@ def test_only_attentions_differ_from_the_dense_model_and_keep_their_norm(
         if name.removesuffix(".weight") not in paths:
             assert torch.equal(weight, state[name]), name
     for path in paths:
-        layer, whole = low.get_submodule(path), dense.get_submodule(path).weight
+        layer, full = low.get_submodule(path), dense.get_submodule(path).weight
         assert isinstance(layer, LowRankLinear)
         assert_close(
             layer.weight.norm().item(),
-            whole.norm().item(),
+            full.norm().item(),
             depth=D,
             dtype=torch.float32,
         )
@@ -158,7 +158,7 @@ def test_trained_low_ranks_open_with_every_hook_point(
     tiny: TrainingRecipe, sketch: str, corpus: Corpus, tmp_path: Path
 ) -> None:
     recipe = with_rank(tiny, rank=2, sketch=sketch)
-    whole = run(recipe, tmp_path / "whole", corpus)
+    full = run(recipe, tmp_path / "whole", corpus)
     run(recipe, tmp_path / "stopped", corpus, until=4)
     again = resumed(recipe, tmp_path / "stopped", corpus)
     export(again.model, tmp_path / "kept")
@@ -166,7 +166,7 @@ def test_trained_low_ranks_open_with_every_hook_point(
         load(tmp_path / "kept"),
         TrainingHistory(tmp_path / "whole")[recipe.steps],
     )
-    for name, weight in whole.model.state_dict().items():
+    for name, weight in full.model.state_dict().items():
         assert torch.equal(weight, lens.adapter.model.state_dict()[name]), name
         assert torch.equal(weight, last.adapter.model.state_dict()[name]), name
     assert list(lens.registry.points) == list(opened(build_model(tiny)).registry.points)
@@ -259,7 +259,7 @@ def test_records_are_of_svds(
     )
     assert attention["arm"].values.tolist() == [DENSE, "constant"]
     held = [sizes(initial_model(arm.recipe)) for arm in few[:2]]
-    assert attention["parameters"].values.tolist() == [each["all"] for each in held]
+    assert attention["parameters"].values.tolist() == [item["all"] for item in held]
     # one head has 16 x 4 numbers a matrix, its factors of rank 2 have 2 x (16 + 4)
     assert float(attention["stored_ratio"][1]) == 2 * 20 / 64
     assert float(attention["rank_ratio"][1]) == 2 / 4
@@ -291,9 +291,9 @@ def test_products_of_spread_features_are_the_scores_by_levels(
     tokens: int, ranks: tuple[int, ...]
 ) -> None:
     query, key = torch.randn(2, 2, tokens, sum(ranks), dtype=torch.float64)
-    reach = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
+    distance = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
     wide = [spread(part, ranks) for part in (query, key)]
-    assert_close(wide[0] @ wide[1].mT, reaching_scores(query, key, reach), depth=20)
+    assert_close(wide[0] @ wide[1].mT, reaching_scores(query, key, distance), depth=20)
     counts = level_blocks(len(ranks))
     assert wide[0].shape[-1] == sum(
         rank * count for rank, count in zip(ranks, counts, strict=True)

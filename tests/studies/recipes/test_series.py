@@ -18,18 +18,18 @@ NEXT_ORDER = 0.15
 
 
 def test_periodic_kernels_return_to_one_after_their_period() -> None:
-    whole, halved = (
+    full, halves = (
         families.kernel_bank(800),
         families.kernel_bank(40, period_scale=0.5),
     )
     for index, period in enumerate(families.PERIODS):
-        row = whole[index][0]
+        row = full[index][0]
         assert row[period].item() == pytest.approx(1.0), period
         # half a period away the sine is one
         if period % 2 == 0:
             assert row[period // 2].item() == pytest.approx(np.exp(-2.0)), period
         expected = np.exp(-2.0 * np.sin(np.pi / (0.5 * period)) ** 2)
-        assert halved[index][0][1].item() == pytest.approx(expected), period
+        assert halves[index][0][1].item() == pytest.approx(expected), period
 
 
 def test_other_kernels_have_their_closed_form() -> None:

@@ -141,7 +141,9 @@ def verdicts(options: dict[str, Any], every: int) -> dict[str, str]:
 def test_some_mutants_are_rejected_or_equivalent(options: dict[str, Any]) -> None:
     found = verdicts(options, every=24)
     assert not {
-        what: said for what, said in found.items() if said.startswith("survives")
+        what: messages
+        for what, messages in found.items()
+        if messages.startswith("survives")
     }
 
 
@@ -152,9 +154,11 @@ def test_every_mutant_is_rejected_or_equivalent(
 ) -> None:
     limit = os.environ.get("TSFM_LENS_CASES")
     found = verdicts(options, every=max(1, 60 // int(limit)) if limit else 1)
-    counts = Counter(said.split(":")[0] for said in found.values())
+    counts = Counter(messages.split(":")[0] for messages in found.values())
     with capsys.disabled():
         print(f"\n{len(found)} mutants, {dict(counts)}")  # noqa: T201
     assert not {
-        what: said for what, said in found.items() if said.startswith("survives")
+        what: messages
+        for what, messages in found.items()
+        if messages.startswith("survives")
     }

@@ -244,7 +244,7 @@ def test_tsmixer_is_its_description() -> None:
 
     def normed(part: Any, value: np.ndarray) -> np.ndarray:
         parts = (part.bias, part.weight, part.running_mean, part.running_var)
-        shift, scale, mean, variance = (array(each).reshape(D, L) for each in parts)
+        shift, scale, mean, variance = (array(item).reshape(D, L) for item in parts)
         return (value - mean) / np.sqrt(variance + part.eps) * scale + shift
 
     def linear(layer: Any, value: np.ndarray) -> np.ndarray:

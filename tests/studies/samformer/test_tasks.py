@@ -27,10 +27,10 @@ SMALL = LinearToy(length=16, horizon=5, channels=3, training=70, validation=20)
 
 def waves(steps: int = 300, channels: int = 3) -> np.ndarray:
     rng = np.random.default_rng(0)
-    places = np.arange(channels)[:, None]
+    positions = np.arange(channels)[:, None]
     return (
-        4.0 * places
-        + np.sin(np.arange(steps) / (3 + places))
+        4.0 * positions
+        + np.sin(np.arange(steps) / (3 + positions))
         + 0.3 * rng.standard_normal((channels, steps))
     )
 
@@ -64,19 +64,19 @@ def test_a_benchmark_is_parted_and_standardised_as_written() -> None:
     made = benchmark(values, length=24, horizon=6)
     # 70 %, the rest, 20 %, each rounded down as the released code does (E1-8)
     training, test = int(503 * 0.7), int(503 * 0.2)
-    ends = (0, training, 503 - test, 503)
+    bounds = (0, training, 503 - test, 503)
     mean, deviation = (
         values[:, :training].mean(axis=1),
         values[:, :training].std(axis=1),
     )
     standard = ((values - mean[:, None]) / deviation[:, None]).astype(np.float32)
     assert_close(made.mean, mean, depth=400)
-    for place, part in enumerate((made.training, made.validation, made.test)):
-        start = max(ends[place] - (24 if place else 0), 0)
-        assert_close(part.values, standard[:, start : ends[place + 1]], depth=10)
-        assert len(part) == ends[place + 1] - start - 30 + 1
+    for position, part in enumerate((made.training, made.validation, made.test)):
+        start = max(bounds[position] - (24 if position else 0), 0)
+        assert_close(part.values, standard[:, start : bounds[position + 1]], depth=10)
+        assert len(part) == bounds[position + 1] - start - 30 + 1
         x, y = part.take(torch.tensor([0, len(part) - 1]))
-        for row, at in enumerate((start, ends[place + 1] - 30)):
+        for row, at in enumerate((start, bounds[position + 1] - 30)):
             assert_close(x[row], standard[:, at : at + 24], depth=10)
             assert_close(y[row], standard[:, at + 24 : at + 30], depth=10)
 
@@ -101,7 +101,7 @@ def test_files_are_read_plain_and_zipped(zipped: bool, tmp_path: Path) -> None:
 
 
 def test_every_pair_comes_once_an_epoch_in_an_order_of_seed_and_epoch() -> None:
-    task, twin, other = toy_task(), toy_task(), toy_task(seed=1)
+    task, control, other = toy_task(), toy_task(), toy_task(seed=1)
     assert task.batches_per_epoch == 5
     epochs = [
         torch.cat([task.list_pairs(step) for step in range(5 * epoch, 5 * epoch + 5)])
@@ -111,8 +111,8 @@ def test_every_pair_comes_once_an_epoch_in_an_order_of_seed_and_epoch() -> None:
         assert torch.equal(order.sort().values, torch.arange(70))
     assert not torch.equal(*epochs)
     # from anywhere, in any order
-    assert torch.equal(twin.list_pairs(7), task.list_pairs(7))
-    assert torch.equal(twin.list_pairs(2), task.list_pairs(2))
+    assert torch.equal(control.list_pairs(7), task.list_pairs(7))
+    assert torch.equal(control.list_pairs(2), task.list_pairs(2))
     assert not torch.equal(other.list_pairs(2), task.list_pairs(2))
 
 
@@ -138,7 +138,7 @@ def test_the_identity_tells_every_setting() -> None:
     data = benchmark(waves(), length=16, horizon=5)
     first = BenchmarkTask(make_model("samformer", 16, 5, 3), data).identity
     assert json.loads(first)["model.normalise"] is True
-    others = [
+    rest = [
         BenchmarkTask(make_model("samformer", 16, 5, 3, width=8), data),
         BenchmarkTask(make_model("samformer", 16, 5, 3, seed=1), data),
         BenchmarkTask(make_model("samformer", 16, 5, 3), data, seed=1),
@@ -149,7 +149,7 @@ def test_the_identity_tells_every_setting() -> None:
             benchmark(2 + waves() ** 3, length=16, horizon=5),
         ),
     ]
-    assert len({first, *(other.identity for other in others)}) == 7
+    assert len({first, *(other.identity for other in rest)}) == 7
 
 
 @pytest.mark.parametrize(

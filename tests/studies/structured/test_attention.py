@@ -136,7 +136,7 @@ def level_scores(form: TokenLevels, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     length = form.length or tokens
     length += -length % 2 ** (levels - 1)
     out = np.zeros((tokens, tokens))
-    ends = np.cumsum((0, *form.ranks))
+    bounds = np.cumsum((0, *form.ranks))
     for j, i in np.ndindex(tokens, tokens):
         depth = (
             max(
@@ -147,7 +147,7 @@ def level_scores(form: TokenLevels, q: np.ndarray, k: np.ndarray) -> np.ndarray:
             + 1
         )
         for level in range(depth):
-            own = slice(ends[level], ends[level + 1])
+            own = slice(bounds[level], bounds[level + 1])
             if form.ranks[level]:
                 share = (
                     1 / form.ranks[level]
@@ -199,10 +199,10 @@ def operations(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> int:
 def test_the_operations_of_token_levels_are_those_of_the_formula(
     tokens: int, ranks: tuple[int, ...]
 ) -> None:
-    reach = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
+    distance = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
     q, v = torch.randn(1, tokens, sum(ranks)), torch.randn(1, tokens, 5)
     assert (
-        operations(q, q, v, reach)
+        operations(q, q, v, distance)
         == level_attention_operations(tokens, ranks) + tokens**2 * 5
     )
 

@@ -155,9 +155,9 @@ def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
         optimizer.zero_grad()
         (model(x, y) - y).square().mean().backward()
         optimizer.step()
-    kept = load_file(tmp_path / "run" / "best.safetensors")
+    retained = load_file(tmp_path / "run" / "best.safetensors")
     assert all(
-        torch.equal(kept[name], value) for name, value in model.state_dict().items()
+        torch.equal(retained[name], value) for name, value in model.state_dict().items()
     )
     assert found["by_pairs"] == errors_by_pairs(model, *prompts.draw(32, 0, 1)).tolist()
     assert found["validation"]["last"] == found["by_pairs"][-1]
@@ -199,8 +199,10 @@ def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(
     assert data["rank_ratio"].values.tolist() == [2 / 6, 2 / 6, 16 / 6]
     assert data["score_parameters"].values.tolist() == [64, 64, 128]
     one = data.sel(arm="1 head, BTT, D = 16", seed=1)
-    kept = json.loads((tmp_path / "1-head,-BTT,-D-=-16-1" / "result.json").read_text())
-    assert one["by_pairs"].values.tolist() == kept["by_pairs"]
-    assert float(one["validation_last"]) == kept["by_pairs"][-1]
+    retained = json.loads(
+        (tmp_path / "1-head,-BTT,-D-=-16-1" / "result.json").read_text()
+    )
+    assert one["by_pairs"].values.tolist() == retained["by_pairs"]
+    assert float(one["validation_last"]) == retained["by_pairs"][-1]
     assert data["oracle"].values.tolist() == oracle_errors(6, 12).tolist()
     assert data.attrs["tokens"] == "pairs"

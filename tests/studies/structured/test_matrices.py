@@ -125,13 +125,13 @@ def test_a_train_of_the_highest_rank_is_any_matrix_and_a_lower_one_the_nearest()
     matrix = torch.randn(12, 20, dtype=torch.float64)
     for s in (1, 2, 3):
         train = structured.nearest_tensor_train(matrix, s, (3, 4), (5, 4))
-        kept = sum(
+        retained = sum(
             float(torch.linalg.svdvals(piece)[s:].square().sum())
             for piece in list_slices(matrix, 3, 4, 5, 4)
         )
         assert_close(
             (train.dense() - matrix).square().sum(),
-            kept,
+            retained,
             depth=400,
             magnitude=float(matrix.square().sum()),
         )

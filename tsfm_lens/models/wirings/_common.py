@@ -58,17 +58,17 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
             raise InputError(
                 f"{group!r} has {_counts(roles)} and {first!r} {_counts(shapes[first])}; this model takes items alike"
             )
-    whole = by_item(batch, length)
+    full = by_item(batch, length)
     ahead = (
         torch.tensor(batch.known_future(horizon)).float().unflatten(0, (-1, n_variates))
     )
     parts = {}
     for role in dict.fromkeys(shapes[first]):
-        own = torch.tensor([each == role for each in shapes[first]])
+        own = torch.tensor([shape == role for shape in shapes[first]])
         parts[role] = (
-            torch.cat([whole[:, own], ahead[:, own]], -1)
+            torch.cat([full[:, own], ahead[:, own]], -1)
             if role == "known"
-            else whole[:, own]
+            else full[:, own]
         )
     return parts
 
@@ -78,11 +78,11 @@ def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tenso
     if set(roles) == {"target"}:
         return targets
     by_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
-    whole = by_item.new_full(
+    full = by_item.new_full(
         (len(by_item), len(roles), *by_item.shape[2:]), float("nan")
     )
-    whole[:, [row for row, role in enumerate(roles) if role == "target"]] = by_item
-    return whole.flatten(0, 1).movedim(0, axis)
+    full[:, [row for row, role in enumerate(roles) if role == "target"]] = by_item
+    return full.flatten(0, 1).movedim(0, axis)
 
 
 def _counts(roles: tuple[str, ...]) -> str:

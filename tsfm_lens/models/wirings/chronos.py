@@ -78,7 +78,7 @@ class ChronosAdapter(t5.TokenAdapter):
         """Encode token ids as they are, (batch, pos) each; the decoder's begin with its start token."""
         values = tuple(row.numpy().astype(float) for row in ids)
         batch = SeriesBatch(
-            values, tuple(f"sequence-{place}" for place in range(len(ids)))
+            values, tuple(f"sequence-{position}" for position in range(len(ids)))
         )
         return self.of_tokens(
             ids, torch.ones_like(ids), decoder, torch.ones(len(ids)), batch

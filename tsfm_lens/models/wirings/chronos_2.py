@@ -53,7 +53,7 @@ def _attention(kind: str, sublayer: int, *, by_group: bool) -> Attention:
         "pattern_layout": "pos head query key",
         "over": "variate",
     }
-    others: dict[str, Any] = {
+    rest: dict[str, Any] = {
         "reads": Site(f"layer.{sublayer}", "in", 0),
         "norm": f"layer.{sublayer}.layer_norm",
     }
@@ -61,7 +61,7 @@ def _attention(kind: str, sublayer: int, *, by_group: bool) -> Attention:
         kind,
         at,
         projections(f"{at}.{{}}", "q k v o"),
-        **others,
+        **rest,
         **(layouts if by_group else {}),
     )
 

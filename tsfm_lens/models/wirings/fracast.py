@@ -244,11 +244,11 @@ def _inside(name: str) -> Path | None:
 def _save(native: Any, folder: Path) -> None:
     # copies of the shared block, and the head's place in its wrapper, are ours
     own = {
-        name.replace("head.native.", "head."): each
-        for name, each in _modules(native).state_dict().items()
+        name.replace("head.native.", "head."): item
+        for name, item in _modules(native).state_dict().items()
     }
     write_tensors(
-        {name: each for name, each in own.items() if ".blocks." not in name},
+        {name: item for name, item in own.items() if ".blocks." not in name},
         native.config,
         folder,
     )

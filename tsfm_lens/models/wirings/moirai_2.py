@@ -162,7 +162,7 @@ def describe_stack(model: Any) -> Stack:
     }
     matrices = projections("self_attn.{}_proj", "q k v out")
     attention = attention_row("attn", "self_attn", matrices, **layouts, norm="norm1")
-    others: dict[str, Any] = {
+    rest: dict[str, Any] = {
         "gate": Projection("ffn.fc1", "d_mlp"),
         "norm": "norm2",
         "aside": True,
@@ -172,7 +172,7 @@ def describe_stack(model: Any) -> Stack:
         "norm2",
         ("ffn.fc_gate", "ffn.fc2"),
         layer.ffn.activation.__name__,
-        **others,
+        **rest,
     )
     sizes = (
         model.num_layers,
@@ -206,7 +206,7 @@ class Layout:
         """Place of the series, and whether it is its future, block by block."""
         out: list[tuple[int, bool]] = []
         for role in ("target", "known", "past"):
-            rows = [row for row, each in enumerate(self.roles) if each == role]
+            rows = [row for row, item in enumerate(self.roles) if item == role]
             out += [(row, False) for row in rows]
             out += [(row, True) for row in rows if role != "past"]
         return out
@@ -217,12 +217,12 @@ class Layout:
         stops = accumulate(
             self.n_future if ahead else self.n_context for _, ahead in self.blocks
         )
-        ends = {
+        bounds = {
             row: stop - 1
             for (row, ahead), stop in zip(self.blocks, stops, strict=True)
             if not ahead
         }
-        return [ends[row] for row in range(len(self.roles))]
+        return [bounds[row] for row in range(len(self.roles))]
 
     @property
     def spans(self) -> TokenSpans:
@@ -346,9 +346,9 @@ class Moirai2Adapter(PackedAdapter):
 
     def _quantiles(self, output: Tensor, layout: Layout) -> Tensor:
         """Turn (…, item, pos, raw output) into (…, item · variate, quantile, step); NaN for covariates."""
-        places = [layout.last_context[row] for row in layout.targets]
+        positions = [layout.last_context[row] for row in layout.targets]
         rows = rearrange(
-            output[..., places, :],
+            output[..., positions, :],
             "... item variate (token quantile patch) -> ... (item variate) quantile (token patch)",
             quantile=len(self.levels),
             patch=self.patch,

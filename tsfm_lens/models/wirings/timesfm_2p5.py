@@ -59,8 +59,8 @@ def describe_mlp(
 ) -> Mlp:
     """Describe an MLP between two norms, its activation function as the library names it."""
     name = {"swish": "silu", "none": "linear"}.get(act, act)
-    others: dict[str, Any] = {"norm": norms[0], "post_norm": norms[1], "aside": True}
-    return mlp_row(norms[1], norms[0], layers, name, stream=stream, **others)
+    rest: dict[str, Any] = {"norm": norms[0], "post_norm": norms[1], "aside": True}
+    return mlp_row(norms[1], norms[0], layers, name, stream=stream, **rest)
 
 
 def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
@@ -142,17 +142,17 @@ def _in_pieces(
             prefixes[:, stop - 1], return_index=True, return_inverse=True
         )
         rows, back = (
-            torch.as_tensor(each.reshape(-1), device=inputs.device)
-            for each in (firsts, group)
+            torch.as_tensor(item.reshape(-1), device=inputs.device)
+            for item in (firsts, group)
         )
         state = [_rows(cache, previous[firsts]) for cache in state]
         results, state = type(model).forward(
             model, inputs[rows, start:stop], masks[rows, start:stop], state
         )
-        outputs.append(tuple(each[back] for each in results))
+        outputs.append(tuple(result[back] for result in results))
         previous = group.reshape(-1)
-    whole = tuple(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True))
-    return whole, [_rows(cache, previous) for cache in state]
+    full = tuple(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True))
+    return full, [_rows(cache, previous) for cache in state]
 
 
 def _rows(cache: Any, rows: np.ndarray) -> Any:
@@ -170,9 +170,9 @@ def pieces(prefixes: np.ndarray) -> list[tuple[int, int]]:
     cuts = [
         0,
         *(
-            place
-            for place in range(1, len(counts))
-            if counts[place] > counts[place - 1]
+            position
+            for position in range(1, len(counts))
+            if counts[position] > counts[position - 1]
         ),
         len(counts),
     ]

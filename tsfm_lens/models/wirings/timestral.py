@@ -73,36 +73,36 @@ def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
 
 def _attention(place: int, over_time: bool, gate: str) -> Attention:
     at, norm = f"attns.{place}", f"attn_norms.{place}"
-    others: dict[str, Any] = {"joined": _joined}
+    rest: dict[str, Any] = {"joined": _joined}
     if not over_time:
         # rows and positions are swapped up to the output projection, which has them back
-        others = {
+        rest = {
             "over": "variate",
             "x_layout": "pos batch d_model",
             "qkv_layout": "pos head batch d_head",
         }
-        others["pattern_layout"] = "pos head query key"
+        rest["pattern_layout"] = "pos head query key"
     if place:
-        others |= {"reads": Site(norm, "in", 0), "aside": True}
+        rest |= {"reads": Site(norm, "in", 0), "aside": True}
     return attention_row(
         "time_attn" if over_time else "variate_attn",
         at,
         fused(f"{at}.wQKV", "(part d_head head)", Projection(f"{at}.wO")),
         norm=norm,
         gate=None if gate == "none" else Projection(f"{at}._gate"),
-        **others,
+        **rest,
     )
 
 
 def _rows(config: Any, axes: tuple[bool, ...]) -> tuple[Writer, ...]:
     gates = (config.variate_attn_gate, config.time_attn_gate)
     attentions = [
-        _attention(place, over_time, gates[over_time])
-        for place, over_time in enumerate(axes)
+        _attention(position, over_time, gates[over_time])
+        for position, over_time in enumerate(axes)
     ]
     # both halves of the gated layer; the second goes through the activation
     gate, first = (Projection("mlp.w12", "(part d_mlp)", part, 2) for part in range(2))
-    others: dict[str, Any] = {
+    rest: dict[str, Any] = {
         "first": first,
         "gate": gate,
         "norm": "mlp_norm",
@@ -110,14 +110,14 @@ def _rows(config: Any, axes: tuple[bool, ...]) -> tuple[Writer, ...]:
     }
     return (
         *attentions,
-        mlp_row("mlp", "mlp_norm", ("mlp.w12", "mlp.w3"), "silu", **others),
+        mlp_row("mlp", "mlp_norm", ("mlp.w12", "mlp.w3"), "silu", **rest),
     )
 
 
 def _wiring(config: Any, steps: int) -> Wiring:
     axes = LIBRARY.require("timestral.config").LAYER_KIND_AXES
     by_kind = {kind: _rows(config, axes[kind]) for kind in config.block_schedule}
-    writers, *others = (by_kind[kind] for kind in config.block_schedule)
+    writers, *rest = (by_kind[kind] for kind in config.block_schedule)
     stack = Stack(
         "",
         "transformer.layers",
@@ -130,7 +130,7 @@ def _wiring(config: Any, steps: int) -> Wiring:
         ln_final="transformer.out_norm",
         upstream=("representation",),
         exceptions={
-            layer: rows for layer, rows in enumerate(others, 1) if rows is not writers
+            layer: rows for layer, rows in enumerate(rest, 1) if rows is not writers
         },
     )
     return Wiring(
@@ -191,10 +191,10 @@ class TimestralAdapter(Adapter):
             for name in native
         }
         covariates = [
-            library._as_covariates(each, *sizes[name], name)
-            for name, each in native.items()
+            library._as_covariates(item, *sizes[name], name)
+            for name, item in native.items()
         ]
-        values, mask, *others, _ = library._assemble_rows(
+        values, mask, *rest, _ = library._assemble_rows(
             values, mask, steps, *covariates
         )
         inputs = {
@@ -203,7 +203,7 @@ class TimestralAdapter(Adapter):
             "horizon_patches": n_future,
         }
         inputs |= dict(
-            zip(("role_ids", "known_future", "known_future_mask"), others, strict=True)
+            zip(("role_ids", "known_future", "known_future_mask"), rest, strict=True)
         )
         inputs["group_ids"] = torch.as_tensor(batch.group_index, device=self.device)
         loc, scale = self._anchor(inputs)
@@ -292,7 +292,7 @@ class TimestralAdapter(Adapter):
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step)."""
         raw = self.model.head(normalized[..., -encoded.inputs["horizon_patches"] :, :])
-        units = (each[:, None, None] for each in (encoded.loc, encoded.scale))
+        units = (item[:, None, None] for item in (encoded.loc, encoded.scale))
         denormalize = LIBRARY.require("timestral.scaler").denormalize_quantiles
         quantiles = denormalize(raw, *units, self.model.config.use_asinh)
         leading = quantiles.shape[:-3]

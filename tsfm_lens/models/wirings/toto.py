@@ -76,13 +76,13 @@ def _wiring(model: Any) -> Wiring:
     layers = model.transformer.layers
     # both halves of the gated layer, the one that goes through the activation first
     first, gate = (Projection("mlp.0", "(part d_mlp)", part, 2) for part in range(2))
-    others: dict[str, Any] = {
+    rest: dict[str, Any] = {
         "first": first,
         "gate": gate,
         "norm": "norm2",
         "aside": True,
     }
-    mlp = mlp_row("mlp", "norm2", ("mlp.0", "mlp.2"), "silu", stream=STREAM, **others)
+    mlp = mlp_row("mlp", "norm2", ("mlp.0", "mlp.2"), "silu", stream=STREAM, **rest)
     across = {
         index
         for index, layer in enumerate(layers)

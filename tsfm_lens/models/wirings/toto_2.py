@@ -87,7 +87,7 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
     gate, first = (
         Projection("ffn.fc1", "(part d_mlp)", part, 2, inner) for part in range(2)
     )
-    others: dict[str, Any] = {
+    rest: dict[str, Any] = {
         "first": first,
         "gate": gate,
         "o_gain": config.d_ff**-0.5,
@@ -101,7 +101,7 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
         "silu",
         stream=stream,
         aside=True,
-        **others,
+        **rest,
     )
     return attention, mlp
 

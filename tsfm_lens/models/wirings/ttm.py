@@ -106,11 +106,11 @@ def _stacks(model: Any) -> tuple[Stack, ...]:
         if hasattr(mixers[0], "mixer_layers"):
             levels = [
                 (
-                    f"{name}_level{each.adapt_patch_level}",
+                    f"{name}_level{mixer.adapt_patch_level}",
                     f"{home}.{index}.mixer_layers",
-                    each.mixer_layers,
+                    mixer.mixer_layers,
                 )
-                for index, each in enumerate(mixers)
+                for index, mixer in enumerate(mixers)
             ]
         for level, path, layers in levels:
             width = layers[0].feature_mixer.mlp.fc1.in_features

@@ -62,8 +62,8 @@ class Unwelcome(Matcher):
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
         """Match a request, and remove its query, which holds the token, from all that is logged about it."""
         request.uri = request.path
-        words = self._objection(request)
-        return None if words is None else {"target_kwargs": {"words": words}}
+        text = self._objection(request)
+        return None if text is None else {"target_kwargs": {"words": text}}
 
     def _objection(self, request: HTTPServerRequest) -> str | None:
         headers = request.headers

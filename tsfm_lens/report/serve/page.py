@@ -106,12 +106,12 @@ class Columns(widgets.Accordion):
     def __init__(self, on_change: Callable[[], object]) -> None:
         self._quiet = False
         self.menus: dict[str, widgets.Widget] = {
-            name: widgets.Dropdown(options=[(_BY_RULE, "")], description=words, **WIDE)
-            for name, words in _ONE.items()
+            name: widgets.Dropdown(options=[(_BY_RULE, "")], description=text, **WIDE)
+            for name, text in _ONE.items()
         }
         self.menus |= {
-            name: widgets.SelectMultiple(options=[], description=words, rows=4, **WIDE)
-            for name, words in _MANY.items()
+            name: widgets.SelectMultiple(options=[], description=text, rows=4, **WIDE)
+            for name, text in _MANY.items()
         }
         for menu in self.menus.values():
             menu.observe(lambda _change: self._quiet or on_change(), "value")
@@ -400,6 +400,6 @@ def _section(result: xr.Dataset) -> Iterator[widgets.Widget]:
         if panel.sentences:
             yield widgets.HTML(
                 "<ul>"
-                + "".join(f"<li>{escape(words)}</li>" for words in panel.sentences)
+                + "".join(f"<li>{escape(text)}</li>" for text in panel.sentences)
                 + "</ul>"
             )

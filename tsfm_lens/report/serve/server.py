@@ -78,7 +78,7 @@ def serve(
     need("serve", "voila")
     from tsfm_lens.report.serve.guard import Server
 
-    place, token = _free(port), secrets.token_hex(16)
+    position, token = _free(port), secrets.token_hex(16)
     arguments = {
         "model": model,
         "sources": [
@@ -91,25 +91,25 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as folder:
         notebook = _notebook(Path(folder), arguments)
         if started is not None:
-            started(f"http://{HOST}:{place}/?token={token}")
+            started(f"http://{HOST}:{position}/?token={token}")
         # an interrupt and a request to end close the kernels; a shell that starts it in the background ignores one
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler)
         Server.launch_instance(
-            [str(notebook)], config=_settings(place, token, browser=browser)
+            [str(notebook)], config=_settings(position, token, browser=browser)
         )
 
 
 def _free(port: int) -> int:
     """Return the first free port from ``port`` on."""
-    for place in range(port, min(port + 100, 65536)):
+    for position in range(port, min(port + 100, 65536)):
         with socket.socket() as probe:
             try:
-                probe.bind((HOST, place))
+                probe.bind((HOST, position))
             except OSError:
                 continue
-            return place
+            return position
     raise InputError(f"no port from {port} on is free; give another with --port")
 
 
@@ -121,11 +121,11 @@ def _notebook(folder: Path, arguments: Mapping[str, Any]) -> Path:
         "from tsfm_lens.report.serve.page import Page",
         f"Page(**json.loads({json.dumps(arguments)!r}))",
     ]
-    words = json.dumps(f"Opening {arguments['model']} and forecasting …").replace(
+    text = json.dumps(f"Opening {arguments['model']} and forecasting …").replace(
         "<", "\\u003c"
     )
     cells = [
-        nbformat.v4.new_markdown_cell(_LOADING % words),
+        nbformat.v4.new_markdown_cell(_LOADING % text),
         nbformat.v4.new_code_cell("\n".join(lines)),
     ]
     notebook = nbformat.v4.new_notebook(cells=cells)

@@ -158,7 +158,7 @@ def _list(as_json: bool) -> None:
     from tsfm_lens.core.registry import measurements
     from tsfm_lens.studies.papers.items import ITEMS
 
-    facts: list[dict[str, Any]] = [
+    metadata: list[dict[str, Any]] = [
         {
             "id": item.id,
             "title": item.title,
@@ -181,7 +181,7 @@ def _list(as_json: bool) -> None:
         for item in ITEMS
     ]
     if as_json:
-        echo(json.dumps(facts))
+        echo(json.dumps(metadata))
         return
     needs = [
         item.why
@@ -197,7 +197,7 @@ def _list(as_json: bool) -> None:
             " ".join(row["measurements"]),
             need,
         ]
-        for item, row, need in zip(ITEMS, facts, needs, strict=True)
+        for item, row, need in zip(ITEMS, metadata, needs, strict=True)
     ]
     show_rows(["id", "what", "numbers", "model", "measurement", "needs"], rows)
 
@@ -243,8 +243,8 @@ def _render(result: xr.Dataset) -> None:
             "setting", "paper", "here", title=title, title_justify="left"
         )
         names = ("setting", "paper_setting", "our_setting")
-        for words in zip(*(result[name].values for name in names), strict=True):
-            differences.add_row(*map(str, words))
+        for text in zip(*(result[name].values for name in names), strict=True):
+            differences.add_row(*map(str, text))
         show(differences)
     if result.attrs["note"]:
         echo(result.attrs["note"], err=True)
@@ -256,14 +256,14 @@ def _cells(row: Mapping[Any, Any]) -> list[str]:
         "" if row[key] != row[key] else f"{row[key]:.4g}"
         for key in ("paper", "ours", "estimate", "low", "high", "difference")
     )
-    interval, words, unit = low and f"{low} to {high}", row["quantity"], row["unit"]
+    interval, text, unit = low and f"{low} to {high}", row["quantity"], row["unit"]
     if not row["verdict"]:
-        return [words, paper, ours, "", interval, difference, unit, row["where"]]
+        return [text, paper, ours, "", interval, difference, unit, row["where"]]
     paper = "holds" if unit else ""
     if part_of := row["part_of"]:
-        paper, words = "", f"  - {words.removeprefix(part_of + ': ')}"
+        paper, text = "", f"  - {text.removeprefix(part_of + ': ')}"
     return [
-        words,
+        text,
         paper,
         row["verdict"],
         estimate,

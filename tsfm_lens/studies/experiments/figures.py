@@ -78,8 +78,8 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
     oracle = ds.attrs.get("oracle")
     reference = None
     if oracle is not None:
-        ends = [0, ds.sizes["epoch"] - 1]
-        reference = ("least-squares oracle, expected", ends, [float(oracle)] * 2)
+        bounds = [0, ds.sizes["epoch"] - 1]
+        reference = ("least-squares oracle, expected", bounds, [float(oracle)] * 2)
     drawn = curve_sheet(
         table,
         "epoch",
@@ -90,9 +90,9 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
         axes=("epoch", "validation error (mean square)"),
         reference=reference,
     )
-    words = "thin: seeds, thick: their geometric mean"
+    text = "thin: seeds, thick: their geometric mean"
     about = str(ds.attrs.get("about", ""))
-    return drawn.dress("Validation error over training", words, about)
+    return drawn.dress("Validation error over training", text, about)
 
 
 @figure("lab_runs", "Test error of every seed, arm by arm.", variables=("test_mse",))
@@ -191,8 +191,8 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
     last, by_pairs = drawn
     add_points(last, table[end], by, "by_pairs", group)
     add_curves(by_pairs, table[largest], "pairs", "by_pairs", group)
-    words = "least squares, expected"
-    add_reference(by_pairs, words, ds["pairs"].values, ds["oracle"].values)
+    text = "least squares, expected"
+    add_reference(by_pairs, text, ds["pairs"].values, ds["oracle"].values)
     last.x(_X_TITLES[by], **LOG_AXIS)
     by_pairs.x("pairs seen before, by the largest of each")
     drawn.y("squared error, of 1 without learning", rangemode="tozero")
@@ -280,11 +280,11 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
 def _plates(ds: xr.Dataset) -> Iterator[FigurePanel]:
     errors = ("validation_mse", "test_mse", "test_mae", "best_epoch", "parameters")
     table = frame(ds, *errors)
-    ends = read_means(table, "validation_mse", "arm", "validation error")
+    bounds = read_means(table, "validation_mse", "arm", "validation error")
     if "oracle" in ds.attrs:
         oracle = num(float(ds.attrs["oracle"]))
-        ends.append(f"The expected error of the least-squares oracle is {oracle}.")
-    yield FigurePanel(run_curves(ds), table, ends, "curves")
+        bounds.append(f"The expected error of the least-squares oracle is {oracle}.")
+    yield FigurePanel(run_curves(ds), table, bounds, "curves")
     if "test_mse" not in ds:
         return
     tests = read_means(table, "test_mse", "arm", "test error")

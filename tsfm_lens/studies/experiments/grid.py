@@ -102,13 +102,13 @@ def run_arms(
         >>> experiments.run_arms(runs, folder / "grid", quiet=True)
         True
     """
-    for place, arm in enumerate(arms):
+    for position, arm in enumerate(arms):
         folder = Path(out) / arm.folder
         if (folder / RESULT).exists():
             _refuse_other(folder, arm.config)
             continue
         if progress is not None:
-            progress(arm.folder, place, len(arms))
+            progress(arm.folder, position, len(arms))
         ended = train(
             arm.config, folder, resume=(folder / STATE).exists(), quiet=quiet
         )["ended"]
@@ -143,14 +143,14 @@ def _ended(
         raise InputError(f"no run in {out} has ended; train them first")
     names = list(dict.fromkeys(arm.name for arm in runs))
     seeds = list(dict.fromkeys(arm.config.seed for arm in runs))
-    places = {
+    positions = {
         (names.index(arm.name), seeds.index(arm.config.seed)): (
             arm,
             Path(out) / arm.folder,
         )
         for arm in runs
     }
-    return names, seeds, places
+    return names, seeds, positions
 
 
 def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarray:
@@ -160,9 +160,9 @@ def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarr
         for sizes in zip(*(np.shape(values) for values in cells.values()), strict=True)
     ]
     out = np.full((*shape, *sizes), np.nan, dtype=dtype)
-    for place, values in cells.items():
+    for position, values in cells.items():
         corner: tuple[int | slice, ...] = (
-            *place,
+            *position,
             *(slice(size) for size in np.shape(values)),
         )
         out[corner] = values
@@ -200,12 +200,12 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
             for name in result.get(part, {})
         )
         rows[at] = {f"{part}_{name}": result[part][name] for part, name in errors}
-        facts = {
+        metadata = {
             name: result[name]
             for name in ("epochs", "best_epoch", "seconds", "parameters")
         }
         rows[at] |= {
-            name: np.nan if value is None else value for name, value in facts.items()
+            name: np.nan if value is None else value for name, value in metadata.items()
         }
     curves = {
         at: [line["mse"] for line in read_log(folder / LOG) if "mse" in line]
@@ -235,7 +235,7 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         ]
         data = data.assign_coords(
             horizon=("arm", horizons),
-            rho=("arm", [each.optimizer.rho for each in configs]),
+            rho=("arm", [item.optimizer.rho for item in configs]),
         )
     data = data.assign(curve=(("arm", "seed", "epoch"), curve))
     pairs = _stack(

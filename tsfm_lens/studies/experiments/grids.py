@@ -283,15 +283,15 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     data = gathered(arms, out)
     by_name = {arm.name: arm.config for arm in arms}
     configs = [by_name[str(name)] for name in data["arm"].values]
-    facts, first = _facts(configs[0]), configs[0]
-    inputs = facts["inputs"]
+    metadata, first = _facts(configs[0]), configs[0]
+    inputs = metadata["inputs"]
     forms = [score_form(config.model) for config in configs]
     rank = np.array([form.generic_rank for form in forms])
-    facts |= {
+    metadata |= {
         "tokens": first.model.options.get("tokens", "single"),
         "batch": first.plan.batch,
     }
-    facts |= {"learning_rate": first.optimizer.learning_rate}
+    metadata |= {"learning_rate": first.optimizer.learning_rate}
     return (
         data.assign_coords(
             group=(
@@ -312,7 +312,7 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
             pairs=np.arange(data.sizes["pairs"]),
         )
         .assign(oracle=("pairs", oracle_errors(inputs, data.sizes["pairs"]).numpy()))
-        .assign_attrs(facts, kind="in_context_runs", title="Regression in context")
+        .assign_attrs(metadata, kind="in_context_runs", title="Regression in context")
     )
 
 
@@ -322,19 +322,19 @@ def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     by_name = {arm.name: arm.config for arm in arms}
     configs = [by_name[str(name)] for name in data["arm"].values]
     titles = [str(name).rsplit(", D = ", 1)[0] for name in data["arm"].values]
-    places = {
+    positions = {
         "parametrisation": titles,
         "width": [config.model.options["width"] for config in configs],
         "rate": [config.optimizer.learning_rate for config in configs],
     }
     cells = data["validation_mse"].assign_coords(
-        {name: ("arm", values) for name, values in places.items()}
+        {name: ("arm", values) for name, values in positions.items()}
     )
     table = (
         cells.drop_vars("arm")
-        .set_index(arm=list(places))
+        .set_index(arm=list(positions))
         .unstack("arm")
-        .transpose(*places, "seed")
+        .transpose(*positions, "seed")
     )
     # in the given order, which unstacking sorts
     results = table.sel(parametrisation=list(dict.fromkeys(titles))).to_dataset(

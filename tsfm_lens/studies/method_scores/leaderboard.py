@@ -74,8 +74,8 @@ def cases(
     """Yield every case of the benchmark, model by model; see :func:`benchmark`."""
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
         for seed in range(seeds):
-            for twin in (False, True)[: 1 + twins]:
-                yield from _of_model(mechanism, architecture, seed, twin, series)
+            for control in (False, True)[: 1 + twins]:
+                yield from _of_model(mechanism, architecture, seed, control, series)
 
 
 _plant = lru_cache(maxsize=2)(partial(plant, reads=None))
@@ -126,7 +126,7 @@ def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
     """Label (segment, step) whether the rule reads the segment for the step; NaN where only a gate does."""
     rule, values, horizon = (
         card.rule,
-        [np.asarray(each) for each in run.batch.values],
+        [np.asarray(value) for value in run.batch.values],
         card.horizon,
     )
     if isinstance(rule, CovariateTimes):
@@ -137,10 +137,12 @@ def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
 
     def within(weights: np.ndarray) -> np.ndarray:
         """Test whether any weight of a step (step, time) lies in a segment: (segment, step)."""
-        ends = [
+        bounds = [
             (part.start + len(values[0]), part.stop + len(values[0])) for part in parts
         ]
-        return np.stack([np.abs(weights[:, start:stop]).any(1) for start, stop in ends])
+        return np.stack(
+            [np.abs(weights[:, start:stop]).any(1) for start, stop in bounds]
+        )
 
     labels = (
         within(weights) & np.array([part.row == source for part in parts])[:, None]
@@ -220,7 +222,7 @@ def measured(
         raise InputError(f"level={level!r} is not known, choose 'inputs' or 'routes'")
     if isinstance(method, str) and (level, method) not in SHIPPED:
         raise unknown_name(
-            "method", method, [each for of, each in SHIPPED if of == level]
+            "method", method, [item for of, item in SHIPPED if of == level]
         )
     score = SHIPPED[level, method] if isinstance(method, str) else method
     label = str(
@@ -286,7 +288,7 @@ def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
     """Summarise one line a method, best first within a level; see :func:`benchmark`."""
     lines = []
     for (level, method), group in rows.groupby(["level", "method"], sort=False):
-        own, twin = (
+        own, control = (
             group[group["condition"] == PLANTED],
             group[group["condition"] == UNTRAINED],
         )
@@ -298,13 +300,15 @@ def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
             "low": low,
             "high": high,
         }
-        line |= {each: own[each].mean() for each in ("worst_rank", "mean_rank")}
+        line |= {item: own[item].mean() for item in ("worst_rank", "mean_rank")}
         line |= {
             "of": own["candidates"].mean(),
             "cases": len(own),
             "refused": int(own["refused"].sum()),
         }
-        line["untrained"] = _over_models(twin, "auroc")[0] if len(twin) else np.nan
+        line["untrained"] = (
+            _over_models(control, "auroc")[0] if len(control) else np.nan
+        )
         line |= {
             str(mechanism): _over_models(of, "auroc")[0]
             for mechanism, of in own.groupby("mechanism")
@@ -327,7 +331,7 @@ def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
     )
     if not len(by_model):
         return np.nan, np.nan, np.nan
-    mean, low, high = (float(each) for each in mean_interval(by_model))
+    mean, low, high = (float(item) for item in mean_interval(by_model))
     return mean, max(low, 0.0), min(high, 1.0)
 
 
@@ -371,10 +375,8 @@ def _peak_attention(case: ExplanationCase) -> np.ndarray:
     for stack in lens.wiring.stacks:
         for kind in stack.attention_kinds():
             pattern = attention_patterns(run, stack=stack.name, kind=kind)["pattern"]
-            others = [
-                dim for dim in pattern.dims if dim not in ("layer", "head", "key")
-            ]
-            most = pattern.mean(others).max("key")
+            rest = [dim for dim in pattern.dims if dim not in ("layer", "head", "key")]
+            most = pattern.mean(rest).max("key")
             dot = f"{stack.name}." if stack.name else ""
             for layer in most["layer"].values:
                 for head in most["head"].values:
@@ -399,10 +401,8 @@ def _by_values(measure: Callable[[np.ndarray], Any]) -> Scorer:
         ahead = batch.known_future(case.run.horizon)
         for part in case.parts:
             past = np.asarray(batch.values[part.row])
-            whole = (np.concatenate([past, ahead[part.row]]) - past.mean()) / past.std()
-            scores.append(
-                measure(whole[part.start + len(past) : part.stop + len(past)])
-            )
+            full = (np.concatenate([past, ahead[part.row]]) - past.mean()) / past.std()
+            scores.append(measure(full[part.start + len(past) : part.stop + len(past)]))
         return np.array(scores)
 
     return score
@@ -461,7 +461,7 @@ def tables(rows: pd.DataFrame) -> str:
         for _, line in of_level.iterrows():
             numbers = [
                 line["untrained"],
-                *(line.get(each, np.nan) for each in mechanisms),
+                *(line.get(mechanism, np.nan) for mechanism in mechanisms),
             ]
             auroc = f"{line['auroc']:.2f} ({line['low']:.2f}–{line['high']:.2f})"
             of = [
@@ -506,15 +506,15 @@ def main(
             # orders that look at no model cost nothing, and are the same on twins
             many, twins = (MANY * series, False) if name in NAIVE else (series, True)
             now = measured(name, level, seeds=seeds, series=many, twins=twins)  # type: ignore[arg-type]
-            others = (
+            rest = (
                 None
                 if before is None
                 else before[(before["method"] != name) | (before["level"] != level)]
             )
             before = (
                 now
-                if others is None or not len(others)
-                else pd.concat([others, now], ignore_index=True)
+                if rest is None or not len(rest)
+                else pd.concat([rest, now], ignore_index=True)
             )
             # each method is written as soon as it is measured
             before.to_csv(file, index=False, float_format="%.3g")

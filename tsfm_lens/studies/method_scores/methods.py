@@ -86,11 +86,13 @@ def differentiable(case: EvaluationCase) -> bool:
 def by_size(data: xr.Dataset, name: str) -> Ranking:
     """Score components by the size of an effect over series; claim those that a sentence would name."""
     at = {"position": 0} if "position" in data[f"{name}_size"].dims else {}
-    scores, claims = (
-        each.isel(at).values
-        for each in (data[f"{name}_size"], worth_naming(data, name))
+    scores, statements = (
+        item.isel(at).values
+        for item in (data[f"{name}_size"], worth_naming(data, name))
     )
-    return Ranking(tuple(map(str, data["component"].values)), np.abs(scores), claims)
+    return Ranking(
+        tuple(map(str, data["component"].values)), np.abs(scores), statements
+    )
 
 
 def worth_naming(data: xr.Dataset, name: str) -> xr.DataArray:
@@ -274,7 +276,7 @@ def _norms(case: EvaluationCase) -> Ranking:
         for i in range(len(case.clean.batch))
     ]
     norms = xr.concat(
-        [each["norm"].sum("key").mean("query") for each in data], dim="series"
+        [item["norm"].sum("key").mean("query") for item in data], dim="series"
     )
     return of_heads(data[0], norms.mean("series"))
 
@@ -395,8 +397,8 @@ def _stable_rank(case: EvaluationCase, product: str) -> Ranking:
                 case.lens, stack=stack.name, kind=kind, products=[product]
             )
             every.append(of_heads(data, -data["stable_rank"].sel(product=product)))
-    names = tuple(name for each in every for name in each.names)
-    return Ranking(names, np.concatenate([each.scores for each in every]))
+    names = tuple(name for item in every for name in item.names)
+    return Ranking(names, np.concatenate([item.scores for item in every]))
 
 
 for _product in ("QK", "OV"):
@@ -418,9 +420,9 @@ def pair_name(one: str, other: str) -> str:
 
 def _edges(data: xr.Dataset, name: str) -> Ranking:
     """Score the existing edges by the size of their estimate over series."""
-    size, claims = (
-        each.transpose("sender", "receiver").values
-        for each in (data[f"{name}_size"], worth_naming(data, name))
+    size, statements = (
+        item.transpose("sender", "receiver").values
+        for item in (data[f"{name}_size"], worth_naming(data, name))
     )
     rows, columns = np.nonzero(np.isfinite(size))
     senders, receivers = (
@@ -430,7 +432,7 @@ def _edges(data: xr.Dataset, name: str) -> Ranking:
         edge_name(senders[row], receivers[column])
         for row, column in zip(rows, columns, strict=True)
     )
-    return Ranking(names, np.abs(size[rows, columns]), claims[rows, columns])
+    return Ranking(names, np.abs(size[rows, columns]), statements[rows, columns])
 
 
 @method("path patching", EDGES)
@@ -454,8 +456,8 @@ def _edge_attribution(case: EvaluationCase) -> Ranking:
 def _self_repair(case: EvaluationCase) -> Ranking:
     data = probes.causal_effects(case.clean, components=case.components)
     repair = data["self_repair_size"].values
-    claims = worth_naming(data, "self_repair").values & (repair > 0)
-    return Ranking(tuple(map(str, data["component"].values)), repair, claims)
+    statements = worth_naming(data, "self_repair").values & (repair > 0)
+    return Ranking(tuple(map(str, data["component"].values)), repair, statements)
 
 
 @method("ablation of pairs", PAIRS)
@@ -463,12 +465,12 @@ def _pairs(case: EvaluationCase) -> Ranking:
     """Score pairs by how much more both together move the forecast than each alone."""
     components = case.components
     pairs = list(combinations(range(len(components)), 2))
-    sets = [(each,) for each in components] + [
+    sets = [(component,) for component in components] + [
         (components[a], components[b]) for a, b in pairs
     ]
     later = slice(case.clean.first_step, None)
     shift = (
-        point_forecasts(case.clean, [Variant.zero(*each) for each in sets])
+        point_forecasts(case.clean, [Variant.zero(*item) for item in sets])
         - case.clean.point
     )
     shift = np.abs(shift)[..., later].mean(-1)

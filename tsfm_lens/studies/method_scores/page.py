@@ -49,12 +49,12 @@ def write_page(scores: ScoreTables, page: Path) -> None:
 
 def replace_section(page: Path, start: str, stop: str, text: str) -> None:
     """Replace what stands between two marks of a page."""
-    whole = page.read_text() if page.exists() else ""
-    if whole.count(start) != 1 or whole.count(stop) != 1:
+    full = page.read_text() if page.exists() else ""
+    if full.count(start) != 1 or full.count(stop) != 1:
         raise InputError(
             f"{page} has no marks {start.strip()} and {stop}, between which tables are put"
         )
-    before, rest = whole.split(start)
+    before, rest = full.split(start)
     _, after = rest.split(stop)
     with replacing(page) as part:
         part.write_text(f"{before}{start}\n{text}\n{stop}{after}")
@@ -96,21 +96,21 @@ def _about(rows: pd.DataFrame) -> str:
     table = [[*heads, "noise on the weights", "largest error then"]]
     for (mechanism, architecture), group in rows.groupby(["mechanism", "architecture"]):
         counts = [
-            str(group.loc[group["condition"] == each, "seed"].nunique())
-            for each in conditions
+            str(group.loc[group["condition"] == condition, "seed"].nunique())
+            for condition in conditions
         ]
         noisy = group[group["weight_noise"] > 0]
         errors = [
-            f"{each['error'].max():.1e}" if len(each) else ""
-            for each in (_planted_rows(group), noisy)
+            f"{item['error'].max():.1e}" if len(item) else ""
+            for item in (_planted_rows(group), noisy)
         ]
-        ends = noisy["weight_noise"].agg(["min", "max"]).dropna()
-        levels = "–".join(dict.fromkeys(f"{100 * level:g} %" for level in ends))
+        bounds = noisy["weight_noise"].agg(["min", "max"]).dropna()
+        levels = "–".join(dict.fromkeys(f"{100 * level:g} %" for level in bounds))
         table.append(
             [str(mechanism), str(architecture), *counts, errors[0], levels, errors[1]]
         )
-    words = "Parametrisations by condition; errors are in mean absolute values of the context."
-    return f"## Models\n\n{words}\n\n{markdown(table)}"
+    text = "Parametrisations by condition; errors are in mean absolute values of the context."
+    return f"## Models\n\n{text}\n\n{markdown(table)}"
 
 
 def _planted_rows(rows: pd.DataFrame) -> pd.DataFrame:
@@ -135,7 +135,7 @@ def _summary(rows: pd.DataFrame) -> str:
     ]
     table = [heads]
     for name, group in _methods(rows):
-        own, twin = _planted_rows(group), group[group["condition"] == UNTRAINED]
+        own, control = _planted_rows(group), group[group["condition"] == UNTRAINED]
         line = [
             name,
             _share(own["scope"]),
@@ -144,7 +144,7 @@ def _summary(rows: pd.DataFrame) -> str:
         ]
         line += [_mean(own["worst_rank"]), _mean(own["candidates"])]
         line += [_share(own["claim_precision"]), _share(own["claim_recall"])]
-        table.append([*line, _interval(twin["auroc"]), _share(twin["claimed"])])
+        table.append([*line, _interval(control["auroc"]), _share(control["claimed"])])
     return markdown(table)
 
 
@@ -169,7 +169,7 @@ def _format_auroc(
 def _conditions(rows: pd.DataFrame) -> list[str]:
     """List the conditions: planted models first, untrained ones last."""
     order = {PLANTED: -1, UNTRAINED: 1}
-    return sorted(dict.fromkeys(rows["condition"]), key=lambda each: order.get(each, 0))
+    return sorted(dict.fromkeys(rows["condition"]), key=lambda item: order.get(item, 0))
 
 
 def _by_condition(rows: pd.DataFrame) -> str:
@@ -195,14 +195,14 @@ def _decoys(decoys: pd.DataFrame) -> str:
         by_kind = [group[group["decoy"] == kind] for kind in kinds]
         shares = [[_share(own["fooled"]), _share(own["claimed"])] for own in by_kind]
         table.append([name, *(" / ".join(filter(None, pair)) for pair in shares)])
-    words = "Share of decoys among as many top scores as there are true parts; after the slash, the share claimed."
-    return f"{words}\n\n{markdown(table)}"
+    text = "Share of decoys among as many top scores as there are true parts; after the slash, the share claimed."
+    return f"{text}\n\n{markdown(table)}"
 
 
 def _kind(does: str) -> str:
     """Return the kind of a decoy, by the sentence on its card."""
-    for words, kind in DECOYS.items():
-        if re.search(words, does):
+    for text, kind in DECOYS.items():
+        if re.search(text, does):
             return kind
     raise InputError(
         f"a decoy {does!r} is of no known kind; its words belong in DECOYS"
@@ -224,7 +224,7 @@ def _interval(values: pd.Series) -> str:
     numbers = values.dropna().to_numpy(dtype=float)
     if not len(numbers):
         return ""
-    mean, low, high = (float(each) for each in mean_interval(numbers))
+    mean, low, high = (float(item) for item in mean_interval(numbers))
     if len(numbers) < FEWEST or high - low < 0.005:
         return f"{mean:.2f}"
     return f"{mean:.2f} ({max(low, 0.0):.2f}–{min(high, 1.0):.2f})"

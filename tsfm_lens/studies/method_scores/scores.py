@@ -169,24 +169,24 @@ def score(
             raise unknown_name("method", name, list(METHODS))
     on = evaluation_case(lens, card, series=series, noise=noise, seed=seed)
     rows, decoys = [], []
-    for each in (METHODS[name] for name in names):
-        if not (has_answer(card, each) and each.applies(on)):
+    for item in (METHODS[name] for name in names):
+        if not (has_answer(card, item) and item.applies(on)):
             continue
         try:
-            result = each.rank(on)
+            result = item.rank(on)
         except InputError:
             # a method raises where it cannot discriminate, as circuits do for models that forecast nothing
-            rows.append({"method": each.name, "level": each.level, "refused": True})
+            rows.append({"method": item.name, "level": item.level, "refused": True})
             continue
         rows.append(
             {
-                "method": each.name,
-                "level": each.level,
+                "method": item.name,
+                "level": item.level,
                 "refused": False,
-                **score_method(on, each, result),
+                **score_method(on, item, result),
             }
         )
-        decoys += _decoys(card, each, result)
+        decoys += _decoys(card, item, result)
     return ScoreTables(pd.DataFrame(rows), pd.DataFrame(decoys, columns=list(DECOY)))
 
 
@@ -251,8 +251,10 @@ def score_method(
         }
     else:
         values = marks(scores, labels)
-    claims = {} if result.claims is None else claim_marks(result.claims[counts], labels)
-    return {"scope": scope, **values, **claims}
+    statements = (
+        {} if result.claims is None else claim_marks(result.claims[counts], labels)
+    )
+    return {"scope": scope, **values, **statements}
 
 
 def _decoys(card: Card, method: Method, result: Ranking) -> list[dict[str, object]]:
@@ -260,8 +262,8 @@ def _decoys(card: Card, method: Method, result: Ranking) -> list[dict[str, objec
     true = set(card.components("mechanism")) & set(result.names)
     if method.level != PARTS or not true:
         return []
-    places = dict(zip(result.names, ranks(result.scores), strict=True))
-    claims = (
+    positions = dict(zip(result.names, ranks(result.scores), strict=True))
+    statements = (
         dict(zip(result.names, result.claims, strict=True))
         if result.claims is not None
         else {}
@@ -269,10 +271,10 @@ def _decoys(card: Card, method: Method, result: Ranking) -> list[dict[str, objec
 
     rows: list[dict[str, object]] = []
     for part in card.parts:
-        if part.role == "decoy" and (name := part.component) in places:
+        if part.role == "decoy" and (name := part.component) in positions:
             fooled, claimed = (
-                bool(places[name] <= len(true)),
-                bool(claims[name]) if claims else None,
+                bool(positions[name] <= len(true)),
+                bool(statements[name]) if statements else None,
             )
             rows.append(
                 dict(
@@ -365,7 +367,7 @@ def _concat(parts: Sequence[ScoreTables]) -> ScoreTables:
     # an empty table has no types, and would change those of the others
     return ScoreTables(
         *(
-            pd.concat([each for each in of if len(each)] or of[:1], ignore_index=True)
+            pd.concat([item for item in of if len(item)] or of[:1], ignore_index=True)
             for of in tables
         )
     )
@@ -426,11 +428,11 @@ def renewed(before: ScoreTables, now: ScoreTables | None) -> ScoreTables:
     keys = ["mechanism", "architecture", "condition"]
     models = set(now.methods[keys].itertuples(index=False, name=None))
 
-    others = []
+    rest = []
     for table in (before.methods, before.decoys):
         rows = table[keys].itertuples(index=False, name=None)
-        others.append(table[np.array([row not in models for row in rows], dtype=bool)])
-    both = _concat([ScoreTables(*others), now])
+        rest.append(table[np.array([row not in models for row in rows], dtype=bool)])
+    both = _concat([ScoreTables(*rest), now])
     order: dict[str, Any] = {"by": keys[:2], "kind": "stable", "ignore_index": True}
     return ScoreTables(
         both.methods.sort_values(**order), both.decoys.sort_values(**order)
@@ -443,7 +445,7 @@ def _select(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]
     groups = [
         {one for one, _ in pairs},
         {other for _, other in pairs},
-        {each.name for each in conditions},
+        {condition.name for condition in conditions},
     ]
     for name in only:
         if not any(name in names for names in groups):
@@ -454,7 +456,7 @@ def _select(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]
             )
     first, second, third = (names & set(only) or names for names in groups)
     return [pair for pair in pairs if pair[0] in first and pair[1] in second], [
-        each for each in conditions if each.name in third
+        condition for condition in conditions if condition.name in third
     ]
 
 

@@ -49,9 +49,9 @@ class EvaluationCase:
     def components(self) -> list[Component]:
         """Every head and MLP of every stack."""
         return [
-            each
+            writer
             for stack in self.lens.wiring.stacks
-            for each in writers(self.lens.wiring, stack.name)
+            for writer in writers(self.lens.wiring, stack.name)
         ]
 
     @cached_property
@@ -86,7 +86,7 @@ def _with_covariates(
     """Draw targets that a known covariate moves, beside an idle past one; of twins, what is read is reversed."""
     from tsfm_lens.zoo.planted.chronos2 import draw_cases
 
-    others, noises, horizon = (
+    rest, noises, horizon = (
         np.random.default_rng([seed, 1]),
         np.random.default_rng([seed, 2]),
         card.horizon,
@@ -94,16 +94,16 @@ def _with_covariates(
     items: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     truth: tuple[list[Array], list[Array]] = ([], [])
     for target, covariate in draw_cases((SPAN, SPAN), series, seed=seed):
-        pasts = (target[:-horizon], covariate[:-horizon], others.normal(size=SPAN))
+        pasts = (target[:-horizon], covariate[:-horizon], rest.normal(size=SPAN))
         noisy_target, noisy_covariate, noisy_other = (
-            each + noise * each.std() * noises.normal(size=SPAN) for each in pasts
+            item + noise * item.std() * noises.normal(size=SPAN) for item in pasts
         )
         driver = np.concatenate([noisy_covariate, covariate[-horizon:]])
-        twin = driver.copy()
+        control = driver.copy()
         for start in (SPAN - ago for ago in rule.ago):
-            twin[start : start + horizon] = driver[start : start + horizon][::-1]
-        for side, whole in enumerate((driver, twin)):
-            past, future = np.split(whole, [SPAN])
+            control[start : start + horizon] = driver[start : start + horizon][::-1]
+        for side, full in enumerate((driver, control)):
+            past, future = np.split(full, [SPAN])
             items[side].append(
                 {
                     "target": noisy_target,
@@ -150,9 +150,11 @@ def _pair(
         case Gate():
             values, order = _season(rule.period, length, rng), rng.permutation(length)
     values = scale * (values + noise * values.std() * rng.standard_normal(length))
-    twin = values[order]
+    control = values[order]
     # open and shut gates alternate
-    return (twin, values) if isinstance(rule, Gate) and index % 2 else (values, twin)
+    return (
+        (control, values) if isinstance(rule, Gate) and index % 2 else (values, control)
+    )
 
 
 def _season(period: int, length: int, rng: np.random.Generator) -> Array:
@@ -170,11 +172,11 @@ def _by_phase(period: int, length: int, rng: np.random.Generator) -> NDArray[np.
     successor = np.empty(period, dtype=int)
     successor[names] = names[shift]
     steps = np.arange(length)
-    whole = length - length % period
+    full = length - length % period
     phase = (steps - length) % period
     other = steps + successor[phase] - phase
     # what comes before the first whole period stays
-    return np.where(steps < length - whole, steps, other)
+    return np.where(steps < length - full, steps, other)
 
 
 def _autoregression(length: int, rng: np.random.Generator) -> Array:

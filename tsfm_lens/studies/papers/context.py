@@ -111,7 +111,7 @@ class Context:
         """Describe series and forecasts, in the words of the items' settings."""
         batch, adapter = self.run.batch, self.model.adapter
         ids = ", ".join(batch.ids[:4]) + (" …" if len(batch) > 4 else "")
-        words = {
+        text = {
             "series": "windows of Lorenz and Roessler made here"
             if self.stand_in
             else ids,
@@ -123,18 +123,18 @@ class Context:
             default = getattr(adapter, "samples", 0) or getattr(
                 getattr(adapter, "settings", None), "num_samples", 0
             )
-            words["samples"] = str(self.run.num_samples or default)
+            text["samples"] = str(self.run.num_samples or default)
         count = len(set(self.select_series(len(batch))))
         over = f"{count} windows" if count == len(batch) else f"{count} series"
         if over_seeds and self.stochastic:
-            words["seeds"] = f"{self.seeds}, from {self.seed} on"
-            words["intervals over"] = (
+            text["seeds"] = f"{self.seeds}, from {self.seed} on"
+            text["intervals over"] = (
                 f"{over} and {f'{self.seeds} seeds' if self.seeds > 1 else 'one seed'}"
             )
         else:
-            words["seeds"] = "none needed, nothing that is measured is drawn"
-            words["intervals over"] = over
-        return words
+            text["seeds"] = "none needed, nothing that is measured is drawn"
+            text["intervals over"] = over
+        return text
 
     def draws(self, default: int) -> int:
         """Return the number of draws of an experiment of no model."""

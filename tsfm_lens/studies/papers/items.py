@@ -90,23 +90,29 @@ def _cells(
 ) -> Iterator[Value]:
     """Yield the values of a table row by row; columns without names are numbered."""
     for row, numbers in rows.items():
-        for place, number in enumerate(numbers):
-            name = quantity.format(row=row, column=columns[place])
-            facts = [
-                text if isinstance(text, str) else text[place] for text in (where, unit)
+        for position, number in enumerate(numbers):
+            name = quantity.format(row=row, column=columns[position])
+            metadata = [
+                text if isinstance(text, str) else text[position]
+                for text in (where, unit)
             ]
-            yield Value(name, name, number, *facts)
+            yield Value(name, name, number, *metadata)
 
 
 def _entries(entries: Mapping[str, Any], where: str) -> Iterator[Value]:
     """Yield single values: each a number, the words of a claim, or a mapping."""
     for key, entry in entries.items():
-        facts = {"paper": entry} if isinstance(entry, int | float) else entry
-        if isinstance(facts, str):
-            facts = {"claim": facts}
-        if "claim" in facts:
-            facts = {"quantity": facts.pop("claim"), "paper": 1, "unit": HOLDS, **facts}
-        yield Value(**{"key": key, "quantity": key, "where": where, **facts})
+        metadata = {"paper": entry} if isinstance(entry, int | float) else entry
+        if isinstance(metadata, str):
+            metadata = {"claim": metadata}
+        if "claim" in metadata:
+            metadata = {
+                "quantity": metadata.pop("claim"),
+                "paper": 1,
+                "unit": HOLDS,
+                **metadata,
+            }
+        yield Value(**{"key": key, "quantity": key, "where": where, **metadata})
 
 
 def _read(paper: str) -> dict[str, Any]:

@@ -177,13 +177,13 @@ def _with_unique_names(
     contexts: Iterable[Context], names: list[str]
 ) -> Iterator[Context]:
     """Yield contexts, each opened when its turn comes, and collect the names of their models."""
-    for each in contexts:
-        if each.model.model_id in names:
+    for context in contexts:
+        if context.model.model_id in names:
             raise InputError(
-                f"two models are called {each.model.model_id!r}, expected names that tell them apart"
+                f"two models are called {context.model.model_id!r}, expected names that tell them apart"
             )
-        names.append(each.model.model_id)
-        yield each
+        names.append(context.model.model_id)
+        yield context
 
 
 def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.Dataset:
@@ -208,16 +208,17 @@ def _beside(
         tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others)))),
         "",
     )
-    if theirs and (others := set(models) - set(theirs)):
+    if theirs and (rest := set(models) - set(theirs)):
         kind = (
             "embedded model: mechanics only"
-            if others & {*checkpoint_names()}
+            if rest & {*checkpoint_names()}
             else "not the paper's model"
         )
         other = f"{kind}; the paper's values are for {', '.join(theirs)}"
     # tables 2 and 3 of the tsfm-lens paper are of all its figures
     evaluation = next(
-        (each for each in TABLE_3.values() if each.model in (*models, item.model)), None
+        (entry for entry in TABLE_3.values() if entry.model in (*models, item.model)),
+        None,
     )
     of_model = (
         {"context": evaluation.context, "samples": evaluation.samples}

@@ -67,11 +67,13 @@ def sweep_item(
         notes=(*result.notes, *sweep.notes),
     )
     sources = [subject.source for subject in subjects]
-    facts = [sweep.provenance["models"][source] for source in sources]
+    metadata = [sweep.provenance["models"][source] for source in sources]
     attrs: dict[str, Any] = {
         "model": ", ".join(sources),
         **{
-            name: ", ".join(dict.fromkeys(str(model.get(name, "")) for model in facts))
+            name: ", ".join(
+                dict.fromkeys(str(model.get(name, "")) for model in metadata)
+            )
             for name in ("revision", "architecture", "versions")
         },
         "store": str(folder),
@@ -210,10 +212,10 @@ def _settings(
     sets = sweep.provenance["datasets"]
     names = [dataset["name"] for dataset in sets]
     benchmark = config.data[0].source == "gift_eval"
-    whole = benchmark and str(len(names)) == item.settings["datasets"]
-    words = {
+    full = benchmark and str(len(names)) == item.settings["datasets"]
+    text = {
         "series": item.settings["series"]
-        if whole
+        if full
         else ", ".join(names[:4]) + (" …" if len(names) > 4 else ""),
         "datasets": str(len(names)),
         "windows": "all"
@@ -221,16 +223,16 @@ def _settings(
         else str(sum(dataset["windows"] for dataset in sets)),
     }
     if not benchmark:
-        words["horizon"] = ", ".join(
+        text["horizon"] = ", ".join(
             sorted({str(dataset["horizon"]) for dataset in sets})
         )
     for subject, model in zip(subjects, config.models, strict=True):
         title = (
             subject.source if subject.evaluation is None else subject.evaluation.title
         )
-        words[f"context of {title}"] = str(
+        text[f"context of {title}"] = str(
             sweep.provenance["models"][subject.source]["context_length"]
         )
         if model.num_samples is not None:
-            words[f"samples of {title}"] = str(model.num_samples)
-    return words
+            text[f"samples of {title}"] = str(model.num_samples)
+    return text

@@ -106,8 +106,8 @@ class Verdict:
         for part in self.parts:
             by_level.setdefault(f"{part.level:g}", set()).add(part.outcome)
         found = {
-            FAILS if FAILS in each else HOLDS if each == {HOLDS} else UNDECIDED
-            for each in by_level.values()
+            FAILS if FAILS in item else HOLDS if item == {HOLDS} else UNDECIDED
+            for item in by_level.values()
         }
         return (
             DEPENDS
@@ -210,16 +210,16 @@ def _decide(
 ) -> Verdict:
     """Decide every part, corrected for their number."""
     tests = []
-    for part, each, p in zip(parts, intervals, holm(np.array(p_values)), strict=True):
+    for part, item, p in zip(parts, intervals, holm(np.array(p_values)), strict=True):
         outcome, why = (
-            _side(each) if p <= LEVEL and each.count >= minimum else UNDECIDED,
+            _side(item) if p <= LEVEL and item.count >= minimum else UNDECIDED,
             "",
         )
         if outcome == UNDECIDED:
-            few = _few(each.count, minimum, len(parts), over)
+            few = _few(item.count, minimum, len(parts), over)
             unknown = (
                 "undefined in too many draws"
-                if isinstance(part, Resampled) and math.isnan(each.low)
+                if isinstance(part, Resampled) and math.isnan(item.low)
                 else ""
             )
             why = (
@@ -227,12 +227,12 @@ def _decide(
                 or unknown
                 or (
                     "interval contains 0"
-                    if _side(each) == UNDECIDED
+                    if _side(item) == UNDECIDED
                     else "p is above 5 % after Holm"
                 )
             )
         tests.append(
-            Tested(part.words, part.of, outcome, each, float(p), why, part.level)
+            Tested(part.words, part.of, outcome, item, float(p), why, part.level)
         )
     return Verdict(tuple(tests), over)
 
@@ -257,8 +257,8 @@ def _few(count: int, minimum: int, parts: int, over: str) -> str:
         if parts > 1
         else f"one part needs {minimum} or more"
     )
-    words = "not testable with this record" if recorded else "too few for a test"
-    return f"{units}, {words}: {need}" if count < minimum else ""
+    text = "not testable with this record" if recorded else "too few for a test"
+    return f"{units}, {text}: {need}" if count < minimum else ""
 
 
 def undecided(why: str, of: str) -> Verdict:
@@ -303,12 +303,12 @@ def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
     table = _by_cluster(values, clusters, "mean")
     count = table.shape[1]
     mean = float(table.mean()) if count else np.nan
-    reach = (
+    distance = (
         math.hypot(half_width(table.mean(0)), half_width(table.mean(1)))
         if count >= FEWEST
         else np.nan
     )
-    return Interval(mean, mean - reach, mean + reach, count)
+    return Interval(mean, mean - distance, mean + distance, count)
 
 
 def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
@@ -316,11 +316,11 @@ def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
     table = _by_cluster(values, clusters, "median")
     middle, low, high = median_interval(table.mean(0))
     seeds = half_width(np.median(table, axis=1)) if table.size else 0.0
-    ends = (
+    bounds = (
         middle - math.hypot(middle - low, seeds),
         middle + math.hypot(high - middle, seeds),
     )
-    return Interval(middle, *ends, table.shape[1])
+    return Interval(middle, *bounds, table.shape[1])
 
 
 def _by_cluster(
@@ -328,7 +328,7 @@ def _by_cluster(
 ) -> np.ndarray:
     """Return (seed, cluster) the mean or median of each cluster that has any value."""
     table = np.atleast_2d(np.asarray(values, dtype=float))
-    whole = pd.DataFrame(
+    full = pd.DataFrame(
         table.T, index=pd.factorize(pd.Series(list(clusters), dtype=object))[0]
     ).dropna()
-    return whole.groupby(level=0, sort=False).agg(middle).to_numpy().T
+    return full.groupby(level=0, sort=False).agg(middle).to_numpy().T

@@ -117,8 +117,8 @@ def added(
     labels = [str(label) for label in dict.fromkeys((*record.coords, *part.coords))]
     labels = [label for label in labels if label not in (*record.dims, *part.dims)]
     old, new = (
-        each.reset_coords([label for label in labels if label in each.coords])
-        for each in (record, part)
+        item.reset_coords([label for label in labels if label in item.coords])
+        for item in (record, part)
     )
     both = new.combine_first(old)
     # combine_first sorts labels; they stay in the order in which they came
@@ -134,9 +134,9 @@ def _union(*labels: xr.DataArray | None) -> list[object]:
     return list(
         dict.fromkeys(
             value
-            for each in labels
-            if each is not None
-            for value in each.values.tolist()
+            for label in labels
+            if label is not None
+            for value in label.values.tolist()
         )
     )
 
@@ -181,7 +181,7 @@ class Queue:
             if record is not None and SECONDS in record:
                 took = record[SECONDS].to_series()
                 seconds.update(
-                    {(name, str(cell)): float(each) for cell, each in took.items()}
+                    {(name, str(cell)): float(item) for cell, item in took.items()}
                 )
         return seconds
 

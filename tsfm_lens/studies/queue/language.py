@@ -134,7 +134,7 @@ def list_forms(arm: Mapping[str, Any], layers: int) -> tuple[ScoringForm, ...]:
     """Return the scoring function of every layer."""
     return mixed(
         layers,
-        [form_of_name(each["name"], each.get("options", {})) for each in arm["forms"]],
+        [form_of_name(form["name"], form.get("options", {})) for form in arm["forms"]],
     )
 
 
@@ -218,8 +218,8 @@ def language_run(
             "width": ("arm", [width]),
         },
     )
-    facts = {name: plan[name] for name in ("layers", "d_head", "tokens", "batch")}
-    return data.assign_attrs(**text.facts, **facts, steps=steps, ids=IDS[LANGUAGE])
+    metadata = {name: plan[name] for name in ("layers", "d_head", "tokens", "batch")}
+    return data.assign_attrs(**text.facts, **metadata, steps=steps, ids=IDS[LANGUAGE])
 
 
 def grid_run(record: str, arm: Arm, place: Workplace) -> xr.Dataset | None:

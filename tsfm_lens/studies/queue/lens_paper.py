@@ -103,11 +103,11 @@ class SeriesWindows:
 
     def run(self, lens: Lens, plan: Mapping[str, Any]) -> Run:
         """Run a model on the windows, with their truth."""
-        whole = [
+        full = [
             np.concatenate(pair)
             for pair in zip(self.contexts.values, self.truth, strict=True)
         ]
-        batch = SeriesBatch(tuple(whole), self.contexts.ids)
+        batch = SeriesBatch(tuple(full), self.contexts.ids)
         samples = plan["samples"] if _draws(lens) else None
         return lens.run(
             batch,
@@ -130,14 +130,14 @@ def cut_windows(plan: Mapping[str, Any], context: int) -> SeriesWindows:
         plan["horizon"], plan["bundled_windows"], tuple(chaos["systems"]), *sizes
     )
     batches, truths, scales, naive, series = [], [], [], [], []
-    for each in sets:
-        contexts, truth = each.batch(range(len(each)), context)
-        ids = tuple(f"{each.name} {name}" for name in contexts.ids)
+    for item in sets:
+        contexts, truth = item.batch(range(len(item)), context)
+        ids = tuple(f"{item.name} {name}" for name in contexts.ids)
         batches.append(SeriesBatch(contexts.values, ids))
         truths.append(truth)
-        scales.append(each.scales(range(len(each))))
-        naive.append(each.seasonal_naive(range(len(each)), LEVELS))
-        series += [each.name.partition("/")[2]] * len(each)
+        scales.append(item.scales(range(len(item))))
+        naive.append(item.seasonal_naive(range(len(item)), LEVELS))
+        series += [item.name.partition("/")[2]] * len(item)
     truth, scale, forecast = (np.concatenate(part) for part in (truths, scales, naive))
     return SeriesWindows(
         SeriesBatch.concat(batches), truth, scale, forecast, tuple(series)
@@ -156,11 +156,11 @@ def _sets(
 ) -> list[EvaluationSet]:
     """Make the sets of all series; of chaotic systems the first coordinate."""
     sets = holdout_sets(list(bundled_names()), horizon, bundled)
-    for each in dysts_sets(
+    for dysts_set in dysts_sets(
         systems, horizon, windows, stride, points=points, periods=periods
     ):
-        first = tuple(window for window in each.windows if window.item == "ic0.0")
-        sets.append(replace(each, windows=first))
+        first = tuple(window for window in dysts_set.windows if window.item == "ic0.0")
+        sets.append(replace(dysts_set, windows=first))
     return sets
 
 
@@ -172,12 +172,12 @@ Parts = Mapping[int, tuple[Sequence[int], bool]]
 
 def write_code(parts: Parts, letter: str = "h") -> str:
     """Write a set of parts as a code."""
-    words = []
+    texts = []
     for layer, (heads, mlp) in sorted(parts.items()):
         digits = letter + "".join(map(str, sorted(heads))) if heads else ""
         if digits or mlp:
-            words.append(f"{layer}:{digits}{'m' if mlp else ''}")
-    return " ".join(words)
+            texts.append(f"{layer}:{digits}{'m' if mlp else ''}")
+    return " ".join(texts)
 
 
 def read_components(lens: Lens, code: str) -> list[Component]:
@@ -255,13 +255,13 @@ def write_codes(
         )
     if family == "random":
         # as many as one layer has, from anywhere
-        whole = _drawn(
+        full = _drawn(
             rng, draws, lambda: _anywhere(rng, len(layers), len(heads), len(heads), 1)
         )
         only = _drawn(
             rng, draws, lambda: _anywhere(rng, len(layers), len(heads), len(heads), 0)
         )
-        return {**_named("random layer", whole), **_named("random heads", only)}
+        return {**_named("random layer", full), **_named("random heads", only)}
     if family == "sharp":
         return _sharp_codes(lens, plan, rng)
     recipe = _recipe(lens, family, plan, model, place)
@@ -321,8 +321,8 @@ def _anywhere(
     by_layer: dict[int, tuple[list[int], bool]] = {
         layer: ([], layer in without) for layer in range(layers)
     }
-    for place in picked.tolist():
-        by_layer[place // heads][0].append(place % heads)
+    for position in picked.tolist():
+        by_layer[position // heads][0].append(position % heads)
     return write_code(by_layer)
 
 
@@ -331,8 +331,8 @@ def _branch_codes(layers: int, family: str) -> Iterator[str]:
     middle = layers // 2
     pairs = [range(first, first + 2) for first in range(layers - 1)]
     growing = [
-        range(max(middle - reach, 0), min(middle + reach, layers - 1) + 1)
-        for reach in range(1, middle + 1)
+        range(max(middle - distance, 0), min(middle + distance, layers - 1) + 1)
+        for distance in range(1, middle + 1)
     ]
     spans = (
         [range(layer, layer + 1) for layer in range(layers)]
@@ -352,7 +352,7 @@ def _sharp_codes(
     entropy = head_entropy(windows.run(lens, plan))
     stack, codes = lens.wiring.output_stack, dict[str, str]()
     for count in plan["sharp_counts"]:
-        for words, chosen in (
+        for text, chosen in (
             ("sharpest", sharp_heads(entropy, count)),
             ("most diffuse", diffuse_heads(entropy, count)),
         ):
@@ -361,7 +361,7 @@ def _sharp_codes(
                 by_layer.setdefault(head.layer, ([], False))[0].append(
                     int(head.head or 0)
                 )
-            codes[f"{words} {count}"] = write_code(by_layer, "x")
+            codes[f"{text} {count}"] = write_code(by_layer, "x")
 
         def draw(count: int = count) -> str:
             return _anywhere(rng, stack.n_layers, stack.n_heads, count, 0).replace(
@@ -478,19 +478,19 @@ def compute_scores(
         lens, windows.contexts, windows.truth.shape[1], variants, **options
     )
     rows = []
-    for place in range(len(variants)):
-        drawn = None if result.samples is None else result.samples[place]
+    for position in range(len(variants)):
+        drawn = None if result.samples is None else result.samples[position]
         sums = window_scores(
             windows.truth,
-            result.quantiles[place],
+            result.quantiles[position],
             LEVELS,
             windows.scale,
             samples=drawn,
-            mean=result.mean[place],
+            mean=result.mean[position],
         )
         middle = result.quantiles[:, :, LEVELS.index(0.5)]
         away = forecast_distances(
-            middle[place], middle[0], steps=plan["compared_steps"]
+            middle[position], middle[0], steps=plan["compared_steps"]
         )[DISTANCE]
         rows.append({**_metrics(windows, sums), DISTANCE: windows.by_series(away)})
     naive = window_scores(windows.truth, windows.naive, LEVELS, windows.scale)
@@ -527,7 +527,7 @@ def twins_ablated(
     heads = range(stack.n_heads)
     parts = [(heads, True), (heads, False), ((), True)]
     codes = [
-        write_code({layer: each}) for each in parts for layer in range(stack.n_layers)
+        write_code({layer: part}) for part in parts for layer in range(stack.n_layers)
     ]
     scores = compute_scores(lens, codes, plan["seeds"][0], plan)[[DISTANCE]].sel(
         code=codes
@@ -563,9 +563,9 @@ def layers_measured(
     """Measure the lens forecast's error, the entropy of logits and of head writes after every layer, by series."""
     lens, subject = _subject(model, number, plan)
     windows = cut_windows(plan, lens.adapter.context_length)
-    whole, parts = windows.run(lens, plan), []
+    full, parts = windows.run(lens, plan), []
     for first in range(0, len(windows.series), 8):
-        run = whole.select(list(range(first, min(first + 8, len(windows.series)))))
+        run = full.select(list(range(first, min(first + 8, len(windows.series)))))
         read = logit_lens(run)
         ranks = entropic_rank(run)
         part = layer_gain(read)[["error"]]
@@ -600,7 +600,7 @@ def heads_measured(
     run, labels = windows.run(lens, plan), np.array(windows.series)
     rows = [np.flatnonzero(labels == name).tolist() for name in windows.names]
     entropy = np.stack(
-        [head_entropy(run.select(each))["entropy"].values for each in rows]
+        [head_entropy(run.select(row))["entropy"].values for row in rows]
     )
     spectra = head_spectra(lens, kind="cross_attn", products=["QK"])["stable_rank"].sel(
         product="QK"
@@ -681,8 +681,8 @@ def patches_measured(
 def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
     """List the cells: the models themselves first, then their twins."""
     costs, cell = plan["seconds"], partial(QueueCell, ORDER)
-    for model, facts in plan["models"].items():
-        if facts["heads"]:
+    for model, metadata in plan["models"].items():
+        if metadata["heads"]:
             for record, measured in (
                 (LAYERS, layers_measured),
                 (HEADS, heads_measured),
@@ -691,7 +691,7 @@ def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
                 yield cell(
                     record, f"{model}, {MODEL}", function, model, costs[record][model]
                 )
-        if facts["patches"]:
+        if metadata["patches"]:
             yield cell(
                 PATCHES,
                 model,
@@ -699,9 +699,9 @@ def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
                 model,
                 costs[PATCHES][model],
             )
-    for model, facts in plan["models"].items():
-        for family in list_families(facts, plan):
-            both = facts["drawn"] and family in plan["two_seeds"]
+    for model, metadata in plan["models"].items():
+        for family in list_families(metadata, plan):
+            both = metadata["drawn"] and family in plan["two_seeds"]
             for seed in plan["seeds"] if both else plan["seeds"][:1]:
                 function = partial(ablated, model, family, seed, plan)
                 seconds = costs[ABLATIONS][model]
@@ -713,8 +713,8 @@ def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
                     seconds,
                 )
     for number in range(plan["twins"]):
-        for model, facts in plan["models"].items():
-            if not facts["heads"]:
+        for model, metadata in plan["models"].items():
+            if not metadata["heads"]:
                 continue
             for record, measured in (
                 (LAYERS, layers_measured),

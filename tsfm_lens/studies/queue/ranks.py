@@ -312,8 +312,8 @@ def _queries(lens: Lens) -> np.ndarray:
     stack = lens.wiring.stacks[0].name
     return np.stack(
         [
-            each.weight.double().cpu().numpy()
-            for each in weight_matrices(lens, stack=stack, parts=["W_Q"])
+            weight_matrix.weight.double().cpu().numpy()
+            for weight_matrix in weight_matrices(lens, stack=stack, parts=["W_Q"])
         ]
     )
 
@@ -351,13 +351,13 @@ class TextTask:
             torch.from_numpy, encoded_text(plan["tokens"])
         )
         sizes = [list(part.shape) for part in model.parameters()]
-        facts = {
+        metadata = {
             "text": python_text().digest,
             "seed": seed,
             "sizes": sizes,
             "steps": plan["steps"],
         }
-        self.identity = json.dumps({**facts, **self.stage}, sort_keys=True)
+        self.identity = json.dumps({**metadata, **self.stage}, sort_keys=True)
 
     def pairs(self, ids: Tensor, count: int, *parts: int) -> tuple[Tensor, Tensor]:
         """Draw contexts (row, token), with the end of a sequence, and what follows them."""
@@ -366,8 +366,8 @@ class TextTask:
             len(ids) - context - horizon, (count,), generator=stream(*parts)
         )
         rows = ids[starts[:, None] + torch.arange(context + horizon)]
-        ends = torch.full((count, 1), SPECIAL.index("</s>"))
-        return torch.cat([rows[:, :context], ends], dim=1), rows[
+        bounds = torch.full((count, 1), SPECIAL.index("</s>"))
+        return torch.cat([rows[:, :context], bounds], dim=1), rows[
             :, context:
         ].contiguous()
 
@@ -458,15 +458,15 @@ def pair_run(
             return None
         lens, run = opened, _make_run(opened, recipe_run, some=MEASURED)
         batch = _series_batch(lens, recipe_run)
-    cut = cut_off(lens, batch)
+    trimmed = cut_off(lens, batch)
     title = f"{kind}, d = {width}"
-    facts = {
+    metadata = {
         **_facts(plan),
         **python_text().facts,
         "tokens": plan["tokens"],
         "layers": plan["layers"],
     }
-    return _named(measure_spectra(run).merge(cut), title, seed, PAIRS, **facts)
+    return _named(measure_spectra(run).merge(trimmed), title, seed, PAIRS, **metadata)
 
 
 def _ids(count: int) -> tuple[str, ...]:
@@ -506,10 +506,10 @@ def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
     """Return the tokens of held-out series as the native model takes them, without values that are missing."""
     stage, series = run.recipe.stages[-1], draw_held_out(run)
     rows = torch.from_numpy(np.stack(series.values)).float()
-    whole = torch.isfinite(rows).all(1)
+    full = torch.isfinite(rows).all(1)
     tokenizer = lens.adapter.native.tokenizer
-    ids, mask, scale = tokenizer.context_input_transform(rows[whole, : stage.context])
-    labels, _ = tokenizer.label_input_transform(rows[whole, stage.context :], scale)
+    ids, mask, scale = tokenizer.context_input_transform(rows[full, : stage.context])
+    labels, _ = tokenizer.label_input_transform(rows[full, stage.context :], scale)
     # the end that closes a label is no value
     return {
         "input_ids": ids,
@@ -528,12 +528,12 @@ def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
         ).numpy()
         for name, matrix in matrices.items()
     }
-    whole, likeliest = _token_scores(lens, batch)
-    losses, overlaps, epsilons = [whole], [1.0], [0.0]
+    full, likeliest = _token_scores(lens, batch)
+    losses, overlaps, epsilons = [full], [1.0], [0.0]
     for ratio in RATIOS:
         epsilon, ranks = at_ratio(spectra, forms, ratio)
-        loss, others = _token_scores(compress.factorised(lens, ranks), batch)
-        both = (likeliest[..., None] == others[..., None, :]).any(-1).sum(-1)
+        loss, rest = _token_scores(compress.factorised(lens, ranks), batch)
+        both = (likeliest[..., None] == rest[..., None, :]).any(-1).sum(-1)
         losses.append(loss)
         overlaps.append(float((both / (2 * TOP - both)).float().mean()))
         epsilons.append(epsilon)

@@ -60,7 +60,9 @@ def refuse_other_text(record: xr.Dataset | None, text: Text) -> None:
 def python_text() -> Text:
     """Read the docstrings of the standard library, module by module, and the topics of its help."""
     documents = [_encoded(document) for document in _documents()]
-    parts = [documents[place] for place in range(len(documents)) if place % HELD_OUT]
+    parts = [
+        documents[position] for position in range(len(documents)) if position % HELD_OUT
+    ]
     return Text(np.concatenate(parts), np.concatenate(documents[::HELD_OUT]))
 
 
@@ -80,7 +82,7 @@ def _documents() -> Iterator[str]:
             if isinstance(node, kinds)
         ]
         if any(found):
-            yield "\n\n".join(each for each in found if each) + "\n\n"
+            yield "\n\n".join(item for item in found if item) + "\n\n"
     # a module without a stable place in typeshed
     from pydoc_data import topics  # type: ignore[import-not-found, unused-ignore]
 
@@ -89,9 +91,10 @@ def _documents() -> Iterator[str]:
 
 
 def _encoded(document: str) -> np.ndarray:
-    places = {symbol: number for number, symbol in enumerate(SYMBOLS)}
+    positions = {symbol: number for number, symbol in enumerate(SYMBOLS)}
     return np.array(
-        [places[symbol] for symbol in document if symbol in places], dtype=np.uint8
+        [positions[symbol] for symbol in document if symbol in positions],
+        dtype=np.uint8,
     )
 
 

@@ -180,8 +180,8 @@ def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
         >>> rank_theory.projector(np.diag([2.0, 3.0, 1.0]), 1).tolist()
         [[0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
     """
-    whole = vocabulary.shape[1] < rank
-    directions = np.linalg.svd(vocabulary, full_matrices=whole)[0][:, :rank]
+    full = vocabulary.shape[1] < rank
+    directions = np.linalg.svd(vocabulary, full_matrices=full)[0][:, :rank]
     return np.asarray(directions @ directions.T)
 
 
@@ -205,13 +205,13 @@ def compression_errors(
     """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,) (S0-J1a)."""
     directions, singular, right = np.linalg.svd(vocabulary, full_matrices=False)
     coordinates, inner = singular[:, None] * right, weights.times(directions)
-    whole = attention(coordinates, inner)
+    full = attention(coordinates, inner)
     errors = []
     for rank in ranks:
         truncated = AttentionWeights(
             *(part[..., :rank] for part in (inner.query, inner.key, inner.value))
         )
-        errors.append(np.linalg.norm(whole - attention(coordinates[:rank], truncated)))
+        errors.append(np.linalg.norm(full - attention(coordinates[:rank], truncated)))
     return np.array(errors)
 
 

@@ -108,10 +108,10 @@ def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
     values = values / values[0]
     size, floor = len(values) // heads, np.zeros(len(values))
     for head in range(heads):
-        place = -(-np.arange(1, len(values) + 1) // (head + 1)) - 1
-        k = np.flatnonzero(place < size - 1)
+        position = -(-np.arange(1, len(values) + 1) // (head + 1)) - 1
+        k = np.flatnonzero(position < size - 1)
         bounds = (
-            values[head * size + place[k]] + values[place[k]] / np.sqrt(depth)
+            values[head * size + position[k]] + values[position[k]] / np.sqrt(depth)
         ) / 4
         floor[k] = np.maximum(floor[k], bounds)
     return floor
@@ -158,9 +158,9 @@ def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.nda
         )
     rng = np.random.default_rng(seed)
     rows, entries = rank * heads, width // heads
-    places = rng.permuted(np.tile(np.arange(width), (rows, 1)), axis=1)[:, :entries]
+    positions = rng.permuted(np.tile(np.arange(width), (rows, 1)), axis=1)[:, :entries]
     sketch = np.zeros((rows, width))
-    np.put_along_axis(sketch, places, rng.normal(size=places.shape), axis=1)
+    np.put_along_axis(sketch, positions, rng.normal(size=positions.shape), axis=1)
     return sketch
 
 

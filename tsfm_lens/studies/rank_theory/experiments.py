@@ -116,10 +116,10 @@ def compression_by_rank(
     errors, bounds = np.empty((2, len(scalings), draws, len(ranks)))
     for draw, child in enumerate(children(seed, draws)):
         vocabulary = of_spectrum(singular, n_tokens, np.random.default_rng(child))
-        for place, scaling in enumerate(scalings):
+        for position, scaling in enumerate(scalings):
             weights = AttentionWeights.random(width, scaling=scaling, seed=child + 1)
-            errors[place, draw] = compression_errors(vocabulary, weights, ranks)
-            bounds[place, draw] = compression_bound(
+            errors[position, draw] = compression_errors(vocabulary, weights, ranks)
+            bounds[position, draw] = compression_bound(
                 vocabulary, weights, ranks, n_tokens
             )
     following, inner = singular[ranks], np.array(ranks) <= 0.75 * width
@@ -163,7 +163,7 @@ def compression_by_width(
     kinds = ("theorem", "orthogonal", "normalised")
     errors = np.empty((len(kinds), draws, len(widths)))
     for draw, child in enumerate(children(seed, draws)):
-        for place, width in enumerate(widths):
+        for position, width in enumerate(widths):
             rng = np.random.default_rng([child, width])
             tokens = of_spectrum(np.exp(-np.arange(width) / decay), n_tokens, rng)
             weight_seed = int(rng.integers(2**31))
@@ -175,7 +175,7 @@ def compression_by_width(
                 width, scaling="normalised", seed=weight_seed
             )
             for which, weights in enumerate((plain, orthogonal, small)):
-                errors[which, draw, place] = compression_errors(
+                errors[which, draw, position] = compression_errors(
                     tokens, weights, [rank]
                 )[0]
     fits = np.array(
@@ -231,10 +231,10 @@ def sketching_by_heads(
     for draw, child in enumerate(children(seed, draws)):
         rng = np.random.default_rng(child)
         matrix = orthonormal(width, width, rng) * singular
-        for place, count in enumerate(counts):
+        for position, count in enumerate(counts):
             sparse = sparse_sketch(width, rank, count, seed=int(rng.integers(2**31)))
-            distances[0, draw, place] = sketching_distance(matrix, sparse)
-            distances[1, draw, place] = sketching_distance(
+            distances[0, draw, position] = sketching_distance(matrix, sparse)
+            distances[1, draw, position] = sketching_distance(
                 matrix, rng.normal(size=sparse.shape)
             )
     indices = np.vectorize(lambda distance: effective_index(singular, distance))(

@@ -70,11 +70,11 @@ def read_sketching(ds: xr.Dataset) -> list[str]:
     """Describe the growth of the effective index, and sparse sketches beside dense ones."""
     slope = array(ds, "slope", "sketch", "draw").mean(axis=1)
     sparse, dense = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
-    apart = 100 * np.abs(sparse / dense - 1).max()
+    separate = 100 * np.abs(sparse / dense - 1).max()
     return [
         f"As many singular values as what the sparse sketch misses is large grow as the power {num(slope[0])} of the "
         "number of heads; in proportion would be 1.",
-        f"Sparse and dense sketches of as many rows miss the same within {num(apart)} %.",
+        f"Sparse and dense sketches of as many rows miss the same within {num(separate)} %.",
     ]
 
 
@@ -127,8 +127,8 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     """
     squares = ds[["error", "bound"]] ** 2
     table = frame(squares.mean("draw") ** 0.5, "error", "bound")
-    places = ds["next_singular_value"].to_series()
-    table["cut"] = table["rank"].map(places)
+    positions = ds["next_singular_value"].to_series()
+    table["cut"] = table["rank"].map(positions)
     slopes = ds["slope"].mean("draw").to_series()
     table["weights"] = [
         f"{name}: slope {slopes[name]:.2f}" for name in table["scaling"]
@@ -141,7 +141,7 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
         "weights",
         log="xy",
         axes=("first singular value that is cut off", "error (Frobenius norm)"),
-        reference=("slope 1", *_power(places.to_numpy(), table["error"], 1.0)),
+        reference=("slope 1", *_power(positions.to_numpy(), table["error"], 1.0)),
         mode="markers",
     )
     panel = drawn.panel()
@@ -175,12 +175,12 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     """
     table = frame(ds, "error")
     slopes = ds[["slope", "slope_low", "slope_high"]].to_dataframe()
-    words = {
+    text = {
         str(row.Index): f"{row.Index}: slope {row.slope:.2f} "
         f"({row.slope_low:.2f} to {row.slope_high:.2f})"
         for row in slopes.itertuples()
     }
-    table["weights"] = table["weights"].map(words)
+    table["weights"] = table["weights"].map(text)
     widths = ds["width"].values
     first = table[table["weights"] == table["weights"].iloc[0]]["error"]
     drawn = curve_sheet(
@@ -319,6 +319,6 @@ def _power(
     x: np.ndarray, values: pd.Series, slope: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of a line of a slope through the middle of a curve on logarithmic axes."""
-    ends = np.array([x.min(), x.max()])
-    middle = np.log(values).mean() + slope * (np.log(ends) - np.log(x).mean())
-    return ends, np.exp(middle)
+    bounds = np.array([x.min(), x.max()])
+    middle = np.log(values).mean() + slope * (np.log(bounds) - np.log(x).mean())
+    return bounds, np.exp(middle)

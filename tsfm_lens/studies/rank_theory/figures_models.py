@@ -50,15 +50,15 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
         panel.dots(across, up, "", hover, colour=values, marker=scale, **marks)
         title = "value of the bin, in scales of the series"
         drawn.colours(colour_scale(title, values))
-        words = "a dot per bin, neighbours joined by a line"
+        text = "a dot per bin, neighbours joined by a line"
     else:
         hover = "token %{customdata}<br>%{x:.3g}, %{y:.3g}"
         panel.dots(across, up, "", hover, colour=mixed(BLUE, 0.5), **marks)
-        words = "a dot per token of text"
+        text = "a dot per token of text"
     panel.x(f"direction 1 ({percent(float(first))} of the sum of squares)")
     panel.y(f"direction 2 ({percent(float(second))})")
     title = f"Vocabulary of {name_model(ds)} along its two leading directions"
-    return drawn.dress(title, words)
+    return drawn.dress(title, text)
 
 
 @figure(
@@ -94,8 +94,8 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
         axes=("mode", "singular value / largest"),
         dots=3,
     )
-    words = "white noise before the first layer"
-    return drawn.dress("Spectra of embedded noise by patch size", words)
+    text = "white noise before the first layer"
+    return drawn.dress("Spectra of embedded noise by patch size", text)
 
 
 @figure(
@@ -120,32 +120,34 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width") -> go.Figure:
     if against == "heads":
         measures["head_rank"] = "one head of W_Q"
     levels = [float(level) for level in ds["epsilon"].values]
-    places = [(row, measure) for row in range(len(levels)) for measure in measures]
-    titles = [(f"{measures[measure]}, ε = {levels[row]:g}",) for row, measure in places]
+    positions = [(row, measure) for row in range(len(levels)) for measure in measures]
+    titles = [
+        (f"{measures[measure]}, ε = {levels[row]:g}",) for row, measure in positions
+    ]
     grid = panel_grid(titles, row_height=230, most=2)
     x = np.asarray(ds[against].values, dtype=float)
-    for panel, (row, measure) in zip(grid, places, strict=True):
+    for panel, (row, measure) in zip(grid, positions, strict=True):
         rank, low, high = (
             array(ds, f"{measure}{end}", "model", epsilon=row)
             for end in ("", "_low", "_high")
         )
-        for place, name in enumerate(names(ds, "model")):
+        for position, name in enumerate(names(ds, "model")):
             whiskers = {
                 "type": "data",
                 "symmetric": False,
-                "array": [high[place] - rank[place]],
-                "arrayminus": [rank[place] - low[place]],
+                "array": [high[position] - rank[position]],
+                "arrayminus": [rank[position] - low[position]],
             }
-            colour = CATEGORICAL[place % len(CATEGORICAL)]
+            colour = CATEGORICAL[position % len(CATEGORICAL)]
             hover = f"{name}<br>mean %{{y:.3g}}"
-            at = ([x[place]], [rank[place]])
+            at = ([x[position]], [rank[position]])
             panel.dots(*at, name, hover, colour=colour, error_y=whiskers)
     grid.x(**LOG_AXIS)
     grid.y(rangemode="tozero", gridcolor=PALE)
     title_axes(grid, _AGAINST[against], "mean ε-rank")
     of = {"width": "width", "heads": "number of heads"}[against]
-    words = "mean over the query matrices of a model, whiskers from the smallest to the largest"
-    return grid.dress(f"Ranks of queries by {of}", words)
+    text = "mean over the query matrices of a model, whiskers from the smallest to the largest"
+    return grid.dress(f"Ranks of queries by {of}", text)
 
 
 def read_plane(ds: xr.Dataset) -> list[str]:
@@ -160,12 +162,12 @@ def read_plane(ds: xr.Dataset) -> list[str]:
 
 def read_patches(ds: xr.Dataset) -> list[str]:
     """Describe the rank of embedded noise by patch size."""
-    place = level_position(ds, None)
+    position = level_position(ds, None)
     ranks, full = (
-        array(ds, "epsilon_rank", "embedding", epsilon=place),
+        array(ds, "epsilon_rank", "embedding", epsilon=position),
         np.asarray(ds["full"].values),
     )
-    words = [
+    texts = [
         f"{label} {int(rank)} of {int(most)}"
         + f" (patch {patch})" * (origin == "model")
         for label, rank, most, patch, origin in zip(
@@ -178,30 +180,30 @@ def read_patches(ds: xr.Dataset) -> list[str]:
         )
     ]
     return [
-        f"At ε = {float(ds['epsilon'].values[place]):g} embedded noise uses so many directions: {listed(words)}."
+        f"At ε = {float(ds['epsilon'].values[position]):g} embedded noise uses so many directions: {listed(texts)}."
     ]
 
 
 def read_models(ds: xr.Dataset) -> list[str]:
     """Describe average ranks over widths, model by model."""
-    place = level_position(ds, None)
+    position = level_position(ds, None)
     rank, head = (
-        array(ds, name, "model", epsilon=place) for name in ("rank", "head_rank")
+        array(ds, name, "model", epsilon=position) for name in ("rank", "head_rank")
     )
     widths, heads = (
         np.asarray(ds[name].values, dtype=float) for name in ("width", "heads")
     )
-    words = [
+    texts = [
         f"{name} {num(one)} of {num(width)} directions, {num(own)} a head with {int(count)} heads"
         for name, one, width, own, count in zip(
             names(ds, "model"), rank, widths, head, heads, strict=True
         )
         if np.isfinite(one)
     ]
-    level = f"{float(ds['epsilon'].values[place]):g}"
+    level = f"{float(ds['epsilon'].values[position]):g}"
     return [
-        f"At ε = {level} the average W_Q uses: {listed(words)}."
-        if words
+        f"At ε = {level} the average W_Q uses: {listed(texts)}."
+        if texts
         else f"At ε = {level} none can be told."
     ]
 

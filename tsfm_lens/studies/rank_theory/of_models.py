@@ -29,8 +29,8 @@ _HEAD = ("kind", "title", "source")
 
 def list_parameters(ds: xr.Dataset) -> str:
     """List the parameters of a result: its attributes but kind, title and source."""
-    facts = {key: value for key, value in ds.attrs.items() if key not in _HEAD}
-    return ", ".join(f"{key} {value}" for key, value in facts.items())
+    metadata = {key: value for key, value in ds.attrs.items() if key not in _HEAD}
+    return ", ".join(f"{key} {value}" for key, value in metadata.items())
 
 
 @probe(
@@ -73,7 +73,7 @@ def ranks_by_model(
     """
     levels = checked_levels(epsilon)
     rows: dict[str, dict[str, np.ndarray]] = {}
-    facts: list[tuple[int, int, str, str]] = []
+    metadata: list[tuple[int, int, str, str]] = []
     attrs = {}
     for lens in lenses:
         if lens.model_id in rows:
@@ -90,7 +90,7 @@ def ranks_by_model(
             **_summary("head_rank", ranks[:, of_head]),
         }
         stack = lens.wiring.stacks[0]
-        facts.append(
+        metadata.append(
             (
                 stack.d_model,
                 stack.n_heads,
@@ -104,7 +104,7 @@ def ranks_by_model(
     names = next(iter(rows.values()))
     of_model = zip(
         ("width", "heads", "architecture", "reads"),
-        zip(*facts, strict=True),
+        zip(*metadata, strict=True),
         strict=True,
     )
     return xr.Dataset(
@@ -118,7 +118,7 @@ def ranks_by_model(
         {
             "epsilon": levels,
             "model": list(rows),
-            **{name: ("model", list(each)) for name, each in of_model},
+            **{name: ("model", list(item)) for name, item in of_model},
         },
         {**attrs, "model": ", ".join(rows)},
     )
@@ -183,20 +183,20 @@ def spectra_by_patch(
     levels = checked_levels(epsilon)
     runs = [run] if isinstance(run, Run) else list(run)
     entries: list[tuple[str, int, int, str, np.ndarray, float]] = []
-    for each in runs:
-        lens = each.lens
+    for item in runs:
+        lens = item.lens
         if lens.takes_ids:
             raise InputError(
                 f"{lens.model_id} reads text, which has no patches; give a model of series"
             )
-        noise = {NOISE: signal_families(each, seed=seed)[NOISE]}
-        one = embedding_ranks(each, signals=noise, epsilon=levels, seed=seed).sel(
+        noise = {NOISE: signal_families(item, seed=seed)[NOISE]}
+        one = embedding_ranks(item, signals=noise, epsilon=levels, seed=seed).sel(
             family=NOISE
         )
         values = one["singular_value"].values
         floor = float(one["rounding_floor"])
         width = int(one.attrs.get("d_model", lens.wiring.stacks[0].d_model))
-        spans = each.encoded.spans[lens.wiring.stacks[0].name]
+        spans = item.encoded.spans[lens.wiring.stacks[0].name]
         longest = max(
             stop - start for start, stop in zip(spans.start, spans.stop, strict=True)
         )
@@ -211,7 +211,7 @@ def spectra_by_patch(
         entries.append((f"random, patch {patch}", patch, width, "random", values, 0.0))
     names, *of_embedding, spectra, floors = zip(*entries, strict=True)
     modes = max(map(len, spectra))
-    facts = zip(("patch", "width", "origin"), of_embedding, strict=True)
+    metadata = zip(("patch", "width", "origin"), of_embedding, strict=True)
     data = xr.Dataset(
         {
             "singular_value": (
@@ -232,13 +232,13 @@ def spectra_by_patch(
         },
         coords={
             "embedding": list(names),
-            **{name: ("embedding", list(each)) for name, each in facts},
+            **{name: ("embedding", list(entry)) for name, entry in metadata},
             "epsilon": levels,
         },
     )
     title, source = "Spectra by patch size", "Flow of ranks, figure 3 a (S0-F3)"
     data.attrs = runs[0].describe("spectra_by_patch", title, source, signal_seed=seed)
-    data.attrs["model"] = ", ".join(str(each.lens.model_id) for each in runs)
+    data.attrs["model"] = ", ".join(str(entry.lens.model_id) for entry in runs)
     return data
 
 
@@ -296,8 +296,8 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
         )
     shuffled = plane[np.random.default_rng(0).permutation(len(plane))]
     near, far = (
-        np.median(np.linalg.norm(np.diff(each, axis=0), axis=1))
-        for each in (plane, shuffled)
+        np.median(np.linalg.norm(np.diff(item, axis=0), axis=1))
+        for item in (plane, shuffled)
     )
     data = xr.Dataset(
         {

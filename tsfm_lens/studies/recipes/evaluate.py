@@ -413,9 +413,9 @@ def covariate_signs(
         np.ones(len(cases), dtype=bool),
     )
     for rise in (0.0, 1.0):
-        others = [_changed(task, horizon, rise=rise) for task in tasks]
+        rest = [_changed(task, horizon, rise=rise) for task in tasks]
         for row, (old, new, task, other) in enumerate(
-            zip(before, forecast(others), tasks, others, strict=True)
+            zip(before, forecast(rest), tasks, rest, strict=True)
         ):
             assert task.covariates is not None
             assert other.covariates is not None

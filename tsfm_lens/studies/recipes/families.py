@@ -300,11 +300,11 @@ def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
         _smooth_shapes(rng, np.maximum(steps, 2)) * (steps[:, None] > 1)
         for _ in range(3)
     )
-    alike, apart = rng.uniform(0, 1, (2, count, 1))
+    alike, separate = rng.uniform(0, 1, (2, count, 1))
     rest = alike * work + (1 - alike) * rest - rng.uniform(0, 1.5, (count, 1))
     feast = (
-        apart * rest
-        + (1 - apart) * feast
+        separate * rest
+        + (1 - separate) * feast
         + rng.normal(-0.5, 1.0, (count, 1)) * some(rng, count, 0.5)
     )
     start = rng.integers(7 * steps)

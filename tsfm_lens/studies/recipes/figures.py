@@ -27,7 +27,7 @@ def read_training(ds: xr.Dataset) -> list[str]:
     share, time = array(ds, "stored_ratio", "arm"), array(ds, "step_time", "arm")
     for row, arm in enumerate(arms):
         estimate, low, high = (
-            100 * float(each[row]) for each in (verdict.size, verdict.low, verdict.high)
+            100 * float(item[row]) for item in (verdict.size, verdict.low, verdict.high)
         )
         if estimate or low != high:
             units, needed = int(verdict.facts["units"]), int(verdict.facts["needed"])
@@ -59,7 +59,7 @@ def read_vocabulary(ds: xr.Dataset) -> list[str]:
     numbers, out = names(ds, "vocabulary"), []
     at = len(names(ds, "epsilon")) // 2 - 1
     epsilon = float(ds["epsilon"].values[at])
-    for name, words in (
+    for name, text in (
         ("moved_rank", "what training added to W_Q"),
         ("rank", "W_Q itself"),
     ):
@@ -69,7 +69,7 @@ def read_vocabulary(ds: xr.Dataset) -> list[str]:
         means = ranks.mean(axis=1)
         of_first = listed([num(value) for value in means[:, 0]])
         out.append(
-            f"At ε = {epsilon:g} {words} has {of_first} directions in the first layer for vocabularies of rank "
+            f"At ε = {epsilon:g} {text} has {of_first} directions in the first layer for vocabularies of rank "
             f"{listed(list(numbers))}, and {num(means[0].mean())} to {num(means[-1].mean())} on average over layers."
         )
     loss = array(ds, "log_perplexity", "vocabulary", "seed").mean(axis=1)
@@ -146,10 +146,10 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     drawn = sheet([300], [0.5, 0.5], column_gap=0.06, shared_yaxes=True)
     left, right = drawn
     share, time = 100 * ds["stored_ratio"].values, ds["step_time"].values
-    for panel, places in ((left, share), (right, time)):
+    for panel, positions in ((left, share), (right, time)):
         panel.level(0.0, colour=GREY, dash="dot")
-        for place, arm in enumerate(table["arm"]):
-            at = slice(place, place + 1)
+        for position, arm in enumerate(table["arm"]):
+            at = slice(position, position + 1)
             whiskers = {
                 "type": "data",
                 "symmetric": False,
@@ -157,9 +157,9 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
                 "arrayminus": (rise - low)[at],
             }
             hover = f"{plain(arm)}<br>%{{x:.3g}}, MASE %{{y:+.3g}} %"
-            colour = CATEGORICAL[place % len(CATEGORICAL)]
+            colour = CATEGORICAL[position % len(CATEGORICAL)]
             panel.dots(
-                places[at], rise[at], arm, hover, colour=colour, error_y=whiskers
+                positions[at], rise[at], arm, hover, colour=colour, error_y=whiskers
             )
     left.x("numbers in attention (% of the dense)")
     right.x("CPU time of a training step (of the dense)")

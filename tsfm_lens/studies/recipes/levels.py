@@ -84,9 +84,9 @@ def level_record(
     recipe = {run.name: run.recipe for run in runs}
     # up to the end that closes every context
     tokens = -(-(stage.context + 1) // 2**5) * 2**5
-    whole = tokens**2 * recipe[names[0]].config["d_kv"]
+    full = tokens**2 * recipe[names[0]].config["d_kv"]
     shares = [
-        float(level_attention_operations(tokens, recipe[name].attention_levels) / whole)
+        float(level_attention_operations(tokens, recipe[name].attention_levels) / full)
         if recipe[name].attention_levels
         else 1.0
         for name in names

@@ -275,9 +275,9 @@ def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
                 times[:, row, at] = middle - start, time.process_time() - middle
     logs = np.log(times) - np.log(times[:, list(arms).index(DENSE)])[:, None]
     return {
-        f"{name}_time{end}": ("arm", np.exp(each))
+        f"{name}_time{end}": ("arm", np.exp(item))
         for name, of in zip(("step", "forward"), logs, strict=True)
-        for end, each in zip(("", "_low", "_high"), mean_interval(of), strict=True)
+        for end, item in zip(("", "_low", "_high"), mean_interval(of), strict=True)
     }
 
 
@@ -295,8 +295,8 @@ def vocabulary_record(
         np.stack(
             [
                 [
-                    np.moveaxis(epsilon_rank(getattr(each, part), EPSILONS), 0, -1)
-                    for each in row
+                    np.moveaxis(epsilon_rank(getattr(item, part), EPSILONS), 0, -1)
+                    for item in row
                 ]
                 for row in spectra
             ]
@@ -337,7 +337,7 @@ def vocabulary_record(
 def spectra_record(runs: Mapping[int, tuple[RecipeRun, Path]]) -> xr.Dataset:
     """Compute singular values (seed, training_step, layer, index) of W_Q of the encoder over training, by seed."""
     spectra = {seed: _spectra(folder) for seed, (_, folder) in runs.items()}
-    values = np.stack([each.whole for each in spectra.values()]).astype(np.float32)
+    values = np.stack([item.whole for item in spectra.values()]).astype(np.float32)
     steps = next(iter(spectra.values())).steps
     arm = next(iter(runs.values()))[0]
     return xr.Dataset(
@@ -361,8 +361,8 @@ def _spectra(folder: Path) -> _Spectra:
     history = TrainingHistory(folder)
     checkpoints = sorted(history)
     steps = [
-        checkpoints[place]
-        for place in np.unique(
+        checkpoints[position]
+        for position in np.unique(
             np.linspace(0, len(checkpoints) - 1, N_SPECTRA).round().astype(int)
         )
     ]
@@ -381,11 +381,11 @@ def _spectra(folder: Path) -> _Spectra:
             for lens in map(history.__getitem__, steps)
         ]
     )
-    whole, change = (
-        np.linalg.svd(each, compute_uv=False)
-        for each in (weights, weights - weights[:1])
+    full, change = (
+        np.linalg.svd(item, compute_uv=False)
+        for item in (weights, weights - weights[:1])
     )
-    return _Spectra(steps, whole, change)
+    return _Spectra(steps, full, change)
 
 
 def _last(folder: Path) -> Lens:

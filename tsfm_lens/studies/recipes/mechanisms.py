@@ -43,9 +43,9 @@ def motifs(
     """Draw random motifs repeated exactly, so that the continuation of the context is known."""
     rng = np.random.default_rng(seed)
     shapes = rng.standard_normal((count, length))
-    whole = np.tile(shapes, (1, repeats + -(-horizon // length)))
-    context = whole[:, : length * repeats]
-    return SeriesBatch(tuple(context)), whole[
+    full = np.tile(shapes, (1, repeats + -(-horizon // length)))
+    context = full[:, : length * repeats]
+    return SeriesBatch(tuple(context)), full[
         :, length * repeats : length * repeats + horizon
     ]
 

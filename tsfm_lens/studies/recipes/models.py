@@ -112,11 +112,11 @@ def fix_vocabulary(model: PreTrainedModel, rank: int, *, seed: int) -> None:
     table = torch.zeros(config.vocab_size, config.d_model, dtype=torch.float64)
     first = chronos.n_special_tokens + 1
     table[first : first + len(values)] = values
-    others = torch.randn(
+    rest = torch.randn(
         first, rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
     # T_j is 1/2 in the mean square
-    table[:first] = others / 2**0.5 @ torch.from_numpy(embedding.directions).T
+    table[:first] = rest / 2**0.5 @ torch.from_numpy(embedding.directions).T
     table /= table[first:].square().mean().sqrt()
     # outputs of a head that is the embedding are scaled in the forward; as a matrix of its own it holds the scale
     model.lm_head.weight = nn.Parameter(
@@ -271,8 +271,8 @@ def _finer_table(
     table: Tensor, before: T5Config, after: T5Config, *, bidirectional: bool
 ) -> Tensor:
     """Return biases (bucket, head) of `after` that give every distance the bias that it had."""
-    reach = 2 * after.relative_attention_max_distance
-    distances = torch.arange(-reach, reach + 1)
+    distance = 2 * after.relative_attention_max_distance
+    distances = torch.arange(-distance, distance + 1)
     old, new = (
         T5Attention._relative_position_bucket(
             distances,

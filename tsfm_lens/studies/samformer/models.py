@@ -232,9 +232,9 @@ class ChannelTransformer(nn.Module):
             self.readout = nn.Linear(length, horizon, bias=bias)
         if released_draws:
             with torch.no_grad():
-                for each in (attn.q, attn.k, attn.v):
+                for item in (attn.q, attn.k, attn.v):
                     # 6 / (L + L d_m) under the root of the bound, in place of 6 / (L + d_m)
-                    each.weight.mul_(
+                    item.weight.mul_(
                         ((self.size + width) / (self.size * (width + 1))) ** 0.5
                     )
         if sigma_reparam:

@@ -129,11 +129,11 @@ class Benchmark:
     @property
     def digest(self) -> str:
         """Short hash of the values and of their parts."""
-        whole = hashlib.sha256()
+        full = hashlib.sha256()
         for part in (self.training, self.validation, self.test):
-            whole.update(str(tuple(part.values.shape)).encode())
-            whole.update(part.values.contiguous().numpy().tobytes())
-        return whole.hexdigest()[:16]
+            full.update(str(tuple(part.values.shape)).encode())
+            full.update(part.values.contiguous().numpy().tobytes())
+        return full.hexdigest()[:16]
 
 
 def benchmark(
@@ -327,13 +327,13 @@ class ForecastTask:
 
     def list_pairs(self, step: int) -> Tensor:
         """Return the numbers of the training pairs in the batch of a step."""
-        epoch, place = divmod(step, self.batches_per_epoch)
+        epoch, position = divmod(step, self.batches_per_epoch)
         if self._order is None or self._order[0] != epoch:
             self._order = (
                 epoch,
                 torch.randperm(len(self.training), generator=stream(self.seed, epoch)),
             )
-        return self._order[1][place * self.batch : (place + 1) * self.batch]
+        return self._order[1][position * self.batch : (position + 1) * self.batch]
 
     def loss(self, step: int) -> Tensor:
         """Compute the mean squared error of the batch of a step."""
@@ -385,8 +385,8 @@ class ToyTask(ForecastTask):
         _refuse_other_sizes(model, self.toy.length, self.toy.horizon, self.toy.channels)
         last = self.toy.training + self.toy.validation
         pairs = [
-            HeldPairs(*self.toy.pairs(*ends))
-            for ends in ((0, self.toy.training), (self.toy.training, last))
+            HeldPairs(*self.toy.pairs(*bounds))
+            for bounds in ((0, self.toy.training), (self.toy.training, last))
         ]
         settings = {f"toy.{key}": value for key, value in vars(self.toy).items()}
         options["settings"] = {**settings, **dict(options.get("settings") or {})}

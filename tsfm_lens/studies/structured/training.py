@@ -273,8 +273,8 @@ def redraw(model: nn.Module, seed: int) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     read_outs = (
-        getattr(each, "read_out", getattr(each, "head", None))
-        for each in model.modules()
+        getattr(module, "read_out", getattr(module, "head", None))
+        for module in model.modules()
     )
     last = {id(part.weight) for part in read_outs if isinstance(part, nn.Linear)}
     fans = {id(parameter): fan_in for _, parameter, fan_in in _parameters(model)}

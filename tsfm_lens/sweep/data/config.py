@@ -100,10 +100,10 @@ class File(_Cut):
             exclude={"source", "path", "name", *_Cut.model_fields}
         )
         return [
-            each
+            holdout_set
             for path, name in self._files()
             # a path, so that a file that is not there is never taken for a bundled series
-            for each in holdout_sets(
+            for holdout_set in holdout_sets(
                 path, self.horizon, self.windows, self.stride, name, **reading
             )
         ]
@@ -122,17 +122,17 @@ class File(_Cut):
             )
         )
         files = [
-            each
-            for each in paths
-            if each.is_file() and each.name.lower().endswith(READABLE)
+            item
+            for item in paths
+            if item.is_file() and item.name.lower().endswith(READABLE)
         ]
         if not files:
             raise InputError(
                 f"{self.path!r} has no file that can be read: expected {', '.join(READABLE)}"
             )
         return [
-            (each, f"{self.name}/{each.name.split('.')[0]}" if self.name else None)
-            for each in files
+            (file, f"{self.name}/{file.name.split('.')[0]}" if self.name else None)
+            for file in files
         ]
 
 
@@ -174,10 +174,10 @@ class Dysts(_Cut):
     seed: int = 0
 
     def sets(self) -> list[EvaluationSet]:
-        cut = ("horizon", "windows", "stride")
-        options = self.model_dump(exclude={"source", "systems", *cut})
+        trimmed = ("horizon", "windows", "stride")
+        options = self.model_dump(exclude={"source", "systems", *trimmed})
         return dysts_sets(
-            self.systems, *(getattr(self, name) for name in cut), **options
+            self.systems, *(getattr(self, name) for name in trimmed), **options
         )
 
 

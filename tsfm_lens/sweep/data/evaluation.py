@@ -351,9 +351,13 @@ def rolling_windows(
             f"at least {least}"
         )
     for index in range(windows):
-        cut = length - horizon - stride * (windows - 1 - index)
+        trimmed = length - horizon - stride * (windows - 1 - index)
         yield Window(
-            item, index, values[:, :cut], values[:, cut : cut + horizon], start
+            item,
+            index,
+            values[:, :trimmed],
+            values[:, trimmed : trimmed + horizon],
+            start,
         )
 
 
@@ -379,13 +383,13 @@ def scored_windows(
             f"{item!r}: the last {values.shape[-1] - length} steps have no value; its windows end before them"
         )
     windows = list(rolling_windows(item, values[:, :length], **cut))
-    kept = [window for window in windows if np.isfinite(window.label).any()]
+    retained = [window for window in windows if np.isfinite(window.label).any()]
     # the last window ends with a value, so that one is always kept
-    if lost := len(windows) - len(kept):
+    if lost := len(windows) - len(retained):
         notes.append(
             f"{item!r}: {lost} of {len(windows)} windows have no value to score and are left out"
         )
-    return kept, notes
+    return retained, notes
 
 
 def matching(

@@ -46,7 +46,7 @@ def holdout_sets(
         >>> [each.name for each in sweep.holdout_sets(["co2", "nile"], horizon=12)]
         ['bundled/co2', 'bundled/nile']
     """
-    cut = horizon, windows, stride
+    trimmed = horizon, windows, stride
     names = (
         [series] if isinstance(series, str) and series in bundled_names() else series
     )
@@ -57,7 +57,7 @@ def holdout_sets(
     ):
         infos = [bundled_info(item) for item in names]
         return [
-            _sets(bundled(i.name), f"bundled/{i.name}", *cut, i.source, i.field)[0]
+            _sets(bundled(i.name), f"bundled/{i.name}", *trimmed, i.source, i.field)[0]
             for i in infos
         ]
     file = Path(series).name if isinstance(series, str | Path) else None
@@ -66,7 +66,7 @@ def holdout_sets(
         if file
         else ("series", "series of the caller")
     )
-    return _sets(as_series(series, **reading), name or label, *cut, source)
+    return _sets(as_series(series, **reading), name or label, *trimmed, source)
 
 
 def _sets(
@@ -84,7 +84,7 @@ def _sets(
     for group, members in batch.rows_by_group().items():
         first = members[0]
         values = np.stack([batch.values[row] for row in members])
-        cut, remarks = scored_windows(
+        trimmed, remarks = scored_windows(
             group,
             values,
             horizon=horizon,
@@ -95,7 +95,7 @@ def _sets(
         notes += remarks
         windows_of_kind.setdefault(
             (batch.freqs[first], batch.seasonalities[first]), []
-        ).extend(cut)
+        ).extend(trimmed)
     freqs = [freq for freq, _ in windows_of_kind]
     sets = []
     for (freq, season), all_windows in windows_of_kind.items():
@@ -167,10 +167,10 @@ def gluonts_set(
         )
         values = np.atleast_2d(to_floats(entry["target"], f"series {item!r}"))
         stamp = find_start(start, freq) if start is not None and freq else None
-        cut, remarks = scored_windows(
+        trimmed, remarks = scored_windows(
             item, values, horizon=horizon, windows=windows, stride=stride, start=stamp
         )
-        all_windows += cut
+        all_windows += trimmed
         notes += remarks
     stamps = stamp_frequency(freq) if freq else None
     season = seasonality or find_season(stamps)
@@ -200,15 +200,20 @@ def gluonts_file(
     domain: str = "",
 ) -> list[EvaluationSet]:
     """Cut rolling windows at the end of a dataset on disk, as gluonts' FileDataset reads it."""
-    place = local_path(path)
+    position = local_path(path)
     parse_frequency(freq)
-    entries = [entry for file in _gluonts_files(place) for entry in gluonts_rows(file)]
+    entries = [
+        entry for file in _gluonts_files(position) for entry in gluonts_rows(file)
+    ]
     options: dict[str, Any] = {
         "freq": freq,
         "seasonality": seasonality,
         "domain": domain,
     }
-    name, source = name or place.name.split(".")[0], f"gluonts dataset {place.name}"
+    name, source = (
+        name or position.name.split(".")[0],
+        f"gluonts dataset {position.name}",
+    )
     try:
         return gluonts_set(
             entries, horizon, windows, stride, name, source=source, **options

@@ -93,10 +93,10 @@ def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
             gift_eval_horizon(row["folder"], freq, term),
             find_season(stamp_frequency(freq)),
         )
-        facts = {name: row[name] for name in ("key", "folder", "variates", "domain")}
+        metadata = {name: row[name] for name in ("key", "folder", "variates", "domain")}
         configs.append(
             GiftEvalConfig(
-                **facts, term=term, freq=freq, horizon=horizon, seasonality=season
+                **metadata, term=term, freq=freq, horizon=horizon, seasonality=season
             )
         )
     return tuple(configs)
@@ -133,13 +133,13 @@ def gift_eval(
         "gift_eval_configs() lists all 97.",
     )
     selection = [by_key[key] for key in keys]
-    place = os.environ.get(VARIABLE) if path is None else path
-    if not place:
+    position = os.environ.get(VARIABLE) if path is None else path
+    if not position:
         raise InputError(
             f"where is GIFT-Eval? Give its folder, or set the environment variable {VARIABLE} to it. It is the dataset "
             "Salesforce/GiftEval on the Hugging Face hub."
         )
-    root = local_path(place)
+    root = local_path(position)
     if not root.is_dir():
         where = "" if path is not None else f", to which {VARIABLE} is set"
         raise InputError(f"there is no folder {str(root)!r}{where}")
@@ -257,16 +257,16 @@ def _set(
                 f"{item}: left out, its {row.values.shape[1]} steps are too few for {windows} windows"
             )
             continue
-        cut = list(
+        trimmed = list(
             rolling_windows(
                 item, row.values, horizon, windows, start=find_start(row.start, freq)
             )
         )
         # the benchmark counts them, and they add nothing to its sums
-        empty = sum(not np.isfinite(window.label).any() for window in cut)
+        empty = sum(not np.isfinite(window.label).any() for window in trimmed)
         if empty:
             notes.append(f"{item}: {empty} of {windows} windows have no value to score")
-        all_windows += cut
+        all_windows += trimmed
     if not all_windows:
         raise InputError(
             f"every series of {folder!r} is shorter than {least} steps, too few for horizon {horizon}"

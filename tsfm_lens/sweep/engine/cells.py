@@ -191,17 +191,17 @@ def _table(
     scores: Mapping[str, np.ndarray],
 ) -> pa.Table:
     # one variant after the other, and within it one series after the other
-    place = np.repeat(np.arange(len(cells)), len(windows.batch))
+    position = np.repeat(np.arange(len(cells)), len(windows.batch))
     series = np.tile(np.arange(len(windows.batch)), len(cells))
 
     def words(values: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
         return pa.array(values).dictionary_encode().take(pa.array(codes))
 
     columns: dict[str, Any] = {
-        "cell": words(cells, place),
-        "model": words([model], 0 * place),
-        "variant": words(variants, place),
-        "dataset": words([windows.dataset], 0 * place),
+        "cell": words(cells, position),
+        "model": words([model], 0 * position),
+        "variant": words(variants, position),
+        "dataset": words([windows.dataset], 0 * position),
         "item": words(windows.items, series),
         "window": np.array(windows.windows, dtype=np.int32)[series],
         "variate": np.array(windows.variates, dtype=np.int32)[series],

@@ -156,10 +156,10 @@ def _status(plan: SweepPlan, folder: Path) -> SweepStatus:
         .replace({"model": {SEASONAL_NAIVE: "seasonal naive"}})
     )
     later = sum(model.later for model in plan.models.values())
-    words = f"; up to {later} further variants depend on results" if later else ""
+    text = f"; up to {later} further variants depend on results" if later else ""
     keys = set(plan.first["key"])
     records: list[Any] = parts.to_dict("records")
-    return SweepStatus(len(keys), len(keys & finished), records, words, plan.notes)
+    return SweepStatus(len(keys), len(keys & finished), records, text, plan.notes)
 
 
 def run_sweep(

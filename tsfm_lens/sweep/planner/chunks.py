@@ -54,7 +54,7 @@ class Chunk:
         if self._univariate:
             batch = replace(batch, groups=batch.ids, variates=("",) * len(batch))
         windows = [self._set.windows[i] for i in self._indices]
-        places = [
+        positions = [
             (window.item, window.index, v)
             for window in windows
             for v in range(window.n_variates)
@@ -64,7 +64,7 @@ class Chunk:
             batch,
             truth,
             self._set.scales(self._indices),
-            *zip(*places, strict=True),
+            *zip(*positions, strict=True),
         )
 
     def seasonal_naive(self) -> np.ndarray:

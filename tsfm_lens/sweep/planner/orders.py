@@ -167,8 +167,8 @@ def _contribution(run: Run, kind: str) -> xr.DataArray:
 def _entropies(writes: Tensor) -> Tensor:
     """Compute the entropy of all heads, and of all but each: (…, head, d_model) to (…, 1 + head)."""
     heads = writes.shape[-2]
-    others = [[h for h in range(heads) if h != out] for out in range(heads)]
-    without = [head_entropy_of_writes(writes[..., subset, :]) for subset in others]
+    rest = [[h for h in range(heads) if h != out] for out in range(heads)]
+    without = [head_entropy_of_writes(writes[..., subset, :]) for subset in rest]
     return torch.stack([head_entropy_of_writes(writes), *without], dim=-1)
 
 

@@ -202,12 +202,12 @@ def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recip
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        words = complaints(
+        text = complaints(
             error,
             "a recipe",
             lambda at: list((LayersAt if at[:1] else Recipe).model_fields),
         )
-        raise InputError(f"{where}: {words}") from error
+        raise InputError(f"{where}: {text}") from error
 
 
 def select_targets(
@@ -307,9 +307,9 @@ class _FittedRecipe:
             for layer in self.layers(tuple(counted), self.attending)
         }
         for group in self.recipe.layers_at:
-            others = [layer for layer in self.attending if layer not in heads]
+            rest = [layer for layer in self.attending if layer not in heads]
             for layer in (
-                others
+                rest
                 if group.layers == "others"
                 else self.layers(group.layers, self.attending)
             ):
@@ -352,17 +352,17 @@ class _FittedRecipe:
 
     def _first(self, layer: int, counts: Mapping[int, int]) -> list[int]:
         """Return the first heads in the recipe's order, so that as many stay as are kept at this depth."""
-        place = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
-        if place not in counts:
+        position = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
+        if position not in counts:
             # a model so shallow that no layer lies at this depth has the nearest
-            place = min(counts, key=lambda depth: abs(depth - place))
-        if not 0 <= counts[place] <= self.of_heads:
+            position = min(counts, key=lambda depth: abs(depth - position))
+        if not 0 <= counts[position] <= self.of_heads:
             raise InputError(
-                f"layer {place} cannot keep {counts[place]} heads, it has {self.of_heads}"
+                f"layer {position} cannot keep {counts[position]} heads, it has {self.of_heads}"
             )
         return self._ranking[layer][
             : self.stack.n_heads
-            - round(counts[place] / self.of_heads * self.stack.n_heads)
+            - round(counts[position] / self.of_heads * self.stack.n_heads)
         ]
 
     @cached_property

@@ -57,10 +57,10 @@ class Search:
 
     def answer(self, values: dict[Evaluation, Answer]) -> None:
         """Hand in the values of all requests."""
-        for (kept, _), value in values.items():
+        for (retained, _), value in values.items():
             if not isinstance(value, PairedErrors) and np.isnan(value):
                 raise InputError(
-                    f"the change with {kept} heads kept is not a number; its error is not defined"
+                    f"the change with {retained} heads kept is not a number; its error is not defined"
                 )
         try:
             self.requests = self._steps.send(values)
@@ -85,9 +85,9 @@ def is_random(order: str) -> bool:
 
 def scan(of: int, tolerance: float) -> Steps:
     """Evaluate all counts; the result is the first that passes."""
-    answers = yield [(kept, 0) for kept in range(of)]
+    answers = yield [(retained, 0) for retained in range(of)]
     changes = _changes(answers)
-    passing = [kept for kept in range(of) if changes[kept] < tolerance]
+    passing = [retained for retained in range(of) if changes[retained] < tolerance]
     return _result(of, min(passing, default=of), changes)
 
 
@@ -104,16 +104,16 @@ def bisection(of: int, tolerance: float) -> Steps:
         else:
             fails = middle
     while below := set(range(max(smallest - _BELOW, 0), smallest)) - set(changes):
-        answers = yield [(kept, 0) for kept in sorted(below)]
+        answers = yield [(retained, 0) for retained in sorted(below)]
         changes |= _changes(answers)
-        passing = [kept for kept in below if changes[kept] < tolerance]
+        passing = [retained for retained in below if changes[retained] < tolerance]
         smallest = min([smallest, *passing])
     return _result(of, smallest, changes)
 
 
 def _changes(answers: Mapping[Evaluation, Answer]) -> dict[int, float]:
     """Return the relative changes on all windows by count."""
-    return {kept: float(value) for (kept, _), value in answers.items()}  # type: ignore[arg-type]
+    return {retained: float(value) for (retained, _), value in answers.items()}  # type: ignore[arg-type]
 
 
 def _result(of: int, kept: int, changes: Mapping[int, float]) -> SearchResult:
@@ -128,13 +128,13 @@ def sequential(of: int, looks: Looks, tolerance: float, alpha: float) -> Steps:
     bounds = [*spending_bounds(looks.shares, alpha / of), 0.0]
     limit = float(np.log1p(tolerance))
     evaluations, is_exact = 0, True
-    for kept in range(of):
+    for retained in range(of):
         ablated, plain = np.full((2, looks.total), np.nan)
         visible = np.zeros(looks.total, dtype=bool)
         for look, units in enumerate(looks.added):
-            answers = yield [(kept, look)]
+            answers = yield [(retained, look)]
             evaluations += len(units)
-            ablated[units], plain[units] = answers[kept, look]  # type: ignore[misc]
+            ablated[units], plain[units] = answers[retained, look]  # type: ignore[misc]
             visible[units] = True
             estimate, error, freedom = log_change(ablated, plain, looks.groups, visible)
             if abs(estimate - limit) > student_bound(bounds[look], freedom) * error:
@@ -142,5 +142,7 @@ def sequential(of: int, looks: Looks, tolerance: float, alpha: float) -> Steps:
         is_exact = is_exact and look + 1 == len(looks.added)
         if estimate < limit:
             change = float(np.expm1(estimate))
-            return SearchResult(of, kept, change, evaluations / looks.total, is_exact)
+            return SearchResult(
+                of, retained, change, evaluations / looks.total, is_exact
+            )
     return SearchResult(of, of, 0.0, evaluations / looks.total, is_exact)

@@ -135,9 +135,9 @@ class SweepPlan:
             models[title] = {**fingerprint, **lens.provenance(), **sizes}
         datasets = []
         for dataset in self.sets:
-            facts = {name: getattr(dataset, name) for name in _DATASET_FACTS}
-            facts |= {"windows": len(dataset), "series": dataset.n_series}
-            datasets.append(facts | {"notes": list(dataset.notes)})
+            metadata = {name: getattr(dataset, name) for name in _DATASET_FACTS}
+            metadata |= {"windows": len(dataset), "series": dataset.n_series}
+            datasets.append(metadata | {"notes": list(dataset.notes)})
         results = [line for model in self.models.values() for line in model.results]
         return {
             "config": self._config,
@@ -235,20 +235,20 @@ class ModelPlan:
     def _chunk_tasks(
         self, config: SweepConfig, model: ModelConfig, sets: Sequence[EvaluationSet]
     ) -> list[ChunkTask]:
-        shown = shown_steps(self.lens, model), bool(self.fingerprint["univariate"])
+        visible = shown_steps(self.lens, model), bool(self.fingerprint["univariate"])
         how = model, config.seed, config.distance_steps
         tasks: list[ChunkTask] = []
         for dataset in sets:
             reference = None
             if config.how in ("mean", "resample"):
                 subset = dataset.sample(config.reference_windows, config.seed)
-                reference = Chunk(subset, range(len(subset)), *shown)
+                reference = Chunk(subset, range(len(subset)), *visible)
             if self._schedule is None:
                 parts = [(0, indices) for indices in dataset.chunks(config.chunk)]
             else:
                 parts = self._schedule.parts(dataset, config.chunk)
             for look, indices in parts:
-                chunk = Chunk(dataset, indices, *shown)
+                chunk = Chunk(dataset, indices, *visible)
                 tasks.append(ChunkTask(len(tasks), look, chunk, reference, *how))
         return tasks
 
@@ -268,13 +268,13 @@ class ModelPlan:
         return Stage(title, entries, pd.DataFrame(rows, columns=COLUMNS))
 
     def _key(self, spec: VariantSpec, task: ChunkTask) -> str:
-        place = spec.id, task.number
-        if place not in self._keys:
+        position = spec.id, task.number
+        if position not in self._keys:
             reference = None
             if spec.how in ("mean", "resample") and task.reference is not None:
                 reference = task.reference.fingerprint
             assert task.model is not None
-            self._keys[place] = cell_key(
+            self._keys[position] = cell_key(
                 model=self.fingerprint,
                 components=list(spec.components),
                 how=spec.how,
@@ -286,7 +286,7 @@ class ModelPlan:
                 seed=task.seed,
                 distance_steps=task.distance_steps,
             )
-        return self._keys[place]
+        return self._keys[position]
 
     def _first_entries(self) -> list[PlanEntry]:
         """Plan the variants that need no results."""
@@ -371,8 +371,8 @@ class ModelPlan:
 
     def _result(self, site: _Site, search: Search) -> dict[str, Any]:
         assert search.result is not None
-        place = {"model": self.name, "layer": site[0], "order": site[1]}
-        return {**place, **search.result._asdict(), "total": search.result.of}
+        position = {"model": self.name, "layer": site[0], "order": site[1]}
+        return {**position, **search.result._asdict(), "total": search.result.of}
 
     def _measured_rankings(
         self, sets: Sequence[EvaluationSet], seed: int

@@ -139,16 +139,18 @@ def list_kinds(stack: Stack, layer: int, *, paired: bool = True) -> list[str]:
     if paired:
         over_time = {
             row.kind
-            for each in range(stack.n_layers)
-            for row in stack.attentions(each)
+            for item in range(stack.n_layers)
+            for row in stack.attentions(item)
             if row.over == "time"
         }
         selected = [
-            each for each in stack.attention_kinds() if each in over_time
+            attention_kind
+            for attention_kind in stack.attention_kinds()
+            if attention_kind in over_time
         ] or stack.attention_kinds()
     else:
         selected = [attention_over_time(stack)]
-    return [each for each in here if each in selected]
+    return [item for item in here if item in selected]
 
 
 def select_heads(
@@ -267,13 +269,17 @@ class VariantPlanner:
         }[part]
         if not components:
             return []
-        words = f"layer {first}" if first == last else f"layers {first} to {last}"
-        rows = "MLP" if all(each.kind == "mlp" for each in components) else "rest"
+        text = f"layer {first}" if first == last else f"layers {first} to {last}"
+        rows = (
+            "MLP"
+            if all(component.kind == "mlp" for component in components)
+            else "rest"
+        )
         label = {
             "both": "",
             "heads": "all heads of ",
             "mlp": f"{rows}{'s' * (last > first)} of ",
-        }[part] + words
+        }[part] + text
         single = {"layer": first} if first == last else {}
         return [
             self._entry(
@@ -286,15 +292,15 @@ class VariantPlanner:
         stack, entries = self.stack, []
         for layer in range(stack.n_layers):
             kinds = list_kinds(stack, layer, paired=paired)
-            for group in [kinds] if paired and kinds else [[each] for each in kinds]:
-                words = "+".join(group)
+            for group in [kinds] if paired and kinds else [[kind] for kind in kinds]:
+                text = "+".join(group)
                 for head in range(stack.n_heads):
                     label, heads = (
-                        f"head {head} of layer {layer} ({words})",
+                        f"head {head} of layer {layer} ({text})",
                         select_heads(stack, layer, [head], group),
                     )
                     tags = {
-                        **_in_layer(layer, words),
+                        **_in_layer(layer, text),
                         "head": head,
                         "ablated": 1,
                         "of": stack.n_heads,
@@ -396,8 +402,8 @@ class VariantPlanner:
         share = f"{count} of {total} heads" + (
             f" and {n_mlps} MLP{'s' * (n_mlps > 1)}" if n_mlps else ""
         )
-        words = {"listed": "as listed", "random": f"at random, seed {draw}"}
-        label = f"{name}: {share}, {words.get(selection, 'by ' + selection.replace('_', ' '))}"
+        text = {"listed": "as listed", "random": f"at random, seed {draw}"}
+        label = f"{name}: {share}, {text.get(selection, 'by ' + selection.replace('_', ' '))}"
         family = "random" if selection == "random" else "recipes"
         tags: dict[str, str | int] = {
             "recipe": name,

@@ -83,11 +83,11 @@ class Results:
             A row per variant; below them the tests between choices, with the choice ``of`` which they are.
         """
         if (model, metric) not in self._cache:
-            shown = {
+            visible = {
                 "MASE": tuple(self.plan["family"].unique()),
                 "spearman_distance": (*EFFECTS, "heads"),
             }
-            families = shown.get(
+            families = visible.get(
                 metric, (*HEAVY, "head_counts") if metric == self.judged_by else HEAVY
             )
             confidence, pairs = (
@@ -101,8 +101,7 @@ class Results:
                 .assign(of="")
             )
             tests = [
-                difference(table, chosen, others, confidence)
-                for _, chosen, others in pairs
+                difference(table, chosen, rest, confidence) for _, chosen, rest in pairs
             ]
             table = pd.concat(
                 [
@@ -138,15 +137,15 @@ class Results:
                     & (counts["ablated"] == row["ablated"])
                 ]
                 in_order = here.loc[here["order"] == row["order"], "variant"]
-                others = here.loc[
+                rest = here.loc[
                     (here["order"] != row["order"]) & ~here["order"].map(is_random),
                     "variant",
                 ]
                 # all heads of a layer are the same in any order
-                if len(in_order) and not set(in_order) & set(others):
+                if len(in_order) and not set(in_order) & set(rest):
                     yield from (
                         (f"order in {row['layer']}", in_order.iloc[0], [other])
-                        for other in others
+                        for other in rest
                     )
         if metric == "MASE":
             for recipe, lines in self.of(model, "recipes", "random").groupby(

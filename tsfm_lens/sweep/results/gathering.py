@@ -219,18 +219,18 @@ def tabulate_heads(
     )
     for model, own in table.groupby("model", sort=False):
         counts = results.of(str(model), "head_counts")
-        whole = (
+        full = (
             counts[counts["ablated"] == counts["of"]]
             .drop_duplicates("layer")
             .set_index("layer")["variant"]
         )
         leads = (
-            results.leads(counts[counts["variant"].isin(whole)])
-            if len(whole)
+            results.leads(counts[counts["variant"].isin(full)])
+            if len(full)
             else pd.DataFrame(columns=LEADS)
         )
         for name in LEADS:
-            table.loc[own.index, name] = own["layer"].map(whole.map(leads[name]))
+            table.loc[own.index, name] = own["layer"].map(full.map(leads[name]))
         if set(counts["variant"]) - {PLAIN}:
             tests = results.tested(str(model), results.judged_by)
             # better than the others is better than each of them
@@ -275,9 +275,9 @@ def by_dataset(
     for model, entries in results.by_model("head_counts"):
         mine = kept[kept["better"] & (kept["model"] == model)]
         complete = results.tested(model)["change"]
-        ends = entries[entries["ablated"] == entries["of"]].drop_duplicates("layer")
-        whole = ends.set_index("layer")["variant"].map(complete)
-        layers = mine.assign(whole=mine["layer"].map(whole).astype(float)).sort_values(
+        bounds = entries[entries["ablated"] == entries["of"]].drop_duplicates("layer")
+        full = bounds.set_index("layer")["variant"].map(complete)
+        layers = mine.assign(whole=mine["layer"].map(full).astype(float)).sort_values(
             ["kept", "whole"]
         )
         # the two ends, or the only layer
@@ -333,11 +333,11 @@ def recipes(results: Results) -> pd.DataFrame | None:
         counts = resilience(results.rows(model, list(entries["variant"]))).set_index(
             "variant"
         )
-        words = {"recipe": entries["recipe"].fillna(entries["label"])}
-        words["selection"] = entries["selection"].fillna("listed")
+        text = {"recipe": entries["recipe"].fillna(entries["label"])}
+        text["selection"] = entries["selection"].fillna("listed")
         of_sets = ("n_resilient", "n_improved", "n_datasets")
         entries = entries.assign(
-            **words, **{name: entries["variant"].map(counts[name]) for name in of_sets}
+            **text, **{name: entries["variant"].map(counts[name]) for name in of_sets}
         )
         by_metric = pd.concat(
             [results.measured(entries, metric) for metric in TABLE_METRICS]
@@ -517,7 +517,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         },
     )
     tolerance = TOLERANCE if settings is None else settings.tolerance
-    kept = (
+    retained = (
         None
         if settings is None
         else tabulate_heads(results, tolerance, settings.search)
@@ -525,9 +525,11 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     by_name = {
         "effects": effects(results),
         "heads": single_heads(results),
-        "curves": curves(results, kept, tolerance),
-        "tabulate_heads": kept,
-        "datasets": None if kept is None else by_dataset(results, kept, tolerance),
+        "curves": curves(results, retained, tolerance),
+        "tabulate_heads": retained,
+        "datasets": None
+        if retained is None
+        else by_dataset(results, retained, tolerance),
         "recipes": recipes(results),
         "selection": selection(results),
     }
@@ -549,7 +551,7 @@ def _comparable(
     cells: pd.DataFrame, is_finished: pd.Series
 ) -> tuple[pd.DataFrame, list[str]]:
     """Select the finished cells that can be compared: of each model, all variants on the same windows."""
-    parts, words = [], []
+    parts, texts = [], []
     for model, cells_of_model in cells.groupby("model", sort=False):
         flags = is_finished[cells_of_model.index]
         # a search may have run a variant on a part of the windows only
@@ -581,10 +583,10 @@ def _comparable(
             cells_of_model["dataset"].nunique(),
         )
         if count < total and len(parts[-1]):
-            words.append(
+            texts.append(
                 f"{model} is shown on the {count} of {total} datasets that are finished"
             )
-    return pd.concat([*parts, cells[:0]]), words
+    return pd.concat([*parts, cells[:0]]), texts
 
 
 def _sums(store: Store, cells: pd.DataFrame, judged_by: str) -> pd.DataFrame:
@@ -653,10 +655,10 @@ def _notes(
             "This sweep is not finished: what it will run next depends on results."
         )
     if missing:
-        words = "".join(f"; {reason}" for reason in gaps)
+        text = "".join(f"; {reason}" for reason in gaps)
         notes.append(
             f"This sweep is not finished: of {len(is_finished)} cells planned so far {missing} are missing. Variants "
-            f"are compared on the same windows only{words}."
+            f"are compared on the same windows only{text}."
         )
     if n_unused:
         notes.append(

@@ -209,7 +209,7 @@ def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
             strict=True,
         )
     )
-    sizes = {name: np.expm1(each) if log else each for name, each in sizes.items()}
+    sizes = {name: np.expm1(size) if log else size for name, size in sizes.items()}
     if not log:
         sizes |= {
             name: np.clip(sizes[name], 0.0, LARGEST[pairs.metric])
@@ -245,10 +245,10 @@ def _interval(
     size: Any, influence: np.ndarray, confidence: float
 ) -> tuple[Any, Any, Any]:
     """Return sizes with the ends of their t intervals; NaN for a single unit."""
-    reach = np.where(
+    distance = np.where(
         np.isfinite(influence).sum(-1) > 1, half_width(influence, confidence), np.nan
     )
-    return size, size - reach, size + reach
+    return size, size - distance, size + distance
 
 
 def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame:
@@ -301,8 +301,8 @@ def difference(
         np.log(own["value"]) - np.log(rest["value"]).mean(), influence, confidence
     )
     found = {
-        name: np.expm1(each)
-        for name, each in zip(("difference", "lower", "upper"), sizes, strict=True)
+        name: np.expm1(size)
+        for name, size in zip(("difference", "lower", "upper"), sizes, strict=True)
     }
     counts = {"n_worse": (rest["value"] > own["value"]).sum(), "n_others": len(rest)}
     return pd.Series(found | {"p_value": float(sign_test(by_unit, _ROUNDING))} | counts)

@@ -156,18 +156,18 @@ def attention_norms(
     """
     by_layer = checked(patterns() if callable(patterns) else patterns)
     measures = {
-        layer: attention_measures(each, epsilon=epsilon)
-        for layer, each in by_layer.items()
+        layer: attention_measures(item, epsilon=epsilon)
+        for layer, item in by_layer.items()
     }
     rows = [
         {
-            layer: count_positions(each)
+            layer: count_positions(item)
             | {
                 measure: values[index].tolist()
                 for measure, values in measures[layer].items()
             }
-            for layer, each in by_layer.items()
-            if index < len(each)
+            for layer, item in by_layer.items()
+            if index < len(item)
         }
         for index in range(max(map(len, by_layer.values())))
     ]
@@ -198,10 +198,10 @@ def by_head(axis: str, rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
     data = xr.Dataset(coords={"layer": list(layers), "head": range(heads)})
     for name in measures:
         values = np.full((len(rows), len(layers), heads), np.nan)
-        for place, one in enumerate(rows):
+        for position, one in enumerate(rows):
             for index, layer in enumerate(layers):
                 numbers = one.get(layer, {}).get(name, [])
-                values[place, index, : len(numbers)] = np.array(numbers, dtype=float)
+                values[position, index, : len(numbers)] = np.array(numbers, dtype=float)
         data[name] = (
             (axis, "layer", "head"),
             values,

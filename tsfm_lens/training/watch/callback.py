@@ -262,7 +262,7 @@ class Watch:
     def _drop_after(self, step: int) -> None:
         """Drop what was recorded after a step, which the training goes on from."""
         self.rows = [row for row in self.rows if row["step"] <= step]
-        for later in [each for each in self.seen if each > step]:
+        for later in [item for item in self.seen if item > step]:
             del self.seen[later]
             if self.folder is not None:
                 (self.folder / PATTERNS / _FILE.format(later)).unlink(missing_ok=True)
@@ -277,15 +277,15 @@ def _select(
     if measures is None:
         return dict(builtin)
     selection: dict[str, Measure] = {}
-    for place, each in enumerate(measures):
-        if callable(each):
-            selection[getattr(each, "__name__", f"measure_{place}")] = each
+    for position, measure in enumerate(measures):
+        if callable(measure):
+            selection[getattr(measure, "__name__", f"measure_{position}")] = measure
             continue
-        if each not in _NEEDS:
-            raise unknown_name("measure", each, _NEEDS)
-        if each not in builtin:
-            raise InputError(f"the measure {each!r} needs {_NEEDS[each]}")
-        selection[each] = builtin[each]
+        if measure not in _NEEDS:
+            raise unknown_name("measure", measure, _NEEDS)
+        if measure not in builtin:
+            raise InputError(f"the measure {measure!r} needs {_NEEDS[measure]}")
+        selection[measure] = builtin[measure]
     return selection
 
 
@@ -399,13 +399,13 @@ def as_dataset(
             data = data.reindex(layer=list(layers))
             pattern = pattern.reindex_like(data)
         data["pattern"] = pattern
-    facts = {
+    metadata = {
         key: value
         for key, value in settings.items()
         if type(value) in (str, int, float) and value != ""
     }
     about = {"kind": "training_watch", "title": "Watching a training"}
-    return data.assign_attrs(facts, **about, source=_SOURCE)
+    return data.assign_attrs(metadata, **about, source=_SOURCE)
 
 
 def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.DataArray:

@@ -22,7 +22,7 @@ Losses = Loss | Sequence[Loss]
 def listed(loss: Losses) -> list[Loss]:
     """Return losses as a list."""
     losses = [loss] if callable(loss) else list(loss)
-    wrong = next((each for each in losses if not callable(each)), None)
+    wrong = next((item for item in losses if not callable(item)), None)
     if wrong is not None or not losses:
         got = "no loss" if not losses else f"a {type(wrong).__name__} as loss"
         raise InputError(
@@ -35,7 +35,11 @@ def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
     """Return the weights to differentiate by: those of a module that are trained, or all that are listed."""
     weights: list[Tensor] = []
     if isinstance(parameters, nn.Module):
-        weights += [each for each in parameters.parameters() if each.requires_grad]
+        weights += [
+            parameter
+            for parameter in parameters.parameters()
+            if parameter.requires_grad
+        ]
     else:
         weights += parameters
     if not weights:

@@ -109,11 +109,11 @@ def sharpness(
         hessian = Hessian(losses, weights, again)
         krylov = _lanczos(hessian, hessian.start(seed), steps, tolerance)
     values, mixtures = np.linalg.eigh(krylov.tridiagonal)
-    ends = [
-        _rayleigh(krylov, mixtures[:, place])
-        for place in (int(values.argmax()), int(values.argmin()))
+    bounds = [
+        _rayleigh(krylov, mixtures[:, position])
+        for position in (int(values.argmax()), int(values.argmin()))
     ]
-    (largest, largest_residual, direction), (smallest, smallest_residual, _) = ends
+    (largest, largest_residual, direction), (smallest, smallest_residual, _) = bounds
     # the first vector is uniform on the sphere, over which n·v·Hv has the trace as its mean
     n = hessian.size
     trace = n * float(krylov.tridiagonal[0, 0])
@@ -160,8 +160,8 @@ class Hessian:
                 value, self.weights, create_graph=True, allow_unused=True
             )
         gradients = [
-            (place, gradient)
-            for place, gradient in enumerate(all_gradients)
+            (position, gradient)
+            for position, gradient in enumerate(all_gradients)
             if gradient is not None
         ]
         if not self._is_twice_differentiable:
@@ -207,7 +207,9 @@ class Hessian:
     def _product(self, graph: list[tuple[int, Tensor]], parts: list[Tensor]) -> Tensor:
         # a gradient that depends on no weight is that of a linear part
         bent = [
-            (place, gradient) for place, gradient in graph if gradient.requires_grad
+            (position, gradient)
+            for position, gradient in graph
+            if gradient.requires_grad
         ]
         if not bent:
             return torch.zeros(
@@ -217,7 +219,7 @@ class Hessian:
             gradients = torch.autograd.grad(
                 [gradient for _, gradient in bent],
                 self.weights,
-                [parts[place] for place, _ in bent],
+                [parts[position] for position, _ in bent],
                 retain_graph=self._one is not None,
                 allow_unused=True,
                 materialize_grads=True,
@@ -255,7 +257,7 @@ def _twice_differentiable() -> Iterator[None]:
             yield
     except RuntimeError as error:
         if isinstance(error, InputError) or not any(
-            words in str(error) for words in _SECOND
+            text in str(error) for text in _SECOND
         ):
             raise
         first = str(error).splitlines()[0]
@@ -405,9 +407,9 @@ def gradient_noise(
                 )
             gradient = torch.cat([part.reshape(-1).double() for part in parts])
             # Welford's way: sums of squares of differences, never a difference of large squares
-            apart = gradient - mean
-            mean = mean + apart / count
-            squares += float(torch.dot(apart, gradient - mean))
+            separate = gradient - mean
+            mean = mean + separate / count
+            squares += float(torch.dot(separate, gradient - mean))
     if not connected:
         raise InputError(
             "the losses depend on none of the parameters; give those of the model that they run"

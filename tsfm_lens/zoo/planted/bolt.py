@@ -264,12 +264,12 @@ def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
     lags = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)
     late = draw_choice(0, 1)
-    reach = lags * PATCH
+    distance = lags * PATCH
     bolt = Bolt(
         {"level": 1},
         {"level": 1},
-        LocalMean(width=reach, ago=steps_ago(reads, reach, PATCH)),
-        reach,
+        LocalMean(width=distance, ago=steps_ago(reads, distance, PATCH)),
+        distance,
     )
     head = bolt.plant_back(layer, 0, range(1, lags + 1), "level", "averages")
     cross = bolt.plant_fetch(late, level="level")
@@ -281,14 +281,14 @@ def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
 @declare("trend")
 def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     lags = draw_choice(1, 2)
-    apart = draw_choice(2, 3, 4)
+    separate = draw_choice(2, 3, 4)
     at = draw_choice(0, 1, 2)
-    reach = (lags + apart) * PATCH
+    distance = (lags + separate) * PATCH
     rule = LinearTrend(
-        width=lags * PATCH, lag=apart * PATCH, ago=steps_ago(reads, reach, PATCH)
+        width=lags * PATCH, lag=separate * PATCH, ago=steps_ago(reads, distance, PATCH)
     )
     bolt = Bolt(
-        {"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, rule, reach
+        {"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, rule, distance
     )
     draft = bolt.draft
     stream = bolt.encoder
@@ -298,7 +298,7 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     early = bolt.plant_back(
         draw_choice(*range(at + 1)),
         1,
-        range(apart + 1, apart + lags + 1),
+        range(separate + 1, separate + lags + 1),
         "early",
         "averages",
     )
@@ -358,15 +358,15 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     )
     cross = bolt.plant_fetch(late, last="last", open="open")
     layer = draw_choice(*range(late, 2))
-    places = bolt.decoder
+    positions = bolt.decoder
     in_weights, out_weights = bolt.mlp("decoder", layer)
     # all units are shut below -LARGEST, and open above it; what opens them is subtracted again by the last one
-    in_weights[: PATCH + 1, places["open"]] = 2 * LARGEST * SIGNAL / FLAG
-    in_weights[: PATCH + 1, places["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
-    in_weights[:PATCH, places["last"]] += same
-    in_weights[:PATCH, places["last"].stop - 1] -= 1.0
-    out_weights[places["copy"], :PATCH] = same
-    out_weights[places["copy"], PATCH] = -1.0
+    in_weights[: PATCH + 1, positions["open"]] = 2 * LARGEST * SIGNAL / FLAG
+    in_weights[: PATCH + 1, positions["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
+    in_weights[:PATCH, positions["last"]] += same
+    in_weights[:PATCH, positions["last"].stop - 1] -= 1.0
+    out_weights[positions["copy"], :PATCH] = same
+    out_weights[positions["copy"], PATCH] = -1.0
     gate_mlp = draft.part(
         f"decoder.{layer}.mlp", "mechanism", "lets the copy through if the flag is set"
     )

@@ -127,8 +127,8 @@ def read_card(folder: str | Path) -> Card:
         card = Card.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the card"
-        raise CheckpointError(f"{path}: {place}: {first['msg']}") from error
+        position = ".".join(map(str, first["loc"])) or "the card"
+        raise CheckpointError(f"{path}: {position}: {first['msg']}") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is no JSON text: {error}") from error
     if seal != _seal(card.model_dump(mode="json"), path.parent):
@@ -141,14 +141,14 @@ def read_card(folder: str | Path) -> Card:
 
 def _seal(content: dict[str, Any], folder: Path) -> str:
     """Compute the digest of a card's fields, and of every tensor that lies beside it."""
-    whole = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    full = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="np") as tensors:
                 for name in sorted(tensors.keys()):
                     values = tensors.get_tensor(name)
-                    whole.update(f"{name} {values.dtype} {values.shape}".encode())
-                    whole.update(values.tobytes())
+                    full.update(f"{name} {values.dtype} {values.shape}".encode())
+                    full.update(values.tobytes())
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} holds no weights: {error}") from error
-    return whole.hexdigest()
+    return full.hexdigest()

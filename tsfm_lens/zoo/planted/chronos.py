@@ -235,7 +235,7 @@ class ChronosBuilder:
 
         wiring = load(self.native, check=False).wiring
         for component in (
-            each for stack in wiring.stacks for each in writers(wiring, stack.name)
+            writer for stack in wiring.stacks for writer in writers(wiring, stack.name)
         ):
             # the same noise in any basis
             reads = (

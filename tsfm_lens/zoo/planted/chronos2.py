@@ -83,9 +83,9 @@ class Chronos2(RotaryModel):
     def attentions(self, stack: str) -> list[Any]:
         """Return the native attentions."""
         return [
-            block.layer[place].self_attention
+            block.layer[position].self_attention
             for block in self.model.encoder.block
-            for place in range(len(KINDS))
+            for position in range(len(KINDS))
         ]
 
     def mlps(self, stack: str) -> list[Mlp]:
@@ -219,15 +219,15 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     )
     for own, steps in zip(chronos.numbers[""], filter(None, ago), strict=False):
         # the REG token stands between what is to come and the context
-        place = (draw_choice(*range(layer + 1)), own)
+        position = (draw_choice(*range(layer + 1)), own)
         tokens = steps // PATCH + 1
-        chronos.back(*place, tokens).carry(
+        chronos.back(*position, tokens).carry(
             stream["values"], stream[source], gain=1 / len(ago)
         )
         task = f"writes 1/{len(ago)} of the patch {tokens} tokens back to where the other head reads"
         draft.path(
             draft.part(
-                chronos.named(*place), "mechanism", task, "every token", [tokens]
+                chronos.named(*position), "mechanism", task, "every token", [tokens]
             ),
             name,
         )

@@ -158,20 +158,20 @@ def plant_copy(
     """Plant the whole circuit in the first two layers; return the copying head, and those that feed it, by task."""
     of = canvas.basis
     draft = canvas.draft
-    place = "encoder.0.self_attn"
+    position = "encoder.0.self_attn"
     heads = {
         "back1": look_back(
             canvas,
-            canvas.free_head(place),
+            canvas.free_head(position),
             1,
             ("wave",),
             "back1",
             [(of["eos"], of["first"])],
         ),
-        "back2": look_back(canvas, canvas.free_head(place), 2, ("wave",), "back2"),
+        "back2": look_back(canvas, canvas.free_head(position), 2, ("wave",), "back2"),
         "mark": mark_recent(
             canvas,
-            canvas.free_head(place),
+            canvas.free_head(position),
             draft.rule.steps(range(1, draft.rule.period + 1)),
         ),
         # later tokens attend to the first token, which has no values before it

@@ -51,13 +51,13 @@ class Moirai2(RotaryModel):
             "num_layers": self.layers,
             "patch_size": PATCH,
         }
-        others = {
+        rest = {
             "num_predict_token": 1,
             "attn_dropout_p": 0.0,
             "dropout_p": 0.0,
             "max_seq_len": 512,
         }
-        model = module(**sizes, **others, quantile_levels=DECILES).double().eval()
+        model = module(**sizes, **rest, quantile_levels=DECILES).double().eval()
         super().__init__(model, {"": Stream(WIDTH, one=1, values=PATCH, found=PATCH)})
         for attention in self.attentions(""):
             # a head looks at its own variate

@@ -104,7 +104,9 @@ class Head:
         self, source: slice, target: slice, *, gain: float = 1.0, channel: int = 0
     ) -> Head:
         """Read a place of the attended token and add it, or its mean, times the gain, to one of the attending token."""
-        n_source, n_target = (place.stop - place.start for place in (source, target))
+        n_source, n_target = (
+            position.stop - position.start for position in (source, target)
+        )
         for index in range(n_source):
             at = channel + (index if n_target > 1 else 0)
             self.v[at, source.start + index] = 1.0 if n_target > 1 else 1.0 / n_source
@@ -332,7 +334,7 @@ class RotaryModel(PatchModel):
         self.back(*like, tokens).carry(values, rest)
         self.back(*loud, 1).carry(values, rest, gain=LOUD)
         self.back(*sharp, 0).whisper(self.stream)
-        for place, back, task in (
+        for position, back, task in (
             (
                 like,
                 tokens,
@@ -341,7 +343,7 @@ class RotaryModel(PatchModel):
             (loud, 1, f"writes {LOUD} times the patch before to where nobody reads"),
             (sharp, 0, "looks at its own token alone and writes noise"),
         ):
-            draft.part(self.named(*place), "decoy", task, "every token", [back])
+            draft.part(self.named(*position), "decoy", task, "every token", [back])
 
 
 def declare_copies(
@@ -368,15 +370,15 @@ def declare_copies(
         layer = draw_choice(*range(model.layers))
         number = model.numbers[""][0]
         for index, steps in enumerate(ago):
-            place = ((layer + index) % model.layers, number)
+            position = ((layer + index) % model.layers, number)
             tokens = (period + steps) // PATCH - 1 + later
-            model.back(*place, tokens).carry(
+            model.back(*position, tokens).carry(
                 model.stream["values"], model.stream["found"], gain=1 / len(ago)
             )
             task = f"copies {f'1/{len(ago)} of ' * (len(ago) > 1)}the patch {tokens} tokens back"
             draft.path(
                 draft.part(
-                    model.named(*place), "mechanism", task, "every token", [tokens]
+                    model.named(*position), "mechanism", task, "every token", [tokens]
                 ),
                 "output",
             )
@@ -393,8 +395,8 @@ def rotary_query_and_key(
 ) -> tuple[Tensor, Tensor]:
     """Return a constant query and key, (pair, 2) each, whose rotated product is `SHARP` larger `lag` tokens back."""
     distance = torch.arange(-far, far + 1, dtype=torch.float64)
-    apart = distance[distance != lag] - lag
-    gap = (1 - torch.cos(apart[:, None] * frequencies.double())).sum(1).min()
+    separate = distance[distance != lag] - lag
+    gap = (1 - torch.cos(separate[:, None] * frequencies.double())).sum(1).min()
     size = float((SHARP / gap) ** 0.5)
     phase = lag * frequencies.double()
     # rotating the query by its position and the key by its own leaves cos(frequency · (distance - lag))

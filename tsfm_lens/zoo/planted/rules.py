@@ -33,7 +33,7 @@ class _Linear(Strict):
 
     def steps(self, back: Iterable[int]) -> tuple[int, ...]:
         """Return steps before the end of the context, given those before the end of what the rule reads."""
-        return tuple(each + steps for each in self.ago for steps in back)
+        return tuple(item + steps for item in self.ago for steps in back)
 
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the change of every forecast step per unit of every observed value: (horizon, time)."""
@@ -41,8 +41,8 @@ class _Linear(Strict):
         end = len(context)
         own = self._weights(end - most, horizon) / len(self.ago)
         weights = np.zeros((horizon, end))
-        for each in self.ago:
-            weights[:, most - each : end - each] += own
+        for item in self.ago:
+            weights[:, most - item : end - item] += own
         return weights
 
     def _weights(self, time: int, horizon: int) -> Array:
@@ -147,8 +147,8 @@ class CovariateTimes(Strict):
     def inputs(self, target: Array, covariate: Array, horizon: int) -> Array:
         """Return the change of every step per unit of every covariate value, scales held: (horizon, time + horizon)."""
         weights = np.zeros((horizon, len(covariate) + horizon))
-        for each in self.ago:
-            weights += np.eye(*weights.shape, k=len(covariate) - each) / len(self.ago)
+        for item in self.ago:
+            weights += np.eye(*weights.shape, k=len(covariate) - item) / len(self.ago)
         return self.coefficient * weights * target.std() / covariate.std()
 
 

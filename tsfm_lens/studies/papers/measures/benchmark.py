@@ -214,22 +214,22 @@ def read_heavy(
             str(change["metric"]): change
             for change in _rows(table[here].drop_duplicates("metric"))
         }
-        whole = by_metric["MASE"]
+        full = by_metric["MASE"]
         # a recipe scaled to another model is no row of the paper, so the paper's numbers do not apply
         name = f"{recipe} scaled to {rows[row].source}" if row in to_scale else row
         result.add(
             f"{name}: heads ablated",
-            100 * whole["heads_ablated"] / whole["heads_total"],
+            100 * full["heads_ablated"] / full["heads_total"],
             unit="%",
         )
-        result.add(f"{name}: MLPs ablated", whole["n_mlps"])
+        result.add(f"{name}: MLPs ablated", full["n_mlps"])
         for metric in metrics:
             _add_change(
                 result, f"{name}: change of {METRICS[metric]}", by_metric[metric]
             )
         if counts:
-            result.add(f"{name}: resilient datasets", whole["n_resilient"])
-            result.add(f"{name}: improved datasets", whole["n_improved"])
+            result.add(f"{name}: resilient datasets", full["n_resilient"])
+            result.add(f"{name}: improved datasets", full["n_improved"])
     open_rows = "; in ".join(_recipes(unknown=True))
     result.notes = (
         f"not given by the paper, so not run: which layers and MLPs go in {open_rows}",
@@ -352,8 +352,8 @@ def read_curves(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     for row in _rows(
         table[table["ablated"] > 0].sort_values(["layer", "order", "ablated"])
     ):
-        words = f"layer {row['layer']}, {order_words(str(row['order']))}, {row['ablated']} of {row['of']} heads"
-        _add_change(result, f"change of MASE without heads: {words}", row)
+        text = f"layer {row['layer']}, {order_words(str(row['order']))}, {row['ablated']} of {row['of']} heads"
+        _add_change(result, f"change of MASE without heads: {text}", row)
     _add_head_counts(result, sweep, subjects, with_model=False)
     return result
 
@@ -415,15 +415,15 @@ def read_datasets(
     for layer in _at(layers, architecture, subjects[0]):
         panel = panels[panels["layer"] == layer]
         of = int(panel["of"].iloc[0])
-        whole = panel[panel["ablated"] == of].set_index("dataset")
-        rises.append(whole["change"])
+        full = panel[panel["ablated"] == of].set_index("dataset")
+        rises.append(full["change"])
         row = next(
             _rows(curves[(curves["layer"] == layer) & (curves["ablated"] == of)])
         )
         _add_change(result, f"layer {layer}: change of MASE without all heads", row)
         far, robust = (
-            (whole["change"] > FAR).sum(),
-            (whole["largest_within"] == of).sum(),
+            (full["change"] > FAR).sum(),
+            (full["largest_within"] == of).sum(),
         )
         result.add(
             f"layer {layer}: datasets on which that is above {100 * FAR:.0f} %", far
@@ -431,7 +431,7 @@ def read_datasets(
         result.add(
             f"layer {layer}: datasets on which all heads can go within 1 %", robust
         )
-        middle = whole["largest_within"].median()
+        middle = full["largest_within"].median()
         result.add(
             f"layer {layer}: heads that can go within 1 %, median of datasets", middle
         )

@@ -93,8 +93,8 @@ def epsilon_ranks(rng: np.random.Generator) -> Counts:
 @per_draw("S0-ANG", {"lines": f"{len(DEGREES)} in a plane of {WIDTH} dimensions"})
 def line_angles(rng: np.random.Generator) -> Counts:
     """Check the angles of lines in a plane that are drawn at given angles."""
-    apart, radians = np.abs(DEGREES[:, None] - DEGREES), np.radians(DEGREES)
-    expected = np.minimum(apart, 180 - apart)
+    separate, radians = np.abs(DEGREES[:, None] - DEGREES), np.radians(DEGREES)
+    expected = np.minimum(separate, 180 - separate)
     plane = orthonormal(WIDTH, 2, rng)
     signs = rng.choice([-1.0, 1.0], len(DEGREES)) * rng.uniform(0.1, 9, len(DEGREES))
     angles = np.degrees(
@@ -102,7 +102,7 @@ def line_angles(rng: np.random.Generator) -> Counts:
     )
     # parallel lines are exact to half of the digits only
     off, outside = (
-        _off(angles[apart > 0], expected[apart > 0]),
+        _off(angles[separate > 0], expected[separate > 0]),
         int(((angles < 0) | (angles > 90)).sum()),
     )
     return {
@@ -237,7 +237,7 @@ def exact_compression(rng: np.random.Generator) -> Counts:
         weights = rank_theory.AttentionWeights.random(
             WIDTH, heads, scaling="normalised", seed=seed
         )
-        whole = rank_theory.attention(tokens, weights)
+        full = rank_theory.attention(tokens, weights)
         exact, inexact = (
             rank_theory.attention(
                 tokens, rank_theory.compressed(weights, vocabulary, k)
@@ -245,8 +245,8 @@ def exact_compression(rng: np.random.Generator) -> Counts:
             for k in (RANK, RANK - 1)
         )
         # scores of the size of the tokens are rounded, too
-        off += _off(exact, whole, times=100)
-        less.append(float(np.linalg.norm(inexact - whole) / np.linalg.norm(whole)))
+        off += _off(exact, full, times=100)
+        less.append(float(np.linalg.norm(inexact - full) / np.linalg.norm(full)))
     return {
         "exact_off": off,
         "smallest error at one rank less, of the output's norm": min(less),
@@ -290,14 +290,14 @@ def schedules(
     values = {}
     for model, first, exponent in SCHEDULES:
         quantity = f"size ratio of {model}, d̃₀ = {first}, α = {exponent:.2f}"
-        for words, start in (("", 0), (", layers from 1", 1)):
+        for text, start in (("", 0), (", layers from 1", 1)):
             rounded = rank_theory.rank_schedule(
                 first, exponent, layers, d_head, start=start
             ).tolist()
             ratio = compress.compute_ratio(
                 [compress.BlockShape(12, d_head, 12 * d_head)] * layers, rounded
             )
-            values[quantity + words] = ratio.ranks
+            values[quantity + text] = ratio.ranks
         exact = first * (1.0 + np.arange(layers)) ** exponent
         values[f"{quantity}, not rounded up"] = float(exact.mean() / d_head)
     return MeasuredValues(

@@ -103,14 +103,14 @@ def without_sharp_heads(context: Context) -> MeasuredValues:
         )
 
     settings = {**context.settings(over_seeds=True), "steps compared": str(steps)}
-    claims = {
+    statements = {
         "sharp_head": claim("sharpest", "most diffuse", "head"),
         "six_heads": claim("sharpest six", "most diffuse six", "heads"),
     }
     result = MeasuredValues(
         {"six heads of all": 100 * count / entropy["entropy"].size},
         settings,
-        claims=claims,
+        claims=statements,
     )
     for name in recipes:
         values = distance.sel(recipe=name).values

@@ -32,24 +32,24 @@ DRAWS = 1000
 def induction_share(context: Context) -> MeasuredValues:
     """Count induction heads."""
     blocks = _blocks(context)
-    whole = _joined(blocks)
+    full = _joined(blocks)
     settings = {
-        **_repeated_settings(whole),
+        **_repeated_settings(full),
         "intervals over": _parts_of_sequences(blocks),
     }
     result = MeasuredValues(settings=settings)
     result.add(
-        "prefix-matching score from which a head matches", whole.attrs["prefix_from"]
+        "prefix-matching score from which a head matches", full.attrs["prefix_from"]
     )
-    result.add("copy score from which a head copies", whole.attrs["copy_from"])
+    result.add("copy score from which a head copies", full.attrs["copy_from"])
     scores = HeadScores.of(blocks, [], context.seed)
-    ends = scores.span(
+    bounds = scores.span(
         lambda prefix, copy, _: 100 * inducing(prefix, copy).mean(1),
         sequences_only=True,
     )
-    result.add("induction heads of all", 100 * float(whole["induction"].mean()), *ends)
-    result.add("induction heads", whole["induction"].sum())
-    result.add("tokens copied rightly", 100 * float(whole["copy_accuracy"]), unit="%")
+    result.add("induction heads of all", 100 * float(full["induction"].mean()), *bounds)
+    result.add("induction heads", full["induction"].sum())
+    result.add("tokens copied rightly", 100 * float(full["copy_accuracy"]), unit="%")
     return result
 
 
@@ -131,24 +131,24 @@ def thresholds(context: Context) -> MeasuredValues:
         "largest P(sharp | induction) less 0.5",
         lambda *arrays: most_sharp(*arrays) - 0.5,
     )
-    claims = {
+    statements = {
         "scores_go_together": judged_together(together),
         "relaxed": judged_together([relaxed]),
     }
-    result = MeasuredValues(settings=settings, claims=claims)
+    result = MeasuredValues(settings=settings, claims=statements)
     reverse = overlap["sweep_induction_given_sharp"].values
     finite = reverse[np.isfinite(reverse)]
     result.add(
         "P(induction | sharp), median over thresholds",
         np.median(finite) if len(finite) else np.nan,
     )
-    for words, one, other in (
+    for text, one, other in (
         ("prefix-matching and copy scores", "prefix_matching", "copy_score"),
         ("prefix-matching score and entropy", "prefix_matching", "normalised"),
         ("copy score and entropy", "copy_score", "normalised"),
     ):
         result.add(
-            f"correlation of {words}",
+            f"correlation of {text}",
             overlap["correlation"].sel(score=one, other_score=other),
         )
     return result
@@ -168,7 +168,7 @@ def _repeated_settings(scores: xr.Dataset) -> dict[str, str]:
         "decoding": "decoding",
         "sequences": "n_sequences",
     }
-    places = {
+    positions = {
         "last": "the last decoder position",
         "first": "the position after the prompt",
         "all": "all positions",
@@ -178,7 +178,7 @@ def _repeated_settings(scores: xr.Dataset) -> dict[str, str]:
         "prefix matching looks at": "the token after it"
         if scores.attrs["offset"]
         else "the instance itself",
-        "scores are read at": places[scores.attrs["positions"]],
+        "scores are read at": positions[scores.attrs["positions"]],
     }
 
 
@@ -226,7 +226,7 @@ def _joined(blocks: Sequence[xr.Dataset]) -> xr.Dataset:
 def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
     """Compute the overlap of induction and sharp heads; return the scores behind it and the settings, too."""
     blocks = _blocks(context)
-    whole = _joined(blocks)
+    full = _joined(blocks)
     labels = context.select_series(len(context.run.batch))
     parts, windows = [], []
     for number, name in enumerate(names := list(dict.fromkeys(labels))):
@@ -244,9 +244,9 @@ def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
     normalised = (entropy - low) / ((high - low) or 1.0)
     sharp = normalised < parts[0].attrs["sharp_below"]
     overlap = induction_overlap(
-        whole, parts[0].assign(entropy=entropy, normalised=normalised, sharp=sharp)
+        full, parts[0].assign(entropy=entropy, normalised=normalised, sharp=sharp)
     )
-    settings = {**_repeated_settings(whole), **context.settings()}
+    settings = {**_repeated_settings(full), **context.settings()}
     settings["intervals over"] += f" and {_parts_of_sequences(blocks)}"
     return overlap, HeadScores.of(blocks, parts, context.seed), settings
 
@@ -377,7 +377,7 @@ def proportions(
     """Compute (draw,) each number of table 5, of (draw, head) scores."""
     induction, sharp = inducing(prefix, copy), entropy < SHARP_BELOW
     numbers = [
-        each.mean(1) for each in (induction & sharp, induction & ~sharp, induction)
+        item.mean(1) for item in (induction & sharp, induction & ~sharp, induction)
     ]
     numbers += [
         (~induction & sharp).mean(1),

@@ -118,11 +118,11 @@ def logit_entropy(context: Context) -> MeasuredValues:
     falls = ClaimPart(
         "it lies below that of the middle layers", inside - entropy[-1], of
     )
-    claims = {
+    statements = {
         "raise_entropy": context.verdict(*rises),
         "consolidates": context.verdict(falls),
     }
-    result = MeasuredValues(settings=context.settings(), claims=claims)
+    result = MeasuredValues(settings=context.settings(), claims=statements)
     for layer, of_windows in enumerate(entropy):
         result.add(f"median entropy, layer {layer}", np.median(of_windows))
     _add_means(result, context, "mean entropy", entropy)
@@ -167,11 +167,11 @@ def entropic_ranks(context: Context) -> MeasuredValues:
     alike = len(set(tokens.tolist())) == 1
     for layer, of_windows in enumerate(entropy):
         mean = context.mean(of_windows)
-        ends = np.exp([mean.low, mean.high]) if alike else (np.nan, np.nan)
+        bounds = np.exp([mean.low, mean.high]) if alike else (np.nan, np.nan)
         result.add(
             f"entropic rank, layer {layer}",
             np.exp(np.average(of_windows, weights=tokens)),
-            *ends,
+            *bounds,
         )
     return result
 
@@ -193,10 +193,12 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
     distance = forecast_ablated(context, recipes, "forecasts without layers")[
         "spearman_distance"
     ].values
-    claims = {"ablatable": context.verdict(*ablatable_parts(distance))}
+    statements = {"ablatable": context.verdict(*ablatable_parts(distance))}
     if len(kinds) == 1:
-        claims["varies"] = _varies(context, distance)
-    result = MeasuredValues(settings=context.settings(over_seeds=True), claims=claims)
+        statements["varies"] = _varies(context, distance)
+    result = MeasuredValues(
+        settings=context.settings(over_seeds=True), claims=statements
+    )
     _add_means(result, context, "mean Spearman distance", distance)
     return result
 
@@ -204,18 +206,18 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
 def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
     """Compare the middle layers with the others, by distance (layer, seed, window)."""
     before, middle, after = _thirds(len(distance))
-    inside, words = (
+    inside, text = (
         distance[middle].mean(0),
         "the middle layers move the forecast less than ",
     )
-    others = dict.fromkeys((tuple(before), tuple(after), (0,), (len(distance) - 1,)))
+    rest = dict.fromkeys((tuple(before), tuple(after), (0,), (len(distance) - 1,)))
     return [
         ClaimPart(
-            words + _words(layers),
+            text + _words(layers),
             distance[list(layers)].mean(0) - inside,
             "Spearman distance",
         )
-        for layers in others
+        for layers in rest
     ]
 
 
@@ -225,16 +227,14 @@ def _varies(context: Context, distance: np.ndarray) -> Verdict:
     names = list(dict.fromkeys(labels.tolist()))
     first = np.isin(labels, names[: len(names) // 2])
     if not first.any():
-        words = (
-            "two layers chosen on the first half of the windows differ on the second"
-        )
-        return judged([ClaimPart(words, np.empty(0), "")], [])
+        text = "two layers chosen on the first half of the windows differ on the second"
+        return judged([ClaimPart(text, np.empty(0), "")], [])
     mean = distance[..., first].mean((1, 2))
     most, least = int(mean.argmax()), int(mean.argmin())
-    words = f"layer {most} moves the forecast more than layer {least}, chosen on the first half of the windows"
+    text = f"layer {most} moves the forecast more than layer {least}, chosen on the first half of the windows"
     margins = (distance[most] - distance[least])[:, ~first]
     return judged(
-        [ClaimPart(words, margins, "Spearman distance")], labels[~first].tolist()
+        [ClaimPart(text, margins, "Spearman distance")], labels[~first].tolist()
     )
 
 
@@ -261,10 +261,10 @@ def gains(context: Context) -> MeasuredValues:
                 unit="%",
             )
         for layer in middle_third(len(values)):
-            words, of = (
+            text, of = (
                 f"no improvement by layer {layer}: {metric}",
                 f"gain + {SMALLEST_GAIN:g} %",
             )
-            parts.append(ClaimPart(words, values[layer] + SMALLEST_GAIN, of))
+            parts.append(ClaimPart(text, values[layer] + SMALLEST_GAIN, of))
     result.claims["no_improvement"] = context.verdict(*parts)
     return result

@@ -61,8 +61,8 @@ def truncate(context: Context) -> MeasuredValues:
             f"overlap of the ten likeliest tokens, {of}", scores.get("overlap", np.nan)
         )
         if "log_perplexity" in scores:
-            whole, other = scores["log_perplexity"].values
-            result.add(f"log-perplexity over the whole model's, {of}", other / whole)
+            full, other = scores["log_perplexity"].values
+            result.add(f"log-perplexity over the whole model's, {of}", other / full)
         left = compress.compute_ratio(forms, ranks)
         result.add(f"ε, {of}", epsilon)
         result.add(f"share of ranks, {of}", left.ranks)
@@ -99,8 +99,8 @@ def _add_scores(
         value, low, high = (
             1 + float(scores[f"{name}_rise_{end}"]) for end in (middle, "low", "high")
         )
-        ends = (low, high) if low < high else ()
-        result.add(f"{kind}{name.upper()}{words}", value, *ends)
+        bounds = (low, high) if low < high else ()
+        result.add(f"{kind}{name.upper()}{words}", value, *bounds)
 
 
 @measure("S0-T3")
@@ -114,17 +114,17 @@ def scheduled_bolt(context: Context) -> MeasuredValues:
         min(max(context.run.batch.lengths), context.model.adapter.context_length),
     )
     for schedule in TABLE_3:
-        smaller, words = _cut(context.model, schedule), _words(schedule)
-        _add_scores(result, compress.quality(context.run, smaller), words)
+        smaller, text = _cut(context.model, schedule), _words(schedule)
+        _add_scores(result, compress.quality(context.run, smaller), text)
         # a forward of one series, and memory of weights, over those of the whole model
         costs = compress.cost(
             context.model, smaller, shapes=[shape], rounds=ROUNDS
         ).isel(shape=0)
-        whole, less = costs["weight_bytes"].values
-        result.add(f"time{words}", costs["time_ratio"])
-        result.add(f"space{words}", less / whole)
+        full, less = costs["weight_bytes"].values
+        result.add(f"time{text}", costs["time_ratio"])
+        result.add(f"space{text}", less / full)
         for name in ("in-domain WQL", "in-domain MASE"):
-            result.add(f"{name}{words}", np.nan)
+            result.add(f"{name}{text}", np.nan)
     return result
 
 
@@ -156,16 +156,16 @@ def schedules(context: Context) -> MeasuredValues:
         ("small schedule", FIGURE_7[0]),
         ("medium schedule", FIGURE_7[2]),
     ):
-        one, words = record.sel(arm=arm), _words(schedule)
-        result.add(f"size ratio{words}", one["rank_ratio"])
+        one, text = record.sel(arm=arm), _words(schedule)
+        result.add(f"size ratio{text}", one["rank_ratio"])
         result.add(
-            f"time{words}",
+            f"time{text}",
             one["step_time"],
             one["step_time_low"],
             one["step_time_high"],
         )
-        result.add(f"space{words}", float(one["parameters"]) / dense)
-        _add_scores(result, one, words)
+        result.add(f"space{text}", float(one["parameters"]) / dense)
+        _add_scores(result, one, text)
     _add_cuts(result, context, FIGURE_7)
     return result
 
@@ -218,13 +218,13 @@ def sketches(context: Context) -> MeasuredValues:
             misses += off > heads * size * np.finfo(float).eps
     record, result = _record("attention", {"matrices": str(2 * len(sizes))})
     result.add("not_given_back", misses)
-    for arm, words in (
+    for arm, text in (
         ("shared", "factors for all heads"),
         ("constant", "factors of each head"),
     ):
         one = record.sel(arm=arm)
-        result.add(f"numbers in attention, {words}", one["attention_parameters"])
-        _add_scores(result, one, f" over the dense model's, {words}", kind="")
+        result.add(f"numbers in attention, {text}", one["attention_parameters"])
+        _add_scores(result, one, f" over the dense model's, {text}", kind="")
     return result
 
 
@@ -234,17 +234,17 @@ def vocabularies(context: Context) -> MeasuredValues:
     record, result = _record("vocabulary")
     last, numbers = record.isel(training_step=-1), record["vocabulary"].values
     of = "rank correlation of ε-rank and rank(Ξ)"
-    claims = {
+    statements = {
         "increases": ("rank", "W_Q"),
         "the same of what training added to W_Q": ("moved_rank", "its change"),
     }
-    for claim, (name, words) in claims.items():
+    for claim, (name, text) in statements.items():
         ranks = last[name].mean(("seed", "layer")).transpose("epsilon", "vocabulary")
         parts = [ClaimPart("", row.values, of, float(row["epsilon"])) for row in ranks]
         # models of several vocabularies are the units; layers of one are trained together
         result.claims[claim] = judged_trends(parts, numbers.tolist(), "run")
         for row, number in product(ranks, numbers):
-            quantity = f"ε-rank of {words}, ε = {float(row['epsilon']):g}, vocabulary of rank {number}"
+            quantity = f"ε-rank of {text}, ε = {float(row['epsilon']):g}, vocabulary of rank {number}"
             result.add(quantity, row.sel(vocabulary=number))
     result.settings["d"] = str(record.attrs["width"])
     result.settings["ranks of the vocabulary"] = f"{numbers[0]} to {numbers[-1]}"

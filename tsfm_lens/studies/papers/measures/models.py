@@ -65,12 +65,12 @@ class ResultTable(MeasuredValues):
         for context in contexts:
             name, is_text = context.model.model_id, context.model.takes_ids
             self.family[name] = context.model.wiring.architecture
-            words = context.settings() if series else {}
+            label = context.settings() if series else {}
             if is_text:
                 self.text.add(name)
                 if context.stand_in and series:
-                    words["series"] = "random ids of tokens"
-            for key, value in words.items():
+                    label["series"] = "random ids of tokens"
+            for key, value in label.items():
                 previous = self.settings.get(key)
                 self.settings[key] = (
                     value if previous in (None, value) else f"{previous}; {value}"
@@ -111,8 +111,8 @@ class ResultTable(MeasuredValues):
                 if self.family[name] == family
             )
             means = {
-                place: float(np.mean([value for at, value in own if at == place]))
-                for place, _ in own
+                position: float(np.mean([value for at, value in own if at == position]))
+                for position, _ in own
             }
             for (one, before), (other, after) in pairwise(means.items()):
                 ratio = after / before
@@ -167,8 +167,8 @@ def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
             for one in weight_matrices(context.model, parts=ATTENTION)
         ]
         spectra = {
-            str(place): torch.linalg.svdvals(weight).numpy()
-            for place, weight in enumerate(weights)
+            str(position): torch.linalg.svdvals(weight).numpy()
+            for position, weight in enumerate(weights)
         }
         forms = [compress.BlockShape(1, *weight.shape) for weight in weights]
         for level in EPSILON:
@@ -223,18 +223,16 @@ def scores(contexts: Iterator[Context]) -> MeasuredValues:
                 f"{name}: rise of {error.upper()} at a quarter of the ranks", *rise
             )
         if "overlap" in itself:
-            whole, again = map(float, itself["log_perplexity"])
+            full, again = map(float, itself["log_perplexity"])
             same["same_overlap"] = _farthest(
                 1.0, same.get("same_overlap", 1.0), float(itself["overlap"])
             )
-            same["same_lppl"] = _farthest(
-                1.0, same.get("same_lppl", 1.0), again / whole
-            )
+            same["same_lppl"] = _farthest(1.0, same.get("same_lppl", 1.0), again / full)
             after = float(quarter["log_perplexity"][1])
             table.add(f"{name}: overlap at a quarter of the ranks", quarter["overlap"])
             table.add(
                 f"{name}: log-perplexity at a quarter of the ranks, over its own",
-                after / whole,
+                after / full,
             )
     table.values |= same
     return table
@@ -270,10 +268,10 @@ def embedded_spectra(contexts: Iterator[Context]) -> MeasuredValues:
         if "vocabulary" in ranks["family"]:
             plane = vocabulary_plane(context.model)
             planes[name] = {NO_LEVEL: float(plane["neighbour_ratio"])}
-            words = (
+            text = (
                 "distance of neighbouring tokens over that of others, on two directions"
             )
-            table.add(f"{name}: {words}", planes[name][NO_LEVEL])
+            table.add(f"{name}: {text}", planes[name][NO_LEVEL])
             table.add(
                 f"{name}: share of the vocabulary's squares along two directions",
                 plane["share"].sum(),
@@ -292,12 +290,12 @@ def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
     for name, context in table.each(contexts, series=True, text=False):
         embedding = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
         beside = spectra_by_patch(context.run, epsilon=EPSILON, seed=context.seed)
-        for place, (label, patch) in enumerate(
+        for position, (label, patch) in enumerate(
             zip(beside["embedding"].values, beside["patch"].values, strict=True)
         ):
             of_model, ranks = (
                 str(label) == name,
-                _by_level(beside["epsilon_rank"][:, place]),
+                _by_level(beside["epsilon_rank"][:, position]),
             )
             for level, rank in ranks.items():
                 table.add(
@@ -349,15 +347,15 @@ def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
             )
         for level in EPSILON:
             sines, noise = (
-                embedding["signal_rank"].sel(epsilon=level, family=each).values
-                for each in FAMILIES
+                embedding["signal_rank"].sel(epsilon=level, family=item).values
+                for item in FAMILIES
             )
             # any signal of noise against any sinusoid: they are drawn independently
             parts.append(ClaimPart(name, noise - sines, "ε-rank of a signal", level))
     count = max((len(part.margins) for part in parts), default=0)
-    for place, part in enumerate(parts):
+    for position, part in enumerate(parts):
         short = (0, count - len(part.margins))
-        parts[place] = replace(
+        parts[position] = replace(
             part, margins=np.pad(part.margins, short, constant_values=np.nan)
         )
     table.claims["random_higher"] = (
@@ -424,12 +422,12 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
                 strict=True,
             ):
                 table.add(f"{name}: {level:g}-rank of W_Q, layer {layer}", rank)
-            for words, stream in streams.items():
-                for place, rank in enumerate(
+            for text, stream in streams.items():
+                for position, rank in enumerate(
                     stream["epsilon_rank"].sel(epsilon=level).values[:-1]
                 ):
                     table.add(
-                        f"{name}: {level:g}-rank of the input of layer {place}, {words}",
+                        f"{name}: {level:g}-rank of the input of layer {position}, {text}",
                         rank,
                     )
             # the inputs of all layers, by series
@@ -463,11 +461,11 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
 @measure("S0-F9")
 def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure mean ranks of W_Q and its heads by number of heads, and whether rows of a head lie together."""
-    table, whole, single, blocks = ResultTable(), {}, {}, []
+    table, full, single, blocks = ResultTable(), {}, {}, []
     for name, context in table.each(contexts):
         ranks = ranks_by_model([context.model], epsilon=EPSILON).isel(model=0)
         heads = float(ranks["heads"])
-        whole[name], single[name] = (
+        full[name], single[name] = (
             (heads, _by_level(ranks["rank"] / ranks["width"])),
             (heads, _by_level(ranks["head_rank"])),
         )
@@ -495,7 +493,7 @@ def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
             )
         )
     table.claims = {
-        "more_heads": table.steps(whole, "heads", "share of the full rank"),
+        "more_heads": table.steps(full, "heads", "share of the full rank"),
         "head_constant": table.steps(
             single, "heads", "mean rank of a head", within=CONSTANT_WITHIN
         ),

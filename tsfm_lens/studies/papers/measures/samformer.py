@@ -122,7 +122,7 @@ def toy(context: Context) -> MeasuredValues:
     )
     both, limit = min(len(plain), len(random)), NEAR_ORACLE * oracle
     better = plain[:both] - random[:both]
-    claims = {
+    statements = {
         "stuck": _over_seeds(("", plain - limit, "error, less the oracle's and 1 %")),
         "reaches": _over_seeds(
             ("", limit - sam, "the oracle's error and 1 %, less the error")
@@ -131,7 +131,7 @@ def toy(context: Context) -> MeasuredValues:
             ("", better, "error of the transformer, less the other's")
         ),
     }
-    result = MeasuredValues({"oracle": oracle}, _toy_settings(data), claims=claims)
+    result = MeasuredValues({"oracle": oracle}, _toy_settings(data), claims=statements)
     _add_means(result, errors, "error of {arm}")
     return result
 
@@ -155,12 +155,12 @@ def toy_sharpness(context: Context) -> MeasuredValues:
         )
         for arm in ("transformer", "transformer + SAM")
     ]
-    claims = {
+    statements = {
         "sharper": _over_seeds(("", sharper, "logarithm of the ratio of λ_max")),
         "lower_entropy": _over_seeds(*highest),
     }
     entropy_values = {"entropy of even attention": float(np.log(CHANNELS))}
-    result = MeasuredValues(entropy_values, _toy_settings(data), claims=claims)
+    result = MeasuredValues(entropy_values, _toy_settings(data), claims=statements)
     _add_means(result, lambda_max, "λ_max, {arm}")
     for name in ("entropy", "diagonal mass", "numerical rank"):
         _add_means(
@@ -188,8 +188,8 @@ def optimizers(context: Context) -> MeasuredValues:
         (arm, np.log(NEAR_ADAM) - np.abs(over[arm]), of)
         for arm in ("adamw 1e-5", "adamw 1e-4")
     ]
-    claims = {"unstable": _over_seeds(*worse), "same": _over_seeds(*near)}
-    result = MeasuredValues(settings=_toy_settings(data), claims=claims)
+    statements = {"unstable": _over_seeds(*worse), "same": _over_seeds(*near)}
+    result = MeasuredValues(settings=_toy_settings(data), claims=statements)
     _add_means(result, errors, "error of {arm}")
     return result
 
@@ -201,10 +201,10 @@ def list_cells(data: xr.Dataset, *models: str) -> list[Cell]:
     """List data and horizons that all of these models were trained on."""
     arms = [str(arm).split(" ", 2) for arm in data["arm"].values]
     available = {tuple(arm) for arm in arms}
-    places = dict.fromkeys((name, horizon) for name, horizon, _ in arms)
+    positions = dict.fromkeys((name, horizon) for name, horizon, _ in arms)
     return [
         (name, int(steps))
-        for name, steps in places
+        for name, steps in positions
         if {(name, steps, model) for model in models} <= available
     ]
 
@@ -218,10 +218,10 @@ def pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pair a variable of two models, by runs of the same data, horizon and seed that both ended."""
     columns = [np.zeros((2, 0), data[name].dtype)]
-    for place, steps in list_cells(data, first, second) if cells is None else cells:
+    for position, steps in list_cells(data, first, second) if cells is None else cells:
         two = np.array(
             [
-                data[name].sel(arm=f"{place} {steps} {model}").values
+                data[name].sel(arm=f"{position} {steps} {model}").values
                 for model in (first, second)
             ]
         )
@@ -281,18 +281,18 @@ def sharpness(context: Context) -> MeasuredValues:
     off = np.concatenate(
         [np.abs(of_cell - of_cell.mean(1, keepdims=True)) for of_cell in errors], axis=1
     )
-    claims = {
+    statements = {
         "sharper_trained": _over_runs(sharper, "logarithm of the ratio of λ_max"),
         "steadier": _over_runs(
             off[0] - off[1], "distance from the mean over seeds, less SAMformer's"
         ),
     }
-    result = _result(cells, claims, weights="of the lowest validation error")
+    result = _result(cells, statements, weights="of the lowest validation error")
     for cell in cells:
         for model in ("SAMformer", "Transformer"):
             values = _of_seeds(data, "test_mse", cell, model)
-            words = _name(f"deviation of the test MSE over seeds, {model}", cell)
-            result.add(words, values.std(ddof=1) if len(values) > 1 else np.nan)
+            text = _name(f"deviation of the test MSE over seeds, {model}", cell)
+            result.add(text, values.std(ddof=1) if len(values) > 1 else np.nan)
     _add_means(result, _main_arms(data, "end_sharpness"), "λ_max, {arm}")
     return result
 
@@ -303,7 +303,7 @@ def attention(context: Context) -> MeasuredValues:
     data = record("benchmarks").mean("window")
     plain, sam = pairs(data, "end_diagonal_mass", "Transformer", "SAMformer")
     full, reparam = pairs(data, "end_numerical_rank", "Transformer", REPARAM)
-    claims = {
+    statements = {
         "diagonal": _over_runs(
             sam - plain, "diagonal mass of attention, less the transformer's"
         ),
@@ -312,7 +312,7 @@ def attention(context: Context) -> MeasuredValues:
         ),
     }
     cells = list_cells(data, "Transformer", "SAMformer")
-    result = _result(cells, claims, weights="of the lowest validation error")
+    result = _result(cells, statements, weights="of the lowest validation error")
     for name in ("diagonal mass", "numerical rank", "entropy"):
         _add_means(
             result,
@@ -330,12 +330,12 @@ def nuclear_norms(context: Context) -> MeasuredValues:
     plain, reparam = pairs(data, "middle", "Transformer", REPARAM)
     without, sam = pairs(data, "middle", "Transformer", "SAMformer")
     of = "median nuclear norm over windows, less the other's"
-    claims = {
+    statements = {
         "norm_lowered": _over_runs(plain - reparam, of),
         "norm_kept": _over_runs(sam - without, of),
     }
     cells = list_cells(data, "Transformer", "SAMformer")
-    result = _result(cells, claims, weights="of the lowest validation error")
+    result = _result(cells, statements, weights="of the lowest validation error")
     _add_means(result, _main_arms(data, "middle"), "median nuclear norm, {arm}")
     return result
 
@@ -348,11 +348,11 @@ def reparam_errors(context: Context) -> MeasuredValues:
     worse, sam = pairs(data, "test_mse", REPARAM, "SAMformer", cells)
     both, alone = pairs(data, "test_mse", BOTH, "SAMformer", cells)
     gain = np.log(both) - np.log(alone) + np.log(SAME_ERROR)
-    claims = {
+    statements = {
         "reparam_worse": _over_runs(worse - sam, "error, less SAMformer's"),
         "no_gain": _over_runs(gain, "logarithm of the ratio of errors, and of 1.01"),
     }
-    result = _result(cells, claims)
+    result = _result(cells, statements)
     arms = {
         f"{name} {steps} {model}" for name, steps in cells for model in (*MAIN, INPUTS)
     }
@@ -405,9 +405,9 @@ def ablation(context: Context, *, model: str, beside: str) -> MeasuredValues:
     """Measure errors of an ablation, and whether the complete model is better."""
     data = record("benchmarks")
     cells = list_cells(data, model, beside)
-    worse, whole = pairs(data, "test_mse", model, beside, cells)
+    worse, full = pairs(data, "test_mse", model, beside, cells)
     result = _result(
-        cells, {"better": _over_runs(worse - whole, f"error, less that of {beside}")}
+        cells, {"better": _over_runs(worse - full, f"error, less that of {beside}")}
     )
     for cell in cells:
         for error in ("MSE", "MAE"):
@@ -430,8 +430,8 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
     for arm, values in by_arm(data, f"test_{error.lower()}").items():
         name, horizon, model = arm.split(" ", 2)
         cell = NAMES.get(name, name), int(horizon)
-        words = _name(f"{error} of {model}", cell)
-        result.mean(words, values)
+        text = _name(f"{error} of {model}", cell)
+        result.mean(text, values)
         seeds.add(len(values))
         # arms with fixed RevIN or released draws are compared with the printed errors of the model itself
         theirs = (
@@ -444,8 +444,8 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
         ours = float(values.mean()), float(values.std(ddof=1))
         beside = compare(ours, theirs, n=len(values), n_second=SEEDS)
         deviations = beside.difference / np.hypot(ours[1], theirs.std)
-        result.add(f"difference in standard deviations of both: {words}", deviations)
-        result.add(f"p of Welch's test: {words}", beside.welch)
+        result.add(f"difference in standard deviations of both: {text}", deviations)
+        result.add(f"p of Welch's test: {text}", beside.welch)
     result.settings["seeds"] = describe_seeds(data, *seeds)
     for claim, model in (("better", "Transformer"), ("better_mixer", "TSMixer")):
         other, own = pairs(data, f"test_{error.lower()}", model, "SAMformer")
@@ -468,7 +468,7 @@ def improvements(context: Context) -> MeasuredValues:
     result = MeasuredValues(settings={"formula": "100 (1 − Σ / Σ) over common cells"})
     for error in ("MSE", "MAE"):
         means = {
-            model: {cell: each.mean for cell, each in of.items()}
+            model: {cell: item.mean for cell, item in of.items()}
             for model, of in TABLES[error].items()
         }
         for model in list(means)[1:]:
@@ -485,9 +485,9 @@ def significant(context: Context) -> MeasuredValues:
     ours, theirs = (TABLES["MSE"][model] for model in ("SAMformer", "TSMixer+SAM"))
     tests = [compare(ours[cell], theirs[cell]) for cell in ours]
     values = {
-        "cells where neither is": float(sum(each.pooled >= LEVEL for each in tests)),
+        "cells where neither is": float(sum(test.pooled >= LEVEL for test in tests)),
         "cells where neither is, by Welch's test": float(
-            sum(each.welch >= LEVEL for each in tests)
+            sum(test.welch >= LEVEL for test in tests)
         ),
     }
     return MeasuredValues(
@@ -546,14 +546,19 @@ def nuclear_bound(context: Context) -> MeasuredValues:
 @measure("S1-P9")
 def revin(context: Context) -> MeasuredValues:
     """Check proposition 9 against the pipeline."""
-    rng, apart = np.random.default_rng(context.seed), 0.0
+    rng, separate = np.random.default_rng(context.seed), 0.0
     for _ in range(context.draws(100)):
         x, weight = rng.normal(size=(3, 16)) + 5, rng.normal(size=(16, 4))
         gamma, beta = rng.uniform(0.5, 2, 3), rng.normal(size=3)
         mean, spread = x.mean(1, keepdims=True), np.sqrt(x.var(1, keepdims=True) + 1e-5)
         normal = gamma[:, None] * (x - mean) / spread + beta[:, None]
-        whole = (normal @ weight - beta[:, None]) / gamma[:, None] * spread + mean
+        full = (normal @ weight - beta[:, None]) / gamma[:, None] * spread + mean
         closed = rank_theory.revin_linear(x, weight, gamma, beta)
-        apart = max(apart, float(np.abs(closed - whole).max() / np.abs(whole).max()))
-    values = {"apart": 0.0 if apart < 1e-12 else apart, "the same, as it is": apart}
+        separate = max(
+            separate, float(np.abs(closed - full).max() / np.abs(full).max())
+        )
+    values = {
+        "apart": 0.0 if separate < 1e-12 else separate,
+        "the same, as it is": separate,
+    }
     return MeasuredValues(values, {"draws": str(context.draws(100))})

@@ -58,8 +58,8 @@ def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
     return judge_parts(
         "seed",
         *(
-            ClaimPart(words, errors[more] - errors[less], of)
-            for words, more, less in pairs
+            ClaimPart(text, errors[more] - errors[less], of)
+            for text, more, less in pairs
         ),
     )
 
@@ -67,15 +67,15 @@ def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
 def _result(
     data: xr.Dataset, values: dict[str, float], claims: dict[str, Verdict]
 ) -> MeasuredValues:
-    errors, facts = _errors(data), data.attrs
+    errors, metadata = _errors(data), data.attrs
     counts = [int(np.isfinite(of_seeds).sum()) for of_seeds in errors.values()]
     settings = {
-        "inputs": str(facts["inputs"]),
+        "inputs": str(metadata["inputs"]),
         "width": ", ".join(map(str, sorted(set(data["width"].values.tolist())))),
-        "layers": str(facts["layers"]),
-        "steps": f"{facts['steps']:,}",
+        "layers": str(metadata["layers"]),
+        "steps": f"{metadata['steps']:,}",
         "tokens": "one of x and the pair before"
-        if facts.get("tokens") == "pairs"
+        if metadata.get("tokens") == "pairs"
         else "one of x or y",
         "seeds": describe_seeds(data, *counts),
         "intervals over": "seeds",
@@ -137,13 +137,13 @@ def by_form(context: Context) -> MeasuredValues:
             (f"{form}, against {same.removeprefix('1 head, ')}", same, form)
             for same in alike
         ]
-    claims = {
+    statements = {
         "eight_fail": _verdict(data, ("", eight, full)),
         "structured": _verdict(data, *pairs),
     }
     if of_eight:
-        claims["structured_eight"] = _verdict(data, *of_eight)
-    return _result(data, {}, claims)
+        statements["structured_eight"] = _verdict(data, *of_eight)
+    return _result(data, {}, statements)
 
 
 @measure("S2-F11")
@@ -205,14 +205,14 @@ def forecasts(context: Context) -> MeasuredValues:
 def chronos(context: Context) -> MeasuredValues:
     """Measure figure 15: losses at equal steps, and costs of the scores."""
     data = record("chronos_levels")
-    loss, facts = (
+    loss, metadata = (
         {str(arm): data["loss"].sel(arm=arm).values for arm in data["arm"].values},
         data.attrs,
     )
     settings = {
-        "steps": f"{facts['steps']:,} of {facts['rows']} rows",
-        "context": str(facts["context"]),
-        "horizon": str(facts["horizon"]),
+        "steps": f"{metadata['steps']:,} of {metadata['rows']} rows",
+        "context": str(metadata["context"]),
+        "horizon": str(metadata["horizon"]),
         "ranks": "of heads of 16",
         "layers": "the encoder's",
         "seeds": describe_seeds(data, data.sizes["seed"]),
@@ -226,8 +226,8 @@ def chronos(context: Context) -> MeasuredValues:
                 f"loss in nats, less that of standard attention, {arm}",
                 of_seeds - loss["standard"],
             )
-            words = f"multiply-adds of the encoder's scores over those of standard attention, {arm}"
-            result.add(words, data["score_share"].sel(arm=arm))
+            text = f"multiply-adds of the encoder's scores over those of standard attention, {arm}"
+            result.add(text, data["score_share"].sel(arm=arm))
     return result
 
 
@@ -255,8 +255,8 @@ def rates(context: Context) -> MeasuredValues:
         finite = errors[:, np.isfinite(errors).all(axis=(0, 2))]
         if finite.shape[1]:
             best = data["rate"].values[finite.argmin(-1)]
-            words = f"best rate at the largest width over that at the smallest, {kind}"
-            result.mean(words, best[-1] / best[0])
+            text = f"best rate at the largest width over that at the smallest, {kind}"
+            result.mean(text, best[-1] / best[0])
             for width, of_width in zip(widths, finite, strict=True):
                 result.mean(f"lowest error, {kind}, width {width}", of_width.min(-1))
     return result
@@ -297,16 +297,16 @@ def windows(context: Context) -> MeasuredValues:
     """Count keys that are scored at all, in whole scores; and shares of pairs, by pattern of layers."""
     x = torch.ones(1, TOKENS, 1)
     near = structured.Reach((1,), (TOKENS,), causal=True, window=WINDOW)
-    whole = structured.Reach((1,), (TOKENS,), causal=True)
-    scores = [structured.reaching_scores(x, x, reach) for reach in (near, whole)]
-    keys_near, keys = (torch.isfinite(each).sum(-1)[0] for each in scores)
+    full = structured.Reach((1,), (TOKENS,), causal=True)
+    scores = [structured.reaching_scores(x, x, distance) for distance in (near, full)]
+    keys_near, keys = (torch.isfinite(score).sum(-1)[0] for score in scores)
     own, total = float(keys_near.sum()), float(keys.sum())
-    words = "multiply-adds of the scores over those of standard attention"
+    text = "multiply-adds of the scores over those of standard attention"
     values = {
         "seen": float(keys_near.max()),
-        f"{words}, windows in every layer": own / total,
+        f"{text}, windows in every layer": own / total,
         # global, window, window, twice, as in the published code
-        f"{words}, one layer in three global": (total + 2 * own) / (3 * total),
+        f"{text}, one layer in three global": (total + 2 * own) / (3 * total),
     }
     return MeasuredValues(
         values, {"tokens": f"{TOKENS:,}", "window": str(WINDOW), "layers": "6"}
@@ -344,15 +344,15 @@ def families(context: Context) -> MeasuredValues:
 def level_costs(context: Context) -> MeasuredValues:
     """Count the costs of table 2."""
     result = MeasuredValues()
-    for words, ranks in (("32|8|8|16", (32, 8, 8, 16)), ("8 of 8", EIGHT)):
+    for text, ranks in (("32|8|8|16", (32, 8, 8, 16)), ("8 of 8", EIGHT)):
         costs = structured.bilinear_level_operations(tokens=256, width=512, ranks=ranks)
         cheapest = costs["c"] == min(costs.values())
-        result.claims[f"best {words}"] = Verdict(
+        result.claims[f"best {text}"] = Verdict(
             (exactly("", cheapest, "multiply-adds of c, less the fewest"),)
         )
         for order, cost in costs.items():
             result.add(
-                f"multiply-adds, T = 256, D = 512, ranks {words}, order {order}", cost
+                f"multiply-adds, T = 256, D = 512, ranks {text}, order {order}", cost
             )
     return result
 
@@ -361,9 +361,9 @@ def level_costs(context: Context) -> MeasuredValues:
 def train_costs(context: Context) -> MeasuredValues:
     """Count the costs of table 3."""
     costs = structured.bilinear_train_operations(256, 256, 2)
-    words = {"both": "both sides", "keys": "keys alone"}
+    text = {"both": "both sides", "keys": "keys alone"}
     values = {
-        f"multiply-adds, T = D = 256, s = 2, {words[order]}": float(cost)
+        f"multiply-adds, T = D = 256, s = 2, {text[order]}": float(cost)
         for order, cost in costs.items()
     }
     return MeasuredValues(values)
@@ -373,9 +373,9 @@ def train_costs(context: Context) -> MeasuredValues:
 def key_cache(context: Context) -> MeasuredValues:
     """Count the numbers in a cache of 1,024 tokens, against those of standard attention."""
     result = MeasuredValues(settings={"tokens": "1,024"})
-    for words, ranks in LISTS.items():
+    for text, ranks in LISTS.items():
         saved = TOKENS * sum(ranks) / structured.key_cache_entries(TOKENS, ranks)
-        result.add(f"key cache, times smaller, {words}", saved)
+        result.add(f"key cache, times smaller, {text}", saved)
     return result
 
 
@@ -383,12 +383,12 @@ def key_cache(context: Context) -> MeasuredValues:
 def score_costs(context: Context) -> MeasuredValues:
     """Compute T² Σ r_l / 2^(l-1) over T² Σ r_l."""
     result = MeasuredValues(settings={"tokens": "1,024"})
-    for words, ranks in LISTS.items():
+    for text, ranks in LISTS.items():
         share = structured.level_attention_operations(TOKENS, ranks) / (
             TOKENS**2 * sum(ranks)
         )
         result.add(
-            f"multiply-adds of the scores over those of standard attention, {words}",
+            f"multiply-adds of the scores over those of standard attention, {text}",
             share,
         )
     return result
@@ -398,7 +398,7 @@ def score_costs(context: Context) -> MeasuredValues:
 def lemma(context: Context) -> MeasuredValues:
     """Compare scores by blocks with x_jᵀ (Σ L_l R_lᵀ up to the deepest common level) x_j', in float64."""
     ranks, tokens, width = (3, 2, 2), 16, 5
-    generator, apart = torch.Generator().manual_seed(context.seed), 0.0
+    generator, separate = torch.Generator().manual_seed(context.seed), 0.0
     blocks = structured.token_blocks(tokens, len(ranks))
     depth = structured.block_depth(tokens, blocks)
     for _ in range(context.draws(DRAWS)):
@@ -410,17 +410,19 @@ def lemma(context: Context) -> MeasuredValues:
             ]
             for _ in range(2)
         )
-        reach = structured.Reach(ranks, blocks, causal=False)
+        distance = structured.Reach(ranks, blocks, causal=False)
         scores = structured.reaching_scores(
-            x @ torch.cat(left, 1), x @ torch.cat(right, 1), reach
+            x @ torch.cat(left, 1), x @ torch.cat(right, 1), distance
         )
         forms = torch.stack([a @ b.T for a, b in zip(left, right, strict=True)]).cumsum(
             0
         )
         direct = torch.einsum("qd,qkde,ke->qk", x, forms[depth - 1], x)
-        apart = max(apart, float((scores - direct).abs().max() / direct.abs().max()))
+        separate = max(
+            separate, float((scores - direct).abs().max() / direct.abs().max())
+        )
     values = {
-        "apart": 0.0 if apart < NEAREST_ZERO else apart,
-        "the same, as it is": apart,
+        "apart": 0.0 if separate < NEAREST_ZERO else separate,
+        "the same, as it is": separate,
     }
     return MeasuredValues(values, {"draws": str(context.draws(DRAWS))})

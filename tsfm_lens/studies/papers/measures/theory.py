@@ -98,8 +98,8 @@ def sketching(
         width=width, heads=heads, decay=decay, **_draws(context, 6)
     )
     sparse, dense = (data["distance"].sel(sketch=name) for name in ("sparse", "dense"))
-    apart = np.asarray(np.abs(np.log(sparse.values / dense.values)).mean(axis=-1))
-    words = f"logarithm of {COMPARABLE_WITHIN:g}, less that of their ratio"
+    separate = np.asarray(np.abs(np.log(sparse.values / dense.values)).mean(axis=-1))
+    text = f"logarithm of {COMPARABLE_WITHIN:g}, less that of their ratio"
     settings = {
         "d": str(width),
         "tokens": "any from d on",
@@ -110,7 +110,7 @@ def sketching(
     }
     result = _result(context, 6, settings, intervals=True)
     result.claims["comparable"] = judge_parts(
-        "draw", ClaimPart("", np.log(COMPARABLE_WITHIN) - apart, words)
+        "draw", ClaimPart("", np.log(COMPARABLE_WITHIN) - separate, text)
     )
     result.mean("slope_of_heads", data["slope"].sel(sketch="sparse").values)
     for count in data["heads"].values:
@@ -304,15 +304,15 @@ def growth(context: Context) -> MeasuredValues:
     singular, spectra, result = _growth(context, depths)
     relative = spectra / spectra[..., :1]
     upper = np.array(
-        [flow_bound(singular, *each) for each in zip(HEADS, depths, strict=True)]
+        [flow_bound(singular, *item) for item in zip(HEADS, depths, strict=True)]
     )
     constructions = [
         rank_theory.growing(singular, count, 2 * len(singular)) for count in HEADS
     ]
     largest = np.array(
         [
-            np.linalg.svd(residual_layer(*each), compute_uv=False)
-            for each in constructions
+            np.linalg.svd(residual_layer(*construction), compute_uv=False)
+            for construction in constructions
         ]
     )
     floors = np.array([rank_theory.flow_floor(singular, count, 1) for count in HEADS])
@@ -336,9 +336,11 @@ def corollary(context: Context) -> MeasuredValues:
     singular, spectra, result = _growth(context, [1] * len(HEADS))
     proof = np.array([rank_theory.one_layer_bound(singular, count) for count in HEADS])
     k = np.arange(1, len(singular) + 1)
-    places = [rank_theory.corollary_index(k, count, as_printed=True) for count in HEADS]
+    positions = [
+        rank_theory.corollary_index(k, count, as_printed=True) for count in HEADS
+    ]
     constants = np.array([1 + np.exp(2) * count for count in HEADS])[:, None]
-    printed = constants * singular[np.minimum(places, len(singular)) - 1]
+    printed = constants * singular[np.minimum(positions, len(singular)) - 1]
     result.add("above_proof", (spectra > proof[:, None]).sum())
     result.add("above_printed", (spectra > printed[:, None]).sum())
     result.add("singular values", spectra.size)
@@ -362,10 +364,10 @@ def _growth(
                 tokens, weights.within(np.sqrt(d // count), 1.0), depth
             )
             spectra[row, draw] = np.linalg.svd(layer, compute_uv=False)
-    words = f"1, then {gap:g} · exp(−(j − 2)/{decay:g})"
+    text = f"1, then {gap:g} · exp(−(j − 2)/{decay:g})"
     settings = {
         "heads": ", ".join(map(str, HEADS)),
-        "singular values": words,
+        "singular values": text,
         "d": str(d),
     }
     return singular, spectra, _result(context, 10, settings)
