@@ -1,1 +1,3 @@
-"""Speed and memory, as ratios measured side by side in one run: ``python -m benchmarks``."""
+"""Speed and memory, as ratios measured side by side in one run: ``python -m
+benchmarks``.
+"""

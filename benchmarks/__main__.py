@@ -76,7 +76,8 @@ PLANS = {
 
 def published(name: str, size: str, device: str) -> Lens:
     """A model of published size with random weights, so large that every head matters."""
-    # with the library's initialisation a head moves a forecast by 1e-7, and comparing results would mean nothing
+    # with the library's initialisation a head moves a forecast by 1e-7, and comparing
+    # results would mean nothing
     return load(testing.published(name, size), check=False).to(device)
 
 
@@ -167,7 +168,10 @@ def ablations(lens: Lens, plan: Plan, sample: int | None) -> list[Row]:
         heads_per_layer=plan.heads,
     )
     name = f"(c) {lens.wiring.architecture}"
-    timed = f"{result.heads} heads, {result.timed} full forwards timed; limit {result.limit:.1f} ×"
+    timed = (
+        f"{result.heads} heads, {result.timed} full forwards timed; limit"
+        f" {result.limit:.1f} ×"
+    )
     reached = f"{timed}, reached {result.speed / result.limit:.0%}"
     effect = (
         f"a head moves them by {result.effect:.1e}; peak memory {result.memory:.1f} GiB"
@@ -191,7 +195,9 @@ def ablations(lens: Lens, plan: Plan, sample: int | None) -> list[Row]:
 
 
 def linked_view(rounds: int) -> list[Row]:
-    """(e) From a choice in ``run.explore`` to the state that a browser gets, without its drawing."""
+    """(e) From a choice in ``run.explore`` to the state that a browser gets, without
+    its drawing.
+    """
     # a machine that measures other things may lack the widgets
     from benchmarks.explore import LIMIT, latencies
 
@@ -212,7 +218,9 @@ def linked_view(rounds: int) -> list[Row]:
 
 
 def sweep_engine(sample: int | None, device: str) -> list[Row]:
-    """(f) The sweep engine: single forwards of two models, and sampling rollouts of a third."""
+    """(f) The sweep engine: single forwards of two models, and sampling rollouts of a
+    third.
+    """
     rows: list[Row] = []
     lens = published("chronos-bolt", "base", device)
     rows += engine_rows(
@@ -229,11 +237,16 @@ def sweep_engine(sample: int | None, device: str) -> list[Row]:
 
 
 def heads_at_rows() -> list[Row]:
-    """(g) What heads@k of one layer of 12 heads takes: every method on both orders of stable rank."""
+    """(g) What heads@k of one layer of 12 heads takes: every method on both orders of
+    stable rank.
+    """
     rows: list[Row] = []
     for search in heads_at.measure():
         name = f"heads@k, {search.order}, {search.tolerance:.0%}: {search.method}"
-        note = f"keeps {search.kept}, saves {search.saved:.1f} of {heads_at.HEADS}; as the scan in {search.agrees:.0%}"
+        note = (
+            f"keeps {search.kept}, saves {search.saved:.1f} of {heads_at.HEADS}; as the"
+            f" scan in {search.agrees:.0%}"
+        )
         rows.append((name, f"{search.evaluations:.1f} evaluations", note, "", None))
     return rows
 

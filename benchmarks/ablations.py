@@ -1,4 +1,6 @@
-"""All single-head ablations of a decoder: replay and fan-out against one full forward per head."""
+"""All single-head ablations of a decoder: replay and fan-out against one full forward
+per head.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,10 @@ class Comparison:
     Attributes:
         speed: time of one full forward per head over the time of ours.
         heads, timed: heads in all, and full forwards that were really timed.
-        error: largest deviation of the outputs on the timed heads, relative to the largest output.
-        effect: median movement of the output by a head, relative to the largest output; at 0 the error would mean
-            nothing.
+        error: largest deviation of the outputs on the timed heads, relative to the
+            largest output.
+        effect: median movement of the output by a head, relative to the largest output;
+            at 0 the error would mean nothing.
         limit: the ratio of multiply-accumulates of both ways.
         memory: peak resident memory of the process in GiB.
     """
@@ -115,11 +118,13 @@ def _full(
 
 
 def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> float:
-    """Floating-point operations of one full forward per head, over those that no exact method can avoid.
+    """Floating-point operations of one full forward per head, over those that no exact
+    method can avoid.
 
-    Unavoidable are one plain forward and, for every head, the output projection behind it, the branches after
-    it in its block, all later blocks, and the head; keys and values that a decoder takes from the encoder are
-    computed once. Counted by torch's own counter, attention products included.
+    Unavoidable are one plain forward and, for every head, the output projection behind
+    it, the branches after it in its block, all later blocks, and the head; keys and
+    values that a decoder takes from the encoder are computed once. Counted by torch's
+    own counter, attention products included.
     """
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
@@ -165,7 +170,9 @@ def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> fl
 
 
 def _by_path(lens: Lens, counts: dict[str, int]) -> dict[str, int]:
-    """Operations by path below the native model; the counter names modules from the outermost one that was called."""
+    """Operations by path below the native model; the counter names modules from the
+    outermost one that was called.
+    """
     operations = {}
     for path, _ in lens.adapter.model.named_modules():
         parts = path.split(".")
@@ -185,7 +192,9 @@ def _matrices(row: Mlp) -> set[str]:
 
 
 def _from_elsewhere(stack: Stack, layer: int, counts: dict[str, int]) -> int:
-    """Operations of a block on what another stack computed: keys and values of its cross-attention."""
+    """Operations of a block on what another stack computed: keys and values of its
+    cross-attention.
+    """
     cross = [row for row in stack.attentions(layer) if row.keys_from]
     return sum(
         counts.get(f"{stack.block(layer)}.{part.module}", 0)

@@ -1,8 +1,10 @@
-"""What this tree costs over another commit: idle forecast, capture, ablations and probes of the embedded models.
+"""What this tree costs over another commit: idle forecast, capture, ablations and
+probes of the embedded models.
 
-``git worktree add --detach PATH COMMIT``, then ``python -m benchmarks.against PATH``. Both trees run in processes of
-their own, in turn. The columns are the smallest processor time, its ratio and that of the medians to the other tree's,
-and the calls of functions, which no other work on the machine moves.
+``git worktree add --detach PATH COMMIT``, then ``python -m benchmarks.against PATH``.
+Both trees run in processes of their own, in turn. The columns are the smallest
+processor time, its ratio and that of the medians to the other tree's, and the calls of
+functions, which no other work on the machine moves.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ SERVE, MARK = "--serve", "costs: "
 
 
 def works(name: str, count: int) -> dict[str, Callable[[], object]]:
-    """What is timed of a model, each on a new run of ``count`` series; the two trees have it under the same names."""
+    """What is timed of a model, each on a new run of ``count`` series; the two trees
+    have it under the same names.
+    """
     import torch
 
     import tsfm_lens
@@ -71,7 +75,9 @@ def works(name: str, count: int) -> dict[str, Callable[[], object]]:
 
 
 def serve() -> None:
-    """Answer each line of the input, a model, a number of series and whether to count calls, by a line of costs."""
+    """Answer each line of the input, a model, a number of series and whether to count
+    calls, by a line of costs.
+    """
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     ready: dict[tuple[str, int], dict[str, Callable[[], object]]] = {}
@@ -145,7 +151,8 @@ def main() -> None:
     options = parser.parse_args()
     base, here = Tree(options.base.resolve()), Tree(HERE.parents[1])
     print(
-        "| model | series | work | smallest, ms | smallest / base | median / base | calls | calls / base |"
+        "| model | series | work | smallest, ms | smallest / base | median / base |"
+        " calls | calls / base |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for name, count in product(

@@ -13,7 +13,9 @@ import torch
 
 
 def apart(work: Callable[..., Any], *args: object) -> Any:
-    """The result of a function in a process of its own, whose memory nothing else has touched."""
+    """The result of a function in a process of its own, whose memory nothing else has
+    touched.
+    """
     pool = get_context("spawn").Pool(1, initializer=_quiet)
     try:
         return pool.apply(work, args)

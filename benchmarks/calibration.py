@@ -1,4 +1,6 @@
-"""Calibration of what pages claim: significance, leaders and learned parts, on drawn effects and on models."""
+"""Calibration of what pages claim: significance, leaders and learned parts, on drawn
+effects and on models.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ DRAWS: dict[str, Draw] = {
 def significant_pages(
     draw: Draw, units: int, *, trials: int = 1000, shift: float = 0.0, seed: int = 0
 ) -> float:
-    """Compute the share of pages that call a member significant; with a shift, of shifted members so called."""
+    """Compute the share of pages that call a member significant; with a shift, of
+    shifted members so called.
+    """
     rng, count = np.random.default_rng([seed, units]), 0.0
     for _ in range(trials):
         effect = draw(rng, (MEMBERS, units))
@@ -75,7 +79,9 @@ def significant_pages(
 def false_leaders(
     draw: Draw, members: int, units: int, *, trials: int = 1000, seed: int = 0
 ) -> float:
-    """Compute how often one of several members, alike by definition, is called the leader."""
+    """Compute how often one of several members, alike by definition, is called the
+    leader.
+    """
     rng = np.random.default_rng([seed, members, units])
     return (
         sum(
@@ -98,10 +104,12 @@ def compute_claims(run: Run) -> dict[str, xr.Dataset]:
 def learned_pages(
     lens: Lens, run_of: Callable[[Lens], Run], *, models: int = 20
 ) -> dict[str, float]:
-    """Compute the share of untrained models of which a page claims that a part is learned.
+    """Compute the share of untrained models of which a page claims that a part is
+    learned.
 
-    Models with the weights of ``lens`` in random order, and models with new weights, are each compared with 24 twins.
-    Another order of weights in random order is a twin of the same kind, and so are other new weights.
+    Models with the weights of ``lens`` in random order, and models with new weights,
+    are each compared with 24 twins. Another order of weights in random order is a twin
+    of the same kind, and so are other new weights.
     """
     makers = {
         "weights in random order": untrained_twin,
@@ -160,7 +168,9 @@ def shifted_claims(
     windows: int,
     shifts: Sequence[int] = SHIFTS,
 ) -> float:
-    """Compute the share of significant members that are not so when all windows begin a few steps earlier."""
+    """Compute the share of significant members that are not so when all windows begin a
+    few steps earlier.
+    """
 
     def members(batch: SeriesBatch, steps: int = 0) -> set[tuple[str, str, int]]:
         values = tuple(value[: len(value) - steps] for value in batch.values)
@@ -184,7 +194,8 @@ def _run(batch: SeriesBatch, horizon: int, lens: Lens, windows: int = 1) -> Run:
 
 
 def planted_claims(seeds: int) -> Iterator[dict[str, Any]]:
-    """Count by planted model the true parts of 1 % or more, those of them that a page names, and others that it names.
+    """Count by planted model the true parts of 1 % or more, those of them that a page
+    names, and others that it names.
 
     Backups, which act only when another part is gone, count neither way.
     """
@@ -210,7 +221,10 @@ def planted_claims(seeds: int) -> Iterator[dict[str, Any]]:
 
 
 def _simulated(trials: int) -> Iterator[str]:
-    yield f"False pages, and power at a shift of one unit, in % ({MEMBERS} members, {trials} pages each):"
+    yield (
+        f"False pages, and power at a shift of one unit, in % ({MEMBERS} members,"
+        f" {trials} pages each):"
+    )
     heads = ["effects", *(f"{units} series" for units in UNITS)]
     lines = [
         [name]
@@ -222,7 +236,10 @@ def _simulated(trials: int) -> Iterator[str]:
         for name, draw in DRAWS.items()
     ]
     yield markdown([heads, *lines])
-    yield f"False leaders among members that are alike, in % (worst of 6, 9 and 20 series, {trials} pages each):"
+    yield (
+        "False leaders among members that are alike, in % (worst of 6, 9 and 20"
+        f" series, {trials} pages each):"
+    )
     worst = [
         [name]
         + [
@@ -235,7 +252,10 @@ def _simulated(trials: int) -> Iterator[str]:
 
 
 def _of_models(models: int, seeds: int) -> Iterator[str]:
-    yield f"Pages of untrained models that call a part learned, in % ({models} models of each kind):"
+    yield (
+        f"Pages of untrained models that call a part learned, in % ({models} models of"
+        " each kind):"
+    )
     batch = bundled(*bundled_names()).tail(76)
     lines = []
     for name in (*EMBEDDED, *TINY):
@@ -257,7 +277,10 @@ def _of_models(models: int, seeds: int) -> Iterator[str]:
         "others named",
     ]
     yield markdown([heads, *counts.astype(str).values])
-    yield "Significant members that are not so when all windows begin 1 to 5 steps earlier, in %:"
+    yield (
+        "Significant members that are not so when all windows begin 1 to 5 steps"
+        " earlier, in %:"
+    )
     looks = (
         ([batch], 1),
         ([bundled(*bundled_names())], 4),

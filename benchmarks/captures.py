@@ -1,4 +1,6 @@
-"""Capturing every residual stream and every head's z in three ways, on the same native model."""
+"""Capturing every residual stream and every head's z in three ways, on the same native
+model.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tsfm_lens.models import Encoded, Lens
 
 
 def names(lens: Lens) -> list[str]:
-    """The hook points captured: residual streams before, within and after every block, and z of every head."""
+    """The hook points captured: residual streams before, within and after every block,
+    and z of every head.
+    """
     return [
         name
         for name in lens.hook_dict
@@ -62,7 +66,9 @@ def with_torch_hooks(lens: Lens, encoded: Encoded) -> Callable[[], object]:
 
 
 def with_nnsight(lens: Lens, encoded: Encoded) -> Callable[[], object] | None:
-    """The same tensors through nnsight; None where it is not installed, and for models whose input is no tensor."""
+    """The same tensors through nnsight; None where it is not installed, and for models
+    whose input is no tensor.
+    """
     if find_spec("nnsight") is None or lens.wiring.architecture not in (
         "chronos",
         "chronos-bolt",

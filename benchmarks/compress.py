@@ -1,9 +1,13 @@
-"""``python -m benchmarks.compress``: what compression buys and costs, all sides in one run.
+"""``python -m benchmarks.compress``: what compression buys and costs, all sides in one
+run.
 
-``quality``: the rise of MASE of the embedded models at several shares by method, on series of sources that did not
-calibrate: half of the bundled publishers, and synthetic seasons. ``--out docs/compressing.md`` writes it into the page.
-``speed``: published sizes with random weights cut off to a quarter of the rank of their attentions: numbers, file,
-forward time, and memory, as ratios to the whole model, beside what numbers and multiplications allow.
+``quality``: the rise of MASE of the embedded models at several shares by method, on
+series of sources that did not
+calibrate: half of the bundled publishers, and synthetic seasons. ``--out
+docs/compressing.md`` writes it into the page. ``speed``: published sizes with random
+weights cut off to a quarter of the rank of their attentions: numbers, file, forward
+time, and memory, as ratios to the whole model, beside what numbers and multiplications
+allow.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ from tsfm_lens.studies.recipes.evaluate import synthetic_cases
 HORIZON = 24
 KEEPS = (0.1, 0.25, 0.5)
 SAMPLES = 20
-"""Paths of a sampling model: all of chronos-nano's would take five times as long, and differences are paired."""
+"""Paths of a sampling model: all of chronos-nano's would take five times as long, and
+differences are paired.
+"""
 COLUMNS = {
     "svd": "plain SVD",
     "weighted": "weighted by inputs",
@@ -43,7 +49,9 @@ COLUMNS = {
 def quality(
     model: str, keeps: Sequence[float], methods: Sequence[str], cases: int
 ) -> list[list[str]]:
-    """Rows: model, share kept, rise of MASE with its interval by method, on sources that do not calibrate."""
+    """Rows: model, share kept, rise of MASE with its interval by method, on sources
+    that do not calibrate.
+    """
     lens, drawn = load(model), synthetic_cases(count=cases)
     own, rest = compress.measure.split_sources(bundled(), HORIZON)
     calibration = compress.calibration_run(lens.run(own, HORIZON, holdout=True))
@@ -73,7 +81,9 @@ def quality(
 
 
 def insert_rows(page: Path, rows: Sequence[Sequence[str]]) -> None:
-    """Put rows into the table of a page, in the place of those with the same model and share."""
+    """Put rows into the table of a page, in the place of those with the same model and
+    share.
+    """
     lines = page.read_text().splitlines()
     held = [position for position, line in enumerate(lines) if line.startswith("| `")]
     table = {
@@ -87,7 +97,9 @@ def insert_rows(page: Path, rows: Sequence[Sequence[str]]) -> None:
 
 
 def peak(work: Callable[[], object]) -> int:
-    """Bytes by which resident memory rose at most while work was done, looked at every millisecond."""
+    """Bytes by which resident memory rose at most while work was done, looked at every
+    millisecond.
+    """
     page, rss, highest, over = 4096, Path("/proc/self/statm"), 0, threading.Event()
 
     def look() -> None:

@@ -1,10 +1,13 @@
-"""Shapley values over masks: seconds a mask against one forecast each and the library's best batch; sampled masks.
+"""Shapley values over masks: seconds a mask against one forecast each and the library's
+best batch; sampled masks.
 
-Twelve segments of a context of 512 steps, random weights at the published sizes (``--models``). All 4,096 masks take
-minutes on a processor, so ``--masks`` of them are run, as they stand beside one another among all: the cost of a mask
-is the same. The library's best batch is the fastest of several sizes on the same masked series, prepared beforehand.
-Both sides run in turn, in processor time. The error of sampled masks is measured on embedded models (``--sampled``),
-all of whose masks are run, beside the explainers of shap where it is installed (pip install shap).
+Twelve segments of a context of 512 steps, random weights at the published sizes
+(``--models``). All 4,096 masks take minutes on a processor, so ``--masks`` of them are
+run, as they stand beside one another among all: the cost of a mask is the same. The
+library's best batch is the fastest of several sizes on the same masked series, prepared
+beforehand. Both sides run in turn, in processor time. The error of sampled masks is
+measured on embedded models (``--sampled``), all of whose masks are run, beside the
+explainers of shap where it is installed (pip install shap).
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ def series(steps: int = CONTEXT) -> np.ndarray:
 
 
 def make_masks(run: Run, count: int) -> tuple[tuple[explain.Segment, ...], np.ndarray]:
-    """Twelve segments, as equal as tokens allow, and masks that stand beside one another."""
+    """Twelve segments, as equal as tokens allow, and masks that stand beside one
+    another.
+    """
     edges = [edge for edge in explain.values.token_edges(run) if edge >= -CONTEXT]
     picked = [
         edges[round(position)]
@@ -99,7 +104,9 @@ def library(lens: Lens, rows: list[np.ndarray], size: int) -> Callable[[], objec
 
 
 def compare(lens: Lens, count: int, alone: int, rounds: int) -> None:
-    """Seconds a mask of ours, of one forecast each, and of the library's batches, on the same masks."""
+    """Seconds a mask of ours, of one forecast each, and of the library's batches, on
+    the same masks.
+    """
     run = lens.run(series(), HORIZON)
     parts, keep = make_masks(run, count)
     batch = explain.masked(run.batch, parts, keep, "mean")
@@ -120,9 +127,10 @@ def compare(lens: Lens, count: int, alone: int, rounds: int) -> None:
     ratio = statistics.median(a / b for a, b in zip(ours, best[fastest], strict=True))
     faster = statistics.median(a / b for a, b in zip(single, ours, strict=True))
     print(
-        f"{lens.model_id or lens.wiring.architecture}: {1e3 * mine:.1f} ms a mask, {mine * 2**SEGMENTS:.0f} s for all "
-        f"{2**SEGMENTS}; {faster:.2f} × faster than one forecast each; {ratio:.3f} of the library's best batch "
-        f"({fastest}); {count} masks, {rounds} rounds"
+        f"{lens.model_id or lens.wiring.architecture}: {1e3 * mine:.1f} ms a mask,"
+        f" {mine * 2**SEGMENTS:.0f} s for all {2**SEGMENTS}; {faster:.2f} × faster than"
+        f" one forecast each; {ratio:.3f} of the library's best batch ({fastest});"
+        f" {count} masks, {rounds} rounds"
     )
 
 
@@ -130,7 +138,9 @@ Sampler = Callable[
     [Callable[[np.ndarray], np.ndarray], int, int, int],
     tuple[np.ndarray, np.ndarray | None],
 ]
-"""Value, players, budget and seed -> Shapley values (player, output), and half of their 95 % intervals."""
+"""Value, players, budget and seed -> Shapley values (player, output), and half of their
+95 % intervals.
+"""
 
 
 def ours(
@@ -146,7 +156,9 @@ def ours(
 def kernel(
     value: Callable, players: int, budget: int, seed: int
 ) -> tuple[np.ndarray, None]:
-    """KernelExplainer of shap without regularisation; it runs both ends beside its samples."""
+    """KernelExplainer of shap without regularisation; it runs both ends beside its
+    samples.
+    """
     import shap
 
     np.random.seed(seed)  # noqa: NPY002, of no other generator does it draw
@@ -162,15 +174,18 @@ def kernel(
 def permutation(
     value: Callable, players: int, budget: int, seed: int
 ) -> tuple[np.ndarray, None]:
-    """PermutationExplainer of shap: orders forwards and backwards, as many as the budget allows."""
+    """PermutationExplainer of shap: orders forwards and backwards, as many as the
+    budget allows.
+    """
     import shap
 
     explainer = shap.PermutationExplainer(
         lambda masks: value(masks > 0.5), np.zeros((1, players)), seed=seed
     )
-    return np.asarray(
-        explainer(np.ones((1, players)), max_evals=budget).values[0]
-    ), None
+    return (
+        np.asarray(explainer(np.ones((1, players)), max_evals=budget).values[0]),
+        None,
+    )
 
 
 def samplers() -> dict[str, Sampler]:
@@ -185,7 +200,9 @@ def samplers() -> dict[str, Sampler]:
 
 
 def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> None:
-    """Errors of sampled masks against all masks, in shares of the mean change, and how often intervals hold."""
+    """Errors of sampled masks against all masks, in shares of the mean change, and how
+    often intervals hold.
+    """
     lens = load(name)
     values = as_series(series(min(CONTEXT, lens.context_length)), seasonality=24)
     run = lens.run(values, min(HORIZON, lens.prediction_length))
@@ -218,9 +235,10 @@ def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> No
                 "" if distance is None else f"; intervals hold {np.mean(held):.1f} %"
             )
             print(
-                f"{name}, {players} segments, {reference}, {who}: {made / seeds:.0f} forecasts, mean error "
-                f"{np.mean(errors):.2f} %, largest {np.max(errors, 1).mean():.2f} % of the mean change{intervals}; "
-                f"{1e3 * statistics.median(spent):.0f} ms; {seeds} seeds"
+                f"{name}, {players} segments, {reference}, {who}: {made / seeds:.0f}"
+                f" forecasts, mean error {np.mean(errors):.2f} %, largest"
+                f" {np.max(errors, 1).mean():.2f} % of the mean change{intervals};"
+                f" {1e3 * statistics.median(spent):.0f} ms; {seeds} seeds"
             )
 
 

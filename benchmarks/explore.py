@@ -1,4 +1,6 @@
-"""How long the linked view takes from an event to the state that a browser gets, on the embedded models."""
+"""How long the linked view takes from an event to the state that a browser gets, on the
+embedded models.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def events(
 
 
 def latencies(rounds: int) -> Iterator[tuple[str, float, float, float]]:
-    """What was done, and the median, shortest and longest time in seconds; the first of each is not counted."""
+    """What was done, and the median, shortest and longest time in seconds; the first of
+    each is not counted.
+    """
     for name in MODELS:
         view = make_view(name)
         for what, calls in events(view, rounds + 1):

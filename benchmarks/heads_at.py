@@ -1,4 +1,6 @@
-"""heads@k of one layer of 12 heads: evaluations that scan, bisection and sequential tests take, and where they end."""
+"""heads@k of one layer of 12 heads: evaluations that scan, bisection and sequential
+tests take, and where they end.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +68,10 @@ def measure(
 ) -> list[Row]:
     """Evaluate every count of 12 heads once, and replay the searches on that table.
 
-    The heads are the cross-attention heads of the decoder, of all layers together where a layer has fewer than 12, by
-    stable rank. Labels of windows do not overlap, and a window is the unit of the sequential tests; the error is the
-    geometric mean over series of the mean scaled absolute error of their windows.
+    The heads are the cross-attention heads of the decoder, of all layers together where
+    a layer has fewer than 12, by stable rank. Labels of windows do not overlap, and a
+    window is the unit of the sequential tests; the error is the geometric mean over
+    series of the mean scaled absolute error of their windows.
 
     Args:
         lens: bolt-nano, which is trained, if None: 3 layers of 4 heads.
@@ -92,7 +95,9 @@ def measure(
 def _windows(
     context: int, horizon: int
 ) -> tuple[SeriesBatch, np.ndarray, np.ndarray, list[str]]:
-    """The last windows of the bundled series whose labels do not overlap: series, truth, scale, and bundled series."""
+    """The last windows of the bundled series whose labels do not overlap: series,
+    truth, scale, and bundled series.
+    """
     parts, truth, scales, names = [], [], [], []
     for name in bundled_names():
         count = (len(bundled(name).values[0]) - context) // horizon

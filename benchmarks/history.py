@@ -1,4 +1,6 @@
-"""What was measured when: a row per measurement in ``history.csv``, which the site draws over time."""
+"""What was measured when: a row per measurement in ``history.csv``, which the site
+draws over time.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""One large file from end to end: read, forecast and worth of a covariate, by the command line and by the library.
+"""One large file from end to end: read, forecast and worth of a covariate, by the
+command line and by the library.
 
-python -m benchmarks.large_files [--series 2000] [--steps 1000] [--horizon 48] [--worth 2000] [--items 200]
+python -m benchmarks.large_files [--series 2000] [--steps 1000] [--horizon 48] [--worth
+2000] [--items 200]
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _STEPS, _AHEAD = 192, 24  # of the table of items
 
 
 def table(series: int, steps: int, horizon: int) -> pd.DataFrame:
-    """A long table of hourly loads that follow a temperature, which is known over the horizon as well."""
+    """A long table of hourly loads that follow a temperature, which is known over the
+    horizon as well.
+    """
     rng = np.random.default_rng(0)
     hours = np.arange(steps + horizon)
     temperature = (
@@ -45,7 +49,9 @@ def table(series: int, steps: int, horizon: int) -> pd.DataFrame:
 
 
 def command(threads: int, *words: str) -> tuple[float, int]:
-    """Seconds of a command on so many threads, imports included, and the most bytes that it held."""
+    """Seconds of a command on so many threads, imports included, and the most bytes
+    that it held.
+    """
     from typer.testing import CliRunner
 
     from tsfm_lens.cli.common import app
@@ -58,7 +64,9 @@ def command(threads: int, *words: str) -> tuple[float, int]:
 
 
 def library(model: str, file: str, horizon: int) -> tuple[float, int]:
-    """Seconds of pandas and the library's own pipeline on the same file, in batches of 32 series, and bytes."""
+    """Seconds of pandas and the library's own pipeline on the same file, in batches of
+    32 series, and bytes.
+    """
     import tsfm_lens
 
     started = time.perf_counter()
@@ -131,7 +139,8 @@ def main(arguments: list[str] | None = None) -> int:
         )
         page[1] = "input_effects,covariate_use,forecast"
         rows[
-            f"tsfm-lens explain --sections {page[1]}, {given.items} series × {_STEPS}, two threads"
+            f"tsfm-lens explain --sections {page[1]}, {given.items} series × {_STEPS},"
+            " two threads"
         ] = (
             command,
             [

@@ -20,7 +20,8 @@ LIMIT = 4 * 10**9
 
 
 def peak(name: str, count: int) -> int:
-    """Most bytes that this process, interpreter and libraries included, holds while it forecasts so many series.
+    """Most bytes that this process, interpreter and libraries included, holds while it
+    forecasts so many series.
 
     Args:
         name: of the model.
@@ -39,14 +40,19 @@ def peak(name: str, count: int) -> int:
 
 
 def memory_rows(count: int) -> list[Row]:
-    """(i) The peak of each model at a quarter, half and all of so many series: it must not grow with their number."""
+    """(i) The peak of each model at a quarter, half and all of so many series: it must
+    not grow with their number.
+    """
     rows: list[Row] = []
     if not Path("/proc/self/status").exists():
         return rows
     for name in MODELS:
         for number in (count // 4, count // 2, count):
             held = apart(peak, name, number)
-            what = f"(i) {name}: peak memory of {number:,} series × {CONTEXT}, {HORIZON} ahead"
+            what = (
+                f"(i) {name}: peak memory of {number:,} series × {CONTEXT}, {HORIZON}"
+                " ahead"
+            )
             rows.append(
                 (
                     what,

@@ -1,4 +1,6 @@
-"""The libraries' own calls, written by hand: what a forecast through the lens is compared with."""
+"""The libraries' own calls, written by hand: what a forecast through the lens is
+compared with.
+"""
 
 from __future__ import annotations
 

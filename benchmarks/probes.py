@@ -1,4 +1,6 @@
-"""What the probes cost: time against one plain forward on the same inputs, and peak memory."""
+"""What the probes cost: time against one plain forward on the same inputs, and peak
+memory.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ SERIES = 2_048
 
 
 def make_inputs(lens: Lens) -> Results:
-    """A run of one real series of 128 steps, 12 steps ahead, whose results are computed when asked for."""
+    """A run of one real series of 128 steps, 12 steps ahead, whose results are computed
+    when asked for.
+    """
     context, truth = bundled("co2").tail(CONTEXT + HORIZON).split(HORIZON)
     options: dict[str, Any] = {}
     if lens.adapter.readout == "token":
@@ -44,7 +48,9 @@ def make_inputs(lens: Lens) -> Results:
 
 
 def timed(lens: Lens) -> dict[str, Measurement]:
-    """Measurements of a run that are no search over many runs, and that the model allows."""
+    """Measurements of a run that are no search over many runs, and that the model
+    allows.
+    """
     return {
         kind: entry
         for kind, entry in measurements().items()
@@ -55,11 +61,14 @@ def timed(lens: Lens) -> dict[str, Measurement]:
 
 
 def probe_costs(name: str, rounds: int) -> list[Row]:
-    """Every probe by itself, the whole set on one run, and a forecast, over one plain forward."""
+    """Every probe by itself, the whole set on one run, and a forecast, over one plain
+    forward.
+    """
     lens = load(name)
     encoded = make_inputs(lens).run.encoded
     usable = timed(lens)
-    # of weights, and of inputs: timed by themselves, and no part of the set whose cost has a limit
+    # of weights, and of inputs: timed by themselves, and no part of the set whose cost
+    # has a limit
     together = [
         kind
         for kind, entry in usable.items()
@@ -69,7 +78,8 @@ def probe_costs(name: str, rounds: int) -> list[Row]:
         kind: partial(_compute, [kind], lens) for kind in usable
     }
     works["whole set but ranks and inputs"] = partial(_compute, together, lens)
-    # gradients are left on: some probes differentiate, and the others turn them off themselves
+    # gradients are left on: some probes differentiate, and the others turn them off
+    # themselves
     ratios_to_forward = ratios(
         list(works.values()),
         torch.no_grad()(lambda: lens.adapter.run(encoded.inputs)),
@@ -96,7 +106,9 @@ def _compute(kinds: list[str], lens: Lens) -> list[object]:
 
 
 def repeated_tokens_cost(rounds: int) -> list[Row]:
-    """The repeated-random-tokens test at base size over one plain forward of the same sequences."""
+    """The repeated-random-tokens test at base size over one plain forward of the same
+    sequences.
+    """
     lens = load(testing.published("chronos", "base"), check=False)
     ids, motifs = _sequences(lens, 32, 4, SEQUENCES, WITHIN, 0)
     start = torch.full((SEQUENCES, 1), lens.adapter.model.config.decoder_start_token_id)
@@ -124,7 +136,9 @@ def repeated_tokens_cost(rounds: int) -> list[Row]:
 
 
 def stable_rank_cost(rounds: int) -> list[Row]:
-    """Singular values of W_Q W_Kᵀ of a layer's heads, through the core and of the dense product."""
+    """Singular values of W_Q W_Kᵀ of a layer's heads, through the core and of the dense
+    product.
+    """
     lens = load(testing.published("chronos", "base"), check=False)
     weights = lens.weights.heads(0, "cross_attn", "decoder")
     q, k = weights.W_Q.detach(), weights.W_K.detach().transpose(-2, -1)
@@ -170,7 +184,9 @@ def weight_spectra_cost() -> list[Row]:
 
 
 def rollout_memory() -> list[Row]:
-    """Peak memory of 512 × 512 autoregressive attention of 144 heads, over the size of the result."""
+    """Peak memory of 512 × 512 autoregressive attention of 144 heads, over the size of
+    the result.
+    """
     rows: list[Row] = []
     for keys, forced_path in (("window", True), ("time", True), ("window", False)):
         extra, result = apart(_rollout_peak, keys, forced_path)
@@ -178,10 +194,15 @@ def rollout_memory() -> list[Row]:
         ratio = extra / result
         rows.append(
             (
-                f"(d) chronos base: autoregressive attention, keys in the {keys}, peak memory / result",
+                (
+                    f"(d) chronos base: autoregressive attention, keys in the {keys},"
+                    " peak memory / result"
+                ),
                 f"{ratio:.2f}",
-                f"512 + 512 steps along {how}; result {result / 2**20:.0f} MiB, peak above the loaded model "
-                f"{extra / 2**20:.0f} MiB",
+                (
+                    f"512 + 512 steps along {how}; result {result / 2**20:.0f} MiB,"
+                    f" peak above the loaded model {extra / 2**20:.0f} MiB"
+                ),
                 "≤ 1.5",
                 ratio <= 1.5,
             )
@@ -190,7 +211,9 @@ def rollout_memory() -> list[Row]:
 
 
 def streaming_memory() -> list[Row]:
-    """Peak memory of probes that stream over what they would hold else; the run's own path is there before."""
+    """Peak memory of probes that stream over what they would hold else; the run's own
+    path is there before.
+    """
     rows: list[Row] = []
     for probe, what in (
         ("entropic_rank", "writes of all heads"),
@@ -203,8 +226,11 @@ def streaming_memory() -> list[Row]:
             (
                 f"(d) chronos-nano: {probe} of {SERIES} series, peak memory / {what}",
                 f"{many / full:.2f}",
-                f"{many / 2**20:.0f} MiB above model and path, {few / 2**20:.0f} of an eighth of the series; {what}: "
-                f"{full / 2**20:.0f} MiB; groups of 8",
+                (
+                    f"{many / 2**20:.0f} MiB above model and path, {few / 2**20:.0f} of"
+                    f" an eighth of the series; {what}: {full / 2**20:.0f} MiB; groups"
+                    " of 8"
+                ),
                 "≤ 0.25",
                 many / full <= 0.25,
             )
@@ -228,7 +254,9 @@ def _rollout_peak(keys: str, forced_path: bool) -> tuple[int, int]:
 
 
 def _streaming_peak(probe: str, count: int) -> tuple[int, int]:
-    """The peak, and the bytes of what passes: the stream before each layer and after the last, or all heads' writes."""
+    """The peak, and the bytes of what passes: the stream before each layer and after
+    the last, or all heads' writes.
+    """
     lens = load("chronos-nano")
     steps = np.arange(CONTEXT)
     series = [np.sin(2 * np.pi * steps / (6 + i % 32)) + 0.01 * i for i in range(count)]
@@ -240,9 +268,13 @@ def _streaming_peak(probe: str, count: int) -> tuple[int, int]:
     result = getattr(probes, probe)(run)
     peak = max(0, status("VmHWM") - before)
     if probe == "flow_of_ranks":
-        return peak, int(result.attrs["tokens"]) * (
-            stacks["encoder"].n_layers + 1
-        ) * stacks["encoder"].d_model * 4
+        return (
+            peak,
+            int(result.attrs["tokens"])
+            * (stacks["encoder"].n_layers + 1)
+            * stacks["encoder"].d_model
+            * 4,
+        )
     decoder = stacks["decoder"]
     return (
         peak,
@@ -251,7 +283,9 @@ def _streaming_peak(probe: str, count: int) -> tuple[int, int]:
 
 
 def attribution_cost(rounds: int) -> list[Row]:
-    """Attribution of 100 series, after their forecast, over that forecast; side by side, in processor time."""
+    """Attribution of 100 series, after their forecast, over that forecast; side by
+    side, in processor time.
+    """
     rows: list[Row] = []
     for name in ("bolt-nano", "chronos2-nano", "chronos-nano"):
         lens, rng = load(name), np.random.default_rng(0)

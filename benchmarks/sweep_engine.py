@@ -1,4 +1,6 @@
-"""The sweep engine: single forwards with replay, and sampling rollouts side by side, against one run per variant."""
+"""The sweep engine: single forwards with replay, and sampling rollouts side by side,
+against one run per variant.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ class Peaks:
     plain: int
 
     def __str__(self) -> str:
-        return f"peak tensors {self.ours / MIB:.0f} MiB, of one run alone {self.plain / MIB:.0f} MiB"
+        return (
+            f"peak tensors {self.ours / MIB:.0f} MiB, of one run alone"
+            f" {self.plain / MIB:.0f} MiB"
+        )
 
 
 def single_passes(

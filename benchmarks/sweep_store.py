@@ -1,4 +1,6 @@
-"""The store and the engines of sweeps, without a model: rows per second, cells per second, overhead per cell."""
+"""The store and the engines of sweeps, without a model: rows per second, cells per
+second, overhead per cell.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ SHARE_OF_FORWARD = 0.02
 def group_rows(
     cells: list[str], variants: list[str], dataset: str, series: int
 ) -> pa.Table:
-    """Rows of a group as the worker of a sweep makes them, with random numbers in the place of scores."""
+    """Rows of a group as the worker of a sweep makes them, with random numbers in the
+    place of scores.
+    """
     count = len(cells)
     rng = np.random.default_rng(int(cells[0], 16))
 
@@ -82,7 +86,9 @@ def write_million(path: Path) -> list[str]:
 
 
 def store_once() -> dict[str, float]:
-    """Write, find, read and pool a million rows, and test every variant's change; seconds, and peak memory in bytes."""
+    """Write, find, read and pool a million rows, and test every variant's change;
+    seconds, and peak memory in bytes.
+    """
     before = _peak()
     measured: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -113,13 +119,18 @@ def store_once() -> dict[str, float]:
 
 
 def store_rows() -> list[Row]:
-    """A million result rows written and reported on, in a fresh process so that the peak memory is its own."""
+    """A million result rows written and reported on, in a fresh process so that the
+    peak memory is its own.
+    """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         measured = pool.apply(store_once)
     parts = ("write", "done", "read", "changes")
     total = sum(measured[part] for part in parts)
     span = ", ".join(f"{part} {measured[part]:.1f} s" for part in parts)
-    memory = f"{measured['before'] / 1e6:.0f} MB of it the imported libraries; {measured['disk'] / 1e6:.0f} MB on disk"
+    memory = (
+        f"{measured['before'] / 1e6:.0f} MB of it the imported libraries;"
+        f" {measured['disk'] / 1e6:.0f} MB on disk"
+    )
     return [
         (
             "store: a million rows written and reported on",
@@ -156,7 +167,9 @@ class Toy:
 def run_engine(
     engine: str, workers: int, work: float, groups: int = GROUPS
 ) -> tuple[float, float, float]:
-    """Cells per second once all workers run, seconds to the first group, and seconds of a group inside its worker."""
+    """Cells per second once all workers run, seconds to the first group, and seconds of
+    a group inside its worker.
+    """
     tasks = [
         GroupTask(tuple(cell_key(g=group, c=cell) for cell in range(CELLS)))
         for group in range(groups)
@@ -189,7 +202,9 @@ def run_engine(
 def engine_rows(
     engines: tuple[str, ...] = ("single", "processes", "ray"),
 ) -> Iterator[Row]:
-    """Cells per second of fixed work with one and two workers, and what the engine adds to a cell."""
+    """Cells per second of fixed work with one and two workers, and what the engine adds
+    to a cell.
+    """
     forward = base_forward()
     for engine in engines:
         if engine == "ray":
@@ -197,7 +212,10 @@ def engine_rows(
         for workers in (1,) if engine == "single" else (1, 2):
             rate, first, _ = run_engine(engine, workers, WORK)
             ideal = min(workers, os.cpu_count() or 1) / WORK
-            note = f"{1000 * WORK:g} ms of work per cell, at most {ideal:.0f}; first group after {first:.1f} s"
+            note = (
+                f"{1000 * WORK:g} ms of work per cell, at most {ideal:.0f}; first group"
+                f" after {first:.1f} s"
+            )
             yield (
                 f"{engine}, {workers} worker(s): cells per second",
                 f"{rate:.0f}",
@@ -205,12 +223,14 @@ def engine_rows(
                 "",
                 None,
             )
-        # one worker without work: what is left is claiming, writing, scheduling and sending
+        # one worker without work: what is left is claiming, writing, scheduling and
+        # sending
         idle, _, inside = run_engine(engine, 1, 0.0, 4 * GROUPS)
         overhead = 1 / idle
         note = (
-            f"groups of {CELLS} cells × {SERIES} series, {1000 * inside:.1f} ms of each for making and writing rows; "
-            f"a Bolt-base forecast of one series takes {1000 * forward:.0f} ms"
+            f"groups of {CELLS} cells × {SERIES} series, {1000 * inside:.1f} ms of each"
+            " for making and writing rows; a Bolt-base forecast of one series takes"
+            f" {1000 * forward:.0f} ms"
         )
         limit = SHARE_OF_FORWARD * forward
         name, value = (
@@ -223,7 +243,8 @@ def engine_rows(
 def start_ray() -> None:
     """A cluster of this machine, one for all measurements."""
     folder = tempfile.mkdtemp()
-    # jsonschema, if this is there, spends seconds on a grammar in each of Ray's processes, which have 15 to start
+    # jsonschema, if this is there, spends seconds on a grammar in each of Ray's
+    # processes, which have 15 to start
     Path(folder, "rfc3987_syntax.py").write_text(
         "raise ImportError('not in benchmarks')"
     )
@@ -235,7 +256,9 @@ def start_ray() -> None:
 
 
 def base_forward(rounds: int = 5) -> float:
-    """Seconds of a forecast of one series of 512 steps by a model of Chronos-Bolt base's size, random weights."""
+    """Seconds of a forecast of one series of 512 steps by a model of Chronos-Bolt
+    base's size, random weights.
+    """
     from tsfm_lens.data import as_series
     from tsfm_lens.models import load
 

@@ -1,9 +1,11 @@
-"""``python -m benchmarks.training``: what it costs to watch a training, side by side with one gradient.
+"""``python -m benchmarks.training``: what it costs to watch a training, side by side
+with one gradient.
 
-``sharpness``: λ_max by 20 Lanczos steps over one gradient of the same loss; 20 products through a graph that is kept
-are 40 gradients' work. ``idle``: a training with a watch that is never due over the same without. ``loop``: steps of
-SAMformer at the sizes of ETTh1 (batches of 32) by our loop over those of a plain loop of torch on the same batches.
-Times are those of the processor, of one thread, in turn.
+``sharpness``: λ_max by 20 Lanczos steps over one gradient of the same loss; 20 products
+through a graph that is kept are 40 gradients' work. ``idle``: a training with a watch
+that is never due over the same without. ``loop``: steps of SAMformer at the sizes of
+ETTh1 (batches of 32) by our loop over those of a plain loop of torch on the same
+batches. Times are those of the processor, of one thread, in turn.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ Loss = Callable[[], Tensor]
 
 
 class Channels(nn.Module):
-    """Attention between channels and one linear readout, of the sizes of SAMformer on ETTh1."""
+    """Attention between channels and one linear readout, of the sizes of SAMformer on
+    ETTh1.
+    """
 
     def __init__(
         self, channels: int = 7, length: int = 512, width: int = 16, horizon: int = 96
@@ -152,7 +156,9 @@ def idle_row(model: nn.Module, loss: Loss, rounds: int) -> list[str]:
 
 
 def loop_rows(rho: float, rounds: int, batch: int = 32) -> list[str]:
-    """Steps of our loop over steps of a plain one: the same model, data, batches and optimiser."""
+    """Steps of our loop over steps of a plain one: the same model, data, batches and
+    optimiser.
+    """
     steps = np.arange(ROWS[0])[None] / np.linspace(3, 30, ROWS[1])[:, None]
     data = benchmark(
         np.sin(steps) + np.random.default_rng(0).normal(size=steps.shape),

@@ -1,4 +1,6 @@
-"""Trial of the verdict on explanations: how many true and wrong explanations of drawn forecasts it accepts."""
+"""Trial of the verdict on explanations: how many true and wrong explanations of drawn
+forecasts it accepts.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ START, STOP = "<!-- from the trial -->\n", "<!-- end of the trial -->"
 
 
 def drawn_run(number: int, seed: int) -> Run:
-    """Draw two series and forecast them: by the covariate model in every second case, else by a planted model."""
+    """Draw two series and forecast them: by the covariate model in every second case,
+    else by a planted model.
+    """
     if number % 2 == 0:
         rng = np.random.default_rng([seed, number])
         return load("chronos2-nano").run(
@@ -63,7 +67,9 @@ def drawn_run(number: int, seed: int) -> Run:
 
 
 def _item(rng: np.random.Generator) -> dict[str, Any]:
-    """Draw a target of a season and a known covariate, which both move it by amounts drawn, beside an idle one."""
+    """Draw a target of a season and a known covariate, which both move it by amounts
+    drawn, beside an idle one.
+    """
     driver, idle = rng.normal(size=(2, STEPS + HORIZON))
     season, slope = rng.uniform(1, 5, 2) * rng.choice([-1, 1], 2)
     target = (
@@ -81,7 +87,9 @@ def _item(rng: np.random.Generator) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Effects of the inputs, their routes, and the components that are named of these, if others than the largest."""
+    """Effects of the inputs, their routes, and the components that are named of these,
+    if others than the largest.
+    """
 
     inputs: xr.Dataset
     routes: xr.Dataset
@@ -104,9 +112,11 @@ class Explanation:
 
 
 def explanations(run: Run, seed: int) -> dict[str, Explanation]:
-    """Explain the first forecast truly and wrongly: by changes of the true explanation, and by those of others.
+    """Explain the first forecast truly and wrongly: by changes of the true explanation,
+    and by those of others.
 
-    Equal sizes are on trial with the true routes, and routes through other components with the true effects.
+    Equal sizes are on trial with the true routes, and routes through other components
+    with the true effects.
     """
     true, rng = Explanation.of(run), np.random.default_rng(seed)
     effects, routes, order = (
@@ -154,10 +164,11 @@ def explanations(run: Run, seed: int) -> dict[str, Explanation]:
 
 
 def trial(cases: int, seed: int, first: int = 0) -> pd.DataFrame:
-    """Judge every explanation of drawn forecasts, inputs and routes together: a row for each, with its marks.
+    """Judge every explanation of drawn forecasts, inputs and routes together: a row for
+    each, with its marks.
 
-    Beside the verdict stand those of inputs and routes alone, NaN where no route stands out of the noise. Marks are of
-    the routes of the segment that matters most.
+    Beside the verdict stand those of inputs and routes alone, NaN where no route stands
+    out of the noise. Marks are of the routes of the segment that matters most.
 
     Example:
         >>> trial.trial(1, 0, first=3)["verdict"].tolist()[:2]
@@ -200,7 +211,9 @@ def trial(cases: int, seed: int, first: int = 0) -> pd.DataFrame:
 
 
 def accepted(rows: pd.DataFrame) -> pd.DataFrame:
-    """Count the explanations of each kind that hold, and that hold or hold in part: of all models and each group."""
+    """Count the explanations of each kind that hold, and that hold or hold in part: of
+    all models and each group.
+    """
     counts = {}
     for group in ("all", *rows["model"].unique()):
         of = rows[rows["model"] == group] if group != "all" else rows
@@ -229,7 +242,9 @@ def main(
     ] = 0,
     seed: Annotated[int, typer.Option(help="of the draws")] = 1,
 ) -> None:
-    """Judge true and wrong explanations of drawn forecasts, and write how many hold into the page."""
+    """Judge true and wrong explanations of drawn forecasts, and write how many hold
+    into the page.
+    """
     rows, record = trial(cases, seed, first), out.with_suffix(".csv")
     if first and record.exists():
         before = pd.read_csv(record)

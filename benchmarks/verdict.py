@@ -1,7 +1,9 @@
-"""Shares of true and wrong explanations whose inputs hold: ``python -m benchmarks.verdict --cases 100``.
+"""Shares of true and wrong explanations whose inputs hold: ``python -m
+benchmarks.verdict --cases 100``.
 
-The wrong ones change one thing of the Shapley values of a drawn forecast with three known covariates that matter. The
-forecasters are a planted one, which is linear in each covariate, and ``chronos2-nano``.
+The wrong ones change one thing of the Shapley values of a drawn forecast with three
+known covariates that matter. The forecasters are a planted one, which is linear in each
+covariate, and ``chronos2-nano``.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def drawn_run(model: str, case: int, seed: int) -> Run:
 def wrong_explanations(
     true: xr.Dataset, rng: np.random.Generator
 ) -> dict[str, xr.Dataset]:
-    """Change effects of the true explanation; the covariate and the exchanged segments are drawn."""
+    """Change effects of the true explanation; the covariate and the exchanged segments
+    are drawn.
+    """
     effects = true["attribution"].transpose("segment", ...)
     order = np.argsort(-np.abs(effects.values).mean(axis=tuple(range(1, effects.ndim))))
     covariate = int(
@@ -85,7 +89,9 @@ def wrong_explanations(
 
 
 def accepted(model: str, cases: int, seed: int = 0, **options: Any) -> dict[str, int]:
-    """Count the explanations of each kind whose inputs hold, and effects set to 0 that no verdict then names."""
+    """Count the explanations of each kind whose inputs hold, and effects set to 0 that
+    no verdict then names.
+    """
     counts = {"true": 0}
     for case in range(cases):
         run = drawn_run(model, case, seed)

@@ -1,4 +1,6 @@
-"""How Sphinx builds the site; what follows from the code is written by ``sitepages`` before sources are read."""
+"""How Sphinx builds the site; what follows from the code is written by ``sitepages``
+before sources are read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Pages: waiting for one, its parts as a parser has them, and a plotly figure as a browser holds it."""
+"""Pages: waiting for one, its parts as a parser has them, and a plotly figure as a
+browser holds it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def until_drawn(driver: Any) -> None:
 
 
 def press(driver: Any, element: Any) -> None:
-    """Click an element in the middle of the window, at once though the page scrolls smoothly."""
+    """Click an element in the middle of the window, at once though the page scrolls
+    smoothly.
+    """
     driver.execute_script(
         "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element
     )
@@ -54,7 +58,9 @@ def press(driver: Any, element: Any) -> None:
 
 
 class Plot:
-    """A figure of the page in a browser, by the expression that finds it; traces go by their names."""
+    """A figure of the page in a browser, by the expression that finds it; traces go by
+    their names.
+    """
 
     def __init__(self, driver: Any, expression: str, traces: list[str]) -> None:
         self.driver, self.traces, self._find = (
@@ -73,13 +79,16 @@ class Plot:
         return self.run(script, self.traces.index(name), key)
 
     def _at(self, x: object, y: object) -> tuple[int, int]:
-        """Place on the screen of a value of the first axes; y halfway up where it is None."""
+        """Place on the screen of a value of the first axes; y halfway up where it is
+        None.
+        """
         # at once, though the page scrolls smoothly: nobody can tell when that has ended
         self.run("plot.scrollIntoView({behavior: 'instant'})")
         left, top = self.run(
-            "const box = plot.getBoundingClientRect(), {xaxis: x, yaxis: y} = plot._fullLayout;"
-            "const down = arguments[1] === null ? y._length / 2 : y.d2p(arguments[1]);"
-            "return [box.left + x._offset + x.d2p(arguments[0]), box.top + y._offset + down]",
+            "const box = plot.getBoundingClientRect(), {xaxis: x, yaxis: y} ="
+            " plot._fullLayout;const down = arguments[1] === null ? y._length / 2 :"
+            " y.d2p(arguments[1]);return [box.left + x._offset + x.d2p(arguments[0]),"
+            " box.top + y._offset + down]",
             x,
             y,
         )
@@ -160,7 +169,9 @@ class Linked:
 
 
 class Page(HTMLParser):
-    """Elements, texts and script contents of a page as a browser's parser delimits them."""
+    """Elements, texts and script contents of a page as a browser's parser delimits
+    them.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()

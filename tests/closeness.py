@@ -1,4 +1,6 @@
-"""Equality of two computations in single precision, which most numbers of tiny models are compared by."""
+"""Equality of two computations in single precision, which most numbers of tiny models
+are compared by.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ def close_in_float32(
     magnitude: float | None = None,
     what: str = "",
 ) -> None:
-    """Hold that numbers differ by no more than so many roundings in float32; the default is that of one block."""
+    """Hold that numbers differ by no more than so many roundings in float32; the
+    default is that of one block.
+    """
     assert_close(
         actual, expected, depth=depth, magnitude=magnitude, dtype=np.float32, what=what
     )

@@ -1,4 +1,6 @@
-"""Shared by all tests: one torch thread a worker unless OMP_NUM_THREADS says more, and seeded generators."""
+"""Shared by all tests: one torch thread a worker unless OMP_NUM_THREADS says more, and
+seeded generators.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def seeded() -> None:
 
 @pytest.fixture(scope="session")
 def new_browser() -> Callable[..., Any]:
-    """Starts a headless Chromium, by flags of its own and with the logs asked for; skips where there is none."""
+    """Starts a headless Chromium, by flags of its own and with the logs asked for;
+    skips where there is none.
+    """
     webdriver = pytest.importorskip("selenium.webdriver")
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if not (chromium and chromedriver):

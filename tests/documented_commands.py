@@ -1,4 +1,6 @@
-"""Commands that documents, docstrings and messages name, and the parsers that they are held against."""
+"""Commands that documents, docstrings and messages name, and the parsers that they are
+held against.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +31,34 @@ UsageError: Any = typer.BadParameter.__mro__[1]
 _FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)(`{1,2})(?!`)([^`]+?)\1(?!`)")
 _PROGRAM = re.compile(
-    r"(?:^|\s)(?:BIN/)?(tsfm-lens|python -m (?:tsfm_lens|benchmarks)[\w.]*|python tools/\w+\.py)(?=\s|$)"
+    r"(?:^|\s)(?:BIN/)?(tsfm-lens|python -m (?:tsfm_lens|benchmarks)[\w.]*|python"
+    r" tools/\w+\.py)(?=\s|$)"
 )
-# a capital stands for what the reader puts in: MODEL, ETTh1=FILE, RUN.nc, [MODEL]; X is what an f-string fills in
+# a capital stands for what the reader puts in: MODEL, ETTh1=FILE, RUN.nc, [MODEL]; X is
+# what an f-string fills in
 _STANDS_FOR = re.compile(r"\[?(?:\w+[=:])?[A-Z]+(?:[-_.][A-Za-z]+)?\]?")
 # programs of others, of which a sentence names an option
 FOREIGN = {"--no-deps": "pip", "--requeue": "sbatch"}
 
 
 class Mention(NamedTuple):
-    """A piece of code of a document and where it stands: a whole line of a block, or a span within a sentence."""
+    """A piece of code of a document and where it stands: a whole line of a block, or a
+    span within a sentence.
+    """
 
     text: str
     place: str
     whole: bool
 
 
-# --- where code stands ----------------------------------------------------------------------------------------
+# --- where code stands
+# ----------------------------------------------------------------------------------------
 
 
 def documents() -> list[Path]:
-    """Files whose code people copy or read; the changelog is history, and what is built may be of another commit."""
+    """Files whose code people copy or read; the changelog is history, and what is built
+    may be of another commit.
+    """
     folders, bounds = (
         ("docs", "examples", "benchmarks", ".github", "tools", "tsfm_lens"),
         ("md", "ipynb", "yaml", "yml", "py"),
@@ -79,7 +88,8 @@ def mentions(path: Path) -> Iterator[Mention]:
     if path.suffix == ".py":
         # to read all modules as trees takes seconds
         if not re.search(
-            rf"tsfm-lens(?! paper)|python |make |`--|`(?:{'|'.join(find_parser('tsfm-lens').commands)}) ",
+            r"tsfm-lens(?! paper)|python |make"
+            rf" |`--|`(?:{'|'.join(find_parser('tsfm-lens').commands)}) ",
             text,
         ):
             return
@@ -148,7 +158,8 @@ def _lines(text: str, name: str, first: int) -> Iterator[Mention]:
         )
 
 
-# --- the words of a command -----------------------------------------------------------------------------------
+# --- the words of a command
+# -----------------------------------------------------------------------------------
 
 
 def split_command(mention: Mention) -> list[str]:
@@ -187,7 +198,8 @@ def is_placeholder(word: str) -> bool:
     return "…" in word or "..." in word or _STANDS_FOR.fullmatch(word) is not None
 
 
-# --- parsers --------------------------------------------------------------------------------------------------
+# --- parsers
+# --------------------------------------------------------------------------------------------------
 
 
 class _Halt(BaseException):
@@ -200,7 +212,8 @@ class _Halt(BaseException):
 
 @cache
 def find_parser(program: str, loose: bool = False) -> Any:
-    """What parses for ``tsfm-lens``, a module or a script: a command of typer or of argparse, or its own source.
+    """What parses for ``tsfm-lens``, a module or a script: a command of typer or of
+    argparse, or its own source.
 
     Args:
         program: its name.
@@ -254,7 +267,8 @@ def _parsing_only(command: Any, loose: bool) -> Any:
 
 
 def parse(program: str, arguments: list[str], *, loose: bool = False) -> str:
-    """Let a program's parser take arguments; what it has against them, empty if nothing.
+    """Let a program's parser take arguments; what it has against them, empty if
+    nothing.
 
     Args:
         program: "tsfm-lens", a module or a script.
@@ -309,7 +323,9 @@ def parse(program: str, arguments: list[str], *, loose: bool = False) -> str:
 
 
 def unknown_name(command: Any, values: dict[str, Any]) -> str:
-    """The first value that is none of the names which the tab key offers: a figure, measurement, paper's item."""
+    """The first value that is none of the names which the tab key offers: a figure,
+    measurement, paper's item.
+    """
     context = typer.Context(command)
     for parameter in command.params:
         value = values.get(parameter.name)

@@ -1,4 +1,6 @@
-"""Models of which parts write nothing, made by their weights: what ablations are held against."""
+"""Models of which parts write nothing, made by their weights: what ablations are held
+against.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tsfm_lens.models import Lens, load
 
 
 def silenced(lens: Lens, components: Iterable[Component]) -> Lens:
-    """A copy of an encoder-decoder model in which the output weights of heads and MLPs are zero."""
+    """A copy of an encoder-decoder model in which the output weights of heads and MLPs
+    are zero.
+    """
     edited = load(copy.deepcopy(lens.native), check=False)
     for component in components:
         stack = edited.wiring.stack(component.stack)

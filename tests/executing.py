@@ -23,7 +23,8 @@ def executed(path: Path) -> nbformat.NotebookNode:
     missing = set(re.findall(r'load\("([\w-]+)"\)', source)) - set(checkpoint_names())
     if missing:
         pytest.skip(
-            f"the embedded checkpoint {', '.join(sorted(missing))} is not in the package folder"
+            f"the embedded checkpoint {', '.join(sorted(missing))} is not in the"
+            " package folder"
         )
     # the site shows what was run here last
     return execute(path)

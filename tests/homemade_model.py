@@ -57,7 +57,9 @@ class Block(nn.Module):
 
 
 class Forecaster(nn.Module):
-    """Patches in, quantiles of the next steps out, from the last token; missing values are 0."""
+    """Patches in, quantiles of the next steps out, from the last token; missing values
+    are 0.
+    """
 
     def __init__(
         self,

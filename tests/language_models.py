@@ -1,4 +1,6 @@
-"""Language models behind a lens, for comparison with TransformerLens, which has them too."""
+"""Language models behind a lens, for comparison with TransformerLens, which has them
+too.
+"""
 
 from __future__ import annotations
 
@@ -64,9 +66,11 @@ def neox() -> Any:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 1:
-                weight.add_(
-                    0.2 * torch.randn_like(weight)
-                ) if "norm" in name else weight.normal_(std=0.3)
+                (
+                    weight.add_(0.2 * torch.randn_like(weight))
+                    if "norm" in name
+                    else weight.normal_(std=0.3)
+                )
     return model
 
 

@@ -1,4 +1,6 @@
-"""Every library called by hand on a batch of series, for the tiny lenses that must answer like it."""
+"""Every library called by hand on a batch of series, for the tiny lenses that must
+answer like it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ DRAWS = 3
 
 
 class Answer(NamedTuple):
-    """Quantiles (series, quantile, step), and what the library returns beside them, if anything."""
+    """Quantiles (series, quantile, step), and what the library returns beside them, if
+    anything.
+    """
 
     quantiles: np.ndarray
     mean: np.ndarray | None = None
@@ -44,7 +48,8 @@ def assert_is(ours: Forecast, theirs: Answer) -> None:
             np.testing.assert_array_equal(getattr(ours, name), expected)
 
 
-# --- series as the libraries take them -------------------------------------------------------------------------
+# --- series as the libraries take them
+# -------------------------------------------------------------------------
 
 
 def items(batch: SeriesBatch) -> list[np.ndarray]:
@@ -73,7 +78,9 @@ def stacked(batch: SeriesBatch, length: int) -> torch.Tensor:
 
 
 def row_wise(batch: SeriesBatch, length: int) -> torch.Tensor:
-    """(series, time): the last steps of each series alone, NaN on the left of what is shorter."""
+    """(series, time): the last steps of each series alone, NaN on the left of what is
+    shorter.
+    """
     rows = [
         np.pad(
             values[-length:], (max(length - len(values), 0), 0), constant_values=np.nan
@@ -92,7 +99,8 @@ def interpolated(series: np.ndarray) -> np.ndarray:
     return np.interp(np.arange(len(series)), known, series[known])[known[0] :]
 
 
-# --- the libraries ---------------------------------------------------------------------------------------------
+# --- the libraries
+# ---------------------------------------------------------------------------------------------
 
 
 def chronos(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
@@ -188,7 +196,9 @@ def gluonts(
 
 
 def by_series(arrays: list[np.ndarray]) -> np.ndarray:
-    """(sample or quantile, step[, variate]) an item to (series, sample or quantile, step)."""
+    """(sample or quantile, step[, variate]) an item to (series, sample or quantile,
+    step).
+    """
     wide = np.stack(
         [array if array.ndim == 3 else array[..., None] for array in arrays]
     )
@@ -200,7 +210,9 @@ def by_series(arrays: list[np.ndarray]) -> np.ndarray:
 def compiled(
     native: Any, context: int, horizon: int, count: int, **changes: Any
 ) -> Any:
-    """TimesFM's forecaster under the smallest configuration in which series and horizon fit, or one with changes."""
+    """TimesFM's forecaster under the smallest configuration in which series and horizon
+    fit, or one with changes.
+    """
     import timesfm
 
     steps = -(-horizon // 16) * 16

@@ -1,4 +1,6 @@
-"""Runs of recipes on a CPU, from the start or from where they were stopped, and what they end with."""
+"""Runs of recipes on a CPU, from the start or from where they were stopped, and what
+they end with.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ from tsfm_lens.core.errors import LensError
 def expect_error(
     words: str, call: Callable[..., object], *args: Any, **options: Any
 ) -> None:
-    """Hold that a call is refused by an error of the package whose message has some words, a regular expression."""
+    """Hold that a call is refused by an error of the package whose message has some
+    words, a regular expression.
+    """
     with pytest.raises(LensError, match=words):
         call(*args, **options)

@@ -1,4 +1,6 @@
-"""Every command that a document, docstring or message names is one that the command line takes."""
+"""Every command that a document, docstring or message names is one that the command
+line takes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def programs(mentions: tuple[Mention, ...]) -> list[str]:
 def faults(
     mentions: tuple[Mention, ...], others: list[str]
 ) -> tuple[list[str], int, int]:
-    """What is wrong with the commands of documents, how many were parsed, and how many name no one program."""
+    """What is wrong with the commands of documents, how many were parsed, and how many
+    name no one program.
+    """
     wrong, parsed, skipped = [], 0, 0
     for mention in mentions:
         texts = documented_commands.split_command(mention)
@@ -83,11 +87,17 @@ def test_commands_of_the_gallery_are_commands() -> None:
 
 
 PLANTED = {
-    "```console\n$ tsfm-lens forecast bolt-nano --data my.csv --holdouts\n```": "No such option: --holdouts",
+    "```console\n$ tsfm-lens forecast bolt-nano --data my.csv --holdouts\n```": (
+        "No such option: --holdouts"
+    ),
     "```bash\ntsfm-lens forecast bolt-nano  # no data\n```": "Missing option '--data'",
-    "`tsfm-lens report bolt-nano --sections forecas`": "sections 'forecas' is not known",
+    "`tsfm-lens report bolt-nano --sections forecas`": (
+        "sections 'forecas' is not known"
+    ),
     "`--holdouts`": "no command takes --holdouts",
-    "`python -m tsfm_lens.studies.recipes.train bolt-nano --out DIR --stepz 3`": "No such option: --stepz",
+    "`python -m tsfm_lens.studies.recipes.train bolt-nano --out DIR --stepz 3`": (
+        "No such option: --stepz"
+    ),
     "`python tools/house.py --chek`": "takes no --chek",
 }
 

@@ -1,4 +1,6 @@
-"""The walks of CONTRIBUTING.md to a probe and its figure; models/test_own_wiring.py performs that to a wiring."""
+"""The walks of CONTRIBUTING.md to a probe and its figure; models/test_own_wiring.py
+performs that to a wiring.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is shipped as source is what is here, and what a release of a dependency could break has a bound."""
+"""What is shipped as source is what is here, and what a release of a dependency could
+break has a bound.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from tsfm_lens.models.architecture import extras as optional_libraries
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# these promise stability, or count releases by the calendar, or only serve those who work on the package
+# these promise stability, or count releases by the calendar, or only serve those who
+# work on the package
 UNBOUNDED = {
     "einops",
     "filelock",

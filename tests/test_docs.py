@@ -1,4 +1,6 @@
-"""The docs are true, without building them: lists are those of the code, links lead somewhere, examples run."""
+"""The docs are true, without building them: lists are those of the code, links lead
+somewhere, examples run.
+"""
 
 from __future__ import annotations
 

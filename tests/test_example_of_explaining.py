@@ -1,4 +1,6 @@
-"""The notebook that explains a forecast: what it says can be held against what must be so."""
+"""The notebook that explains a forecast: what it says can be held against what must be
+so.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from executing import EXAMPLES, executed, figures, printed
 
 
 def test_what_moved_a_forecast_adds_up_and_its_routes_hold() -> None:
-    """Exact Shapley values sum to the whole, and a covariate has no way to its target but attention over series."""
+    """Exact Shapley values sum to the whole, and a covariate has no way to its target
+    but attention over series.
+    """
     notebook = executed(EXAMPLES / "10-what-moved-my-forecast.ipynb")
     text = printed(notebook)
     (missed,) = re.findall(r"the parts miss the whole by (\S+) at most", text)

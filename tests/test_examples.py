@@ -1,4 +1,6 @@
-"""The example notebooks run from top to bottom on the embedded checkpoints, and ship without outputs."""
+"""The example notebooks run from top to bottom on the embedded checkpoints, and ship
+without outputs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from tsfm_lens.zoo import training_record
 
 
 def test_pages_of_nbconvert_show_figures(tmp_path: Path) -> None:
-    code = "import plotly.graph_objects as go\nimport tsfm_lens.viz.theme\ngo.Figure(go.Bar(y=[1, 2]))"
+    code = (
+        "import plotly.graph_objects as go\nimport"
+        " tsfm_lens.viz.theme\ngo.Figure(go.Bar(y=[1, 2]))"
+    )
     nbformat.write(
         nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]),
         tmp_path / "one.ipynb",
@@ -42,7 +47,9 @@ def test_pages_of_nbconvert_show_figures(tmp_path: Path) -> None:
 
 
 def test_first_look_finds_heads_that_matter_more_than_others() -> None:
-    """The last cells state a share for both models; three heads can never hold less than an even spread."""
+    """The last cells state a share for both models; three heads can never hold less
+    than an even spread.
+    """
     notebook = executed(EXAMPLES / "01-first-look.ipynb")
     ratios = [
         float(found)
@@ -54,7 +61,9 @@ def test_first_look_finds_heads_that_matter_more_than_others() -> None:
 
 
 def test_own_model_passes_every_oracle_and_wrong_wirings_do_not() -> None:
-    """The trained model forecasts about as well as the last season repeated, and no wrong table passes."""
+    """The trained model forecasts about as well as the last season repeated, and no
+    wrong table passes.
+    """
     notebook = executed(EXAMPLES / "02-your-own-model.ipynb")
     text = printed(notebook)
     assert f"{len(ORACLES)} of {len(ORACLES)} oracles passed" in text
@@ -144,7 +153,8 @@ def test_patching_finds_the_phase_in_the_register_token() -> None:
     text = run("05-patching-a-season", 5)
     first, *later = numbers(
         text,
-        r"recovers (\d+%) after layer 0, (\d+%) after layer 1, and (\d+%) after layer 2",
+        r"recovers (\d+%) after layer 0, (\d+%) after layer 1, and (\d+%) after"
+        r" layer 2",
     )
     assert first < min(later)
     estimate, patched = numbers(
@@ -157,7 +167,8 @@ def test_the_circuit_keeps_the_forecast() -> None:
     text = run("06-a-minimal-circuit", 5)
     size, of, share, rest = numbers(
         text,
-        r"(\d+) of (\d+) components keep (\d+%) of the forecast; all the others keep (-?\d+%)",
+        r"(\d+) of (\d+) components keep (\d+%) of the forecast; all the others keep"
+        r" (-?\d+%)",
     )
     assert (
         len(
@@ -180,7 +191,9 @@ def test_the_circuit_keeps_the_forecast() -> None:
 
 
 def test_heads_are_born_in_training_and_not_found_before() -> None:
-    """Steps are read off the records again; the model before its first step has no induction head."""
+    """Steps are read off the records again; the model before its first step has no
+    induction head.
+    """
     text = run("07-when-heads-are-born", 2)
     for name in ("chronos-nano", "bolt-nano"):
         record = training_record(name)

@@ -1,9 +1,10 @@
 """Every public function has an example, and the example is true.
 
-In examples ``lens`` is the embedded ``chronos-nano``, ``run`` its forecast of co2 over 12 steps with four sample paths,
-``corrupted`` that of the same values half a year later, ``driven`` one of ``chronos2-nano`` with a covariate,
-``results`` what ``pipeline.analyse`` makes of ``run``, by kind, ``tables`` the results of a sweep, and ``folder`` an
-empty folder; packages of the package go by their names.
+In examples ``lens`` is the embedded ``chronos-nano``, ``run`` its forecast of co2 over
+12 steps with four sample paths, ``corrupted`` that of the same values half a year
+later, ``driven`` one of ``chronos2-nano`` with a covariate, ``results`` what
+``pipeline.analyse`` makes of ``run``, by kind, ``tables`` the results of a sweep, and
+``folder`` an empty folder; packages of the package go by their names.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ PAGES = ("README.md", "docs/start/index.md")
 
 
 def last_layer(lens: Lens) -> str:
-    """Glob of the heads of the last attention that writes to the forecast, or its last branch."""
+    """Glob of the heads of the last attention that writes to the forecast, or its last
+    branch.
+    """
     heads = [writer for writer in writers(lens.wiring) if writer.head is not None]
     return (
         str(heads[-1]).rpartition(".")[0] + ".*"
@@ -170,7 +172,9 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 
 
 def test_a_place_has_two_names(lens: Lens) -> None:
-    """Components are taken as hook points, and the hook point of a write as its component."""
+    """Components are taken as hook points, and the hook point of a write as its
+    component.
+    """
     head = [writer for writer in writers(lens.wiring) if writer.head is not None][-1]
     stack = lens.wiring.stack(head.stack)
     at = f"{stack.prefix}.{head.layer}.{head.kind}"

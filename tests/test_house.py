@@ -30,7 +30,10 @@ assert run.report("report", sections=("forecast", "ablation_effects")).exists()
 FORMS = {
     "at module level": "from tsfm_lens.{0} import x",
     "in a function": "def f():\n    from tsfm_lens.{0} import x",
-    "for types": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tsfm_lens.{0} import x",
+    "for types": (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tsfm_lens.{0}"
+        " import x"
+    ),
     "by string": "from importlib import import_module\nimport_module('tsfm_lens.{0}')",
 }
 
@@ -98,7 +101,9 @@ def test_measures_of_structure_stay_within_their_bounds() -> None:
 
 
 def test_the_core_stands_without_studies(tmp_path: Path) -> None:
-    """Whole and quickly: every module imports, a command runs, a run is measured, drawn and reported."""
+    """Whole and quickly: every module imports, a command runs, a run is measured, drawn
+    and reported.
+    """
     shutil.copytree(
         house.ROOT / "tsfm_lens",
         tmp_path / "tsfm_lens",
@@ -117,7 +122,9 @@ def test_the_core_stands_without_studies(tmp_path: Path) -> None:
 
 
 def test_reports_and_figures_need_no_extra(tmp_path: Path) -> None:
-    """As after ``pip install`` without extras: gluonts is for sweeps alone, and they say so."""
+    """As after ``pip install`` without extras: gluonts is for sweeps alone, and they
+    say so.
+    """
     code = """
 import sys
 sys.modules["gluonts"] = None

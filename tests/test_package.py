@@ -63,7 +63,10 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_every_package_is_found_from_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = "__init__ __main__ cli console doctor embedded extensions places registry verbs verdict".split()
+    modules = (
+        "__init__ __main__ cli console doctor embedded extensions places registry verbs"
+        " verdict".split()
+    )
     packages = sorted({find_package(file) for file in MODULES}.difference(modules))
     assert set(packages) <= set(dir(tsfm_lens))
     for package in packages:

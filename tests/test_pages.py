@@ -1,7 +1,9 @@
-"""The code of the pages runs: the Python blocks of each in order, and what a block prints is what the page shows.
+"""The code of the pages runs: the Python blocks of each in order, and what a block
+prints is what the page shows.
 
-A block that is followed by one in ```text prints that, where "..." stands for anything. Then the commands run whose
-files the blocks wrote. Blocks of other languages, and those in ```{code-block}, are not run.
+A block that is followed by one in ```text prints that, where "..." stands for anything.
+Then the commands run whose files the blocks wrote. Blocks of other languages, and those
+in ```{code-block}, are not run.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 class Block(NamedTuple):
-    """A piece of Python of a page, the line where it stands, and what it prints; None if the page does not say."""
+    """A piece of Python of a page, the line where it stands, and what it prints; None
+    if the page does not say.
+    """
 
     code: str
     line: int
@@ -91,7 +95,8 @@ def run_commands(page: Path) -> int:
 PAGES = [
     page for folder in (*FOLDERS, ".") for page in sorted((DOCS / folder).glob("*.md"))
 ]
-# of the guides at the top some show code that would train for hours, so the first page alone
+# of the guides at the top some show code that would train for hours, so the first page
+# alone
 PAGES = [page for page in PAGES if page.parent != DOCS or page.stem == "index"]
 PAGES = [page for page in PAGES if "```python" in page.read_text()]
 

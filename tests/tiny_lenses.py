@@ -1,4 +1,6 @@
-"""Tiny models of every architecture; a test is skipped where the model's library is not installed."""
+"""Tiny models of every architecture; a test is skipped where the model's library is not
+installed.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,15 @@ def having(trait: str) -> list[str]:
 
 
 ARCHETYPES = ("chronos", "chronos-bolt", "chronos-2", "ttm")
-"""A model of tokens, one of patches with an encoder and a decoder, one with group attention, one without attention."""
+"""A model of tokens, one of patches with an encoder and a decoder, one with group
+attention, one without attention.
+"""
 
 
 def archetypes(cases: Iterable[Any]) -> list[Any]:
-    """Cases, each a name or begun by one; those of other models than the archetypes run with ``make exhaustive``."""
+    """Cases, each a name or begun by one; those of other models than the archetypes run
+    with ``make exhaustive``.
+    """
     found = []
     for case in cases:
         values = case if isinstance(case, tuple) else (case,)

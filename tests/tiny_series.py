@@ -17,7 +17,9 @@ from tsfm_lens.models import Lens, Run
 
 
 def centred(*names: str) -> SeriesBatch:
-    """Real series around zero: the few bins of a tiny token model then tell their values apart."""
+    """Real series around zero: the few bins of a tiny token model then tell their
+    values apart.
+    """
     series = bundled(*names).tail(40)
     return replace(
         series, values=tuple(values - values.mean() for values in series.values)
@@ -26,7 +28,9 @@ def centred(*names: str) -> SeriesBatch:
 
 @cache
 def make_pair(name: str) -> tuple[SeriesBatch, SeriesBatch]:
-    """Series and the same values backwards: what a model scales by is alike, to the last digits."""
+    """Series and the same values backwards: what a model scales by is alike, to the
+    last digits.
+    """
     own = getattr(lens_of(name).adapter, "example", None)
     clean = own(0, 40) if own else centred("pedestrians", "electricity")
     return clean, replace(
@@ -59,7 +63,9 @@ def few_draws(lens: Lens) -> dict[str, int]:
 
 
 def forecast_instead(monkeypatch: pytest.MonkeyPatch, lens: Lens, values: Any) -> None:
-    """Let a model forecast these values, (step,) or (series, 1, step), whatever it reads."""
+    """Let a model forecast these values, (step,) or (series, 1, step), whatever it
+    reads.
+    """
     own = lens.forecast
 
     def forecast(series: object, horizon: int, **options: Any) -> object:
@@ -73,7 +79,9 @@ def forecast_instead(monkeypatch: pytest.MonkeyPatch, lens: Lens, values: Any) -
 def make_reader(
     lag: int, *, special: int = 1
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A pattern whose queries look so many steps before the step that they forecast; special keys come last."""
+    """A pattern whose queries look so many steps before the step that they forecast;
+    special keys come last.
+    """
 
     def moved(pattern: torch.Tensor) -> torch.Tensor:
         out = torch.zeros_like(pattern)

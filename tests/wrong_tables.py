@@ -1,4 +1,6 @@
-"""Wrong tables by mutation, and what becomes of each: every field of a wiring changed as its type allows."""
+"""Wrong tables by mutation, and what becomes of each: every field of a wiring changed
+as its type allows.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ class _Paths:
         self.inside = dict(model.get_submodule(root).named_modules())
 
     def others(self, path: str) -> list[str]:
-        """Return paths of other modules of the same class, nearest names first, four at most."""
+        """Return paths of other modules of the same class, nearest names first, four at
+        most.
+        """
         original = self.inside.get(path)
         twins = [
             other
@@ -167,7 +171,9 @@ def _texts(name: str, value: str, paths: _Paths) -> Iterator[tuple[str, str]]:
 
 
 def _exchange_axes(layout: str) -> Iterator[str]:
-    """Yield a layout with two neighbouring axes exchanged, outside of brackets and inside."""
+    """Yield a layout with two neighbouring axes exchanged, outside of brackets and
+    inside.
+    """
     axes = re.findall(r"\([^)]*\)|\S+", layout)
     for first in range(len(axes) - 1):
         order = [*axes]
@@ -276,7 +282,9 @@ def _rows(
 
 
 def behaviour(case: Case) -> Iterator[Shown]:
-    """Yield all results of a lens, in one order: sizes, activations, weights, edits, variants, rollouts."""
+    """Yield all results of a lens, in one order: sizes, activations, weights, edits,
+    variants, rollouts.
+    """
     lens = case.lens
     yield from _sizes(lens)
     vocabulary = {*RESIDUAL, *HEADS, *PATTERN, *HIDDEN}
@@ -398,7 +406,9 @@ def _rollout(case: Case) -> Iterator[Shown]:
 
 
 def difference(case: Case, reference: Sequence[Shown]) -> str:
-    """The first result of a lens that differs from that of the right table, in words; "" if there is none."""
+    """The first result of a lens that differs from that of the right table, in words;
+    "" if there is none.
+    """
     try:
         count = 0
         for (name, value), (_, expected) in zip(
@@ -409,7 +419,10 @@ def difference(case: Case, reference: Sequence[Shown]) -> str:
                 return name
         return "" if count == len(reference) else "less is given"
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return (
+            f"{type(error).__name__}:"
+            f" {str(error).splitlines()[0] if str(error) else ''}"
+        )
 
 
 def _same(value: Any, expected: Any) -> bool:

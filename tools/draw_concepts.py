@@ -1,4 +1,5 @@
-"""Draw the pictures of docs/concepts: components, from a wiring table, and findings, from a run.
+"""Draw the pictures of docs/concepts: components, from a wiring table, and findings,
+from a run.
 
 python tools/draw_concepts.py
 """
@@ -39,7 +40,8 @@ class Picture:
         )
         font = f'font-family="{kind}" font-size="{size}"'
         self.parts.append(
-            f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}" {font}>{escape(words)}</text>'
+            f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}"'
+            f" {font}>{escape(words)}</text>"
         )
 
     def line(
@@ -52,13 +54,15 @@ class Picture:
         path = " ".join(f"{x},{y}" for x, y in points)
         end = ' marker-end="url(#tip)"' if arrow else ""
         self.parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{end}/>'
+            f'<polyline points="{path}" fill="none" stroke="{colour}"'
+            f' stroke-width="{width}"{end}/>'
         )
 
     def dot(self, x: float, y: float, filled: bool) -> None:
         fill = BRANCH if filled else "white"
         self.parts.append(
-            f'<circle cx="{x}" cy="{y}" r="5" fill="{fill}" stroke="{BRANCH}" stroke-width="2"/>'
+            f'<circle cx="{x}" cy="{y}" r="5" fill="{fill}" stroke="{BRANCH}"'
+            ' stroke-width="2"/>'
         )
 
     def box(self, x: float, y: float, width: float, height: float) -> None:
@@ -67,11 +71,18 @@ class Picture:
 
     def written(self, width: float, height: float, title: str) -> str:
         tip = (
-            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-            f'<path d="M0,0 L8,4 L0,8 z" fill="{BRANCH}"/></marker></defs>'
+            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4"'
+            ' markerWidth="7" markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8'
+            f' z" fill="{BRANCH}"/></marker></defs>'
         )
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
-        body = f'<title>{escape(title)}</title>{tip}<rect width="{width}" height="{height}" fill="white"/>'
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+            ' role="img">'
+        )
+        body = (
+            f'<title>{escape(title)}</title>{tip}<rect width="{width}"'
+            f' height="{height}" fill="white"/>'
+        )
         return "\n".join([head + body, *self.parts, "</svg>\n"])
 
 
@@ -109,14 +120,17 @@ def components(wiring: Wiring) -> str:
         y += 10
     picture.parts.insert(
         0,
-        f'<line x1="30" y1="28" x2="30" y2="{y + 14}" stroke="{STREAM}" stroke-width="4"/>',
+        f'<line x1="30" y1="28" x2="30" y2="{y + 14}" stroke="{STREAM}"'
+        ' stroke-width="4"/>',
     )
     picture.text(40, y + 16, "read out as the forecast", STREAM)
     return picture.written(edge + 120, y + 30, f"Components of {wiring.architecture}")
 
 
 def findings(lens: Lens) -> str:
-    """The effect of every cross-attention head over windows of one series: size, range, significance."""
+    """The effect of every cross-attention head over windows of one series: size, range,
+    significance.
+    """
     run = lens.run(bundled("co2"), 24, windows=12, holdout=True)
     data = probes.ablation_effects(run, components=["decoder.*.cross_attn.*"])
     low, mid, high = (
@@ -145,7 +159,8 @@ def findings(lens: Lens) -> str:
     picture.text(
         20,
         y + 36,
-        "dot: median of 12 windows; line: their range; filled: significant for other times",
+        "dot: median of 12 windows; line: their range; filled: significant for other"
+        " times",
         PALE,
     )
     return picture.written(right + 40, y + 50, "Sizes and significance of effects")

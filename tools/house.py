@@ -1,4 +1,5 @@
-"""Measure the house: size in syntax nodes, layers, names, docstrings. ``make house`` prints the table.
+"""Measure the house: size in syntax nodes, layers, names, docstrings. ``make house``
+prints the table.
 
 Tests hold the bounds of its structure; no test bounds its size.
 """
@@ -38,13 +39,15 @@ LAYERS = (
     ("__main__",),
     ("studies",),
 )
-"""Packages from the bottom up; each imports from those below it and from itself alone."""
+"""Packages from the bottom up; each imports from those below it and from itself alone.
+"""
 LEVEL = {package: level for level, layer in enumerate(LAYERS) for package in layer}
 BELOW_FIGURES = {"core", "viz"}
 """Figures are drawn of datasets: viz imports nothing that knows a model."""
 
 PARTICIPLES = frozenset(
-    "known found told said asked given made shown kept drawn wanted chosen held taken seen felt left read".split()
+    "known found told said asked given made shown kept drawn wanted chosen held taken"
+    " seen felt left read".split()
 ) - {"left", "read"}
 ODD_OPENING = re.compile(r"(What|Which|Whether|How|Where)\b")
 
@@ -89,10 +92,12 @@ def own_imports() -> list[Import]:
 
 
 def imports(texts: Mapping[str, str]) -> list[Import]:
-    """Every import between modules: at module level, in functions, under TYPE_CHECKING, and by string.
+    """Every import between modules: at module level, in functions, under TYPE_CHECKING,
+    and by string.
 
     Args:
-        texts: source of each module by dotted name; targets are those of them that a name leads to.
+        texts: source of each module by dotted name; targets are those of them that a
+            name leads to.
     """
     return [
         found
@@ -208,7 +213,9 @@ def shared_class_names(texts: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def size(folder: Path, *, without: str = "") -> tuple[int, int, int]:
-    """Count the syntax nodes, statements and lines of Python in a folder, one of its folders left out."""
+    """Count the syntax nodes, statements and lines of Python in a folder, one of its
+    folders left out.
+    """
     files = (
         file
         for file in folder.rglob("*.py")
@@ -251,9 +258,9 @@ def measures() -> dict[str, float]:
         "participles": sum(
             node.id in PARTICIPLES for text in texts.values() for node in bindings(text)
         ),
-        "odd docstrings, %": 100
-        * sum(bool(ODD_OPENING.match(item)) for item in opening)
-        / len(opening),
+        "odd docstrings, %": (
+            100 * sum(bool(ODD_OPENING.match(item)) for item in opening) / len(opening)
+        ),
         "class names with several homes": len(shared_class_names(texts)),
         "mandatory dependencies": len(project["dependencies"]),
     }

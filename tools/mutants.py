@@ -1,7 +1,9 @@
-"""Plant faults in a copy of the package, one at a time, and see whether the tests that should notice do.
+"""Plant faults in a copy of the package, one at a time, and see whether the tests that
+should notice do.
 
-``python tools/mutants.py`` (``make mutants``) prints a line for each of :data:`MUTANTS` and ends with an error if a
-fault passes. ``python tools/mutants.py hooks probes`` plants those of some packages.
+``python tools/mutants.py`` (``make mutants``) prints a line for each of :data:`MUTANTS`
+and ends with an error if a fault passes. ``python tools/mutants.py hooks probes``
+plants those of some packages.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ ROOT = Path(__file__).parents[1]
 
 
 class Mutant(NamedTuple):
-    """A fault of one line: the file of the package, what it says, what it shall say, and the tests that must fail."""
+    """A fault of one line: the file of the package, what it says, what it shall say,
+    and the tests that must fail.
+    """
 
     file: str
     old: str

@@ -1,9 +1,10 @@
 """Pin what the package computes, so that a refactoring can be held against it.
 
-``python tools/pin_results.py write PINS.json`` stores digests of every result, of the data of every figure and of every
-sentence on the three embedded models, of the results that are shipped or drawn in examples, and the keys of the
-``--json`` of commands. ``python tools/pin_results.py compare PINS.json`` computes them again and prints what differs.
-Pins hold on one machine with one number of threads: digests are of bytes.
+``python tools/pin_results.py write PINS.json`` stores digests of every result, of the
+data of every figure and of every sentence on the three embedded models, of the results
+that are shipped or drawn in examples, and the keys of the ``--json`` of commands.
+``python tools/pin_results.py compare PINS.json`` computes them again and prints what
+differs. Pins hold on one machine with one number of threads: digests are of bytes.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def figure_pin(figure: go.Figure) -> str:
 
 
 def mask_values(value: Any) -> Any:
-    """Return a JSON value with types in place of numbers and texts; a list by its first item."""
+    """Return a JSON value with types in place of numbers and texts; a list by its first
+    item.
+    """
     if isinstance(value, dict):
         return {key: mask_values(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -71,7 +74,9 @@ def mask_values(value: Any) -> Any:
 
 
 def pins_of_source(source: str) -> dict[str, Any]:
-    """Compute the pins of every result of one model, or of the results that no run makes."""
+    """Compute the pins of every result of one model, or of the results that no run
+    makes.
+    """
     from specimens import draw_all, find_kind, specimens
     from tsfm_lens.core.registry import find
 

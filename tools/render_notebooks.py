@@ -1,8 +1,9 @@
-"""Put outputs into the notebooks of ``examples/``: texts, tables, and a picture of each figure, which GitHub shows.
+"""Put outputs into the notebooks of ``examples/``: texts, tables, and a picture of each
+figure, which GitHub shows.
 
-``python tools/render_notebooks.py [NAME…]`` runs those whose code, or the package's, is not what was last run, and
-needs a Chromium. With ``--check`` nothing is run or written, and the exit code says whether each has outputs of its own
-code.
+``python tools/render_notebooks.py [NAME…]`` runs those whose code, or the package's, is
+not what was last run, and needs a Chromium. With ``--check`` nothing is run or written,
+and the exit code says whether each has outputs of its own code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The suite three times while busy processes take the processor away: other kernels, another number of threads.
+"""The suite three times while busy processes take the processor away: other kernels,
+another number of threads.
 
-``make test-hard`` runs all three, ``make test-hard HARD=avx2 TESTS=tests/hooks`` one of them on a part of the suite.
-What fails here and passes alone is a tolerance that is no bound, or a test of the clock.
+``make test-hard`` runs all three, ``make test-hard HARD=avx2 TESTS=tests/hooks`` one of
+them on a part of the suite. What fails here and passes alone is a tolerance that is no
+bound, or a test of the clock.
 """
 
 from __future__ import annotations
@@ -24,12 +26,17 @@ CONDITIONS = {
     "threads": {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"},
 }
 # ends by itself when the process that started it has died
-BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+BUSY = (
+    "import os; parent = os.getppid()\nwhile os.getppid() == parent:"
+    " sum(range(100_000))"
+)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One pass through the suite: what it ran under, how it ended, its minutes and pytest's last line."""
+    """One pass through the suite: what it ran under, how it ended, its minutes and
+    pytest's last line.
+    """
 
     condition: str
     status: int
@@ -39,7 +46,9 @@ class Run:
 
 @contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Keep ``count`` processes computing while the block runs, and stop them whatever happens in it."""
+    """Keep ``count`` processes computing while the block runs, and stop them whatever
+    happens in it.
+    """
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(count):
@@ -53,7 +62,9 @@ def busy(count: int) -> Iterator[None]:
 
 
 def run(condition: str, arguments: Sequence[str], workers: int) -> Run:
-    """Run pytest under one of :data:`CONDITIONS`, print what it prints, and tell how it ended."""
+    """Run pytest under one of :data:`CONDITIONS`, print what it prints, and tell how it
+    ended.
+    """
     command = [sys.executable, "-m", "pytest", "-n", str(workers), *arguments]
     environment = {**os.environ, **CONDITIONS[condition]}
     began, last = time.monotonic(), "no output"
@@ -100,7 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{'condition':<10} {'result':<7} {'minutes':>7}  pytest")
     for one in runs:
         print(
-            f"{one.condition:<10} {'FAILED' if one.status else 'passed':<7} {one.minutes:>7.1f}  {one.last}"
+            f"{one.condition:<10} {'FAILED' if one.status else 'passed':<7}"
+            f" {one.minutes:>7.1f}  {one.last}"
         )
     asked = len(options.conditions or CONDITIONS)
     return int(len(runs) < asked or any(one.status for one in runs))

@@ -1,4 +1,5 @@
-"""tsfm-lens: see inside a time-series foundation model, change one thing, know what it did to the forecast.
+"""tsfm-lens: see inside a time-series foundation model, change one thing, know what it
+did to the forecast.
 
 Every name here is loaded on first use, so importing the package imports no torch.
 """

@@ -30,26 +30,30 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
 
 @add_method("Run")
 def without(run: Run, *components: str | Component, **options: Any) -> Result:
-    """Forecast with and without components; see :func:`tsfm_lens.probes.ablation_recipes`.
+    """Forecast with and without components; see
+    :func:`tsfm_lens.probes.ablation_recipes`.
 
     Args:
         components: names or globs, all ablated together.
-        options: of the probe: ``how`` ("zero", "mean" or "resample"), ``reference``, ``quantiles``, ``progress``.
+        options: of the probe: ``how`` ("zero", "mean" or "resample"), ``reference``,
+            ``quantiles``, ``progress``.
     """
     from tsfm_lens.probes import ablation_recipes
 
     name = f"without {', '.join(map(str, components))}"
     result = ablation_recipes(run, {name: components}, **options)
     size = (
-        f": moves by {float(result['mean_shift'][1, 0]):.3g} {result['units'].values[0]}"
-        * (len(run.batch) == 1)
+        f": moves by {float(result['mean_shift'][1, 0]):.3g}"
+        f" {result['units'].values[0]}" * (len(run.batch) == 1)
     )
     return result.assign_attrs(title=f"Forecast {name}{size}".rstrip())
 
 
 @add_method("Run")
 def attribute(run: Run, **options: Any) -> Result:
-    """Split the forecast among the components that wrote it; see :func:`tsfm_lens.probes.attribution`."""
+    """Split the forecast among the components that wrote it; see
+    :func:`tsfm_lens.probes.attribution`.
+    """
     from tsfm_lens import probes
 
     return probes.attribution(run, **options)
@@ -57,7 +61,8 @@ def attribute(run: Run, **options: Any) -> Result:
 
 @add_method("Run")
 def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result:
-    """Compute any measurement by its kind, such as "logit_lens"; :func:`tsfm_lens.core.registry.measurements` has all.
+    """Compute any measurement by its kind, such as "logit_lens";
+    :func:`tsfm_lens.core.registry.measurements` has all.
 
     Args:
         kind: of the result; ``tsfm-lens measurements`` lists them.
@@ -79,7 +84,8 @@ def report(run: Run, out: str | Path, **options: Any) -> Path:
 
     Args:
         out: folder for index.html.
-        options: ``sections`` (kinds of measurements), ``options`` of their probes by kind, ``title``, ``progress``.
+        options: ``sections`` (kinds of measurements), ``options`` of their probes by
+            kind, ``title``, ``progress``.
     """
     from tsfm_lens.report import pipeline
 
@@ -88,7 +94,9 @@ def report(run: Run, out: str | Path, **options: Any) -> Path:
 
 @add_method("Run")
 def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanation:
-    """Explain this forecast by inputs and routes, and test both; see :func:`tsfm_lens.report.explanation.explain`."""
+    """Explain this forecast by inputs and routes, and test both; see
+    :func:`tsfm_lens.report.explanation.explain`.
+    """
     from tsfm_lens.report import explanation
 
     return explanation.explain(run, out, **options)
@@ -98,7 +106,9 @@ def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanat
 def what_if(
     run: Run, changes: Mapping[str, Any] | None = None, **options: Any
 ) -> Result:
-    """Forecast with another input, ``run.what_if(temperature="+5")``; see :func:`tsfm_lens.explain.what_if`."""
+    """Forecast with another input, ``run.what_if(temperature="+5")``; see
+    :func:`tsfm_lens.explain.what_if`.
+    """
     from tsfm_lens import explain
 
     return explain.what_if(run, changes, **options)
@@ -106,10 +116,12 @@ def what_if(
 
 @add_method("Run")
 def explore(run: Run, **options: Any) -> Any:
-    """Open one linked view of all heads in a notebook; see :func:`tsfm_lens.report.explore.explore`.
+    """Open one linked view of all heads in a notebook; see
+    :func:`tsfm_lens.report.explore.explore`.
 
     Args:
-        options: ``kind`` of attention, such as "self_attn"; the last kind of the output stack if left out.
+        options: ``kind`` of attention, such as "self_attn"; the last kind of the output
+            stack if left out.
     """
     from tsfm_lens.report import explore
 
@@ -126,7 +138,9 @@ def _repr_html_(result: Run | Forecast) -> str:
 
 @add_method("Lens")
 def quick_check(lens: Lens) -> list[OracleResult]:
-    """Run the cheap exactness checks on one short series; see :func:`tsfm_lens.testing.quick_check`."""
+    """Run the cheap exactness checks on one short series; see
+    :func:`tsfm_lens.testing.quick_check`.
+    """
     from tsfm_lens.testing import quick_check
 
     return quick_check(lens)
@@ -134,7 +148,9 @@ def quick_check(lens: Lens) -> list[OracleResult]:
 
 @add_method("Checkpoint")
 def folded(files: Checkpoint) -> Checkpoint:
-    """Open the files of a compressed model; see :func:`tsfm_lens.compress.checkpoint.folded`."""
+    """Open the files of a compressed model; see
+    :func:`tsfm_lens.compress.checkpoint.folded`.
+    """
     from tsfm_lens.compress.checkpoint import folded
 
     return folded(files)

@@ -1,4 +1,6 @@
-"""``python -m benchmarks.paper``: every command of the README whose checkpoint is here, as one markdown table."""
+"""``python -m benchmarks.paper``: every command of the README whose checkpoint is here,
+as one markdown table.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ README = Path(__file__).with_name("README.md")
 EMBEDDED = {"S3-F21": "bolt-nano"}
 EMBEDDED_SERIES = ["co2", "elnino", "pedestrians"]
 EMBEDDED_HORIZON = 24
-HEADER = "| id | model | quantity | paper | ours | difference | unit |\n|---|---|---|---|---|---|---|\n"
+HEADER = (
+    "| id | model | quantity | paper | ours | difference | unit"
+    " |\n|---|---|---|---|---|---|---|\n"
+)
 
 
 def commands() -> list[list[str]]:
@@ -68,7 +73,9 @@ def embedded(item: Item) -> str | None:
 
 
 def rows(result: xr.Dataset, name: str, model: str) -> Iterator[str]:
-    """A result's lines of the table: what the paper prints, the parts of its claims, and recipes scaled to a model."""
+    """A result's lines of the table: what the paper prints, the parts of its claims,
+    and recipes scaled to a model.
+    """
     printed = np.isfinite(result["paper"].values)
     scaled = np.char.find(result["quantity"].values.astype(str), " scaled to ") >= 0
     parts = result["part_of"].values.astype(str) != ""
@@ -89,7 +96,10 @@ def rows(result: xr.Dataset, name: str, model: str) -> Iterator[str]:
                 [paper, f"{one['verdict'].values}{span}", ""],
                 str(one["margin"].values) or "claim",
             )
-        yield f"| {name} | {model} | {one['quantity'].values} | {' | '.join(cells)} | {unit} |"
+        yield (
+            f"| {name} | {model} | {one['quantity'].values} | {' | '.join(cells)} |"
+            f" {unit} |"
+        )
 
 
 def main() -> None:

@@ -52,7 +52,9 @@ def _write(app: Any) -> None:
 
 
 def _late(name: str) -> Callable[..., Any]:
-    """A function of ``docstrings``, which reads the whole package and is imported when it is first needed."""
+    """A function of ``docstrings``, which reads the whole package and is imported when
+    it is first needed.
+    """
 
     def call(*told: Any) -> Any:
         return getattr(import_module("sitepages.docstrings"), name)(*told)

@@ -1,4 +1,6 @@
-"""llms.txt: models, commands and measurements on one plain page, for language models and for search."""
+"""llms.txt: models, commands and measurements on one plain page, for language models
+and for search.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ PAGES = {
     "reference/generated/questions": "Which probe answers my question?",
     "reference/generated/api": "Python reference",
     "reference/generated/commands": "Command line reference",
-    "concepts/findings": "What *acts*, *size*, *significant*, *learned* mean in results",
+    "concepts/findings": (
+        "What *acts*, *size*, *significant*, *learned* mean in results"
+    ),
     "data": "Reading your own data",
     "howto/own-model": "Wiring a model of your own",
     "howto/own-probe": "Writing a probe and a figure",
@@ -65,12 +69,21 @@ def text() -> str:
     """The page."""
     parts = [
         "# tsfm-lens",
-        "> Interpretability of time-series foundation models: ablation, patching, attribution, circuits, and "
-        "explanations of single forecasts. Forecasts equal those of the native library to the last bit.",
-        "Distribution: tsfm-lens-toolbox, installed from a clone (pip install -e .). The packages tsfm-lens and tslens "
-        "on PyPI are other software; do not install them.",
-        "A lens is a model with hook points. A run is one forecast. A probe takes a run and returns an xarray.Dataset. "
-        "A figure takes that dataset and returns a plotly figure.",
+        (
+            "> Interpretability of time-series foundation models: ablation, patching,"
+            " attribution, circuits, and explanations of single forecasts. Forecasts"
+            " equal those of the native library to the last bit."
+        ),
+        (
+            "Distribution: tsfm-lens-toolbox, installed from a clone (pip install -e"
+            " .). The packages tsfm-lens and tslens on PyPI are other software; do not"
+            " install them."
+        ),
+        (
+            "A lens is a model with hook points. A run is one forecast. A probe takes a"
+            " run and returns an xarray.Dataset. A figure takes that dataset and"
+            " returns a plotly figure."
+        ),
         "## Pages",
         "\n".join(f"- [{title}]({page}.html)" for page, title in PAGES.items()),
         "## Python",
@@ -83,9 +96,11 @@ def text() -> str:
         code(SWEEP, "yaml"),
         code(COMMANDS, "console"),
         "## Measurements",
-        "Probes are in tsfm_lens.probes unless another package is named, figures in tsfm_lens.viz; "
-        "plot(result, NAME) draws a figure or any variable. "
-        "On the command line: tsfm-lens figure NAME MODEL --data FILE.",
+        (
+            "Probes are in tsfm_lens.probes unless another package is named, figures in"
+            " tsfm_lens.viz; plot(result, NAME) draws a figure or any variable. On the"
+            " command line: tsfm-lens figure NAME MODEL --data FILE."
+        ),
     ]
     metadata = measurement_facts()
     for theme in THEMES:
@@ -106,13 +121,18 @@ def _first_code() -> str:
 def _models() -> Iterator[str]:
     yield f"- embedded, offline: {', '.join(checkpoint_names())}"
     for entry in architectures().values():
-        yield f"- {entry.title}: {', '.join(entry.published.values()) or 'local folders'}"
+        yield (
+            f"- {entry.title}: {', '.join(entry.published.values()) or 'local folders'}"
+        )
 
 
 def _commands() -> Iterator[str]:
     group = get_command(app)
     for name, command in getattr(group, "commands").items():  # noqa: B009
-        yield f"- tsfm-lens {name}: {' '.join((command.help or '').split(chr(10) * 2)[0].split())}"
+        yield (
+            f"- tsfm-lens {name}:"
+            f" {' '.join((command.help or '').split(chr(10) * 2)[0].split())}"
+        )
 
 
 def _measurement(each: dict[str, object]) -> str:
@@ -120,4 +140,7 @@ def _measurement(each: dict[str, object]) -> str:
         ", ".join(f"`{name}`" for name in each[key]) for key in ("probes", "figures")
     )  # type: ignore[attr-defined]
     by = f" Probe {probes}." if probes else ""
-    return f"- `{each['kind']}`: {each['summary']}.{by} Figures {figures}. For {each['models']}."
+    return (
+        f"- `{each['kind']}`: {each['summary']}.{by} Figures {figures}. For"
+        f" {each['models']}."
+    )

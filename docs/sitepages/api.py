@@ -1,4 +1,6 @@
-"""The reference of every public name, by package and theme, and where references in docstrings lead."""
+"""The reference of every public name, by package and theme, and where references in
+docstrings lead.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ LINES = 220  # of docstrings on one page, which keeps it below 10,000 pixels
 
 
 def name_page(package: str) -> str:
-    """Name of a package's page in docs/reference/generated; "" is the top of the package."""
+    """Name of a package's page in docs/reference/generated; "" is the top of the
+    package.
+    """
     return f"api-{package.replace('.', '-')}" if package else "api-tsfm_lens"
 
 
@@ -73,7 +77,9 @@ def find_module(package: str) -> Any:
 
 @cache
 def homes() -> dict[int, str]:
-    """The name under which each object is documented, by its id: that of the first package which offers it."""
+    """The name under which each object is documented, by its id: that of the first
+    package which offers it.
+    """
     found: dict[int, str] = {}
     for package in (*PACKAGES, ""):
         for name in public_names(package):
@@ -108,7 +114,9 @@ def write_api() -> None:
 
 
 def pages(package: str) -> dict[str, str]:
-    """The pages of a package by their names: one with all entries, or a list of names and a page per theme."""
+    """The pages of a package by their names: one with all entries, or a list of names
+    and a page per theme.
+    """
     module = find_module(package)
     home, title = name_page(package), module.__name__
     parts = [
@@ -150,7 +158,9 @@ def pages(package: str) -> dict[str, str]:
 
 
 def _groups(package: str) -> dict[str, list[str]]:
-    """Names by the page on which they stand, as short as LINES says: by theme of the registry, then by file."""
+    """Names by the page on which they stand, as short as LINES says: by theme of the
+    registry, then by file.
+    """
     module, names = find_module(package), public_names(package)
 
     def length(some: list[str]) -> int:
@@ -209,7 +219,9 @@ def _file(module: Any, name: str) -> str:
 
 
 def estimate_length(thing: Any) -> int:
-    """Length of an entry, of some 35 pixels a line: its docstring, and those of a class's members."""
+    """Length of an entry, of some 35 pixels a line: its docstring, and those of a
+    class's members.
+    """
     members = (
         [var for name, var in vars(thing).items() if name[0] != "_"]
         if inspect.isclass(thing)
@@ -250,7 +262,9 @@ def _directive(thing: Any) -> str:
 
 
 def _inherited(thing: Any) -> str:
-    """The option with which a class shows what it has of bases of ours that have no entry of their own."""
+    """The option with which a class shows what it has of bases of ours that have no
+    entry of their own.
+    """
     bases = thing.__mro__[1:] if inspect.isclass(thing) else ()
     own = [
         base

@@ -54,5 +54,8 @@ def text() -> str:
         asked, capture_output=True, text=True, check=True, cwd=DOCS.parent
     ).stdout
     _, _, rest = made.partition("\n")
-    reported = "Data goes to stdout and messages to stderr. Exit code 0 means done, 1 refused, 2 misused."
+    reported = (
+        "Data goes to stdout and messages to stderr. Exit code 0 means done, 1 refused,"
+        " 2 misused."
+    )
     return f"# Command line\n\n{reported}\n{rest}"

@@ -23,8 +23,9 @@ def before_napoleon(
 ) -> None:
     """Say in napoleon's words what docstrings here say otherwise.
 
-    What is returned has its type in the annotation, not before a colon; several arguments may share a line; and of a
-    constant without words of its own, those of its type say nothing.
+    What is returned has its type in the annotation, not before a colon; several
+    arguments may share a line; and of a constant without words of its own, those of its
+    type say nothing.
     """
     if (
         what == "data"
@@ -42,7 +43,9 @@ def before_napoleon(
 def after_napoleon(
     app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
 ) -> None:
-    """Keep what stands before the first colon of a property's docstring from being taken for its type."""
+    """Keep what stands before the first colon of a property's docstring from being
+    taken for its type.
+    """
     if what in _VALUES:
         made = GoogleDocstring(
             _KEPT.pop(name), app.config, app, "method", name, thing, options
@@ -81,7 +84,9 @@ def _apart(lines: list[str]) -> list[str]:
 
 @cache
 def _by_name() -> dict[str, str]:
-    """Documented names by what annotations and docstrings call them: where they are defined, and their last word."""
+    """Documented names by what annotations and docstrings call them: where they are
+    defined, and their last word.
+    """
     full: dict[str, str] = {}
     last: dict[str, set[str]] = {}
     for package in (*PACKAGES, ""):
@@ -103,7 +108,9 @@ def _by_name() -> dict[str, str]:
 
 
 def resolve(app: Any, env: Any, node: Any, contnode: Any) -> Any:
-    """A reference that leads to no entry: to the entry of the same object, or to plain text if it exists otherwise."""
+    """A reference that leads to no entry: to the entry of the same object, or to plain
+    text if it exists otherwise.
+    """
     if node.get("refdomain") != "py":
         return None
     target = str(node["reftarget"]).removeprefix("~")
@@ -124,7 +131,9 @@ def resolve(app: Any, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def _exists(target: str) -> bool:
-    """Whether a dotted name leads to something in the package, such as a function of a module."""
+    """Whether a dotted name leads to something in the package, such as a function of a
+    module.
+    """
     parts = target.split(".")
     if parts[0] != "tsfm_lens":
         return False
@@ -145,7 +154,9 @@ def _exists(target: str) -> bool:
 
 @cache
 def _defined() -> set[str]:
-    """Every name that some module of the package defines: docstrings name neighbours without their module."""
+    """Every name that some module of the package defines: docstrings name neighbours
+    without their module.
+    """
     found: set[str] = set()
     for file in Path(find_module("").__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -1,4 +1,6 @@
-"""Figures of the gallery: drawn by the code that the page shows, kept by what they follow from."""
+"""Figures of the gallery: drawn by the code that the page shows, kept by what they
+follow from.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def sources() -> str:
 
 
 def slugs() -> dict[str, tuple[Measurement, Figure]]:
-    """Every figure by the name of its files; one of several measurements comes several times."""
+    """Every figure by the name of its files; one of several measurements comes several
+    times.
+    """
     found: dict[str, tuple[Measurement, Figure]] = {}
     for measurement, figure in (
         (item, figure) for item in measurements().values() for figure in item.figures
@@ -97,7 +101,9 @@ class Studio:
         self._read: dict[int, tuple[Any, list[str]]] = {}
 
     def draw(self, measurement: Measurement, figure: Figure) -> Drawn:
-        """A figure, from the cache where neither the package nor the code that draws it has changed."""
+        """A figure, from the cache where neither the package nor the code that draws it
+        has changed.
+        """
         scene = find_scene(measurement, figure)
         return _kept(scene, lambda: self._draw(measurement, figure, scene))
 
@@ -107,7 +113,9 @@ class Studio:
         return _kept(scene, lambda: self.drawn_pair(scene))
 
     def drawn_pair(self, scene: Scene) -> Drawn:
-        """What the code of a pair draws; its captions and readings are those of each model by itself."""
+        """What the code of a pair draws; its captions and readings are those of each
+        model by itself.
+        """
         return told(eval(scene.drawing, dict(self._opening(scene.opening))), "", [])
 
     def _draw(self, measurement: Measurement, figure: Figure, scene: Scene) -> Drawn:
@@ -125,7 +133,9 @@ class Studio:
         )
 
     def _readings(self, measurement: Measurement, result: Any) -> list[str]:
-        """What the report says of a result, whose figures it draws for that: once a result."""
+        """What the report says of a result, whose figures it draws for that: once a
+        result.
+        """
         if id(result) not in self._read:
             told = [
                 text

@@ -1,4 +1,6 @@
-"""The page of errors: what each says, why it comes, what to do, and which functions raise it."""
+"""The page of errors: what each says, why it comes, what to do, and which functions
+raise it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The gallery: a page per measurement with its figures, a page per theme, and thumbnails of all."""
+"""The gallery: a page per measurement with its figures, a page per theme, and
+thumbnails of all.
+"""
 
 from __future__ import annotations
 
@@ -102,10 +104,15 @@ def write_plotly() -> None:
 
 
 def write_figure(slug: str, spec: str, picture: bytes | None) -> None:
-    """The files of a figure: a script, since a page that is opened from a folder may load no JSON, and a picture."""
+    """The files of a figure: a script, since a page that is opened from a folder may
+    load no JSON, and a picture.
+    """
     parsed = json.loads(spec)
     visible = json.dumps({**parsed, "config": BROWSER_CONFIG}).replace("</", "<\\/")
-    text = f"window.tsfmFigures = window.tsfmFigures || {{}}; window.tsfmFigures[{json.dumps(slug)}] = {visible};\n"
+    text = (
+        "window.tsfmFigures = window.tsfmFigures || {};"
+        f" window.tsfmFigures[{json.dumps(slug)}] = {visible};\n"
+    )
     write_bytes(STATIC / "figures" / f"{slug}.js", text.encode())
     if picture is not None:
         write_bytes(STATIC / "figures" / f"{slug}.png", picture)
@@ -114,13 +121,15 @@ def write_figure(slug: str, spec: str, picture: bytes | None) -> None:
 def figure_html(
     slug: str, title: str, height: int, min_width: int, root: str, pictured: bool
 ) -> str:
-    """An interactive figure, with its picture until it is drawn and where there is no script.
+    """An interactive figure, with its picture until it is drawn and where there is no
+    script.
 
     Args:
         root: path from the page to the folder _static.
     """
     picture = (
-        f'<img src="{root}_static/figures/{slug}.png" alt="{escape(title)}" loading="lazy">'
+        f'<img src="{root}_static/figures/{slug}.png" alt="{escape(title)}"'
+        ' loading="lazy">'
         if pictured
         else f"<span>{escape(title)}</span>"
     )
@@ -143,12 +152,17 @@ def _page(
         f"**Probe** {{py:func}}`~tsfm_lens.{find_package(probe)}`" if probe else "",
         f"**Computed by** {plain(described(measurement.kind))}",
         f"**Source** {plain(measurement.source)}" if measurement.source else "",
-        f"**Reported values** {', '.join(f'`{item}`' for item in measurement.paper)}"
-        if measurement.paper
-        else "",
-        f"**Models** {plain(models_meeting(NEEDS[measurement.needs]))}"
-        if measurement.needs
-        else "",
+        (
+            "**Reported values**"
+            f" {', '.join(f'`{item}`' for item in measurement.paper)}"
+            if measurement.paper
+            else ""
+        ),
+        (
+            f"**Models** {plain(models_meeting(NEEDS[measurement.needs]))}"
+            if measurement.needs
+            else ""
+        ),
     ]
     parts = [
         f"# {plain(measurement.title)}",
@@ -182,7 +196,9 @@ def _page(
 
 
 def find_package(name: str) -> str:
-    """Where a probe is, below the package: a function of probes, unless another package is named."""
+    """Where a probe is, below the package: a function of probes, unless another package
+    is named.
+    """
     return name if "." in name else f"probes.{name}"
 
 
@@ -253,8 +269,10 @@ def _card(
         else ""
     )
     return (
-        f":::{{grid-item-card}} {plain(figure.title.rstrip('.'))}\n{picture}:link: figure-{slug}\n:link-type: ref\n"
-        f":class-img-top: tsfm-thumbnail\n\n`{call if find_function(figure) in call else figure.name}`\n:::"
+        f":::{{grid-item-card}} {plain(figure.title.rstrip('.'))}\n{picture}:link:"
+        f" figure-{slug}\n:link-type: ref\n"
+        ":class-img-top:"
+        f" tsfm-thumbnail\n\n`{call if find_function(figure) in call else figure.name}`\n:::"
     )
 
 
@@ -284,8 +302,11 @@ def _theme(
 def _paired(pairs: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
     parts = [
         "# Two models side by side",
-        "`tsfm-lens figure NAME MODEL MODEL` and {py:func}`tsfm_lens.viz.compare` draw any figure of a run for two "
-        "models, with shared axes and colours. They refuse figures whose colour bars have different titles.",
+        (
+            "`tsfm-lens figure NAME MODEL MODEL` and {py:func}`tsfm_lens.viz.compare`"
+            " draw any figure of a run for two models, with shared axes and colours."
+            " They refuse figures whose colour bars have different titles."
+        ),
     ]
     for slug, (measurement, figure) in pairs.items():
         parts.append(
@@ -306,8 +327,11 @@ def _index(
     count = len({figure.name for _, figure in entries.values()})
     parts = [
         "# Gallery",
-        f"All {count} figures, drawn from the embedded models when this site was built. Click one for the interactive "
-        "figure, its whole code, how to read it, and what the report says. Most of this code needs these lines first:",
+        (
+            f"All {count} figures, drawn from the embedded models when this site was"
+            " built. Click one for the interactive figure, its whole code, how to read"
+            " it, and what the report says. Most of this code needs these lines first:"
+        ),
         code(CHRONOS),
     ]
     for theme in present:

@@ -17,9 +17,15 @@ HISTORY = ROOT / "benchmarks" / "history.csv"
 _HEIGHT, _WIDTH = 420, 620  # pixels
 # what is drawn, by the end of a measurement's name
 KINDS = {
-    "forecast, idle lens / native": "Forecast through a lens without hooks, relative to the library's own",
-    "capture by run_with_cache / native": "Forward pass that records streams and heads, relative to a plain one",
-    "one forward per head / ours": "Speed-up of single-head ablations over one forward pass per head",
+    "forecast, idle lens / native": (
+        "Forecast through a lens without hooks, relative to the library's own"
+    ),
+    "capture by run_with_cache / native": (
+        "Forward pass that records streams and heads, relative to a plain one"
+    ),
+    "one forward per head / ours": (
+        "Speed-up of single-head ablations over one forward pass per head"
+    ),
 }
 
 
@@ -36,8 +42,11 @@ def write_history() -> None:
     pictures = static_pictures(specs, CACHE / "pictures")
     parts = [
         "# Costs over time",
-        "`python -m benchmarks` adds what it measures to `benchmarks/history.csv`, with date, version and commit. "
-        "Machines differ and are shared, so steps of a few hundredths are noise. [](../../costs.md) has today's costs.",
+        (
+            "`python -m benchmarks` adds what it measures to `benchmarks/history.csv`,"
+            " with date, version and commit. Machines differ and are shared, so steps"
+            " of a few hundredths are noise. [](../../costs.md) has today's costs."
+        ),
     ]
     for slug, (kind, _) in figures.items():
         write_figure(slug, specs[slug], pictures.get(slug))

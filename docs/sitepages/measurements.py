@@ -13,7 +13,9 @@ _HEAD = "| measurement | probe and figures | source and models |\n|---|---|---|"
 
 
 def write_measurements() -> None:
-    """Write a table a theme: what is measured, by which probe and figures, after whom, on which models."""
+    """Write a table a theme: what is measured, by which probe and figures, after whom,
+    on which models.
+    """
     metadata, parts = measurement_facts(), []
     for theme in THEMES:
         rows = [

@@ -1,4 +1,6 @@
-"""Notebooks: executed once for tests, site and repository, with figures to touch here and pictures of them there."""
+"""Notebooks: executed once for tests, site and repository, with figures to touch here
+and pictures of them there.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def kernel() -> KernelManager:
 
 
 def execute(path: Path) -> nbformat.NotebookNode:
-    """Run a notebook in a kernel that holds no name of another one, and keep what it gave for :func:`executed`."""
+    """Run a notebook in a kernel that holds no name of another one, and keep what it
+    gave for :func:`executed`.
+    """
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
     NotebookClient(notebook, km=kernel(), timeout=300).execute()
@@ -54,7 +58,9 @@ def execute(path: Path) -> nbformat.NotebookNode:
 
 
 def executed(path: Path) -> nbformat.NotebookNode:
-    """The notebook after a run, which is made only if neither its code nor the package is what was last run."""
+    """The notebook after a run, which is made only if neither its code nor the package
+    is what was last run.
+    """
     retained = _place(path)
     if not retained.exists():
         return execute(path)
@@ -104,7 +110,10 @@ def write_notebooks() -> None:
             f"**[{lines[0].removeprefix('# ')}]({name}.ipynb)**\n: {reported}"
         )
     toctree = "\n".join(names())
-    opening = "# Notebooks\n\nThey use the embedded models and real series. The files are in `examples/`."
+    opening = (
+        "# Notebooks\n\nThey use the embedded models and real series. The files are in"
+        " `examples/`."
+    )
     entries = "\n\n".join(listed)
     write(
         "notebooks/index.md",
@@ -113,7 +122,8 @@ def write_notebooks() -> None:
 
 
 def with_pictures(path: Path) -> str:
-    """A notebook as it is kept in the repository: texts and tables, and a picture of each figure.
+    """A notebook as it is kept in the repository: texts and tables, and a picture of
+    each figure.
 
     Raises:
         RuntimeError: there is no browser that could draw the pictures.

@@ -1,4 +1,6 @@
-"""Figures below the code of the first pages, drawn by that very code when the site is built."""
+"""Figures below the code of the first pages, drawn by that very code when the site is
+built.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ FOLDER = "_cache/outputs"
 
 
 def write_outputs() -> None:
-    """Write the output of every block of Python as a piece of a page, which the page includes below the block."""
+    """Write the output of every block of Python as a piece of a page, which the page
+    includes below the block.
+    """
     for page, root in ROOTS.items():
         name = page.replace("/", "-")
         figures = {
@@ -56,7 +60,9 @@ def find_python(page: str) -> list[str]:
 
 
 def list_drawings(page: str) -> list[Drawn | None]:
-    """What the last line of each block draws; None of a block that ends in something else."""
+    """What the last line of each block draws; None of a block that ends in something
+    else.
+    """
     blocks = find_python(page)
     file = (
         CACHE

@@ -25,7 +25,8 @@ Plotly.toImage(spec, {format: "png", width: width, height: height}).then(done, e
 
 
 def static_pictures(specs: Mapping[str, str], cache: Path) -> dict[str, bytes]:
-    """A PNG of each figure; of those that are in the cache alone where there is no Chromium.
+    """A PNG of each figure; of those that are in the cache alone where there is no
+    Chromium.
 
     Args:
         specs: figures as plotly's JSON, by name.

@@ -1,4 +1,6 @@
-"""Which probe answers a question, drawn by which figure, and how well it finds what is known to be there."""
+"""Which probe answers a question, drawn by which figure, and how well it finds what is
+known to be there.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ class Question:
         text: as somebody asks it.
         kind: of the measurement that answers it.
         caveat: limit of the answer.
-        method: its name in docs/planted.csv, or "explanations: NAME" in docs/planted.explanations.csv; "" for what no
-            planted model has been asked.
+        method: its name in docs/planted.csv, or "explanations: NAME" in
+            docs/planted.explanations.csv; "" for what no planted model has been asked.
         level: of what is found: parts, edges, inputs …
     """
 
@@ -39,45 +41,52 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         Question(
             "Which heads and MLPs does the forecast need?",
             "ablation_effects",
-            "The model may never see a zero in normal use. Two redundant components both look unimportant.",
+            "The model may never see a zero in normal use. Two redundant components"
+            " both look unimportant.",
             "zero ablation, of the range",
         ),
         Question(
             "Which components carry the difference between two series?",
             "activation_patching",
-            "It sees only what differs between the two series, so the pair decides the question.",
+            "It sees only what differs between the two series, so the pair decides the"
+            " question.",
             "activation patching, denoise",
         ),
         Question(
             "Which components carry the difference, at the cost of one gradient?",
             "attribution_patching",
-            "A gradient is wrong where the effect is far from linear. Check the largest effects by patching.",
+            "A gradient is wrong where the effect is far from linear. Check the largest"
+            " effects by patching.",
             "attribution patching, denoise",
         ),
         Question(
             "Which few components are enough (a circuit)?",
             "minimal_circuit",
-            "They are enough on these series. Several circuits may exist; the greedy search returns one.",
+            "They are enough on these series. Several circuits may exist; the greedy"
+            " search returns one.",
             "circuit, greedy, zeroed",
         ),
         Question(
             "Which connections between components matter?",
             "path_patching",
-            "Each connection costs one forward pass, so start from the components that matter.",
+            "Each connection costs one forward pass, so start from the components that"
+            " matter.",
             "path patching",
             "edges",
         ),
         Question(
             "Which connections matter, at the cost of one gradient?",
             "edge_attribution",
-            "A gradient is wrong where the effect is far from linear. Check the largest by path patching.",
+            "A gradient is wrong where the effect is far from linear. Check the largest"
+            " by path patching.",
             "edge attribution",
             "edges",
         ),
         Question(
             "Which components write the forecast directly (direct logit attribution)?",
             "attribution",
-            "It covers direct writes of the last stack only. It does not see components that act through others.",
+            "It covers direct writes of the last stack only. It does not see components"
+            " that act through others.",
             "direct attribution, linearised",
         ),
         Question(
@@ -118,49 +127,57 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         Question(
             "Which heads are induction heads?",
             "induction_scores",
-            "The test uses random tokens, far from real series. Repeated motifs test patch models less surely.",
+            "The test uses random tokens, far from real series. Repeated motifs test"
+            " patch models less surely.",
             "induction: repeated tokens, copy",
         ),
         Question(
             "When during training do heads emerge?",
             "training_history",
-            "It needs checkpoints of the training; two of the embedded models ship theirs.",
+            "It needs checkpoints of the training; two of the embedded models ship"
+            " theirs.",
         ),
     ),
     "What each layer knows": (
         Question(
             "After which layer does the forecast form (logit lens)?",
             "logit_lens",
-            "It reads every layer with the output head, which may not fit early layers.",
+            "It reads every layer with the output head, which may not fit early"
+            " layers.",
         ),
         Question(
             "How much accuracy does each layer add?",
             "layer_gain",
-            "It compares with the truth of these series. A layer without gain may still prepare a later one.",
+            "It compares with the truth of these series. A layer without gain may still"
+            " prepare a later one.",
         ),
         Question(
             "How many futures does the model consider?",
             "lines_of_thought",
-            "For token models only. It shows peaks of a distribution, not sampled paths.",
+            "For token models only. It shows peaks of a distribution, not sampled"
+            " paths.",
         ),
         Question(
             "Are layers or heads similar (CKA)?",
             "layer_similarity",
-            "It compares what they hold. Whether one can be removed is a question for ablation.",
+            "It compares what they hold. Whether one can be removed is a question for"
+            " ablation.",
         ),
     ),
     "Which inputs matter (feature importance, SHAP, saliency)": (
         Question(
             "Which stretch of the past moved this forecast?",
             "input_attribution",
-            "The result depends on the reference that you choose. Segments that work only together share their effect.",
+            "The result depends on the reference that you choose. Segments that work"
+            " only together share their effect.",
             "explanations: shapley",
             "inputs",
         ),
         Question(
             "Through which components did the input act?",
             "input_routes",
-            "It is linear around this forecast unless you ask for exact routes. Read the faithfulness test with it.",
+            "It is linear around this forecast unless you ask for exact routes. Read"
+            " the faithfulness test with it.",
             "explanations: routes, exact",
             "routes",
         ),
@@ -177,7 +194,8 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         Question(
             "Does the forecast only repeat the context?",
             "context_parroting",
-            "A good forecast of a periodic series also repeats it, so compare the errors.",
+            "A good forecast of a periodic series also repeats it, so compare the"
+            " errors.",
         ),
         Question(
             "Does the forecast follow season and level?",
@@ -194,38 +212,51 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         Question(
             "Which heads have an unusual rank?",
             "head_spectra",
-            "Low query–key ranks point at heads that matter; value–output ranks do not.",
+            "Low query–key ranks point at heads that matter; value–output ranks do"
+            " not.",
             "low stable rank, QK",
         ),
         Question(
             "How small can the model become (compression)?",
             "compression",
-            "The answer holds for the series it is measured on. Hold out others for the final check.",
+            "The answer holds for the series it is measured on. Hold out others for the"
+            " final check.",
         ),
         Question(
             "Did fine-tuning change anything, and where?",
             "weight_effects",
-            "Weights that moved far may do little, so read the effects. They hold for the series that you give.",
+            "Weights that moved far may do little, so read the effects. They hold for"
+            " the series that you give.",
         ),
         Question(
             "How many heads does each layer need, over whole benchmarks?",
             "sweep_heads_at",
-            "This is a sweep and takes minutes to days. Differences have intervals over datasets.",
+            "This is a sweep and takes minutes to days. Differences have intervals over"
+            " datasets.",
         ),
     ),
 }
 
 
 def write_questions() -> None:
-    """The page, with scores from the files that ``make planted-scores`` and ``make explanation-scores`` write."""
+    """The page, with scores from the files that ``make planted-scores`` and ``make
+    explanation-scores`` write.
+    """
     scores = pd.read_csv(DOCS / "planted.csv")
     explained = pd.read_csv(DOCS / "planted.explanations.csv")
     parts = [
         "# Which probe answers my question?",
-        "*AUROC* is the probability that a true part scores above a false one; 0.5 is chance. It is a mean over models "
-        "whose mechanism was set by hand. The value in parentheses is for untrained twins, which have no such part. "
-        "*Claims right* is the share of significant parts that are true. [](../../planted.md) has all scores.",
-        "Looking for a word? The [glossary](../glossary.md) has *p-value*, *SHAP*, *saliency*, *pruning* and others.",
+        (
+            "*AUROC* is the probability that a true part scores above a false one; 0.5"
+            " is chance. It is a mean over models whose mechanism was set by hand. The"
+            " value in parentheses is for untrained twins, which have no such part."
+            " *Claims right* is the share of significant parts that are true."
+            " [](../../planted.md) has all scores."
+        ),
+        (
+            "Looking for a word? The [glossary](../glossary.md) has *p-value*, *SHAP*,"
+            " *saliency*, *pruning* and others."
+        ),
     ]
     for title, questions in GROUPS.items():
         rows = [_row(question, scores, explained) for question in questions]
@@ -260,7 +291,8 @@ def _row(
 def score(
     question: Question, scores: pd.DataFrame, explained: pd.DataFrame
 ) -> tuple[str, str]:
-    """What it finds on planted models and on untrained twins, and how many of its claims are right; "" if not asked.
+    """What it finds on planted models and on untrained twins, and how many of its
+    claims are right; "" if not asked.
 
     Raises:
         ValueError: the files do not have the method.

@@ -108,30 +108,47 @@ for step in range(60):
 """
 ASKED = {
     "weight_effects": (
-        "import copy\n\nimport torch\nfrom tsfm_lens import probes\n\ntuned = copy.deepcopy(lens)\n"
-        "layer = tuned.adapter.model.encoder.block[1].layer[0].self_attention\n"
-        "with torch.no_grad():\n    layer.v.weight.mul_(1.1)  # stands for a training\n"
-        'again = lens.run(items, 24, holdout=True)\nviz.plot(probes.weight_effects(lens, tuned, again), "share")',
-        "tsfm-lens compare chronos2-nano ./tuned --data people.csv --target people --known weekend",
+        (
+            "import copy\n\nimport torch\nfrom tsfm_lens import probes\n\ntuned ="
+            " copy.deepcopy(lens)\nlayer ="
+            " tuned.adapter.model.encoder.block[1].layer[0].self_attention\nwith"
+            " torch.no_grad():\n    layer.v.weight.mul_(1.1)  # stands for a"
+            " training\nagain = lens.run(items, 24,"
+            " holdout=True)\nviz.plot(probes.weight_effects(lens, tuned, again),"
+            ' "share")'
+        ),
+        (
+            "tsfm-lens compare chronos2-nano ./tuned --data people.csv --target people"
+            " --known weekend"
+        ),
     ),
     "what_if": (
         'viz.what_if_lines(run.what_if(item=0, weekend="=1"))',
-        "tsfm-lens explain chronos2-nano --data people.csv --target people --known weekend --set weekend=1",
+        (
+            "tsfm-lens explain chronos2-nano --data people.csv --target people --known"
+            " weekend --set weekend=1"
+        ),
     ),
     "forecast_change": (
-        "earlier, later = (\n"
-        '    lens.run(table[stop - 216 : stop], 24, future=table[stop : stop + 24].drop(columns="people"))\n'
-        "    for stop in (end - 6, end)\n)\n"
-        'viz.plot(tsfm_lens.explain_change(earlier, later), "effect")',
-        "tsfm-lens explain chronos2-nano --data people.csv --target people --known weekend --since earlier.csv",
+        (
+            "earlier, later = (\n    lens.run(table[stop - 216 : stop], 24,"
+            ' future=table[stop : stop + 24].drop(columns="people"))\n    for stop in'
+            " (end - 6, end)\n)\nviz.plot(tsfm_lens.explain_change(earlier, later),"
+            ' "effect")'
+        ),
+        (
+            "tsfm-lens explain chronos2-nano --data people.csv --target people --known"
+            " weekend --since earlier.csv"
+        ),
     ),
 }
 """Drawing and command of results that somebody asks for, by kind."""
 MADE = {
     "attention_norms": (
-        "even, sharp = (dict(a=torch.eye(3)[None, None] * s + (1 - s) / 3) for s in (0.0, 0.9))\n"
-        'norms = {name: training.attention_norms(each) for name, each in (("even", even), ("sharp", sharp))}\n'
-        'viz.plot(training.together(norms), "nuclear_norm")'
+        "even, sharp = (dict(a=torch.eye(3)[None, None] * s + (1 - s) / 3) for s in"
+        " (0.0, 0.9))\nnorms = {name: training.attention_norms(each) for name, each in"
+        ' (("even", even), ("sharp", sharp))}\nviz.plot(training.together(norms),'
+        ' "nuclear_norm")'
     ),
 }
 """Drawing of results that are made in Python, by kind."""
@@ -146,9 +163,9 @@ _TABLES = {
     "sweep_selection": "selection",
 }
 _PACKAGES = (
-    "import torch\nimport tsfm_lens\nfrom tsfm_lens import compress, probes, training, viz, zoo\n"
-    "from tsfm_lens.core import ranks\n"
-    "from tsfm_lens.studies import experiments, rank_theory, recipes\n"
+    "import torch\nimport tsfm_lens\nfrom tsfm_lens import compress, probes, training,"
+    " viz, zoo\nfrom tsfm_lens.core import ranks\nfrom tsfm_lens.studies import"
+    " experiments, rank_theory, recipes\n"
 )
 
 
@@ -168,7 +185,9 @@ class Scene:
 
 
 def write_call(figure: Figure, results: str, options: str = "") -> str:
-    """Code that draws a figure of results: by a function of viz or of a study, or by the name of a variable."""
+    """Code that draws a figure of results: by a function of viz or of a study, or by
+    the name of a variable.
+    """
     if figure.variable:
         return f'viz.plot({results}, "{figure.variable}"{options})'
     return f"{find_place(figure)}.{figure.name}({results}{options})"
@@ -194,7 +213,10 @@ def write_import(figure: Figure) -> str:
     if of_core(figure):
         return ""
     package, _, module = figure.function.__module__.rpartition(".")
-    return f"from {package} import {module}{'' if module == 'figures' else ' as figures'}\n"
+    return (
+        f"from {package} import"
+        f" {module}{'' if module == 'figures' else ' as figures'}\n"
+    )
 
 
 def find_scene(measurement: Measurement, figure: Figure) -> Scene:
@@ -254,7 +276,10 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
 def scene_of_pair(measurement: Measurement, figure: Figure) -> Scene:
     """How a figure of two models is drawn in the gallery."""
     each = write_call(figure, f'run.measure("{measurement.kind}")')
-    command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data bundled:elnino,co2 --horizon {HORIZON}"
+    command = (
+        f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data"
+        f" bundled:elnino,co2 --horizon {HORIZON}"
+    )
     title = figure.title.rstrip(".")
     return Scene(
         PAIR, f'viz.compare([{each} for run in runs], models, "{title}")', command
@@ -267,12 +292,20 @@ def _chronos() -> Lens:
 
 
 def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
-    """The example of the renderer, which the tests run; what it is drawn of is the renderer's argument."""
+    """The example of the renderer, which the tests run; what it is drawn of is the
+    renderer's argument.
+    """
     if measurement.kind == "training_watch":
         return Scene(WATCHED, write_call(figure, "watch.dataset()"))
     if measurement.function is not None:
-        models = 'tsfm_lens.load(name) for name in ("chronos-nano", "bolt-nano", "chronos2-nano")'
-        command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano --data bundled:elnino"
+        models = (
+            'tsfm_lens.load(name) for name in ("chronos-nano", "bolt-nano",'
+            ' "chronos2-nano")'
+        )
+        command = (
+            f"tsfm-lens figure {figure.name} chronos-nano bolt-nano chronos2-nano"
+            " --data bundled:elnino"
+        )
         return Scene(
             _PACKAGES,
             write_call(

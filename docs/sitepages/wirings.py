@@ -1,4 +1,6 @@
-"""Hook points drawn on each architecture, and the steps that its tokens cover: from wirings and from a tiny model."""
+"""Hook points drawn on each architecture, and the steps that its tokens cover: from
+wirings and from a tiny model.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _CHARACTER = 6.3  # pixels of a letter in type of 10.5 px
 
 
 def write_wirings() -> None:
-    """``hook-points.md``, to be included, with a tab per architecture; and each drawing as a file of its own."""
+    """``hook-points.md``, to be included, with a tab per architecture; and each drawing
+    as a file of its own.
+    """
     tabs = []
     for name, architecture in architectures().items():
         drawing = _kept(name, architecture)
@@ -79,8 +83,9 @@ def drawn(lens: Lens, title: str) -> str:
 
 def _svg(marks: str, width: float, height: float, label: str) -> str:
     return (
-        f'<div class="tsfm-wiring"><svg role="img" aria-label="{escape(label)}" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}">{marks}</svg></div>'
+        f'<div class="tsfm-wiring"><svg role="img" aria-label="{escape(label)}"'
+        f' viewBox="0 0 {width} {height}" width="{width}"'
+        f' height="{height}">{marks}</svg></div>'
     )
 
 
@@ -125,7 +130,8 @@ def _stack(lens: Lens, index: int) -> tuple[str, int]:
     stop = y - 6
     marks.insert(
         1,
-        f'<rect class="tsfm-block" x="4" y="{start}" width="{_COLUMN - 24}" height="{stop - start}" rx="4"/>',
+        f'<rect class="tsfm-block" x="4" y="{start}" width="{_COLUMN - 24}"'
+        f' height="{stop - start}" rx="4"/>',
     )
     y += _LINE + 4
     for name in (f"{prefix}ln_final.hook_normalized", "unembed.hook_out"):
@@ -136,7 +142,8 @@ def _stack(lens: Lens, index: int) -> tuple[str, int]:
             y += _LINE + 8
     marks.insert(
         1,
-        f'<line class="tsfm-stream" x1="{_PAD}" x2="{_PAD}" y1="{top}" y2="{y - _LINE}"/>',
+        f'<line class="tsfm-stream" x1="{_PAD}" x2="{_PAD}" y1="{top}"'
+        f' y2="{y - _LINE}"/>',
     )
     return "".join(marks), y + 4
 
@@ -171,9 +178,11 @@ def _exceptions(stack: Any) -> list[tuple[str, str]]:
     found = []
     for layer, writers in stack.exceptions.items():
         kinds = [
-            f"{writer.kind} over other series"
-            if getattr(writer, "over", "") == "variate"
-            else writer.kind
+            (
+                f"{writer.kind} over other series"
+                if getattr(writer, "over", "") == "variate"
+                else writer.kind
+            )
             for writer in writers
         ]
         found.append((f"layer {layer} here", ", ".join(kinds)))
@@ -193,7 +202,10 @@ def _branch(y: float, lines: list[str]) -> tuple[str, float]:
         f'<path class="tsfm-arrow" d="M {_BOX} {y + tall - 8} H {_PAD + 8}"/>',
         f'<path class="tsfm-head" d="M {_BOX} {y + 8} l -7 -4 v 8 z"/>',
         f'<path class="tsfm-head" d="M {_PAD + 1} {y + tall - 8} l 7 -4 v 8 z"/>',
-        f'<rect class="tsfm-branch" x="{_BOX}" y="{y}" width="{_COLUMN - 24 - _BOX - 4}" height="{tall}" rx="4"/>',
+        (
+            f'<rect class="tsfm-branch" x="{_BOX}" y="{y}"'
+            f' width="{_COLUMN - 24 - _BOX - 4}" height="{tall}" rx="4"/>'
+        ),
         _text(_BOX + 8, y + _LINE, lines[0], "tsfm-strong"),
     ]
     for position, row in enumerate(rows):
@@ -223,7 +235,9 @@ def _text(x: float, y: float, words: str, kind: str) -> str:
 
 
 def _tokens(lens: Lens, title: str) -> str:
-    """The tokens of a series of 48 steps, in time; those that cover no step stand at the end."""
+    """The tokens of a series of 48 steps, in time; those that cover no step stand at
+    the end.
+    """
     values = 10 + np.sin(np.arange(STEPS) / 4)
     table = lens.encode([values.tolist()]).token_table()
     first, last = (
@@ -236,7 +250,8 @@ def _tokens(lens: Lens, title: str) -> str:
         _text(
             0,
             14,
-            f"Tokens of {STEPS} steps, 0 is the first one forecast; sizes of this tiny model",
+            f"Tokens of {STEPS} steps, 0 is the first one forecast; sizes of this tiny"
+            " model",
             "tsfm-note",
         )
     ]
@@ -244,12 +259,14 @@ def _tokens(lens: Lens, title: str) -> str:
         x, wide = (row.start - first) * scale, (row.stop - row.start) * scale
         kind = "tsfm-ahead" if row.start >= 0 else "tsfm-token"
         marks.append(
-            f'<rect class="{kind}" x="{x:.1f}" y="24" width="{max(wide - 1.5, 1):.1f}" height="22"/>'
+            f'<rect class="{kind}" x="{x:.1f}" y="24" width="{max(wide - 1.5, 1):.1f}"'
+            ' height="22"/>'
         )
     for position, row in enumerate(special.itertuples()):
         x = (last - first + 1 + 2 * position) * scale
         marks.append(
-            f'<rect class="tsfm-special" x="{x:.1f}" y="24" width="{max(1.6 * scale, 8):.1f}" height="22"/>'
+            f'<rect class="tsfm-special" x="{x:.1f}" y="24"'
+            f' width="{max(1.6 * scale, 8):.1f}" height="22"/>'
         )
         marks.append(_text(max(x - 8, 0), 78, str(row.special), "tsfm-note"))
     for step in sorted({first, -STEPS, 0, last}):

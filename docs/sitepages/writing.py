@@ -13,7 +13,9 @@ _WRITTEN: set[Path] = set()
 
 
 def write(page: str, text: str) -> None:
-    """Write a page below docs/, unless it is there as it is: Sphinx reads what is newer."""
+    """Write a page below docs/, unless it is there as it is: Sphinx reads what is
+    newer.
+    """
     file = DOCS / page
     _WRITTEN.add(file)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +47,9 @@ def plain(text: str) -> str:
 
 
 def from_docstring(text: str) -> str:
-    """A paragraph of a docstring as markup of MyST: code as code, references by their last word."""
+    """A paragraph of a docstring as markup of MyST: code as code, references by their
+    last word.
+    """
     text = re.sub(
         r":[\w:]+:`~?([^`]+)`",
         lambda found: f"`{found[1].rpartition('.')[2]}`",

@@ -142,7 +142,9 @@ def test_replay_computes_the_encoder_once(monkeypatch: pytest.MonkeyPatch) -> No
 def test_variants_under_hooks_of_the_callers_own_are_forwards_under_both(
     rows: list[int] | None,
 ) -> None:
-    """An edit of chosen rows, or of an attention's inside, acts on every variant as on a forward of its own."""
+    """An edit of chosen rows, or of an attention's inside, acts on every variant as on
+    a forward of its own.
+    """
     lens = lens_of("chronos-bolt")
     encoded = lens.encode(bundled("co2", "nile").tail(40))
     halves = EditPattern("encoder.0.self_attn", lambda pattern: pattern / 2, rows=rows)

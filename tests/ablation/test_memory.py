@@ -1,4 +1,6 @@
-"""Variants side by side: as many as run at once, fewer where memory runs out, and always the same numbers."""
+"""Variants side by side: as many as run at once, fewer where memory runs out, and
+always the same numbers.
+"""
 
 from __future__ import annotations
 

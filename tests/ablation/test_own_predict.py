@@ -1,4 +1,6 @@
-"""Models of a user's own whose ``predict`` does what only a variant meets: run as declared, and one by one if not."""
+"""Models of a user's own whose ``predict`` does what only a variant meets: run as
+declared, and one by one if not.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Forecasts of many variants against the plain loop: one forecast a variant (oracle 9 on the library's own road)."""
+"""Forecasts of many variants against the plain loop: one forecast a variant (oracle 9
+on the library's own road).
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,16 @@ def draws(lens: Lens, count: int = 3) -> dict[str, Any]:
 
 
 def shown(lens: Lens) -> SeriesBatch:
-    """Series of unequal length, with gaps, and with two variates each where the model takes them."""
+    """Series of unequal length, with gaps, and with two variates each where the model
+    takes them.
+    """
     return example_case(lens, n_series=2).batch
 
 
 def make_levels(lens: Lens) -> SeriesBatch:
-    """One series a level, of both signs, the one at 3e6 beside the sine at 1; series of token ids have no level."""
+    """One series a level, of both signs, the one at 3e6 beside the sine at 1; series of
+    token ids have no level.
+    """
     if lens.adapter.readout == "token" and hasattr(lens.adapter, "example"):
         return shown(lens)
     rng = np.random.default_rng(0)
@@ -59,7 +65,9 @@ def make_levels(lens: Lens) -> SeriesBatch:
 
 
 def of_every_kind(lens: Lens, batch: SeriesBatch, horizon: int) -> list[Variant]:
-    """Heads, branches, layers, mixtures; zero, mean, resample, noise; some rows, all rows; and no change at all."""
+    """Heads, branches, layers, mixtures; zero, mean, resample, noise; some rows, all
+    rows; and no change at all.
+    """
     found = [Variant("nothing", ())]
     for stack in lens.wiring.stacks:
         parts = writers(lens.wiring, stack.name)
@@ -105,7 +113,9 @@ def of_every_kind(lens: Lens, batch: SeriesBatch, horizon: int) -> list[Variant]
 def check(
     lens: Lens, batch: SeriesBatch, found: VariantForecasts, loop: VariantForecasts
 ) -> None:
-    """The same forecasts up to roundings of each series' own values in the precision of the model."""
+    """The same forecasts up to roundings of each series' own values in the precision of
+    the model.
+    """
     depth = 100 * sum(stack.n_layers for stack in lens.wiring.stacks)
     dtype = next(lens.parameters()).dtype
     assert found.levels == loop.levels
@@ -365,5 +375,6 @@ def test_what_is_zeroed_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None
         *[Variant.zero(Component("decoder", 1))] * 3,
     ]
     forecast_variants(lens, batch, 1, variants, num_samples=2)
-    # block 0: wi and wo for three of four variants; block 1: q, k, v, o, q, o, wi, wo for one
+    # block 0: wi and wo for three of four variants; block 1: q, k, v, o, q, o, wi, wo
+    # for one
     assert sorted(rows) == [2] * 8 + [6] * 2

@@ -1,4 +1,6 @@
-"""Generated files of series, and a slow reader that is told how each is written; no pandas, no package code."""
+"""Generated files of series, and a slow reader that is told how each is written; no
+pandas, no package code.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,9 @@ def number(text: str, decimal: str) -> float | None:
 def slow_read(
     case: Case, *, without: Collection[str] = ()
 ) -> dict[str, dict[object, float | None]]:
-    """Ids, in order of appearance, with values by time (by row where there is none), without some columns."""
+    """Ids, in order of appearance, with values by time (by row where there is none),
+    without some columns.
+    """
     series: dict[str, dict[object, float | None]] = {}
     for position, (when, cells) in enumerate(_rows(case)):
         key: object = position if when is None else parsed(case.time, when)
@@ -195,7 +199,9 @@ def slow_read(
 
 
 def fair_reading(case: Case) -> tuple[dict[str, dict[object, float | None]], set[str]]:
-    """What may be read of a file, and the columns of a wide one that are text; Unreadable if it is to be refused."""
+    """What may be read of a file, and the columns of a wide one that are text;
+    Unreadable if it is to be refused.
+    """
     text = _text_columns(case)
     found = slow_read(case, without=text)
     if not found or _sign_is_open(case, text):
@@ -215,7 +221,9 @@ def _values(case: Case) -> dict[str, list[str]]:
 
 
 def _sign_is_open(case: Case, without: Collection[str]) -> bool:
-    """Whether each point stands where a sign of thousands may, which it does only beside other delimiters."""
+    """Whether each point stands where a sign of thousands may, which it does only
+    beside other delimiters.
+    """
     if (
         "decimal" in case.options
         or case.delimiter == ","

@@ -1,4 +1,6 @@
-"""What can be done to a checkpoint, and a slow reader of safetensors that shares no code with the fast ones."""
+"""What can be done to a checkpoint, and a slow reader of safetensors that shares no
+code with the fast ones.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def save(name: str, native: Any, folder: Path, patch: pytest.MonkeyPatch) -> Path:
-    """Write a sound checkpoint of an architecture that loads as long as the patch stands."""
+    """Write a sound checkpoint of an architecture that loads as long as the patch
+    stands.
+    """
     architectures()[name].write(native, folder)
     if name == "timesfm-2.5":
         from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
@@ -73,7 +77,8 @@ def rewrite(path: Path, arrays: dict[str, np.ndarray]) -> None:
     )
 
 
-# --- what is done to a checkpoint ------------------------------------------------------------------------------
+# --- what is done to a checkpoint
+# ------------------------------------------------------------------------------
 
 
 def _flip(folder: Path, rng: Rng, count: int, *, of_header: bool) -> None:
@@ -212,7 +217,8 @@ def decoys(folder: Path, rng: Rng) -> None:
             os.mkfifo(path)
         case 6:
             path.write_text(
-                "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3872008\n"
+                "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize"
+                " 3872008\n"
             )
         case 7:
             (folder / "adapter_config.json").write_text(
@@ -222,9 +228,11 @@ def decoys(folder: Path, rng: Rng) -> None:
             path.unlink()
             path.symlink_to(path.name)
         case _:
-            shutil.copy(folder / "pytorch_model.bin", path) if (
-                folder / "pytorch_model.bin"
-            ).exists() else None
+            (
+                shutil.copy(folder / "pytorch_model.bin", path)
+                if (folder / "pytorch_model.bin").exists()
+                else None
+            )
 
 
 ODD: tuple[Any, ...] = (

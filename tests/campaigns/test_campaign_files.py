@@ -1,4 +1,6 @@
-"""Generated files: the package reads what a slow reader reads that is told how each is written, or refuses."""
+"""Generated files: the package reads what a slow reader reads that is told how each is
+written, or refuses.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ FLAGGED = (
     9736,
     10753,
 )
-"""Cases with offsets out of range, with commas as the only decimal signs, of one column, and with a spoiled column."""
+"""Cases with offsets out of range, with commas as the only decimal signs, of one
+column, and with a spoiled column.
+"""
 
 
 def disagreement(
@@ -63,7 +67,9 @@ def disagreement(
 
 
 def axis(batch: SeriesBatch, row: int, times: pd.Index) -> pd.Index:
-    """Times of the steps of a series, which begins and goes on as the times of the file do where it has none."""
+    """Times of the steps of a series, which begins and goes on as the times of the file
+    do where it has none.
+    """
     stamps = batch.timestamps(row)
     if stamps is not None:
         return stamps

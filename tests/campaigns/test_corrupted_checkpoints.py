@@ -1,4 +1,6 @@
-"""Whatever is done to a checkpoint, it is refused in our words, or loads as the file has it, read by a slow reader."""
+"""Whatever is done to a checkpoint, it is refused in our words, or loads as the file
+has it, read by a slow reader.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tsfm_lens.models.checkpoint import unwrap_module
 from tsfm_lens.testing import tiny
 
 SAMPLE, PARTS, PATIENCE = 6, 50, 300
-"""Cases a kind in the default suite; parts of the campaign; seconds after which a load counts as hanging."""
+"""Cases a kind in the default suite; parts of the campaign; seconds after which a load
+counts as hanging.
+"""
 RENAMED = {".mlp.ff0.": ".mlp.fc1.", ".mlp.ff1.": ".mlp.fc2."}
 
 
@@ -71,7 +75,8 @@ def differences(folder: Path, lens: Lens) -> list[str]:
     for name in set(stored) & set(state):
         loaded = state[name].numpy()
         wanted = stored[name].astype(loaded.dtype)
-        # the library computes these, and a flipped last digit of them changes nothing that it uses
+        # the library computes these, and a flipped last digit of them changes nothing
+        # that it uses
         same = np.allclose if "rotary_emb" in name else np.array_equal
         if not same(loaded, wanted):
             found.append(f"{name} differs from the file")
@@ -126,7 +131,8 @@ def test_spoiled_checkpoints_are_refused_or_load_as_they_are(
 ) -> None:
     counts, failures = run(saved, tmp_path, range(SAMPLE * len(KINDS)))
     assert not failures
-    # what cannot be seen in the structure loads, so that the sample is not only refusals
+    # what cannot be seen in the structure loads, so that the sample is not only
+    # refusals
     assert counts["data_bits", "loaded"]
     assert counts["no_numbers", "refused"] == SAMPLE
 

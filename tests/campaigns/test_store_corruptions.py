@@ -1,4 +1,6 @@
-"""A sweep that runs again on a store that something has damaged ends in the undisturbed table."""
+"""A sweep that runs again on a store that something has damaged ends in the undisturbed
+table.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,8 @@ def parse_table(path: Path) -> pd.DataFrame:
     )
 
 
-# --- what can happen to a store --------------------------------------------------------------------------------
+# --- what can happen to a store
+# --------------------------------------------------------------------------------
 
 
 def list_files(store: Path) -> list[Path]:
@@ -116,7 +119,9 @@ def lose(store: Path, chosen: random.Random) -> None:
 
 
 def displace(store: Path, chosen: random.Random) -> None:
-    """Swap two files, put one in another's place, rename one, or move it to another folder."""
+    """Swap two files, put one in another's place, rename one, or move it to another
+    folder.
+    """
     (one, other), kind = chosen.sample(list_files(store), 2), chosen.randrange(4)
     if kind == 0:
         content = one.read_bytes()
@@ -139,7 +144,9 @@ def displace(store: Path, chosen: random.Random) -> None:
 
 
 def edit_table(store: Path, chosen: random.Random) -> None:
-    """Of cells or of a plan, as another program would write it, with all that the footer said."""
+    """Of cells or of a plan, as another program would write it, with all that the
+    footer said.
+    """
     path = chosen.choice(make_tables(store))
     messages = pq.read_metadata(path).metadata
     table = pq.read_table(path)
@@ -211,17 +218,20 @@ CHANGES = (
     litter,
     several,
 )
-"""The more files and bits there are that a change may hit, the more often it stands here."""
+"""The more files and bits there are that a change may hit, the more often it stands
+here.
+"""
 
 
-# --- what must come of it --------------------------------------------------------------------------------------
+# --- what must come of it
+# --------------------------------------------------------------------------------------
 
 
 def mended(error: LensError, store: Path) -> str:
     """Move aside what an error names as standing in the way."""
     message = str(error)
     assert "the same command" in message, message
-    (*_, blocking) = re.findall("'([^']+)'", message)
+    *_, blocking = re.findall("'([^']+)'", message)
     path = Path(blocking)
     assert path.is_relative_to(store), message
     path.rename(path.with_name(f"{path.name}.aside"))
@@ -229,7 +239,9 @@ def mended(error: LensError, store: Path) -> str:
 
 
 def find_outcome(case: int, whole: Path, store: Path) -> tuple[str, str]:
-    """Damage a copy of a whole store, ask for its report, run the sweep again, and compare."""
+    """Damage a copy of a whole store, ask for its report, run the sweep again, and
+    compare.
+    """
     chosen = random.Random(case)
     change = CHANGES[case % len(CHANGES)]
     shutil.rmtree(store, ignore_errors=True)
@@ -257,7 +269,9 @@ def find_outcome(case: int, whole: Path, store: Path) -> tuple[str, str]:
 
 
 def reported(store: Path, whole: Path) -> str:
-    """The report of a store equals that of the whole one, or says that it is not finished; else what the error says."""
+    """The report of a store equals that of the whole one, or says that it is not
+    finished; else what the error says.
+    """
     try:
         found = gather(store, config().name)
     except LensError as error:
@@ -283,7 +297,8 @@ def campaign(cases: range, whole: Path, store: Path) -> Counter[tuple[str, str]]
             counts[find_outcome(case, whole, store)] += 1
         except Exception as error:
             failed.append(
-                f"case {case} ({CHANGES[case % len(CHANGES)].__name__}): {type(error).__name__}: {error}"
+                f"case {case} ({CHANGES[case % len(CHANGES)].__name__}):"
+                f" {type(error).__name__}: {error}"
             )
     assert not failed, f"{len(failed)} of {len(cases)}:\n" + "\n".join(failed[:20])
     return counts

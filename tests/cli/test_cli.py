@@ -1,4 +1,6 @@
-"""The command line on small random checkpoints: what scripts read, what people read, what fails how."""
+"""The command line on small random checkpoints: what scripts read, what people read,
+what fails how.
+"""
 
 from __future__ import annotations
 
@@ -113,10 +115,10 @@ def test_report_writes_the_page_and_prints_its_path(
 
 def test_help_loads_nothing_heavy() -> None:
     code = (
-        "import sys\nsys.argv = ['tsfm-lens', '--help']\nfrom tsfm_lens.cli import main\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
-        "heavy = {'torch', 'transformers', 'plotly', 'pandas', 'xarray', 'numpy'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "import sys\nsys.argv = ['tsfm-lens', '--help']\nfrom tsfm_lens.cli import"
+        " main\ntry:\n    main()\nexcept SystemExit as end:\n    assert not end.code,"
+        " end.code\nheavy = {'torch', 'transformers', 'plotly', 'pandas', 'xarray',"
+        " 'numpy'} & set(sys.modules)\nassert not heavy, heavy"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False

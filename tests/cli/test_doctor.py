@@ -36,7 +36,9 @@ def strict(text: str) -> Any:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A hub cache with one published model, the settings alone of another, and a model of no family known."""
+    """A hub cache with one published model, the settings alone of another, and a model
+    of no family known.
+    """
     for hub_id, file in (
         (HELD, "model.safetensors"),
         ("amazon/chronos-t5-tiny", "config.json"),

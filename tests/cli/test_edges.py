@@ -1,4 +1,6 @@
-"""What a user runs into at the edges: places that cannot be written, ends without values, numbers too close to tell."""
+"""What a user runs into at the edges: places that cannot be written, ends without
+values, numbers too close to tell.
+"""
 
 from __future__ import annotations
 

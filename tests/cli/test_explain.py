@@ -74,7 +74,8 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(
     assert "explaining A, the first of 2; choose another with --item: B" in " ".join(
         done.output.split()
     )
-    # without a known future the end of the target is the truth, and what a covariate is worth can be told
+    # without a known future the end of the target is the truth, and what a covariate is
+    # worth can be told
     assert ("are held out" in done.output) == (ahead == 0)
     assert ("The error is then" in page) == (ahead == 0)
 

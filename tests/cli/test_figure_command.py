@@ -55,7 +55,9 @@ def test_files_and_caption_are_written_and_named(tmp_path: Path) -> None:
 def test_a_format_that_cannot_be_drawn_is_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Without kaleido, and with it but no browser; the default then writes what it can and says the rest."""
+    """Without kaleido, and with it but no browser; the default then writes what it can
+    and says the rest.
+    """
     out = tmp_path / "out"
     without_kaleido = ("tsfm_lens.viz.saving.find_spec", lambda name: None)
     asked = ["forecast_fan", "bolt-nano", *SERIES, "--out", str(out)]

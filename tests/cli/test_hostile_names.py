@@ -88,7 +88,8 @@ def test_files_that_people_write_are_read_or_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
-# ESC colours and moves, C1 does in one sign, CR writes over the line, BEL rings, U+202E turns the direction of writing
+# ESC colours and moves, C1 does in one sign, CR writes over the line, BEL rings, U+202E
+# turns the direction of writing
 CONTROLS = ("\x1b[31mred", "a\x9b2Jb", "a\rb", "a\x07b", "\u202eabc", "a\nb")
 SHOWN = (r"\x1b[31mred", r"a\x9b2Jb", r"a\rb", r"a\x07b", r"\u202eabc", r"a\nb")
 

@@ -1,4 +1,6 @@
-"""What every command keeps to: refusals before work, progress, a clean end, and numbers as JSON."""
+"""What every command keeps to: refusals before work, progress, a clean end, and numbers
+as JSON.
+"""
 
 from __future__ import annotations
 

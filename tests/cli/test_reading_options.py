@@ -1,4 +1,6 @@
-"""How a file is read can be said on every command that reads one, in the command line's words."""
+"""How a file is read can be said on every command that reads one, in the command line's
+words.
+"""
 
 from __future__ import annotations
 

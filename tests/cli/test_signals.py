@@ -1,4 +1,6 @@
-"""A signal ends a command in one line: temporary files go, workers end, and nobody prints a traceback."""
+"""A signal ends a command in one line: temporary files go, workers end, and nobody
+prints a traceback.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def test_a_command_cleans_up(tmp_path: Path, number: signal.Signals) -> None:
 def test_workers_that_still_import_say_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """The signal goes to the whole group, as from a terminal or a service, while a worker's module is imported."""
+    """The signal goes to the whole group, as from a terminal or a service, while a
+    worker's module is imported.
+    """
     (tmp_path / "slow_toys.py").write_text(WORKER)
     process = begin(DRIVER, tmp_path)
     # the command imports the module first, then the process from which workers are made

@@ -1,4 +1,6 @@
-"""``tsfm-lens sweep``: from a configuration to a report, and what wrong arguments are told."""
+"""``tsfm-lens sweep``: from a configuration to a report, and what wrong arguments are
+told.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,10 @@ def test_a_misspelt_field_and_an_unknown_engine_are_told_the_nearest(
     [
         (
             {"source": "files", "path": "a.csv"},
-            "data.0.source: there is no 'files'; the nearest is 'file' (there are 'gift",
+            (
+                "data.0.source: there is no 'files'; the nearest is 'file' (there are"
+                " 'gift"
+            ),
         ),
         (
             {"source": "gluonts", "path": "a.jsonl"},

@@ -1,4 +1,6 @@
-"""What the command line says: in its own words, before a model is opened, and in the width of the terminal."""
+"""What the command line says: in its own words, before a model is opened, and in the
+width of the terminal.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ from tsfm_lens.testing import example_case
 
 @pytest.fixture(scope="session")
 def calibration() -> Callable[[Lens], Run]:
-    """A run over the series of the oracles, of several lengths; its decoder follows given values."""
+    """A run over the series of the oracles, of several lengths; its decoder follows
+    given values.
+    """
 
     def run(lens: Lens) -> Run:
         batch, horizon = example_case(lens).batch, example_case(lens).horizon
@@ -28,7 +30,9 @@ def calibration() -> Callable[[Lens], Run]:
 
 @pytest.fixture
 def umask() -> Iterator[int]:
-    """One that leaves something to the group and nothing to others, as few machines have it."""
+    """One that leaves something to the group and nothing to others, as few machines
+    have it.
+    """
     before = os.umask(0o027)
     yield 0o027
     os.umask(before)

@@ -1,4 +1,6 @@
-"""Factors against the optimum of Eckart and Young, plainly and in the norm that inputs give."""
+"""Factors against the optimum of Eckart and Young, plainly and in the norm that inputs
+give.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def weight() -> Tensor:
 
 
 def inputs(directions: int = IN, n: int = 400) -> Tensor:
-    """Inputs of very unlike variance along mixed directions; of fewer than all, if asked."""
+    """Inputs of very unlike variance along mixed directions; of fewer than all, if
+    asked.
+    """
     return (
         torch.randn(n, directions) * 2.0 ** -torch.arange(directions)
     ).double() @ torch.randn(directions, IN, dtype=torch.float64)
@@ -49,7 +53,8 @@ def test_no_matrix_of_the_rank_is_nearer_for_these_inputs(
     factors = compress.truncate(weight, rank, moment=make_moment(x))
     assert factors.rank == rank
     found = float((x @ (weight - compress.product(factors)).T).square().sum())
-    # what Eckart and Young leave of the outputs themselves, of which no product of rank 3 can come nearer
+    # what Eckart and Young leave of the outputs themselves, of which no product of rank
+    # 3 can come nearer
     best = float(torch.linalg.svdvals(x @ weight.T)[rank:].square().sum())
     assert_close(
         found, best, depth=100 * IN, magnitude=float((x @ weight.T).square().sum())
@@ -71,7 +76,8 @@ def test_inputs_of_fewer_directions_than_ranks_lose_nothing(weight: Tensor) -> N
     assert_close(
         linear(x, compress.product(factors)), linear(x, weight), depth=100 * IN
     )
-    # the three ranks that are left go to the largest directions of the rest, not to none
+    # the three ranks that are left go to the largest directions of the rest, not to
+    # none
     beyond = torch.linalg.svdvals(weight - compress.product(factors))
     assert (
         int((beyond > rounding("float64", float(beyond[0]), depth=IN)).sum()) == OUT - 6

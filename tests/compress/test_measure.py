@@ -1,4 +1,6 @@
-"""What compression did, against counting and formulas by hand; what it costs, and what heals it; the command."""
+"""What compression did, against counting and formulas by hand; what it costs, and what
+heals it; the command.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +185,8 @@ def test_calibration_sees_nothing_of_the_truth() -> None:
         parts[0].batch.ids[::2],
         parts[1].batch.ids[:1],
     ]
-    # series too short to go back are taken as they are, and cannot be both sides where there is one
+    # series too short to go back are taken as they are, and cannot be both sides where
+    # there is one
     short = lens.run(batch.tail(15), 6, holdout=True)
     assert compress.calibration_run(short).batch.lengths == short.batch.lengths
     expect_error(
@@ -194,7 +197,9 @@ def test_calibration_sees_nothing_of_the_truth() -> None:
     )
     with pytest.warns(
         UserWarning,
-        match=r"see fewer vectors than they have columns .*3 forecast origins calibrate",
+        match=(
+            r"see fewer vectors than they have columns .*3 forecast origins calibrate"
+        ),
     ):
         compress.compressed(short, 0.25, method="weighted")
 

@@ -1,4 +1,6 @@
-"""Compressed models of every architecture: smaller, written, opened again, and right by every oracle."""
+"""Compressed models of every architecture: smaller, written, opened again, and right by
+every oracle.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ from tsfm_lens.testing import (
 
 ARCHITECTURES = sorted(architectures())
 WRITTEN = [name for name in ATTENDING if name in STORED]
-# all oracles where there are two stacks and a cross-attention; those that change weights where a fused layer has a gain
+# all oracles where there are two stacks and a cross-attention; those that change
+# weights where a fused layer has a gain
 CHECKED = {
     "chronos-bolt": ORACLES,
     "toto-2": (
@@ -178,7 +181,8 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
     for key in names:
         mean, n = torch.stack(own[key]).mean(0), len(own[key])
         close_in_float32(moments[key].total / n, mean, depth=1000, what=key)
-        # towards the identity by the squared error of the mean, over the squared distance from it
+        # towards the identity by the squared error of the mean, over the squared
+        # distance from it
         even = mean.trace() / len(mean) * torch.eye(len(mean))
         error = (
             float(sum((item - mean).square().sum() for item in own[key])) / n / (n - 1)
@@ -212,7 +216,9 @@ def test_weighting_by_what_enters_moves_the_forecast_less(
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
 def test_felt_moments_foretell_the_deviation(calibration: Callable, name: str) -> None:
-    """Noise added to what leaves a matrix moves the forecast by the trace of the moment, to second order."""
+    """Noise added to what leaves a matrix moves the forecast by the trace of the
+    moment, to second order.
+    """
     lens = lens_of(name)
     run = calibration(lens).select([1])
     key = "encoder_blocks.1.self_attn.o"
@@ -238,7 +244,8 @@ def test_felt_moments_foretell_the_deviation(calibration: Callable, name: str) -
                 )
             )
     outputs = run.cache["plain output"][..., : run.horizon].shape[1:]
-    # a mean over steps of half a squared length, or over quantiles and steps of a squared one
+    # a mean over steps of half a squared length, or over quantiles and steps of a
+    # squared one
     share = 0.5 / outputs[0] if run.tokens_read else 1.0 / outputs.numel()
     expected = float(felt.trace()) * size**2 * share
     error = float(np.std(moved)) / len(moved) ** 0.5
@@ -373,7 +380,8 @@ def test_what_another_thread_builds_meanwhile_is_a_whole_model(tmp_path: Path) -
     lens = lens_of("chronos-bolt")
     files = read_checkpoint(compress.save_compressed(small(lens), tmp_path / "small"))
     kind, config, built = type(lens.adapter.model), lens.adapter.model.config, {}
-    # the library builds another class than its own: that is seen, and not taken for the model of the files
+    # the library builds another class than its own: that is seen, and not taken for the
+    # model of the files
     with folded(files).building(kind, {}):
         worker = threading.Thread(target=lambda: built.update(other=kind(config)))
         worker.start()
@@ -461,7 +469,9 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
 
 
 def choose_some(lens: Lens) -> list[str]:
-    """Two heads that stand apart of every kind of attention, an MLP, and the last layer of the last stack."""
+    """Two heads that stand apart of every kind of attention, an MLP, and the last layer
+    of the last stack.
+    """
     out = []
     for stack in lens.wiring.stacks:
         dot = f"{stack.name}." if stack.name else ""

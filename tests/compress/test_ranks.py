@@ -1,4 +1,6 @@
-"""Ranks by what they do to the forecast, by schedule, by threshold and by share, against brute force and the paper."""
+"""Ranks by what they do to the forecast, by schedule, by threshold and by share,
+against brute force and the paper.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,8 @@ def test_effects_are_those_on_series_that_gave_no_factors(
                 ]
             p, q = (logit.softmax(-1) for logit in logits)
             expected += (p * (p.log() - q.log())).sum(-1).mean(-1).tolist()
-        # signs of gradients are drawn anew for another order of series, so that factors agree but roughly
+        # signs of gradients are drawn anew for another order of series, so that factors
+        # agree but roughly
         assert effects[name][3] == pytest.approx(np.sum(expected), rel=ROUGH)
 
 
@@ -167,7 +170,8 @@ def test_shares_are_met_and_no_larger_rank_meets_them(share: float) -> None:
 def test_both_readings_of_the_ratio() -> None:
     forms = {"q": BlockShape(1, 36, 36), "o": BlockShape(2, 36, 18)}
     ratio = compress.compute_ratio(forms, {"q": 9, "o": 18})
-    # 9 + 2 * 18 of 36 + 2 * 18 ranks; 9 * 72 + 2 * 18 * 54 numbers of 2 * 36 * 36, of which o is kept whole
+    # 9 + 2 * 18 of 36 + 2 * 18 ranks; 9 * 72 + 2 * 18 * 54 numbers of 2 * 36 * 36, of
+    # which o is kept whole
     assert ratio == pytest.approx((45 / 72, (648 + 1944) / 2592, (648 + 1296) / 2592))
     assert compress.compute_ratio([BlockShape(1, 8, 8)], [8]) == (1.0, 2.0, 1.0)
 

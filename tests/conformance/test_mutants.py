@@ -1,4 +1,6 @@
-"""No wrong table passes: mutants of every wiring are rejected, or shown to give what the right table gives."""
+"""No wrong table passes: mutants of every wiring are rejected, or shown to give what
+the right table gives.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def right(name: str) -> tuple[Shown, ...]:
 
 
 def checked(name: str, count: int | None) -> dict[str, str]:
-    """What became of so many mutants, of every field one before of any field two; of all of them if None."""
+    """What became of so many mutants, of every field one before of any field two; of
+    all of them if None.
+    """
     model = architectures()[name].adapt(native(name))
     every = list(mutants(model.model, model.wiring))
     assert len(every) >= 40, len(every)

@@ -1,4 +1,6 @@
-"""The ten oracles on every architecture, at tiny size here and at published sizes with `make conformance`."""
+"""The ten oracles on every architecture, at tiny size here and at published sizes with
+`make conformance`.
+"""
 
 from __future__ import annotations
 
@@ -111,11 +113,14 @@ def test_oracles_hold_at_published_size(name: str, size: str, tmp_path: Path) ->
     assert not failed, failed
 
 
-# --- each oracle rejects what it is there to reject ---------------------------------------------------------
+# --- each oracle rejects what it is there to reject
+# ---------------------------------------------------------
 
 
 def rewired(name: str, change: Callable[[Writer], Writer], stack: int = -1) -> Case:
-    """A fresh tiny model every row of whose stack was changed, those of exceptional layers too."""
+    """A fresh tiny model every row of whose stack was changed, those of exceptional
+    layers too.
+    """
     adapter = architectures()[name].adapt(tiny(name))
     stacks = list(adapter.wiring.stacks)
     exceptions = {
@@ -231,7 +236,9 @@ def test_a_wrong_row_is_rejected(
 def test_an_edit_that_reaches_the_stream_twice_is_rejected_in_every_stack(
     place: int,
 ) -> None:
-    """A decoder of Chronos-Bolt starts from a constant, so that no other series gives it another stream."""
+    """A decoder of Chronos-Bolt starts from a constant, so that no other series gives
+    it another stream.
+    """
     case = rewired(
         "chronos-bolt", lambda row: replace(row, aside=isinstance(row, Mlp)), place
     )

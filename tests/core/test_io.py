@@ -22,7 +22,9 @@ def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_made(
     for wrong in ("file", "file/a", "file/a/b", "link"):
         with pytest.raises(
             InputError,
-            match=f"{re.escape(str(tmp_path / wrong))}' cannot be written: .* is a file",
+            match=(
+                f"{re.escape(str(tmp_path / wrong))}' cannot be written: .* is a file"
+            ),
         ):
             refuse_unwritable(tmp_path / wrong)
     for right in ("", "a", "a/b"):

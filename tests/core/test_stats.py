@@ -94,7 +94,9 @@ def test_shares_of_leading_are_those_of_all_resamples_and_know_no_order() -> Non
 
 
 def test_one_of_many_alike_models_stands_apart_once_in_so_many() -> None:
-    """Each model in turn is held against all others: at most one of them passes, whatever the effects are."""
+    """Each model in turn is held against all others: at most one of them passes,
+    whatever the effects are.
+    """
     rng = np.random.default_rng(4)
     groups = np.repeat([0, 1, 2], 8)
     for _ in range(40):
@@ -121,7 +123,9 @@ def test_holm_is_that_of_statsmodels() -> None:
 
 
 def dependent_effects(rng: np.random.Generator, heads: int, true: int) -> np.ndarray:
-    """(head, series): noise that heads share with one another, half of them with the other sign, and true effects."""
+    """(head, series): noise that heads share with one another, half of them with the
+    other sign, and true effects.
+    """
     shared = rng.normal(size=16) * np.where(np.arange(heads) % 2, 1.0, -1.0)[:, None]
     values = 0.8 * shared + 0.6 * rng.normal(size=(heads, 16))
     values[:true] += 3.0
@@ -159,7 +163,9 @@ def test_p_values_and_intervals_agree() -> None:
 
 
 def test_few_units_are_treated_as_by_students_t() -> None:
-    """For the mean of few normal numbers the right p-value is known; the bare percentile one is far too small."""
+    """For the mean of few normal numbers the right p-value is known; the bare
+    percentile one is far too small.
+    """
     rng = np.random.default_rng(4)
     for units, middle in ((5, 1.0), (8, 0.9), (8, 2.5), (30, 0.35)):
         sample = rng.normal(size=units)

@@ -1,4 +1,6 @@
-"""Data mean what was written: ids, dialects, headers, times, grids and paths, read as they stand or refused."""
+"""Data mean what was written: ids, dialects, headers, times, grids and paths, read as
+they stand or refused.
+"""
 
 from __future__ import annotations
 

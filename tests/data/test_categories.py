@@ -1,4 +1,6 @@
-"""What is declared a category stays one, from every carrier; quantities in text are never coded in silence."""
+"""What is declared a category stays one, from every carrier; quantities in text are
+never coded in silence.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def nano() -> Lens:
 
 
 def sales(kind: Sequence[Any], dtype: Any = None, gaps: bool = False) -> pd.DataFrame:
-    """Two items whose targets go down where the covariate goes up; the targets are empty over the future."""
+    """Two items whose targets go down where the covariate goes up; the targets are
+    empty over the future.
+    """
     rng = np.random.default_rng(len(kind))
     parts = []
     for name in ("north", "south"):
@@ -64,7 +68,9 @@ def sales(kind: Sequence[Any], dtype: Any = None, gaps: bool = False) -> pd.Data
 def predicted(
     lens: Lens, past: pd.DataFrame, future: pd.DataFrame, targets: Sequence[str]
 ) -> np.ndarray:
-    """Forecasts (target of an item, quantile, step) of the library's own reading of frames."""
+    """Forecasts (target of an item, quantile, step) of the library's own reading of
+    frames.
+    """
     found = lens.native.predict_df(
         past.reset_index(drop=True),
         future_df=future.reset_index(drop=True),

@@ -1,4 +1,6 @@
-"""Names of columns and shapes of tables: exact names first, alike ones refused, wide tables and columns in dicts."""
+"""Names of columns and shapes of tables: exact names first, alike ones refused, wide
+tables and columns in dicts.
+"""
 
 from __future__ import annotations
 
@@ -137,14 +139,14 @@ WIDES: dict[str, pd.DataFrame] = {
     "German dates": named([day.strftime("%d.%m.%Y") for day in DAYS]),
     "years": named([2019, 2020, 2021, 2022]),
     "months as digits": named([202401, 202402, 202403, 202404]),
-    "more columns": named(DAYS).assign(region="x", area=1.5)[
-        ["region", "id", "area", *DAYS]
-    ],
+    "more columns": (
+        named(DAYS).assign(region="x", area=1.5)[["region", "id", "area", *DAYS]]
+    ),
     "an index of ids": WIDE.set_index("id"),
     "an index without a name": WIDE.set_index("id").rename_axis(None),
     "no ids": WIDE.drop(columns="id"),
-    "no ids, days as digits": WIDE.drop(columns="id").set_axis(
-        [f"{day:%Y%m%d}" for day in DAYS], axis=1
+    "no ids, days as digits": (
+        WIDE.drop(columns="id").set_axis([f"{day:%Y%m%d}" for day in DAYS], axis=1)
     ),
     "a name over the dates": named(DAYS).set_index("id").rename_axis("day", axis=1),
 }

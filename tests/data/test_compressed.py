@@ -1,4 +1,6 @@
-"""Compressed files are read like plain ones, and one that would fill the memory is refused before it does."""
+"""Compressed files are read like plain ones, and one that would fill the memory is
+refused before it does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Dates of every type, unit, zone and year: read as they are written, or refused; numbers that may be dates."""
+"""Dates of every type, unit, zone and year: read as they are written, or refused;
+numbers that may be dates.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +153,9 @@ def test_periods_and_days(year: int, tmp_path: Path) -> None:
 
 
 def rolled(first: int, base: int, length: int) -> np.ndarray:
-    """36 numbers of a year and one of its parts, from the last but three parts of a year on."""
+    """36 numbers of a year and one of its parts, from the last but three parts of a
+    year on.
+    """
     steps = length - 4 + np.arange(36)
     return (first + steps // length) * base + steps % length + 1
 

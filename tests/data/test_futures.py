@@ -1,4 +1,6 @@
-"""A frame of the future beside one of the past: where the context ends, what is known then, and what is refused."""
+"""A frame of the future beside one of the past: where the context ends, what is known
+then, and what is refused.
+"""
 
 from __future__ import annotations
 
@@ -62,18 +64,18 @@ KEYS = ["item_id", "timestamp"]
 UNKNOWN: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "dates": lambda future: future[KEYS],
     "dates and an empty target": lambda future: future[KEYS].assign(target=np.nan),
-    "dates and empty columns": lambda future: future[KEYS].assign(
-        target=None, price=np.nan, promo=pd.NA
+    "dates and empty columns": (
+        lambda future: future[KEYS].assign(target=None, price=np.nan, promo=pd.NA)
     ),
 }
 KNOWN: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "a covariate": lambda future: future[[*KEYS, "promo"]],
-    "a covariate and an empty target": lambda future: future[[*KEYS, "promo"]].assign(
-        target=np.nan
+    "a covariate and an empty target": (
+        lambda future: future[[*KEYS, "promo"]].assign(target=np.nan)
     ),
-    "a covariate and an empty one of the past": lambda future: future[
-        [*KEYS, "promo"]
-    ].assign(price=np.nan),
+    "a covariate and an empty one of the past": (
+        lambda future: future[[*KEYS, "promo"]].assign(price=np.nan)
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Files as they come: what the plain reading refuses, with the option that it names, and what that option reads."""
+"""Files as they come: what the plain reading refuses, with the option that it names,
+and what that option reads.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ DAYS = pd.date_range("2024-01-01", periods=COUNT)
 
 
 class Frame(NamedTuple):
-    """A file, the words of its refusal, the options that read it, the series that it was made of, and more options."""
+    """A file, the words of its refusal, the options that read it, the series that it
+    was made of, and more options.
+    """
 
     text: str
     refusal: str

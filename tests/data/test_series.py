@@ -242,7 +242,9 @@ def test_a_held_out_end_needs_a_value() -> None:
     ended, going = np.r_[LONG, GONE], np.arange(15.0)
     with pytest.raises(
         InputError,
-        match="'series-0' ends with 3 missing values: the truth of all 2 steps is missing",
+        match=(
+            "'series-0' ends with 3 missing values: the truth of all 2 steps is missing"
+        ),
     ):
         hold_out(SeriesBatch((ended,)), 2)
     context, truth = hold_out(SeriesBatch((ended,)), 4)

@@ -1,4 +1,6 @@
-"""Starts on and off the grid of a frequency, as an option, of entries and of batches; items of a single row."""
+"""Starts on and off the grid of a frequency, as an option, of entries and of batches;
+items of a single row.
+"""
 
 from __future__ import annotations
 

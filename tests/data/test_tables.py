@@ -1,4 +1,6 @@
-"""Tables of any library: read as the pandas frame with the same columns, or refused; never as rows."""
+"""Tables of any library: read as the pandas frame with the same columns, or refused;
+never as rows.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ TABLES: dict[str, Callable[[dict[str, list[Any]]], Any]] = {
     "Arrow table": pa.table,
     "Arrow record batch": lambda columns: pa.table(columns).to_batches()[0],
     "Arrow struct": lambda columns: pa.table(columns).to_struct_array(),
-    "pandas on Arrow": lambda columns: pa.table(columns).to_pandas(
-        types_mapper=pd.ArrowDtype
+    "pandas on Arrow": (
+        lambda columns: pa.table(columns).to_pandas(types_mapper=pd.ArrowDtype)
     ),
     "polars": polars,
     "xarray": lambda columns: xr.Dataset.from_dataframe(pd.DataFrame(columns)),

@@ -1,4 +1,6 @@
-"""Multivariate items and covariates: how they are read, kept together, checked and parted again."""
+"""Multivariate items and covariates: how they are read, kept together, checked and
+parted again.
+"""
 
 from __future__ import annotations
 

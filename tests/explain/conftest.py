@@ -18,7 +18,9 @@ from tsfm_lens.report.build import draw_results
 
 
 class Page(NamedTuple):
-    """What a page was made of, why something was left out, what was drawn, and what was written but for scripts."""
+    """What a page was made of, why something was left out, what was drawn, and what was
+    written but for scripts.
+    """
 
     found: dict[str, xr.Dataset]
     left_out: dict[str, str]

@@ -1,4 +1,6 @@
-"""Every architecture is explained, with its covariates or variates: slopes, shares, sums."""
+"""Every architecture is explained, with its covariates or variates: slopes, shares,
+sums.
+"""
 
 from __future__ import annotations
 

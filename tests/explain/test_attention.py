@@ -1,4 +1,6 @@
-"""Attention as an explanation: rollout as the probe has it, flow as networkx has it, known graphs."""
+"""Attention as an explanation: rollout as the probe has it, flow as networkx has it,
+known graphs.
+"""
 
 from __future__ import annotations
 
@@ -92,14 +94,16 @@ def test_flow_through_any_graph_is_the_largest(seed: int) -> None:
     updates = tuple(
         ((every, every, rng.dirichlet(np.ones(tokens), tokens)),) for _ in range(2)
     )
-    # the last token is shown, and the forecast is read from it: what it keeps of itself counts
+    # the last token is shown, and the forecast is read from it: what it keeps of itself
+    # counts
     inputs, asking = (
         np.array([[0, 0, 0, 1.0], [1, 0.5, 0, 0]]),
         np.array([[0, 0, 0, 1.0]]),
     )
     graph = Graph(updates, tokens, inputs, asking)
     expected = [by_networkx(graph, covered) for covered in inputs]
-    # capacities are rounded to millionths, a few units of single precision, over some forty connections
+    # capacities are rounded to millionths, a few units of single precision, over some
+    # forty connections
     close_in_float32(largest_flows(graph), np.array(expected), depth=400, magnitude=1.0)
     assert expected[0] < 1
 

@@ -116,9 +116,11 @@ def test_what_says_nothing_is_refused(
     nano: Lens, item: dict[str, Any] | None, shuffles: int, words: str
 ) -> None:
     run = nano.run(
-        SeriesBatch((TARGET,))
-        if item is None
-        else as_series([{"target": TARGET, **item}]),
+        (
+            SeriesBatch((TARGET,))
+            if item is None
+            else as_series([{"target": TARGET, **item}])
+        ),
         4,
     )
     expect_error(words, covariate_use, run, shuffles=shuffles)

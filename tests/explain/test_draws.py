@@ -1,4 +1,6 @@
-"""Rollouts of models that draw: every mask draws the same random numbers, and what is left of them is told."""
+"""Rollouts of models that draw: every mask draws the same random numbers, and what is
+left of them is told.
+"""
 
 from __future__ import annotations
 

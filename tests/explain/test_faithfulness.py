@@ -1,4 +1,6 @@
-"""Faithfulness tests of explanations: true ones hold, and decoys, wrong orders and what no model has learned fail."""
+"""Faithfulness tests of explanations: true ones hold, and decoys, wrong orders and what
+no model has learned fail.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,10 @@ def planted_run(
     rng = np.random.default_rng(3)
     motif = rng.permutation(period) + rng.uniform(-0.3, 0.3, period)
     values = motif[np.arange(-length, 0) % period] + 0.02 * rng.normal(size=length)
-    return planted.lens().run(
-        as_series(values, seasonality=period), planted.card.horizon
-    ), planted.card
+    return (
+        planted.lens().run(as_series(values, seasonality=period), planted.card.horizon),
+        planted.card,
+    )
 
 
 @cache
@@ -126,11 +129,13 @@ def test_routes_of_a_planted_model_are_necessary_and_sufficient() -> None:
     assert not messages & decoys
     proof = route_faithfulness(run, routes, reference="mean", controls=32)
     assert (proof["necessity"] > 0.95).all()
-    # what is restored speaks in the scale of the whole series, and is read in that of the masked one
+    # what is restored speaks in the scale of the whole series, and is read in that of
+    # the masked one
     assert (proof["sufficiency"] > 0.8).all()
     assert (proof["prediction_error"] < 0.1).all()
     assert verdict(proof)[0] == "holds"
-    # what works against the effect carries none of it, and routes that state another effect fail
+    # what works against the effect carries none of it, and routes that state another
+    # effect fail
     assert not any(named_routes(routes.assign(share=-routes["share"])).values())
     flipped = route_faithfulness(
         run, routes.assign(total=-routes["total"]), reference="mean", controls=19
@@ -173,7 +178,9 @@ def test_controls_are_matched_and_other_components_where_possible(
 def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not(
     covariate_run: Run,
 ) -> None:
-    """The known future of a covariate, which a trained model passes to the target through a few heads."""
+    """The known future of a covariate, which a trained model passes to the target
+    through a few heads.
+    """
     run = covariate_run.lens.run(covariate_run.batch.select([0, 1, 2]), 16)
     how = {"reference": "seasonal naive"}
 
@@ -186,7 +193,9 @@ def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not(
 
 
 def test_one_wrong_input_is_found_out() -> None:
-    """The covariate's own controls see what all inputs together hide: it moves a small part of the forecast."""
+    """The covariate's own controls see what all inputs together hide: it moves a small
+    part of the forecast.
+    """
     cases = 4
     counts = accepted("planted", cases)
     assert counts.pop("true") == cases
@@ -195,7 +204,9 @@ def test_one_wrong_input_is_found_out() -> None:
 
 
 def test_what_the_test_cannot_tell_from_zero_is_named() -> None:
-    """A covariate that the model does not read: whatever is stated of it, the test says that it cannot tell."""
+    """A covariate that the model does not read: whatever is stated of it, the test says
+    that it cannot tell.
+    """
     run = drawn_run("planted", 0, 0)
     segments_read = input_attribution(run, parts=3, reference=REFERENCE)
     sizes = np.abs(segments_read["attribution"]).mean(["step", "quantile"])
@@ -240,7 +251,8 @@ def test_areas_bands_and_chances_are_those_of_the_curves(bolt_run: Run) -> None:
     for edge, level in (("low", 0.025), ("high", 0.975)):
         assert_array_equal(tried[f"random_{edge}"], np.quantile(drawn, level, axis=1))
     as_good = (tried["random_area"].values >= tried["area"].values[:, None]).sum(1)
-    # of 3 segments there are 6 orders, so that the one on trial is drawn, too, and is as good as itself
+    # of 3 segments there are 6 orders, so that the one on trial is drawn, too, and is
+    # as good as itself
     assert min(as_good) > 0
     assert_array_equal(tried["p"], (1 + as_good) / 20)
     assert_array_equal(tried["order"], [[2, 1, 0], [0, 1, 2]])

@@ -1,4 +1,6 @@
-"""Attributions of forecasters whose answer is known: closed forms, planted mechanisms, other libraries."""
+"""Attributions of forecasters whose answer is known: closed forms, planted mechanisms,
+other libraries.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ Rule = Callable[[Tensor, Tensor], Tensor]
 
 
 class Known(nn.Module):
-    """A forecast by a rule of the context (item, series, time) and the known future (item, series, step)."""
+    """A forecast by a rule of the context (item, series, time) and the known future
+    (item, series, step).
+    """
 
     def __init__(self, rule: Rule) -> None:
         super().__init__()
@@ -116,7 +120,9 @@ def known_run(rule: Rule, seed: int = 0) -> Run:
 
 
 def linear(seed: int = 0) -> tuple[Rule, np.ndarray]:
-    """A linear rule, and its weights (step, series, time + horizon) of context and future."""
+    """A linear rule, and its weights (step, series, time + horizon) of context and
+    future.
+    """
     rng = torch.Generator().manual_seed(seed)
     past, ahead = (
         torch.randn(HORIZON, 3, width, generator=rng) / 5 for width in (STEPS, HORIZON)
@@ -134,7 +140,9 @@ def linear(seed: int = 0) -> tuple[Rule, np.ndarray]:
 def linear_answer(
     run: Run, parts: tuple[explain.Segment, ...], reference: str, weights: np.ndarray
 ) -> np.ndarray:
-    """(segment, step): weights (step, series, time + horizon) times the distance from the reference."""
+    """(segment, step): weights (step, series, time + horizon) times the distance from
+    the reference.
+    """
     stands = np.nan_to_num(
         np.stack(explain.reference_values(run.batch, reference, HORIZON))
     )
@@ -231,7 +239,9 @@ def test_seasonal_naive_copies_the_last_season_of_each_part() -> None:
 
 
 def product(context: Tensor, future: Tensor) -> Tensor:
-    """The target's last value times the covariate's future, plus the past covariate's last value."""
+    """The target's last value times the covariate's future, plus the past covariate's
+    last value.
+    """
     made = context[:, :1, -1:] * future[:, 2:] + context[:, 1:2, -1:]
     return made.expand(-1, 3, -1)
 
@@ -298,6 +308,7 @@ def test_a_planted_mechanism_of_the_past(mechanism: str) -> None:
         found.start.values + len(context), found.stop.values + len(context), strict=True
     )
     answer = np.stack([moved[:, start:stop].sum(-1) for start, stop in parts])
-    # the card tells how far the planted model is from its rule, in mean absolute values, here for each of 16 masks
+    # the card tells how far the planted model is from its rule, in mean absolute
+    # values, here for each of 16 masks
     allowed = 2 * made.card.error * np.abs(context).mean()
     assert np.abs(found["attribution"].sel(quantile=0.5) - answer).max() <= allowed

@@ -1,4 +1,6 @@
-"""Masked copies hold what they should, and their forecasts are those of the masks one by one."""
+"""Masked copies hold what they should, and their forecasts are those of the masks one
+by one.
+"""
 
 from __future__ import annotations
 
@@ -246,11 +248,14 @@ def test_masks_and_run_are_of_one_model(bolt: Lens) -> None:
 def test_a_reference_that_is_no_forecast_of_the_series_is_told(bolt: Lens) -> None:
     far = bolt.run(1000 + np.sin(np.arange(96) / 4), 8)
     reported = {
-        name: explain.input_attribution(
-            far, method="occlusion", reference=name, parts=2
-        ).attrs["reference_distance"]
+        name: (
+            explain.input_attribution(
+                far, method="occlusion", reference=name, parts=2
+            ).attrs["reference_distance"]
+        )
         for name in ("missing", "mean")
     }
-    # nothing is known of the level, and the model forecasts about 0 of a series about 1000 whose deviation is below 1
+    # nothing is known of the level, and the model forecasts about 0 of a series about
+    # 1000 whose deviation is below 1
     assert reported["missing"] > 500
     assert reported["mean"] < 1

@@ -29,7 +29,9 @@ class Middle(nn.Module):
 
 
 def given(run: Run) -> tuple[tuple[explain.Segment, ...], Tensor, Tensor, Tensor]:
-    """Segments, the input, the reference, and the number of each step's segment; (1, time) each."""
+    """Segments, the input, the reference, and the number of each step's segment; (1,
+    time) each.
+    """
     parts = explain.segments(run, parts=PARTS, season=1)
     own = run.encoded.inputs["context"]
     away = torch.tensor(

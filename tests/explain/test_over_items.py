@@ -1,4 +1,6 @@
-"""Effects over many series: planted mechanisms are larger than all that untrained twins have."""
+"""Effects over many series: planted mechanisms are larger than all that untrained twins
+have.
+"""
 
 from __future__ import annotations
 

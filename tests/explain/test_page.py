@@ -1,4 +1,6 @@
-"""The page on one's own forecast: every method and reference, series with gaps, and proofs of what was asked for."""
+"""The page on one's own forecast: every method and reference, series with gaps, and
+proofs of what was asked for.
+"""
 
 from __future__ import annotations
 

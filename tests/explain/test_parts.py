@@ -1,4 +1,6 @@
-"""Additive parts of the past: planted ones come back, they sum to the series, and results and figures keep them."""
+"""Additive parts of the past: planted ones come back, they sum to the series, and
+results and figures keep them.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ def test_events_are_what_the_other_parts_do_not_say() -> None:
     parts = split(daily(LINE + DAYS + dip + days), events=events)
     assert list(parts) == ["trend", "season of 7", "strike", "holiday", "rest"]
     for name, values in {"strike": dip, "holiday": days, "season of 7": DAYS}.items():
-        # the split iterates until it changes little: to a part in four thousand of the largest event
+        # the split iterates until it changes little: to a part in four thousand of the
+        # largest event
         assert np.abs(parts[name] - values).max() < 40 / 4000, name
 
 

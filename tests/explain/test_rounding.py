@@ -1,4 +1,6 @@
-"""Explained forecasts are the run's, up to rounding as large as the model makes it: no other passes for it."""
+"""Explained forecasts are the run's, up to rounding as large as the model makes it: no
+other passes for it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Routes of the input against patches set by hand, sums that must close, and mechanisms that are known."""
+"""Routes of the input against patches set by hand, sums that must close, and mechanisms
+that are known.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def series() -> SeriesBatch:
 
 
 def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.ndarray:
-    """(step,): plain torch hooks put what a component writes without a segment into the forward with it."""
+    """(step,): plain torch hooks put what a component writes without a segment into the
+    forward with it.
+    """
     lens, (position,) = run.lens, parse_places(run.lens, [name])
     keep = np.arange(len(parts))[None] != number
     other = masked(run.batch, parts, keep, "mean", horizon=run.horizon)
@@ -102,7 +106,9 @@ def test_the_last_branch_has_no_other_way_than_to_the_readout(bolt_run: Run) -> 
 
 
 def test_estimates_are_the_effects_of_small_changes(bolt_run: Run) -> None:
-    """Of a reference that is almost the series itself, first order is all that there is."""
+    """Of a reference that is almost the series itself, first order is all that there
+    is.
+    """
     parts = segments(bolt_run, parts=2)
     batch = bolt_run.batch
     rng = np.random.default_rng(0)
@@ -151,7 +157,9 @@ def test_a_planted_covariate_goes_through_its_head_alone() -> None:
 def test_a_rollout_has_the_effects_of_its_passes(
     bolt: Lens, series: SeriesBatch
 ) -> None:
-    """Within the first pass nothing has been fed back yet, so that a rollout's first steps are those of one pass."""
+    """Within the first pass nothing has been fed back yet, so that a rollout's first
+    steps are those of one pass.
+    """
     most = bolt.longest_pass
     components = ["decoder.0.cross_attn.1"]
     long = bolt.run(series, most + 4)

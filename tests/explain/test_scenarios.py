@@ -1,4 +1,6 @@
-"""What if the input were another, and why a forecast changed: linear forecasters with a known answer, refusals."""
+"""What if the input were another, and why a forecast changed: linear forecasters with a
+known answer, refusals.
+"""
 
 from __future__ import annotations
 
@@ -299,7 +301,9 @@ def test_routes_say_of_which_statistic_they_are(name: str) -> None:
 
 
 def pair(shift: int, seed: int = 1) -> tuple[Run, Run, np.ndarray]:
-    """Two runs of a linear forecaster, the later one with new, revised and newly announced values; and weights."""
+    """Two runs of a linear forecaster, the later one with new, revised and newly
+    announced values; and weights.
+    """
     rule, weights = linear()
     rng = np.random.default_rng(seed)
     values, lens = (

@@ -1,4 +1,6 @@
-"""Shapley values against their axioms, brute force over orders, and functions whose values are known."""
+"""Shapley values against their axioms, brute force over orders, and functions whose
+values are known.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ def one_of_either(players: int, seed: int) -> Planted:
 
 
 def product(players: int, seed: int) -> Planted:
-    """Each player multiplies the value by a factor of its own; exact by integration along the diagonal."""
+    """Each player multiplies the value by a factor of its own; exact by integration
+    along the diagonal.
+    """
     factors = np.exp(0.5 * np.random.default_rng(seed).normal(size=players))
     nodes, weights = np.polynomial.legendre.leggauss(players // 2 + 1)
     visible = 1 + np.outer((nodes + 1) / 2, factors - 1)
@@ -171,7 +175,9 @@ def test_intervals_hold_in_games_of_products_and_of_alternatives(
 
 
 def test_what_no_pair_of_complements_shows_is_not_certain() -> None:
-    """Either of two large groups, with opposite signs: the whole changes nothing, and no mask drawn holds one alone."""
+    """Either of two large groups, with opposite signs: the whole changes nothing, and
+    no mask drawn holds one alone.
+    """
     players, certain = 30, 0
     for seed in range(10):
         one, other = np.random.default_rng(seed).permutation(players).reshape(2, -1)
@@ -179,7 +185,8 @@ def test_what_no_pair_of_complements_shows_is_not_certain() -> None:
         def value(
             masks: np.ndarray, one: np.ndarray = one, other: np.ndarray = other
         ) -> np.ndarray:
-            # what all and none share changes no player's value, but shows that masks matter
+            # what all and none share changes no player's value, but shows that masks
+            # matter
             bounds = masks.sum(1) % players == 0
             return (
                 masks[:, one].all(1).astype(float) - masks[:, other].all(1) + bounds

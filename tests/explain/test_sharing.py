@@ -1,4 +1,6 @@
-"""Masks that begin alike share what a causal model makes of their beginning, and nothing else changes."""
+"""Masks that begin alike share what a causal model makes of their beginning, and
+nothing else changes.
+"""
 
 from __future__ import annotations
 

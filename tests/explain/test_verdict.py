@@ -33,7 +33,9 @@ HOLD = {
 def curves(
     r2: float = 0.9, slope: float = 1.0, sign: float = 0.95, **tried: float
 ) -> xr.Dataset:
-    """Of an explanation that agrees with what was measured, and of controls that do not."""
+    """Of an explanation that agrees with what was measured, and of controls that do
+    not.
+    """
     of = dict.fromkeys(CONTROLS, -1.0) | {
         name.replace("_", " "): value for name, value in tried.items()
     }
@@ -51,7 +53,9 @@ def by_segment(
     flipped: tuple[float, float] = (-1.0, -1.0),
     agreement: tuple[float, float] = (1.0, 1.0),
 ) -> xr.Dataset:
-    """Of two segments, without whose effects, or with the other signs, it predicts so well, and how clear each is."""
+    """Of two segments, without whose effects, or with the other signs, it predicts so
+    well, and how clear each is.
+    """
     controls = np.stack([zero, flipped], axis=-1)
     return (
         curves(r2=0.9)
@@ -69,7 +73,9 @@ def by_segment(
 
 
 def routes(*segments: dict[str, float]) -> xr.Dataset:
-    """Of segments in the order of their effects; what is not given is of routes that hold."""
+    """Of segments in the order of their effects; what is not given is of routes that
+    hold.
+    """
     given = {
         name: ("segment", [segment.get(name, value) for segment in segments])
         for name, value in HOLD.items()
@@ -113,12 +119,14 @@ NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
             ([curves(**{name: 0.9})], "fails")
             for name in ("signs_flipped", "equal_sizes", "the_untrained_twin")
         ),
-        # two segments alike can change places, and a control that a model refuses is none
+        # two segments alike can change places, and a control that a model refuses is
+        # none
         ([curves(**{EXCHANGED: 0.9 + MARGIN - 0.01})], "holds"),
         ([curves(**{EXCHANGED: 0.9 + MARGIN + 0.01})], "fails"),
         ([curves(the_untrained_twin=np.nan)], "holds"),
         ([curves(r2=np.nan)], "fails"),
-        # the other sign must predict worse for each segment whose effect is clear; an effect of 0 need not
+        # the other sign must predict worse for each segment whose effect is clear; an
+        # effect of 0 need not
         ([by_segment((0.89, 0.2))], "holds"),
         ([by_segment((0.9, 0.2))], "holds"),
         ([by_segment((0.2, 0.95), (0.1, 0.89))], "holds"),
@@ -145,7 +153,8 @@ NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
             for value in (1.51, 2.55)
         ),
         ([routes({"necessity": 2.55, "sufficiency": 2.55})], "fails"),
-        # random sets that come as near carry as much, whether they fall short or overturn
+        # random sets that come as near carry as much, whether they fall short or
+        # overturn
         *(
             ([routes({}).pipe(beside_random, name, 0.97)], "holds in part")
             for name in ("necessity", "sufficiency")

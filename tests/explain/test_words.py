@@ -1,4 +1,6 @@
-"""What an explanation says: one reference everywhere, shares that read sensibly, one kind of minus sign."""
+"""What an explanation says: one reference everywhere, shares that read sensibly, one
+kind of minus sign.
+"""
 
 from __future__ import annotations
 

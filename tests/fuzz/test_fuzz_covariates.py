@@ -1,4 +1,6 @@
-"""Any items with covariates: the library's own forecast, to rounding, or a clear error; nothing else."""
+"""Any items with covariates: the library's own forecast, to rounding, or a clear error;
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -95,5 +97,6 @@ def test_items_with_covariates_are_forecast_as_the_pipeline_does_or_refused(
         assert any(text in str(error) for text in known)  # noqa: PT017
         return
     theirs = torch.stack(lens.native.predict(items, prediction_length=horizon))[:, 0]
-    # the library may order the covariates of an item in another way, and sums over them round
+    # the library may order the covariates of an item in another way, and sums over them
+    # round
     assert_close(ours.quantiles[batch.is_target], theirs, depth=100)

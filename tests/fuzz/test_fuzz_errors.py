@@ -1,4 +1,6 @@
-"""What is no series, no horizon or no argument is named, and odd forms of numbers are read."""
+"""What is no series, no horizon or no argument is named, and odd forms of numbers are
+read.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,10 @@ def test_a_forecast_of_no_number_is_refused() -> None:
         return value * torch.tensor([1.0, NAN])[:, None, None]
 
     data = {"good": np.arange(9.0), "bad": np.full(9, 1e5)}
-    messages = r"chronos-bolt forecasts no number at step 0 of series 'bad' \(1 of 2 series have NaN or infinity\)"
+    messages = (
+        r"chronos-bolt forecasts no number at step 0 of series 'bad' \(1 of 2 series"
+        r" have NaN or infinity\)"
+    )
     with pytest.raises(InputError, match=messages + r".*reaches 1e\+05"):
         lens.run_with_hooks(
             data, [("decoder_blocks.2.hook_resid_post", spoil)], rollout=True

@@ -1,4 +1,6 @@
-"""Any input to any model: the library's own answer, bit for bit, or a clear error; nothing else."""
+"""Any input to any model: the library's own answer, bit for bit, or a clear error;
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,17 @@ REFUSALS = {
 
 @dataclass(frozen=True)
 class Given:
-    """Data, steps (a pair: so many passes, and steps more), and whether numbers become ids for a language model."""
+    """Data, steps (a pair: so many passes, and steps more), and whether numbers become
+    ids for a language model.
+    """
 
     data: Any
     horizon: Any = None
     ids: bool = True
 
 
-# --- strategies ------------------------------------------------------------------------------------------------
+# --- strategies
+# ------------------------------------------------------------------------------------------------
 
 # around patches (4, 8, 16), contexts (64, 512), and whole batches of patches
 EDGES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 129, 513)
@@ -72,7 +77,8 @@ GAPS = (
     "every other",
 )
 DTYPES = tuple(
-    "float64 float64 float64 float32 float32 float16 int64 int32 int8 uint16 bool object str".split()
+    "float64 float64 float64 float32 float32 float16 int64 int32 int8 uint16 bool"
+    " object str".split()
 )
 KINDS = (
     "list",
@@ -217,11 +223,14 @@ FUZZ = settings(
 )
 
 
-# --- what holds ------------------------------------------------------------------------------------------------
+# --- what holds
+# ------------------------------------------------------------------------------------------------
 
 
 def as_ids(data: Any) -> Any:
-    """Series of the same data with every number as a token id below 50; what is no series stays."""
+    """Series of the same data with every number as a token id below 50; what is no
+    series stays.
+    """
     try:
         values = as_series(data).values
     except LensError:
@@ -247,7 +256,9 @@ def list_steps(lens: Lens, horizon: Any) -> Any:
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call returns, or the message of the error that is ours; any other error fails the test."""
+    """What a call returns, or the message of the error that is ours; any other error
+    fails the test.
+    """
     try:
         return call()
     except LensError as error:
@@ -315,7 +326,9 @@ def check_forecast(lens: Lens, data: Any, steps: Any, seed: int) -> bool:
 
 
 def check_forward(lens: Lens, data: Any, steps: Any, forecast: bool) -> None:
-    """A forward and its activations have the shapes of the series, and are finite where the forecast is."""
+    """A forward and its activations have the shapes of the series, and are finite where
+    the forecast is.
+    """
     horizon = steps if lens.adapter.readout != "token" else None
     with torch.no_grad():
         output = outcome(lambda: lens.forward(data, horizon=horizon))
@@ -367,7 +380,9 @@ def test_any_input_gives_the_librarys_answer_or_a_clear_error(
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_longest_series(name: str) -> None:
-    """5,000 steps with gaps and a drift, beside a single one; and a gap longer than most contexts."""
+    """5,000 steps with gaps and a drift, beside a single one; and a gap longer than
+    most contexts.
+    """
     lens = lens_of(name)
     rng = np.random.default_rng(0)
     long = rng.normal(size=5000).cumsum() + 1e6
@@ -381,11 +396,14 @@ def test_the_longest_series(name: str) -> None:
     assert check_forecast(lens, data[:1], None, seed=1) == full
 
 
-# --- what is said ----------------------------------------------------------------------------------------------
+# --- what is said
+# ----------------------------------------------------------------------------------------------
 
 
 def test_a_scale_that_overflows_is_refused() -> None:
-    """Running statistics square the values and add them up; the forecast normalises them beforehand."""
+    """Running statistics square the values and add them up; the forecast normalises
+    them beforehand.
+    """
     lens, data = lens_of("timesfm-2.5"), {"huge": np.tile([1e18, -1e18], 300)}
     assert check_forecast(lens, data, 5, seed=0)
     with pytest.raises(

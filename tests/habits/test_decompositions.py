@@ -1,4 +1,6 @@
-"""On every architecture the parts of a stream sum to it, and what TransformerLens's users ask for is there or told."""
+"""On every architecture the parts of a stream sum to it, and what TransformerLens's
+users ask for is there or told.
+"""
 
 from __future__ import annotations
 
@@ -126,12 +128,15 @@ def test_the_completeness_error_is_that_of_the_models_own_forecast(name: str) ->
             .reshape(len(full), -1)
             .max(1)
         )
-        # in data units two numbers as large as the level of the series are taken from each other
+        # in data units two numbers as large as the level of the series are taken from
+        # each other
         level = max(
             1.0,
-            float(output.abs().max()) / float(size.min())
-            if found["unit"] == "data units"
-            else 1.0,
+            (
+                float(output.abs().max()) / float(size.min())
+                if found["unit"] == "data units"
+                else 1.0
+            ),
         )
         where = f"{name}: {decomposition}"
         assert_close(
@@ -186,7 +191,9 @@ def without_the_last_row(stack: Stack) -> Stack:
 
 
 def with_a_mix(stack: Stack) -> Stack:
-    """A stream that is rescaled in the table and not in the model, or not as the table says."""
+    """A stream that is rescaled in the table and not in the model, or not as the table
+    says.
+    """
 
     def mixed(rows: tuple[Writer, ...]) -> tuple[Writer, ...]:
         return (*rows[:-1], replace(rows[-1], mix=lambda _block: (1.0, 0.97)))
@@ -218,7 +225,9 @@ def test_a_table_that_is_not_the_models_is_not_decomposed(
 
 @pytest.mark.parametrize("name", ATTENDING)
 def test_head_results_are_those_of_the_hook_points(name: str) -> None:
-    """Computed from z and the weights, or recorded: one is the model's own sum taken apart, the other is not."""
+    """Computed from z and the weights, or recorded: one is the model's own sum taken
+    apart, the other is not.
+    """
     lens, encoded, activations = recorded(name)
     _, results = lens.run_with_cache(
         encoded, names_filter=["**.hook_result", "**.hook_embed", "**.hook_resid_post"]

@@ -111,7 +111,8 @@ def test_tuples_and_short_names_mean_the_same(name: str) -> None:
     ]
     for key in keys:
         assert_close(ours[key], theirs[key], depth=20 * WIDTH, what=str(key))
-    # queries and keys are shown as they enter the dot product, which is after the rotary embedding
+    # queries and keys are shown as they enter the dot product, which is after the
+    # rotary embedding
     for point in ("blocks.1.attn.hook_rot_q", "blocks.1.attn.hook_rot_k"):
         if point in set(theirs):
             assert_close(ours[point], theirs[point], depth=20 * WIDTH)
@@ -215,7 +216,8 @@ def test_caching_takes_the_same_arguments(name: str) -> None:
     assert_close(found, expected, depth=20 * WIDTH)
 
 
-# --- an encoder and a decoder ---------------------------------------------------------------------------------
+# --- an encoder and a decoder
+# ---------------------------------------------------------------------------------
 
 
 @cache
@@ -296,7 +298,9 @@ def test_two_stacks_have_to_be_told_apart() -> None:
 @BOTH
 @pytest.mark.parametrize("patch", ["resid_pre", "attn_head_all_pos_every"])
 def test_loops_over_patches(name: str, patch: str) -> None:
-    """Of a model that takes ids, the peer's own loops go over its layers, positions and heads."""
+    """Of a model that takes ids, the peer's own loops go over its layers, positions and
+    heads.
+    """
     found, expected = pair(name), caches(name)
     other = ids().flip(1)
     results = [

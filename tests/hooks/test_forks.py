@@ -1,6 +1,8 @@
-"""The child of a fork forecasts, whatever other threads of its parent were in the middle of.
+"""The child of a fork forecasts, whatever other threads of its parent were in the
+middle of.
 
-Every child has a deadline, after which it is killed: a hang is a failure, not a suite that stands still.
+Every child has a deadline, after which it is killed: a hang is a failure, not a suite
+that stands still.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def send(sender: Any, work: Callable[[], Any]) -> None:
 
 @contextmanager
 def held_in_the_middle(run: Callable[[Callable[..., None]], Any]) -> Iterator[None]:
-    """While the block runs, another thread stands inside a hook of its own run, which it then finishes."""
+    """While the block runs, another thread stands inside a hook of its own run, which
+    it then finishes.
+    """
     inside, go_on, failures = (
         threading.Event(),
         threading.Event(),
@@ -179,7 +183,9 @@ def test_a_fork_inside_a_block_keeps_the_block(lens: Lens) -> None:
 
 @ONE
 def test_a_fork_inside_a_seeded_run(lens: Lens) -> None:
-    """The thread that forks holds a turn itself, as a data loader that is asked for a batch by a hook."""
+    """The thread that forks holds a turn itself, as a data loader that is asked for a
+    batch by a hook.
+    """
     found, asked = list[np.ndarray](), list[bool]()
 
     def meet(value: Tensor, hook: object) -> None:

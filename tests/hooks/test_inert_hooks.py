@@ -23,7 +23,9 @@ EACH = pytest.mark.parametrize("name", archetypes(ATTENDING))
 
 
 def last_attention(lens: Lens) -> tuple[nn.Module, str, str, str]:
-    """The last attention: the module that holds its output projection, that one's name, hook_z, and a head."""
+    """The last attention: the module that holds its output projection, that one's name,
+    hook_z, and a head.
+    """
     stack = lens.wiring.output_stack
     layer = stack.n_layers - 1
     row = list(stack.attentions(layer))[-1]
@@ -34,7 +36,9 @@ def last_attention(lens: Lens) -> tuple[nn.Module, str, str, str]:
 
 
 def bypass_output(lens: Lens) -> None:
-    """Let the last attention use its output projection without calling it, as fused code does."""
+    """Let the last attention use its output projection without calling it, as fused
+    code does.
+    """
     parent, name, _z, _head = last_attention(lens)
     projection = getattr(parent, name)
     parent.__dict__[name] = projection.forward
@@ -70,7 +74,8 @@ def test_an_edit_that_the_model_never_meets_is_an_error(name: str) -> None:
         with pytest.raises(HookError, match="never passed"):
             lens.forward(encoded)
         lens.reset_hooks()
-        # what the model does pass goes on as before, and a block in which nothing ran says nothing
+        # what the model does pass goes on as before, and a block in which nothing ran
+        # says nothing
         lens.run_with_cache(encoded, names_filter="**.hook_resid_post")
         with lens.ablate(head):
             pass
@@ -108,7 +113,9 @@ def validation() -> Iterator[None]:
 
 
 def compiled(lens: Lens, what: str) -> Callable[[], object]:
-    """Compile the model, its first block, or that one's forward, or wrap the block; return what undoes it."""
+    """Compile the model, its first block, or that one's forward, or wrap the block;
+    return what undoes it.
+    """
     model, at = lens.adapter.model, lens.wiring.output_stack.block(0)
     block = model.get_submodule(at)
     if what in ("model", "block"):

@@ -57,7 +57,9 @@ Instruction = tuple[CodeType, int]
 
 
 class Trace:
-    """Calls ``each`` at every instruction of the code that ``follows`` names while a block runs."""
+    """Calls ``each`` at every instruction of the code that ``follows`` names while a
+    block runs.
+    """
 
     def __init__(
         self, follows: Callable[[CodeType], bool], each: Callable[[Instruction], None]
@@ -96,7 +98,9 @@ def instructions(work: Work, lens: Lens, files: set[str]) -> Counter[Instruction
 def interrupt(
     work: Work, lens: Lens, at: Instruction, turn: int
 ) -> tuple[bool, BaseException | None]:
-    """Raise KeyboardInterrupt where an instruction is about to run for the ``turn``-th time; its error keeps frames."""
+    """Raise KeyboardInterrupt where an instruction is about to run for the ``turn``-th
+    time; its error keeps frames.
+    """
     left = turn
 
     def each(here: Instruction) -> None:
@@ -217,7 +221,9 @@ def interrupted_everywhere(
     sample: int = 200,
     every: int = 1,
 ) -> None:
-    """Interrupt every so many instructions, the first and the last time that one runs, or each time."""
+    """Interrupt every so many instructions, the first and the last time that one runs,
+    or each time.
+    """
     lens = own_lens()
     check = Check(lens)
     work(lens)
@@ -284,5 +290,7 @@ def test_an_interrupt_at_any_instruction_leaves_nothing_behind(
 @pytest.mark.campaign
 @pytest.mark.parametrize("work", [*ENTERING, cache, caught, replays, seeds])
 def test_an_interrupt_whenever_an_instruction_runs(work: Work) -> None:
-    """Those of torch and TransformerLens that set hooks are among them, and each time that they run."""
+    """Those of torch and TransformerLens that set hooks are among them, and each time
+    that they run.
+    """
     interrupted_everywhere(work, SETTING, every_turn=True)

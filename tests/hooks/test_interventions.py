@@ -158,11 +158,14 @@ def test_what_cannot_act_is_refused(
     assert native_traces(token_lens) == 0
 
 
-# --- rollouts ----------------------------------------------------------------------------------------------
+# --- rollouts
+# ----------------------------------------------------------------------------------------------
 
 
 def test_positions_count_through_the_cache(token_lens: Lens, token_case: Case) -> None:
-    """An edit at decoder position 3 of a cached rollout leaves the first three steps, and only these."""
+    """An edit at decoder position 3 of a cached rollout leaves the first three steps,
+    and only these.
+    """
     plain = token_lens.forecast(token_case.batch, 6, num_samples=8, seed=5).samples
     with token_lens.edit(Zero("decoder.*", positions=[3])):
         late = token_lens.forecast(token_case.batch, 6, num_samples=8, seed=5).samples

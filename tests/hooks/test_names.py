@@ -56,7 +56,9 @@ def test_globs_match_part_by_part() -> None:
 def test_a_typing_error_names_the_nearest() -> None:
     with pytest.raises(
         UnknownNameError,
-        match=r"no component 'decoder.1.crossattn.2'. Closest: .*decoder.1.cross_attn.2",
+        match=(
+            r"no component 'decoder.1.crossattn.2'. Closest: .*decoder.1.cross_attn.2"
+        ),
     ):
         select_components(WIRING, "decoder.1.crossattn.2")
     expect_error(

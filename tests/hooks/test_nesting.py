@@ -1,4 +1,6 @@
-"""Nested contexts act in the order in which the model runs, as one context that holds all of their acts."""
+"""Nested contexts act in the order in which the model runs, as one context that holds
+all of their acts.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,16 @@ def own_lens() -> Lens:
 
 LENS = own_lens()
 SINGLE = LENS.encode(bundled("co2").tail(40))
-# in double precision, so that what differs by more than single precision differs in what was done
+# in double precision, so that what differs by more than single precision differs in
+# what was done
 ENCODED = replace(SINGLE, inputs={"context": SINGLE.inputs["context"].double()})
 POINTS = [name for name, _axes in LENS.hook_table()]
 
 
 class Step(NamedTuple):
-    """One context of a program: hook points (of "ablate" heads and MLPs), a factor, and how a hook writes."""
+    """One context of a program: hook points (of "ablate" heads and MLPs), a factor, and
+    how a hook writes.
+    """
 
     kind: Literal["hooks", "edit", "ablate", "read"]
     names: tuple[str, ...]
@@ -202,7 +207,9 @@ def same(ours: Tensor, expected: Tensor, what: str) -> None:
 def reading_order(
     program: list[Step], expected: list[tuple[str, Tensor]], names: list[str]
 ) -> list[str]:
-    """Hook points in the order in which the model passes them, those recorded at the end left out."""
+    """Hook points in the order in which the model passes them, those recorded at the
+    end left out.
+    """
     order = [name for name, _value in expected]
     for name in names:
         order.reverse()

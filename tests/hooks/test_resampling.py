@@ -1,4 +1,6 @@
-"""Activations of other series in place of a series' own: which series, and at which horizon they are recorded."""
+"""Activations of other series in place of a series' own: which series, and at which
+horizon they are recorded.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_one_series_is_drawn_for_encoder_and_decoder(paths: int) -> None:
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-2", "toto-1"])
 def test_a_choice_of_rows_draws_as_all_rows_do(name: str) -> None:
-    """Each series alone, and as blocks of rows of one batch, takes what it takes among all."""
+    """Each series alone, and as blocks of rows of one batch, takes what it takes among
+    all.
+    """
     lens = lens_of(name)
     batch = example_case(lens, n_series=4).batch
     at = outputs(lens)[-1]

@@ -114,7 +114,8 @@ def test_precisions_that_a_library_does_not_run_in_are_refused(name: str) -> Non
     assert next(lens.parameters()).dtype == torch.float32
 
 
-# samplers that reject draws use up random numbers according to every row, so other rows draw otherwise
+# samplers that reject draws use up random numbers according to every row, so other rows
+# draw otherwise
 @pytest.mark.parametrize(
     "name",
     archetypes(

@@ -1,4 +1,6 @@
-"""Running with hooks: caching, TransformerLens's methods, gradients, safety of the caller's tensors."""
+"""Running with hooks: caching, TransformerLens's methods, gradients, safety of the
+caller's tensors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A context acts in the thread and task that opened it, and in tasks started inside it; seeded runs take turns."""
+"""A context acts in the thread and task that opened it, and in tasks started inside it;
+seeded runs take turns.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def captured(lens: Lens, case: Case) -> list[Tensor]:
 def test_a_context_leaves_the_runs_of_other_threads_alone(
     token_lens: Lens, token_case: Case, run: Callable[[Lens, Case], Any]
 ) -> None:
-    """The other thread runs as a whole while this one stands in the middle of its own run."""
+    """The other thread runs as a whole while this one stands in the middle of its own
+    run.
+    """
     plain = run(token_lens, token_case)
     met: list[Any] = []
 
@@ -143,7 +147,9 @@ def test_seeded_samples_do_not_depend_on_other_threads(
 def test_replay_leaves_the_runs_of_other_threads_alone(
     token_lens: Lens, token_case: Case
 ) -> None:
-    """While variants run, modules before their first change hand back stored outputs, in this thread only."""
+    """While variants run, modules before their first change hand back stored outputs,
+    in this thread only.
+    """
     plain, met = forward(token_lens, token_case), []
 
     def meet(pattern: Tensor) -> Tensor:
@@ -158,7 +164,8 @@ def test_replay_leaves_the_runs_of_other_threads_alone(
     assert native_traces(token_lens) == 0
 
 
-# --- tasks and generators of one thread -----------------------------------------------------------------
+# --- tasks and generators of one thread
+# -----------------------------------------------------------------
 
 
 def ablated(lens: Lens, case: Case, *parts: str) -> Tensor:

@@ -1,4 +1,6 @@
-"""What the weights view adds to the matrices themselves, which the oracles hold against the native model."""
+"""What the weights view adds to the matrices themselves, which the oracles hold against
+the native model.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def recorded(name: str) -> tuple[Lens, Activations]:
 
 
 def branches(lens: Lens) -> Iterator[tuple[Stack, int, Any, str, str]]:
-    """Every attention and MLP: its stack, layer and row, its name, and that of the stream it reads."""
+    """Every attention and MLP: its stack, layer and row, its name, and that of the
+    stream it reads.
+    """
     residual = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2")
     for stack in lens.wiring.stacks:
         for layer in range(stack.n_layers):
@@ -52,14 +56,18 @@ def unit(norm: Any, stream: Tensor) -> Tensor:
 
 
 def projected(x: Tensor, weights: Any, letter: str) -> Tensor:
-    """What one matrix, of every head or of the hidden layer, and its bias make of a stream."""
+    """What one matrix, of every head or of the hidden layer, and its bias make of a
+    stream.
+    """
     matrix, bias = getattr(weights, f"W_{letter}"), getattr(weights, f"b_{letter}")
     return torch.einsum("bpd,...dc->bp...c", x, matrix) + bias
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
-    """What folded matrices make of the bare stream is what the matrices themselves make of the stream's norm."""
+    """What folded matrices make of the bare stream is what the matrices themselves make
+    of the stream's norm.
+    """
     lens, activations = recorded(name)
     with torch.no_grad():
         for stack, layer, row, at, stream in branches(lens):
@@ -155,7 +163,9 @@ def test_unknown_places_are_named_and_what_is_left_out_is_the_first_of_the_stack
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_the_table_names_the_activation_function(name: str) -> None:
-    """The hidden layer after it is that function of the layer before it, times the other half of a gated one."""
+    """The hidden layer after it is that function of the layer before it, times the
+    other half of a gated one.
+    """
     from transformers.activations import ACT2FN
 
     lens, activations = recorded(name)

@@ -17,12 +17,15 @@ MODELS = ("chronos-nano", "bolt-nano")
 def _work(model: str) -> Results:
     few = 2 if model == "chronos-nano" else None
     run = load(model).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few)
-    # logits are what one figure is drawn of; how ranks are measured does not depend on the model, and takes long
+    # logits are what one figure is drawn of; how ranks are measured does not depend on
+    # the model, and takes long
     return Results(
         run,
-        {"logit_lens": {"logits": True}, "compression_quality": {"method": "svd"}}
-        if few
-        else None,
+        (
+            {"logit_lens": {"logits": True}, "compression_quality": {"method": "svd"}}
+            if few
+            else None
+        ),
     )
 
 

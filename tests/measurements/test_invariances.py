@@ -1,4 +1,6 @@
-"""What a page says does not depend on the units, the order or the repetition of series, on every architecture."""
+"""What a page says does not depend on the units, the order or the repetition of series,
+on every architecture.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def test_statements_know_no_units_order_or_copies(name: str) -> None:
         separate = np.abs(other_run.point[2] / factor - run.point[2]).max() / np.ptp(
             rows[2]
         )
-        # the scaling of some models has an epsilon, so that they forecast tiny series otherwise
+        # the scaling of some models has an epsilon, so that they forecast tiny series
+        # otherwise
         if factor > 1 and name in OURS:
             assert separate < NEAR
         if separate < NEAR:

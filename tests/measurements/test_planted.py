@@ -1,4 +1,6 @@
-"""Planted results have the form of computed ones, so that what is tested on them holds for those."""
+"""Planted results have the form of computed ones, so that what is tested on them holds
+for those.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ EVERY = planted.everything()
 def test_a_planted_result_has_the_form_of_a_computed_one(
     name: str, works: dict[str, Results]
 ) -> None:
-    """Of one embedded model at least: token models and those of quantiles give different results."""
+    """Of one embedded model at least: token models and those of quantiles give
+    different results.
+    """
     made = EVERY[name]
     needs = find(made.attrs["kind"]).needs
     able = {
@@ -54,7 +58,9 @@ def test_differences_are_found() -> None:
 
 
 def test_planted_judgements_are_those_of_the_probes() -> None:
-    """What stands out and leads is decided by ``judge``, from the values that are planted."""
+    """What stands out and leads is decided by ``judge``, from the values that are
+    planted.
+    """
     ds = planted.ablation()
     first = ds["component"].values[ds["spearman_distance_lead_share"].values == 1.0]
     assert {"decoder.1.cross_attn.1", "decoder.0.mlp"} <= set(first)

@@ -1,4 +1,6 @@
-"""Every measurement that is declared can be computed, drawn, tabulated and told, and everything else follows."""
+"""Every measurement that is declared can be computed, drawn, tabulated and told, and
+everything else follows.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,8 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
 def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
     alone = Results(work.first)
     parts, heads = alone["ablation_effects"], alone["head_states"]
-    # every head and MLP, whatever its kind, and not those of one kind of attention alone
+    # every head and MLP, whatever its kind, and not those of one kind of attention
+    # alone
     single = parts.sel(component=parts["kind"] != "layer")
     assert set(heads["component"].values) == set(single["component"].values)
     magnitude = float(abs(work.first.point).max())

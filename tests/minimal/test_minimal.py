@@ -1,6 +1,8 @@
-"""With the mandatory dependencies alone every command works, or names the extra that it needs before any work.
+"""With the mandatory dependencies alone every command works, or names the extra that it
+needs before any work.
 
-Run by ``make test-minimal``, in an environment without extras; skipped in every other one.
+Run by ``make test-minimal``, in an environment without extras; skipped in every other
+one.
 """
 
 from __future__ import annotations

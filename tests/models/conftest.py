@@ -29,7 +29,9 @@ def nano(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def configured(nano: Path) -> Callable[..., Path]:
-    """That copy with changed settings; those of ``chronos_config`` under their own names."""
+    """That copy with changed settings; those of ``chronos_config`` under their own
+    names.
+    """
 
     def change(**changes: Any) -> Path:
         config = json.loads((nano / "config.json").read_text())
@@ -45,7 +47,9 @@ def configured(nano: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def univariate() -> list[np.ndarray]:
-    """Unequal lengths, a gap inside, missing values at the start, and one series without a negative value."""
+    """Unequal lengths, a gap inside, missing values at the start, and one series
+    without a negative value.
+    """
     rng = np.random.default_rng(7)
     first, second, third = (
         rng.normal(size=size).cumsum() + 1.0 for size in (50, 43, 28)
@@ -57,7 +61,9 @@ def univariate() -> list[np.ndarray]:
 
 @pytest.fixture
 def multivariate() -> list[np.ndarray]:
-    """Items of two variates, (variate, time), of unequal lengths and with gaps of their own."""
+    """Items of two variates, (variate, time), of unequal lengths and with gaps of their
+    own.
+    """
     rng = np.random.default_rng(8)
     first, second = (rng.normal(size=(2, size)).cumsum(-1) + 1.0 for size in (50, 37))
     first[0, 3:6] = np.nan

@@ -1,4 +1,6 @@
-"""A folder is opened by everything in it: an adapter of peft is merged into its base, or refused."""
+"""A folder is opened by everything in it: an adapter of peft is merged into its base,
+or refused.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ SERIES = tsfm_lens.bundled("elnino").tail(128)
 def write_adapter(
     lens: Lens, base: Path, folder: Path, **settings: object
 ) -> nn.Module:
-    """Write an adapter with random weights for the first linear layers; a copy of the model with it merged."""
+    """Write an adapter with random weights for the first linear layers; a copy of the
+    model with it merged.
+    """
     tuned = unwrap_module(copy.deepcopy(lens).native)
     # peft asks for embeddings, which not every model of transformers names
     tuned.get_input_embeddings = nn.Module  # type: ignore[assignment]
@@ -124,7 +128,8 @@ def test_chronos_2_forecasts_as_its_own_pipeline_with_the_adapter(
         folder.mkdir()
         for file in files_of_adapter(beside):
             shutil.copyfile(file, folder / file.name)
-    # the library's own door for a folder without a configuration is the pipeline's class
+    # the library's own door for a folder without a configuration is the pipeline's
+    # class
     pipeline = Chronos2Pipeline.from_pretrained(str(folder))
     quantiles, _ = pipeline.predict_quantiles(
         [torch.tensor(SERIES.values[0])], prediction_length=5
@@ -135,7 +140,9 @@ def test_chronos_2_forecasts_as_its_own_pipeline_with_the_adapter(
 
 
 def test_chronos_forecasts_as_its_own_pipeline_with_the_adapter(tmp_path: Path) -> None:
-    """Transformers leaves the adapter beside the matrices; the two sums differ by rounding."""
+    """Transformers leaves the adapter beside the matrices; the two sums differ by
+    rounding.
+    """
     folder = tmp_path / "both"
     shutil.copytree(checkpoint_path("chronos-nano"), folder)
     write_adapter(load("chronos-nano"), folder, folder)
@@ -183,7 +190,8 @@ def test_the_files_that_were_read_are_named(beside: Path) -> None:
     assert [file.name for file in load("bolt-nano").files] == ["model.safetensors"]
 
 
-# --- refusals ----------------------------------------------------------------------------------------------------
+# --- refusals
+# ----------------------------------------------------------------------------------------------------
 
 
 def refused(folder: Path, *words: str, kind: type[Exception] = CheckpointError) -> str:

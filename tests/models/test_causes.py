@@ -1,4 +1,6 @@
-"""Refusals name the cause as it is: short forecasts, inference mode, and the rounding of autocast."""
+"""Refusals name the cause as it is: short forecasts, inference mode, and the rounding
+of autocast.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ MODELS = ("bolt-nano", "chronos-nano", "chronos2-nano")
 
 
 class Short(Wired):
-    """An adapter that says that its library goes on beyond one pass, and leaves predict to the base class."""
+    """An adapter that says that its library goes on beyond one pass, and leaves predict
+    to the base class.
+    """
 
     rollout = "refeed"
 

@@ -1,4 +1,6 @@
-"""A run is of the model as it was: after a change of its weights it refuses to go on, and our own edits are none."""
+"""A run is of the model as it was: after a change of its weights it refuses to go on,
+and our own edits are none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A checkpoint is complete, inside its folder and what was loaded, or it is refused with the names that are wrong."""
+"""A checkpoint is complete, inside its folder and what was loaded, or it is refused
+with the names that are wrong.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ def open_checkpoints(
     monkeypatch.setattr(opening, "architecture_of", lambda *_args: own)
 
 
-# --- complete ----------------------------------------------------------------------------------------------------
+# --- complete
+# ----------------------------------------------------------------------------------------------------
 
 
 WI = "decoder.block.1.layer.2.DenseReluDense.wi.weight"
@@ -218,7 +221,8 @@ def test_loaded_weights_are_those_of_the_file_rounded_to_the_type(
         assert torch.equal(retained[name].to(kind), tensor.to(kind))
 
 
-# --- inside the folder, and safetensors only -----------------------------------------------------------------------
+# --- inside the folder, and safetensors only
+# -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -327,7 +331,8 @@ def test_a_library_is_shown_nothing_but_the_files_that_were_judged(
     assert lens.adapter.model.config._name_or_path == str(nano)
 
 
-# --- settings ----------------------------------------------------------------------------------------------------
+# --- settings
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,9 @@ def test_timesfm_3_decodes_covariates_as_the_library_does() -> None:
 
 
 def moirai_input(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Arguments of a uni2ts forecast, (item, time, feature), written down here once more."""
+    """Arguments of a uni2ts forecast, (item, time, feature), written down here once
+    more.
+    """
     past = torch.tensor(np.stack([item["past_covariates"]["a"] for item in items]))
     known = [
         np.r_[item["past_covariates"]["k"], item["future_covariates"]["k"]]

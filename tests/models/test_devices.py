@@ -1,4 +1,6 @@
-"""On a GPU, and in half precision, models give what they give on the CPU in single precision, up to rounding."""
+"""On a GPU, and in half precision, models give what they give on the CPU in single
+precision, up to rounding.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Optional libraries: found without an import, asked for in clear words, and never confused with an empty folder."""
+"""Optional libraries: found without an import, asked for in clear words, and never
+confused with an empty folder.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def test_a_missing_library_is_named_with_the_commands_that_install_it(
 def test_an_empty_folder_is_not_the_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The wheel of Toto leaves ``toto2/toto2``, with which ``import toto2`` succeeds and gives nothing."""
+    """The wheel of Toto leaves ``toto2/toto2``, with which ``import toto2`` succeeds
+    and gives nothing.
+    """
     (tmp_path / "toto2" / "toto2").mkdir(parents=True)
     for known in [known for known in sys.modules if known.split(".")[0] == "toto2"]:
         monkeypatch.delitem(sys.modules, known)
@@ -88,7 +92,10 @@ def test_status_imports_nothing() -> None:
             'pip install -e "/a b/clone[ray]"',
         ),
         (
-            '{"url": "https://host/repo.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
+            (
+                '{"url": "https://host/repo.git", "vcs_info": {"vcs": "git",'
+                ' "commit_id": "abc"}}'
+            ),
             'pip install "tsfm-lens-toolbox[ray] @ git+https://host/repo.git@abc"',
         ),
         (None, 'pip install "tsfm-lens-toolbox[ray]"'),

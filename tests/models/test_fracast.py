@@ -1,4 +1,6 @@
-"""Fracast, the one pretrained model of others that its own package ships: real weights, no attention."""
+"""Fracast, the one pretrained model of others that its own package ships: real weights,
+no attention.
+"""
 
 from __future__ import annotations
 

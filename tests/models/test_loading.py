@@ -129,9 +129,11 @@ def test_unknown_architectures_are_refused(
         )
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     for text in ('{"model_type": "mystery"}', ""):
-        (tmp_path / "config.json").write_text(text) if text else (
-            tmp_path / "config.json"
-        ).unlink()
+        (
+            (tmp_path / "config.json").write_text(text)
+            if text
+            else (tmp_path / "config.json").unlink()
+        )
         if name == "timesfm-2.5":
             # told by its tensors
             assert load(tmp_path).wiring.architecture == name
@@ -155,7 +157,9 @@ def test_an_adapter_that_is_not_merged_is_refused() -> None:
     attention.q = Beside(attention.q)
     with pytest.raises(
         WiringError,
-        match=r"1 layers of .*encoder\.block\.0.*SelfAttention\.q, hold an adapter.*merge",
+        match=(
+            r"1 layers of .*encoder\.block\.0.*SelfAttention\.q, hold an adapter.*merge"
+        ),
     ):
         load(native, check=False)
     attention.q.merged = True

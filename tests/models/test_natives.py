@@ -1,4 +1,6 @@
-"""Every lens on unequal series with gaps, against its library: forecasts, means, and settings of the library's own."""
+"""Every lens on unequal series with gaps, against its library: forecasts, means, and
+settings of the library's own.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,8 @@ def test_a_forward_is_the_forecast(
     )
 
 
-# --- Moirai ----------------------------------------------------------------------------------------------------------
+# --- Moirai
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_patch_size_is_the_forecast_objects(univariate: list[np.ndarray]) -> None:
@@ -143,7 +146,8 @@ def test_moirai_2_rolls_out_single_variates_only(
         lens_of("moirai-2").forecast(multivariate, 9)
 
 
-# --- TimesFM ---------------------------------------------------------------------------------------------------------
+# --- TimesFM
+# ---------------------------------------------------------------------------------------------------------
 
 
 def make_own(lens: Lens, **changes: Any) -> Any:
@@ -213,7 +217,8 @@ def test_a_forward_is_the_ports_point_head(
     assert_close(lens.forward(univariate).detach(), expected, depth=1000)
 
 
-# --- Timestral -------------------------------------------------------------------------------------------------------
+# --- Timestral
+# -------------------------------------------------------------------------------------------------------
 
 
 @KINDS
@@ -231,7 +236,8 @@ def test_both_options_are_timestrals(
         lens.run_with_cache(series, names_filter="unembed.hook_out", rollout=True)
 
 
-# --- Toto ------------------------------------------------------------------------------------------------------------
+# --- Toto
+# ------------------------------------------------------------------------------------------------------------
 
 
 @KINDS
@@ -245,7 +251,9 @@ def test_the_mean_is_totos(kind: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_a_gap_at_the_end_is_carried_forward(multivariate: list[np.ndarray]) -> None:
-    """As the library's own predictor does: its model takes the last patch as observed, whatever its mask."""
+    """As the library's own predictor does: its model takes the last patch as observed,
+    whatever its mask.
+    """
     lens = lens_of("toto-2")
     from gluonts.dataset.common import ListDataset
     from toto2 import Toto2GluonTSModel

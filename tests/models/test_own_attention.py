@@ -1,4 +1,6 @@
-"""Models of one's own whose attention is not plain: grouped queries, and torch's own ``nn.MultiheadAttention``."""
+"""Models of one's own whose attention is not plain: grouped queries, and torch's own
+``nn.MultiheadAttention``.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def turned(x: Tensor) -> Tensor:
 
 
 class GroupedAttention(nn.Module):
-    """Two query heads share a key and value head; either torch repeats it, or the module does beforehand."""
+    """Two query heads share a key and value head; either torch repeats it, or the
+    module does beforehand.
+    """
 
     def __init__(self, *, repeated: bool) -> None:
         super().__init__()
@@ -99,7 +103,9 @@ class Grouped(Wired):
 
 
 class Stock(Wired):
-    """``nn.TransformerEncoder(…, norm_first=True)``: one fused matrix in the attention, which also applies ``o``."""
+    """``nn.TransformerEncoder(…, norm_first=True)``: one fused matrix in the attention,
+    which also applies ``o``.
+    """
 
     def stack(self) -> Stack:
         stream = "pos batch d_model" if self.model.pos_first else "batch pos d_model"

@@ -1,4 +1,6 @@
-"""A model that the package has never heard of: wired in a few lines, checked by the oracles."""
+"""A model that the package has never heard of: wired in a few lines, checked by the
+oracles.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_the_right_wiring_passes_and_the_table_is_printed(
 
 
 def test_defaults_of_the_base_class(model: Forecaster) -> None:
-    """The forecast is the forward, quantiles in between are interpolated, and nothing is read past one pass."""
+    """The forecast is the forward, quantiles in between are interpolated, and nothing
+    is read past one pass.
+    """
     lens = Lens(Wired(model), "own")
     context = bundled("co2").tail(40)
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""Models of one's own whose stream, last norm or blocks are not as usual: what sums is decomposed, the rest refused."""
+"""Models of one's own whose stream, last norm or blocks are not as usual: what sums is
+decomposed, the rest refused.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +67,9 @@ class AttentionFree(Wired):
 SUMS: dict[str, Callable[[Lens, SeriesBatch], object]] = {
     "attribute": lambda lens, series: probes.attribution(lens.run(series)),
     "component_writes": lambda lens, series: probes.component_writes(lens.run(series)),
-    "decompose_resid": lambda lens, series: lens.run_with_cache(series)[
-        1
-    ].decompose_resid(),
+    "decompose_resid": (
+        lambda lens, series: lens.run_with_cache(series)[1].decompose_resid()
+    ),
 }
 
 
@@ -128,7 +130,9 @@ def test_a_readout_that_is_not_the_models_is_refused(
 
     with pytest.raises(
         WiringError,
-        match=r"differs from the model's own forecast of series 'co2'.*final_norm or head",
+        match=(
+            r"differs from the model's own forecast of series 'co2'.*final_norm or head"
+        ),
     ):
         probe(Lens(Other(model), "another norm").run(bundled("co2").tail(40)))
 

@@ -1,4 +1,6 @@
-"""A wiring of another package: found by its entry point, held to every suite, refused by the field that it lacks."""
+"""A wiring of another package: found by its entry point, held to every suite, refused
+by the field that it lacks.
+"""
 
 from __future__ import annotations
 

@@ -151,7 +151,9 @@ def test_a_block_of_draws_is_one_native_call(name: str) -> None:
 def test_hooks_that_see_the_whole_batch_change_no_draw(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hook of the caller's own gets all rows in one run, and what is drawn stays what it is without the hook."""
+    """A hook of the caller's own gets all rows in one run, and what is drawn stays what
+    it is without the hook.
+    """
     monkeypatch.setattr(batching, "DRAWN", 2)
     lens, series = lens_of(name), make_series(name, alike=True)
     plain = lens.forecast(series, 4, **count_draws(lens))

@@ -1,4 +1,6 @@
-"""Captures in parts: the activations of the whole batch, and words before a capture that cannot fit."""
+"""Captures in parts: the activations of the whole batch, and words before a capture
+that cannot fit.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ ACROSS = {"chronos-2": ("group_attn",), "timestral": ("variate_attn",)}
 
 
 def list_names(lens: Lens, name: str) -> list[str]:
-    """All points but those of attention over the whole batch, and but queries and keys, whose rows may hold tokens."""
+    """All points but those of attention over the whole batch, and but queries and keys,
+    whose rows may hold tokens.
+    """
     across = ACROSS.get(name, ())
     points = [
         point
@@ -52,7 +56,9 @@ def assert_same(actual: Activations, expected: Activations, lens: Lens) -> None:
 
 
 def shown_only(acts: Activations, encoded: Encoded, lens: Lens) -> Activations:
-    """Without what stands at the padding of short series: attention under a full mask looks at the whole batch."""
+    """Without what stands at the padding of short series: attention under a full mask
+    looks at the whole batch.
+    """
     for name, calls in acts.recorded.items():
         point, value = acts.points[name], calls[0].value
         stack = (
@@ -159,7 +165,8 @@ def test_sample_paths_that_stand_outside_are_put_together(
     ]
     joined = full["blocks.0.attn.hook_out"]
     assert joined.shape[1] == 12
-    # draws of the second block are others than those of a batch of its own, the context is the same
+    # draws of the second block are others than those of a batch of its own, the context
+    # is the same
     first = joined.unflatten(1, (3, 4))[0]
     for index in (0, 2):
         assert_close(

@@ -1,4 +1,6 @@
-"""A run is one forecast: made once, recorded once, and the same for everything that looks at it."""
+"""A run is one forecast: made once, recorded once, and the same for everything that
+looks at it.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,8 @@ def test_probes_of_one_run_share_its_forecast_and_its_recordings(
     assert (native.predict.call_count, native.run.call_count) == (1, 1)
     assert first.identical(second)
     np.testing.assert_array_equal(run.forecast.median, first["native_median"])
-    # attention that is looked into runs another kernel, whose numbers the others do not get
+    # attention that is looked into runs another kernel, whose numbers the others do not
+    # get
     inside, outside = (
         "decoder_blocks.0.self_attn.hook_pattern",
         "decoder_blocks.0.hook_resid_post",

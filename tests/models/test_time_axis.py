@@ -102,7 +102,8 @@ def test_tokens_that_overlap_cover_what_moves_them(name: str) -> None:
     lens = load(type(tiny)(config), check=False)
     values = np.random.default_rng(0).standard_normal(48)
     swapped = values.copy()
-    # the mean and the spread stay, so that only tokens that show one of the two steps change
+    # the mean and the spread stay, so that only tokens that show one of the two steps
+    # change
     swapped[[5, 30]] = values[[30, 5]]
     point = "encoder.hook_embed" if name == "chronos-bolt" else "hook_embed"
     (_, before), (_, after) = (

@@ -1,4 +1,6 @@
-"""What a model has of what measurements ask for is the same before and after it is open."""
+"""What a model has of what measurements ask for is the same before and after it is
+open.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from tiny_lenses import fresh, lens_of
 from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import native_traces
 
-# --- TimesFM ------------------------------------------------------------------------------------------------
+# --- TimesFM
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_compiled_timesfm_is_refused() -> None:
@@ -52,7 +53,8 @@ def test_flip_invariance_runs_two_passes_and_is_not_recorded_as_one(
     )
 
 
-# --- Toto ---------------------------------------------------------------------------------------------------
+# --- Toto
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_toto_is_read_in_evaluation_mode(
@@ -68,7 +70,8 @@ def test_toto_is_read_in_evaluation_mode(
     assert torch.equal(lens.forward(multivariate), lens.forward(multivariate))
 
 
-# --- Chronos-2 and Moirai -----------------------------------------------------------------------------------
+# --- Chronos-2 and Moirai
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["time_attn", "group_attn"])

@@ -1,4 +1,6 @@
-"""What a model does not read of its series is noted: steps before its context, variation below its numbers' step."""
+"""What a model does not read of its series is noted: steps before its context,
+variation below its numbers' step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a user of TransformerLens calls on a model does the same on a lens, or is refused with the call that does."""
+"""What a user of TransformerLens calls on a model does the same on a lens, or is
+refused with the call that does.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def half(value: Tensor, hook: HookPoint) -> Tensor:
     return 0.5 * value
 
 
-# --- hooks of a block, and hooks that stay ----------------------------------------------------------------------
+# --- hooks of a block, and hooks that stay
+# ----------------------------------------------------------------------
 
 
 def test_a_lens_is_a_hooked_root_module(run: Run) -> None:
@@ -170,7 +173,8 @@ def test_what_names_no_hook_point_is_refused(run: Run, name: Any) -> None:
         run.record([name])
 
 
-# --- hooks that set hooks ---------------------------------------------------------------------------------------
+# --- hooks that set hooks
+# ---------------------------------------------------------------------------------------
 
 LATER = [
     ("0.hook_resid_pre", "0.hook_resid_mid"),
@@ -203,7 +207,8 @@ def test_a_hook_that_a_hook_sets_acts_further_down(
             blocks[-1].__enter__()
 
     with torch.no_grad():
-        # a hook at the first point has attention computed step by step, if that is inside of it
+        # a hook at the first point has attention computed step by step, if that is
+        # inside of it
         expected = lens.run_with_hooks(
             run.encoded, [(first, lambda value, hook: None), (second, half)]
         )
@@ -216,7 +221,8 @@ def test_a_hook_that_a_hook_sets_acts_further_down(
     assert is_plain(run)
 
 
-# --- gradients --------------------------------------------------------------------------------------------------
+# --- gradients
+# --------------------------------------------------------------------------------------------------
 
 
 def compute_loss(output: Tensor) -> Tensor:
@@ -273,7 +279,8 @@ def test_a_value_may_become_a_leaf(run: Run) -> None:
     assert all(weight.grad is None for weight in lens.parameters())
 
 
-# --- the module -------------------------------------------------------------------------------------------------
+# --- the module
+# -------------------------------------------------------------------------------------------------
 
 
 def test_modes_reach_the_model(run: Run) -> None:
@@ -387,7 +394,8 @@ def test_torch_hooks_go_to_the_native_module(run: Run, set_hook: str) -> None:
     )
 
 
-# --- the cache --------------------------------------------------------------------------------------------------
+# --- the cache
+# --------------------------------------------------------------------------------------------------
 
 
 SLICES = [Slice((0, 1)), Slice(-1), Slice([0]), Slice(None), Slice(0)]
@@ -406,7 +414,8 @@ def test_slices_are_taken_everywhere(run: Run, which: Slice) -> None:
             getattr(activations, method)(pos_slice=item)
             for item in (which, plain_slice)
         )
-        # as in TransformerLens, a number keeps the axis, and a slice of one leaves it out
+        # as in TransformerLens, a number keeps the axis, and a slice of one leaves it
+        # out
         assert torch.equal(
             found, expected.squeeze(-2) if which.mode == "int" else expected
         ), method
@@ -443,7 +452,8 @@ def test_parts_are_read_out_where_they_sum(run: Run) -> None:
     )
 
 
-# --- patching ----------------------------------------------------------------------------------------------------
+# --- patching
+# ----------------------------------------------------------------------------------------------------
 
 PATCHES = [
     name
@@ -497,7 +507,8 @@ def test_a_patch_of_ours_is_the_peer_s(run: Run, name: str) -> None:
     assert name.endswith("_v") or not torch.equal(found, plain(run))
 
 
-# --- what there is not -------------------------------------------------------------------------------------------
+# --- what there is not
+# -------------------------------------------------------------------------------------------
 
 
 def find_hint(thing: Any, member: str) -> str:

@@ -1,4 +1,6 @@
-"""What a user of the Chronos pipelines calls gives the same numbers here, or names the call that does."""
+"""What a user of the Chronos pipelines calls gives the same numbers here, or names the
+call that does.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def list_options(lens: Lens) -> dict[str, Any]:
 def theirs(
     lens: Lens, inputs: Any, horizon: int | None, levels: Any = LEVELS, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Quantiles (series, step, quantile) and mean (series, step) of the library's own call."""
+    """Quantiles (series, step, quantile) and mean (series, step) of the library's own
+    call.
+    """
     torch.manual_seed(seed)
     options = {
         **list_options(lens),
@@ -92,7 +96,8 @@ def test_quantiles_come_in_the_order_that_is_asked_for(
     if name == "bolt-nano" or set(levels) <= set(np.round(lens.levels or levels, 6)):
         assert_same(found, expected)
     else:
-        # between the model's own levels the library interpolates in another order of operations
+        # between the model's own levels the library interpolates in another order of
+        # operations
         assert_close(found[0], expected[0], depth=100, dtype=np.float32)
     forecast = lens.forecast(series, 4, quantiles=levels, **list_options(lens))
     for index, level in enumerate(levels):

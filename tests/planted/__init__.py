@@ -1,4 +1,6 @@
-"""Planted results: of every kind of measurement one, with known answers, made in one place."""
+"""Planted results: of every kind of measurement one, with known answers, made in one
+place.
+"""
 
 # ruff: noqa: F401
 from __future__ import annotations
@@ -46,7 +48,9 @@ from planted.sweep import sweep
 
 
 def in_report(ids: Sequence[str] = IDS, **options: Any) -> dict[str, xr.Dataset]:
-    """What the tests of the report put into one page, by name; ``options`` of :func:`series`."""
+    """What the tests of the report put into one page, by name; ``options`` of
+    :func:`series`.
+    """
     on = series(ids, **options)
     return {
         "forecast": forecast(on),

@@ -29,7 +29,9 @@ def ablation(
     free: float = 0.15,
     floor: float = 0.05,
 ) -> xr.Dataset:
-    """cross_attn.1 of layer 1 has distance 0.8, all other heads 0.1; the MLPs 0.3 and 0.2."""
+    """cross_attn.1 of layer 1 has distance 0.8, all other heads 0.1; the MLPs 0.3 and
+    0.2.
+    """
     ds = with_components(
         described(on, "ablation_effects"), components() if rows is None else rows
     )
@@ -71,7 +73,9 @@ def attribution(
     values: np.ndarray | None = None,
     gap: np.ndarray | float = 0.25,
 ) -> xr.Dataset:
-    """decoder.0.mlp adds 3 m at every step, decoder.1.cross_attn.0 takes 1 m, more and more; others nothing."""
+    """decoder.0.mlp adds 3 m at every step, decoder.1.cross_attn.0 takes 1 m, more and
+    more; others nothing.
+    """
     ds = with_components(
         described(on, "attribution"), [EMBED, *components()] if rows is None else rows
     )
@@ -111,7 +115,9 @@ def effects(
     direct: np.ndarray | None = None,
     repair: np.ndarray | None = None,
 ) -> xr.Dataset:
-    """Component c of eight has a direct effect of c m; half is undone, of the last all, of the first there is none."""
+    """Component c of eight has a direct effect of c m; half is undone, of the last all,
+    of the first there is none.
+    """
     ds = with_components(
         described(on, "causal_effects"),
         components(whole=False) if rows is None else rows,
@@ -138,7 +144,9 @@ def effects(
 
 
 def circuit(on: xr.Dataset = THREE) -> xr.Dataset:
-    """Two heads and an MLP of eight are kept; without any the forecast is 10 higher, with them alone 1."""
+    """Two heads and an MLP of eight are kept; without any the forecast is 10 higher,
+    with them alone 1.
+    """
     ds = described(
         on.drop_vars("truth"),
         "minimal_circuit",
@@ -177,7 +185,9 @@ def circuit(on: xr.Dataset = THREE) -> xr.Dataset:
 
 
 def stream_shares(on: xr.Dataset = THREE) -> xr.Dataset:
-    """An eighth of the stream is the embedding's, three are of one layer's two heads, and half is its MLP's."""
+    """An eighth of the stream is the embedding's, three are of one layer's two heads,
+    and half is its MLP's.
+    """
     n = on.sizes["series"]
     size = np.array([1.0, 3.0, 4.0])[:, None] * np.ones(n)
     heads = np.array([[np.nan, np.nan], [2.0, 3.0], [np.nan, np.nan]])[

@@ -1,4 +1,6 @@
-"""Planted attention: patterns and what is made of them, entropies, kernels, lags, patches."""
+"""Planted attention: patterns and what is made of them, entropies, kernels, lags,
+patches.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ GRID = ("layer", "head")
 def make_pattern(
     time: int = THREE.sizes["time"], horizon: int = THREE.sizes["step"]
 ) -> np.ndarray:
-    """(layer, head, query, key): layer 0: head 0 looks 7 back, head 1 is uniform. Layer 1: both rest on EOS."""
+    """(layer, head, query, key): layer 0: head 0 looks 7 back, head 1 is uniform. Layer
+    1: both rest on EOS.
+    """
     q = np.arange(horizon)
     pattern = np.zeros((2, 2, horizon, time + 1))
     pattern[0, 0, q, time - 7 + q] = 1.0
@@ -41,7 +45,9 @@ def _maps(
     places: Tokens | None,
     **attrs: object,
 ) -> xr.Dataset:
-    """Without values: layers, heads and tokens, by default one a step, and EOS behind the keys."""
+    """Without values: layers, heads and tokens, by default one a step, and EOS behind
+    the keys.
+    """
     first, time = on.isel(series=[0]), on.sizes["time"]
     about = {
         "stack": "decoder",
@@ -79,7 +85,9 @@ def rollout(
     pattern: np.ndarray | None = None,
     places: Tokens | None = None,
 ) -> xr.Dataset:
-    """The patterns of ``attention``: head 0 of layer 0 reads 7 back, those of layer 1 rest on EOS."""
+    """The patterns of ``attention``: head 0 of layer 0 reads 7 back, those of layer 1
+    rest on EOS.
+    """
     pattern = make_pattern() if pattern is None else pattern
     ds = _maps(on, "autoregressive_attention", pattern.shape, places)
     entropy = _entropy(pattern)
@@ -96,7 +104,9 @@ def norm_weighted(
     pattern: np.ndarray | None = None,
     places: Tokens | None = None,
 ) -> xr.Dataset:
-    """Contributions are twice the weights of the pattern, those of EOS, the last key of ``attention``, a twentieth."""
+    """Contributions are twice the weights of the pattern, those of EOS, the last key of
+    ``attention``, a twentieth.
+    """
     norm = 2 * (make_pattern() if pattern is None else pattern)
     if pattern is None:
         norm[..., -1] /= 40
@@ -106,7 +116,9 @@ def norm_weighted(
 
 
 def attention_rollout(on: xr.Dataset = THREE) -> xr.Dataset:
-    """Two layers over four tokens; at the end every token has 0.7 of the first and 0.3 of itself."""
+    """Two layers over four tokens; at the end every token has 0.7 of the first and 0.3
+    of itself.
+    """
     late = 0.3 * np.eye(4)
     late[:, 0] += 0.7
     positions = tokens("query", range(-4, 0)) | tokens("key", range(-4, 0))
@@ -127,7 +139,9 @@ def head_entropy() -> xr.Dataset:
 
 
 def kernel_regression(on: xr.Dataset = THREE) -> xr.Dataset:
-    """Bandwidths 1 to 4; tilt 2 in one head of four; two of eight bounds below 1, twice what is measured."""
+    """Bandwidths 1 to 4; tilt 2 in one head of four; two of eight bounds below 1, twice
+    what is measured.
+    """
     missing, bound, applicable = (
         np.full((2, 2, 2), 0.9),
         np.full((2, 2, 2), 10.0),
@@ -148,7 +162,9 @@ def kernel_regression(on: xr.Dataset = THREE) -> xr.Dataset:
 
 
 def lag_attention(on: xr.Dataset = THREE) -> xr.Dataset:
-    """Head 1 of layer 1 has 0.9 on the band, the others 0.1, which an even spread would pay."""
+    """Head 1 of layer 1 has 0.9 on the band, the others 0.1, which an even spread would
+    pay.
+    """
     ds = described(
         None, "lag_attention", lag=12, width=1, series=str(on["series"].values[0])
     )
@@ -157,7 +173,9 @@ def lag_attention(on: xr.Dataset = THREE) -> xr.Dataset:
 
 
 def patch_attention(on: xr.Dataset = THREE) -> xr.Dataset:
-    """Two layers of two heads over 3 patches and REG; head h of layer l reads key (l + h) % 3 most, head 1 more so."""
+    """Two layers of two heads over 3 patches and REG; head h of layer l reads key (l +
+    h) % 3 most, head 1 more so.
+    """
     levels, time = [0.1, 0.5, 0.9], on.sizes["time"]
     most = np.add.outer(np.arange(2), np.arange(2)) % 3
     weights = np.full((2, 2, 4, 4), 0.1)

@@ -10,7 +10,9 @@ from tsfm_lens.core.estimates import judge
 
 
 def parroting(on: xr.Dataset = THREE) -> xr.Dataset:
-    """The forecast is the context 7 back; the truth is further away; the last context is constant."""
+    """The forecast is the context 7 back; the truth is further away; the last context
+    is constant.
+    """
     ds = described(on, "context_parroting", motif=4)
     n, time, horizon = (ds.sizes[name] for name in ("series", "time", "step"))
     lag = np.arange(1, time)

@@ -9,11 +9,13 @@ from planted.series import THREE, described
 
 
 def explore(on: xr.Dataset = THREE) -> xr.Dataset:
-    """2 × 3 heads and 2 MLPs: on series s, without head h of layer l the forecast is (10 l + h) (s + 1) higher.
+    """2 × 3 heads and 2 MLPs: on series s, without head h of layer l the forecast is
+    (10 l + h) (s + 1) higher.
 
-    Without the MLP of layer l it is 5 (l + 1) (s + 1) higher, and a head writes as much as it moves. Three quarters of
-    the attention of head 0 of layer 1 are 7 + s steps back from each step, those of another h + s + 1 steps before the
-    forecast's start, whatever the step.
+    Without the MLP of layer l it is 5 (l + 1) (s + 1) higher, and a head writes as much
+    as it moves. Three quarters of the attention of head 0 of layer 1 are 7 + s steps
+    back from each step, those of another h + s + 1 steps before the forecast's start,
+    whatever the step.
     """
     about = {
         "stack": "decoder",

@@ -20,7 +20,9 @@ def forecast(
     bands: Mapping[float, np.ndarray | float] | None = None,
     paths: Sequence[float] = (),
 ) -> xr.Dataset:
-    """The median misses the truth by 1 at every step; the 80 % band holds it at the first three steps."""
+    """The median misses the truth by 1 at every step; the 80 % band holds it at the
+    first three steps.
+    """
     bands = {0.1: 1 - REACH, 0.5: 1.0, 0.9: 1 + REACH} if bands is None else bands
     ds = described(on, "forecast").assign_coords(
         quantile=list(bands), season=("series", [2] * on.sizes["series"])
@@ -48,7 +50,9 @@ def token_lens(
     spread: Sequence[float] = (),
     levels: Sequence[float] = LEVELS,
 ) -> xr.Dataset:
-    """Entropies 6, 5, 1 nats; the mode is the truth's bin from layer 0 on, at the embedding it is bin 0."""
+    """Entropies 6, 5, 1 nats; the mode is the truth's bin from layer 0 on, at the
+    embedding it is bin 0.
+    """
     n, horizon = on.sizes["series"], on.sizes["step"]
     if probability is None:
         at_truth = np.eye(30)[np.tile(10 + np.arange(horizon), (n, 1))]
@@ -115,7 +119,9 @@ def layer_gain(
 
 
 def lens_logits(on: xr.Dataset = THREE) -> xr.Dataset:
-    """Bins of width 5 from -50; the logit of value v at step h in layer l is (l + 1) * -|v - 5 h|."""
+    """Bins of width 5 from -50; the logit of value v at step h in layer l is (l + 1) *
+    -|v - 5 h|.
+    """
     ds = described(on, "logit_lens").assign_coords(layer=["embed", "0"])
     value = np.tile(-50 + 5.0 * np.arange(40), (ds.sizes["series"], 1))
     gap = np.abs(value[:, None, :] - 5.0 * ds["step"].values[None, :, None])
@@ -125,7 +131,9 @@ def lens_logits(on: xr.Dataset = THREE) -> xr.Dataset:
 
 
 def recipes(on: xr.Dataset = THREE) -> xr.Dataset:
-    """Recipe r forecasts the truth + 10 r + 4 (q - 0.5); paths are the median - 1 and + 1."""
+    """Recipe r forecasts the truth + 10 r + 4 (q - 0.5); paths are the median - 1 and +
+    1.
+    """
     ds = described(on, "ablation_recipes").assign_coords(
         recipe=["original", "few", "many"], quantile=list(LEVELS)
     )

@@ -1,4 +1,6 @@
-"""A planted model in three lines: random weights, and all but a head and an MLP write nothing."""
+"""A planted model in three lines: random weights, and all but a head and an MLP write
+nothing.
+"""
 
 from __future__ import annotations
 

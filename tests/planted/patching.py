@@ -22,7 +22,9 @@ PLACES = (
 
 
 def contrast(on: xr.Dataset, kind: str, direction: str) -> xr.Dataset:
-    """The corrupted forecast is the clean one and 4; contexts differ in the last 8 steps."""
+    """The corrupted forecast is the clean one and 4; contexts differ in the last 8
+    steps.
+    """
     ds = described(on.drop_vars("truth"), kind, direction=direction, statistic="median")
     ds["corrupted_context"] = ds["context"].where(ds["time"] < -8, 0.0)
     ds["clean_forecast"], ds["corrupted_forecast"] = on["truth"], on["truth"] + 4.0
@@ -30,7 +32,9 @@ def contrast(on: xr.Dataset, kind: str, direction: str) -> xr.Dataset:
 
 
 def _patched(on: xr.Dataset, kind: str) -> xr.Dataset:
-    """Nothing is recovered but 0.75 before layer 1 at the last 12 steps, and all after layer 1 at EOS."""
+    """Nothing is recovered but 0.75 before layer 1 at the last 12 steps, and all after
+    layer 1 at EOS.
+    """
     ds = contrast(on, kind, "denoise").assign_attrs(positions="None").assign_coords(
         position=[0, 12, 24],
         position_start=("position", [-on.sizes["time"], -12, 0]),
@@ -46,7 +50,9 @@ def _patched(on: xr.Dataset, kind: str) -> xr.Dataset:
 
 
 def patching(on: xr.Dataset = THREE) -> xr.Dataset:
-    """Nothing is recovered but 0.75 before layer 1 at the last 12 steps, and all after layer 1 at EOS."""
+    """Nothing is recovered but 0.75 before layer 1 at the last 12 steps, and all after
+    layer 1 at EOS.
+    """
     ds = _patched(on, "activation_patching")
     ds["effect"] = 4 * ds["recovered"]
     ds["forecast"] = ds["corrupted_forecast"] - 4 * ds["recovered"]
@@ -54,7 +60,9 @@ def patching(on: xr.Dataset = THREE) -> xr.Dataset:
 
 
 def attribution_patching(on: xr.Dataset = THREE) -> xr.Dataset:
-    """The estimate is the exact share, but 0.5 too large before layer 1 at the last 12 steps."""
+    """The estimate is the exact share, but 0.5 too large before layer 1 at the last 12
+    steps.
+    """
     ds = _patched(on, "attribution_patching")
     error = np.zeros(ds["recovered"].shape)
     error[1, 1] = 0.5
@@ -86,7 +94,9 @@ def paths(
     senders: Sequence[Row] = SENDERS,
     values: np.ndarray | None = None,
 ) -> xr.Dataset:
-    """Head 0 reaches the output by 0.5 and the MLP of layer 1 by -0.25, that by 0.125; no path leads back."""
+    """Head 0 reaches the output by 0.5 and the MLP of layer 1 by -0.25, that by 0.125;
+    no path leads back.
+    """
     ds, found = _through(on, "path_patching", senders, values)
     axes = ("sender", "receiver", "series")
     ds["recovered"], ds["effect"] = (axes, found), (axes, 4 * np.abs(found))

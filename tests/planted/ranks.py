@@ -20,7 +20,9 @@ def measures(dim: str, *values: float) -> dict[str, tuple[str, np.ndarray]]:
 
 
 def weight_ranks() -> xr.Dataset:
-    """Of 4 directions W_Q of layer 0 uses 1, that of layer 1 uses 3, and both W_in use all; ε = 0.01 is not told."""
+    """Of 4 directions W_Q of layer 0 uses 1, that of layer 1 uses 3, and both W_in use
+    all; ε = 0.01 is not told.
+    """
     values = np.array(
         [[1, 1e-3, 1e-3, 1e-3], [1, 0.5, 0.2, 1e-3], [1, 1, 1, 1], [1, 1, 1, 1]]
     )
@@ -60,7 +62,9 @@ def weight_ranks() -> xr.Dataset:
 
 
 def row_angles() -> xr.Dataset:
-    """Two heads of two rows: of layer 0 the rows of a head lie 10° apart, 80° from the others'; all 80° in layer 1."""
+    """Two heads of two rows: of layer 0 the rows of a head lie 10° apart, 80° from the
+    others'; all 80° in layer 1.
+    """
     close = np.array(
         [[0, 10, 80, 80], [10, 0, 80, 80], [80, 80, 0, 10], [80, 80, 10, 0.0]]
     )
@@ -92,7 +96,9 @@ def row_angles() -> xr.Dataset:
 
 
 def embedding_ranks() -> xr.Dataset:
-    """A single signal of noise uses 3, 3 or 3.3 directions, one of "own series" 1, 1 or 1.3, and zeros 1."""
+    """A single signal of noise uses 3, 3 or 3.3 directions, one of "own series" 1, 1 or
+    1.3, and zeros 1.
+    """
     values = np.array([[1, 0.2, 0.002], [1, 1, 0.5], [1, 0, 0]])
     ranks = np.array([[2, 3, 1], [2, 3, 1]])
     signals = np.array([[1.0, 1.0, 1.3], [3.0, 3.0, 3.3], [1.0, np.nan, np.nan]])
@@ -133,7 +139,9 @@ def embedding_ranks() -> xr.Dataset:
 
 
 def flow_of_ranks() -> xr.Dataset:
-    """The stream uses 1, 2 and 4 of 4 directions and W_Q 2 and 3; of three series the rank rises by 2 or 3 at ε 0.1."""
+    """The stream uses 1, 2 and 4 of 4 directions and W_Q 2 and 3; of three series the
+    rank rises by 2 or 3 at ε 0.1.
+    """
     values = np.array([[8, 0.004, 0.004, 0.004], [8, 4, 0.008, 0.008], [8, 8, 8, 8.0]])
     ranks = np.array([[1, 2, 4]] * 2)
     rise = np.array(

@@ -11,7 +11,9 @@ JUDGED = re.compile(r"_(acts|size|low|high|p|floor|significant|leads|lead_share)
 
 
 def differences(made: xr.Dataset, real: xr.Dataset) -> list[str]:
-    """What ``made`` has that ``real`` has not, or otherwise, and which judgements it lacks, [] if it is of its form."""
+    """What ``made`` has that ``real`` has not, or otherwise, and which judgements it
+    lacks, [] if it is of its form.
+    """
     found = []
     if made.attrs["kind"] != real.attrs["kind"]:
         found.append(

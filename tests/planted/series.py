@@ -1,4 +1,6 @@
-"""What planted results are about: series in closed form, the parts of a toy model, tokens."""
+"""What planted results are about: series in closed form, the parts of a toy model,
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def series(
     units: Sequence[str] | str = "m",
     dated: bool = True,
 ) -> xr.Dataset:
-    """Context level + apart · s + t and truth level + apart · s + h of series s, by day, in metres."""
+    """Context level + apart · s + t and truth level + apart · s + h of series s, by
+    day, in metres.
+    """
     n, steps, ahead = len(ids), np.arange(-time, 0), np.arange(horizon)
     levels = level + apart * np.arange(n)[:, None]
     made = xr.Dataset(
@@ -121,7 +125,9 @@ def tokens(
     stop: Sequence[int] | np.ndarray | None = None,
     special: str = "",
 ) -> dict[str, tuple[str, list]]:
-    """Coordinates of tokens of one step each unless ``stop`` says more, and of a special one behind them."""
+    """Coordinates of tokens of one step each unless ``stop`` says more, and of a
+    special one behind them.
+    """
     first = [int(item) for item in start]
     last = (
         [item + 1 for item in first] if stop is None else [int(item) for item in stop]

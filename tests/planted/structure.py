@@ -37,7 +37,9 @@ def entropic_rank(on: xr.Dataset = THREE) -> xr.Dataset:
 
 
 def layer_similarity() -> xr.Dataset:
-    """The stream changes most between layers 0 and 1 (0.25); updates of layers 0 and 1 are opposed."""
+    """The stream changes most between layers 0 and 1 (0.25); updates of layers 0 and 1
+    are opposed.
+    """
     streams = ["embed", "0", "1"]
     ds = described(None, "layer_similarity")
     ds["cka"] = (

@@ -1,4 +1,6 @@
-"""Results of a sweep computed from a synthetic error model, for the tests of figures, tables and reports."""
+"""Results of a sweep computed from a synthetic error model, for the tests of figures,
+tables and reports.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ORDERS = ("stable_rank:low", "stable_rank:high", "random:0")
 
 @dataclass
 class Planted:
-    """Errors of one model on all datasets, and what a variant of a given strength does to them."""
+    """Errors of one model on all datasets, and what a variant of a given strength does
+    to them.
+    """
 
     model: str
     datasets: Sequence[str]
@@ -49,7 +53,9 @@ class Planted:
         return self.plain * np.exp(strength + each)
 
     def change(self, errors: np.ndarray) -> dict[str, float]:
-        """Change of the geometric mean of MASE with its interval and two-sided p-value, and its spread."""
+        """Change of the geometric mean of MASE with its interval and two-sided p-value,
+        and its spread.
+        """
         return sized(np.log(errors.mean(-1) / self.plain.mean(-1)))
 
     def depth(self, layer: float) -> float:
@@ -58,7 +64,9 @@ class Planted:
 
 
 def sized(logs: np.ndarray) -> dict[str, float]:
-    """Log ratios (dataset,) as a change with its interval, its spread and a two-sided p-value."""
+    """Log ratios (dataset,) as a change with its interval, its spread and a two-sided
+    p-value.
+    """
     mean, error = logs.mean(), max(sem(logs), 1e-9)
     found = {"change": mean, "lower": mean - 2 * error, "upper": mean + 2 * error}
     found |= {"median": np.median(logs), "least": logs.min(), "most": logs.max()}
@@ -82,7 +90,9 @@ def table(rows: list[dict] | pd.DataFrame, kind: str, **attrs: object) -> pd.Dat
 
 
 def in_families(rows: list[dict], *keys: str) -> list[dict]:
-    """The rows with Holm's correction within each family, and which of them leads: planted errors have no doubt."""
+    """The rows with Holm's correction within each family, and which of them leads:
+    planted errors have no doubt.
+    """
     found = pd.DataFrame(rows)
     p_values = found.groupby(list(keys), sort=False)["p_value"]
     corrected = p_values.transform(lambda p: holm(p.to_numpy()))
@@ -134,7 +144,8 @@ def effects(models: Sequence[Planted]) -> pd.DataFrame:
         for part, weight in (("both", 1.0), ("heads", 0.7), ("mlp", 0.4)):
             for family, first, last in spans:
                 strength = weight * sum(m.depth(i) for i in range(first, last + 1))
-                # the middle of every model costs so little that its interval reaches into gains
+                # the middle of every model costs so little that its interval reaches
+                # into gains
                 row = of_variant(
                     m,
                     m.ablated(strength),
@@ -154,7 +165,9 @@ def effects(models: Sequence[Planted]) -> pd.DataFrame:
 def single_heads(
     models: Sequence[Planted], kinds: Sequence[str] = ("attn",)
 ) -> pd.DataFrame:
-    """Every head by itself: head 0 of a model's first and last layer costs what the layer does, the others nothing."""
+    """Every head by itself: head 0 of a model's first and last layer costs what the
+    layer does, the others nothing.
+    """
     rows = []
     for m in models:
         mine = []
@@ -177,7 +190,9 @@ def single_heads(
 def curves(
     models: Sequence[Planted], counts: Sequence[int] | None = None, harm: float = 0.0
 ) -> pd.DataFrame:
-    """Errors over heads ablated; only at some ``counts``, and with ``harm`` added to the log error, where given."""
+    """Errors over heads ablated; only at some ``counts``, and with ``harm`` added to
+    the log error, where given.
+    """
     rows = []
     for m in models:
         for layer, (position, order) in product(range(m.layers), enumerate(ORDERS)):
@@ -219,7 +234,9 @@ def curves(
 
 
 def _kept(curves_: pd.DataFrame) -> pd.DataFrame:
-    """What each order keeps, by definition 5.2, and which order keeps fewest, of equals at the smaller change."""
+    """What each order keeps, by definition 5.2, and which order keeps fewest, of equals
+    at the smaller change.
+    """
     named = curves_[~curves_["order"].str.startswith("random")]
     keys = ["model", "layer", "order"]
     made = named.groupby(keys, sort=False)[["of"]].first()

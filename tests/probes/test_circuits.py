@@ -38,7 +38,9 @@ KEPT = ("decoder.0.cross_attn.1", "decoder.1.cross_attn.3", "decoder.1.mlp")
 
 @cache
 def sparse_lens() -> Lens:
-    """A Bolt in whose decoder all but three heads and MLPs write nothing: their output weights are zero."""
+    """A Bolt in whose decoder all but three heads and MLPs write nothing: their output
+    weights are zero.
+    """
     lens = lens_of("chronos-bolt")
     names = ["decoder.*.*_attn.*", "decoder.*.mlp"]
     return silenced(
@@ -66,7 +68,9 @@ def sparse_lens() -> Lens:
     ),
 )
 def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
-    """With everything later held, zeroing a head takes its write off the last stream and does nothing else."""
+    """With everything later held, zeroing a head takes its write off the last stream
+    and does nothing else.
+    """
     lens = lens_of(name)
     chosen = writers(lens.wiring)[::3]
     run = lens.run(make_series(lens, *TWO), 4)
@@ -137,7 +141,9 @@ def test_the_direct_effect_of_an_encoder_is_what_the_decoder_makes_of_its_stream
 def test_a_circuit_holds_nothing_that_writes_nothing(
     ranking: str, rounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor where kernels sum in another order for every place in a batch: each forecast is off by a few last digits."""
+    """Nor where kernels sum in another order for every place in a batch: each forecast
+    is off by a few last digits.
+    """
     rng = np.random.default_rng(3)
 
     def off(*arguments: Any) -> np.ndarray:
@@ -179,7 +185,9 @@ def list_kept(circuit: Any) -> set[str]:
 def test_heads_that_cancel_each_other_leave_the_circuit_together(
     mechanism: str, name: str, ranking: str
 ) -> None:
-    """With a pair that does nothing together, the circuit is that of the model without the pair."""
+    """With a pair that does nothing together, the circuit is that of the model without
+    the pair.
+    """
     lens_of(name)  # skips where the library is missing
     planted = plant(mechanism, name)
     with_pair = add_cancelling_pair(planted)
@@ -227,7 +235,8 @@ def test_greedy_stops_where_nothing_more_can_go(how: str) -> None:
     assert lost(*gone) <= 0.3
     assert all(lost(*gone, item) > 0.3 - 1e-6 for item in retained)
     assert all(lost(*gone, *pair) > 0.3 - 1e-6 for pair in combinations(retained, 2))
-    # what each component cost adds up to what is lost, and nothing that stays has a cost
+    # what each component cost adds up to what is lost, and nothing that stays has a
+    # cost
     cost = found["cost"].to_series()
     assert cost[retained].isna().all()
     first = found["taken"].to_series()[gone].idxmin()
@@ -298,7 +307,9 @@ def test_a_series_that_all_nodes_hardly_change_has_no_verdict_and_no_say() -> No
 
 
 def test_below_the_difference_between_seeds_there_is_no_circuit() -> None:
-    """A sampling model's rollouts: with few paths, all that the corruption does is less than another seed does."""
+    """A sampling model's rollouts: with few paths, all that the corruption does is less
+    than another seed does.
+    """
     lens, clean = lens_of("chronos"), bundled("nile", "sunspots").tail(40)
     full = lens.run(clean, 4, rollout=True, num_samples=2)
     separate = np.square(full.redraw().forecast.median - full.point).mean(-1) ** 0.5

@@ -170,7 +170,9 @@ def test_members_of_several_dimensions_are_judged_as_one_list_of_them() -> None:
 
 
 def test_a_ratio_by_unit_has_the_pooled_mean_and_the_ratios_spread() -> None:
-    """Its standard error is that of Cochran's ratio estimator; of equal counts the units are their own means."""
+    """Its standard error is that of Cochran's ratio estimator; of equal counts the
+    units are their own means.
+    """
     rng = np.random.default_rng(0)
     totals, counts = rng.normal(size=(3, 12)), rng.integers(1, 9, 12)
     units = ratio_units(totals, counts)
@@ -185,7 +187,9 @@ def test_a_ratio_by_unit_has_the_pooled_mean_and_the_ratios_spread() -> None:
 
 
 def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> None:
-    """A head that always finds the key leads; one that attends evenly, or writes nothing, does not stand out."""
+    """A head that always finds the key leads; one that attends evenly, or writes
+    nothing, does not stand out.
+    """
     lens = lens_of("chronos")
     motif, repeats = 6, 3
 
@@ -226,7 +230,9 @@ def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> 
 
 
 def test_what_copies_no_more_than_it_likes_all_drawn_tokens_does_not_copy() -> None:
-    """Where every token that a motif can hold is the right one, the copy score is its own floor."""
+    """Where every token that a motif can hold is the right one, the copy score is its
+    own floor.
+    """
     lens = lens_of("chronos")
     narrow = {"within": 1e-3, "motif": 3, "repeats": 2, "n_sequences": 4}
     found = induction_scores(lens, **narrow, decoding="forced", positions="last")
@@ -287,7 +293,9 @@ def test_attributions_and_gains_say_on_how_many_series_they_act(name: str) -> No
 
 
 def test_gains_within_rounding_are_none() -> None:
-    """A layer that moves the forecast by less than rounding has no gain that stands out; one that moves it has."""
+    """A layer that moves the forecast by less than rounding has no gain that stands
+    out; one that moves it has.
+    """
     truth = np.array([[10.0, 12.0], [20.0, 25.0], [5.0, 4.0]])
     layers = np.stack(
         [truth + 1.0, truth + 1.0 + 1e-9 * np.array([[1.0], [1.1], [0.9]]), truth + 0.5]

@@ -1,4 +1,6 @@
-"""Series without variation are left out of every statistic over series, and counted; nothing else changes."""
+"""Series without variation are left out of every statistic over series, and counted;
+nothing else changes.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def varied() -> list[np.ndarray]:
 
 @cache
 def make_run(name: str, case: str) -> Run:
-    """A run of a model on series that vary, with flat ones nowhere, before or between them, or on flat ones alone."""
+    """A run of a model on series that vary, with flat ones nowhere, before or between
+    them, or on flat ones alone.
+    """
     lens = tsfm_lens.load(name) if name.endswith("nano") else lens_of(name)
     rows, flat = varied(), list(FLAT.values())
     orders = {
@@ -169,7 +173,9 @@ def effects(values: np.ndarray, flat: np.ndarray, **coords: object) -> xr.Datase
 
 
 def test_statistics_are_those_of_the_series_that_vary() -> None:
-    """A scale or a floor that is no number leaves a series out, too, instead of making its effects 0."""
+    """A scale or a floor that is no number leaves a series out, too, instead of making
+    its effects 0.
+    """
     rng = np.random.default_rng(1)
     values = rng.normal(size=(5, 14)) + np.linspace(0, 2, 5)[:, None]
     flat, none = np.zeros(14, dtype=bool), np.zeros(14, dtype=bool)
@@ -203,7 +209,8 @@ def test_flat_windows_are_left_out_within_their_series_and_of_a_single_one() -> 
     assert found["effect_p"].attrs["units"] == 3
     assert found["effect_p"].attrs["entries"] == 3
     assert_array_equal(found["effect_size"], [3.0, 9.0])
-    # the second series is flat at all times, so that the windows of the first one are the units
+    # the second series is flat at all times, so that the windows of the first one are
+    # the units
     flat = np.array([False] * 4 + [True] * 2)
     single = effects(values, flat, item=("series", list("aaaabb")))
     target = judge(single, "effect", floor=0.0)["effect_p"].attrs["target"]
@@ -238,7 +245,9 @@ def test_distances_of_sweeps_leave_out_plain_forecasts_that_are_flat(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_an_error_within_rounding_is_no_denominator(name: str) -> None:
-    """Where the truth is the forecast, no change of the error is a multiple of it; elsewhere it is as by hand."""
+    """Where the truth is the forecast, no change of the error is a multiple of it;
+    elsewhere it is as by hand.
+    """
     lens = tsfm_lens.load(name)
     run = lens.run(varied(), 6, num_samples=2 if lens.emits == "token" else None)
     truth = run.point.copy()

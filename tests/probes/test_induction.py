@@ -1,4 +1,6 @@
-"""Induction tests in tokens and values on hand-built heads, and the overlap with sharp heads against the paper."""
+"""Induction tests in tokens and values on hand-built heads, and the overlap with sharp
+heads against the paper.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +130,8 @@ def results(
 def test_the_papers_table() -> None:
     """12 induction heads, 10 sharp heads, 2 both, of 144."""
     flat = np.arange(144).reshape(12, 12)
-    # the first twelve just reach both thresholds, each of the others misses one of them by a little
+    # the first twelve just reach both thresholds, each of the others misses one of them
+    # by a little
     prefix = np.where((flat < 12) | (flat % 2 == 0), 0.3, 0.29)
     copy = np.where((flat < 12) | (flat % 2 == 1), 2.0, 1.99)
     # nine sharp heads at 0, one just below the threshold, one head on it
@@ -264,7 +267,9 @@ def test_an_even_head_has_chance_everywhere(name: str) -> None:
 @pytest.mark.parametrize("queries", ["forecast", "context"])
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_targets_show_what_comes_next(name: str, queries: str) -> None:
-    """Value by value: the key after the last match holds what follows the query, and no later key does."""
+    """Value by value: the key after the last match holds what follows the query, and no
+    later key does.
+    """
     lens = lens_of(name)
     row, kind, layers = pick_attention(lens, None, None)
     keys_from = row.attention(kind, layers[0]).keys_from or row.name

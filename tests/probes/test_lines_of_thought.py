@@ -1,4 +1,6 @@
-"""Lines of thought in maps drawn by hand, where every line, its fate and its weight are known."""
+"""Lines of thought in maps drawn by hand, where every line, its fate and its weight are
+known.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def test_one_ridge_goes_on_and_the_other_dies() -> None:
 
 
 def test_the_contexts_largest_step_decides_what_is_near() -> None:
-    """Both lines die; the last value is 50, the largest step 2, half a mode's width 0.5."""
+    """Both lines die; the last value is 50, the largest step 2, half a mode's width
+    0.5.
+    """
     found = trace_lines(drawn([level(50), level(53)], [level(60)]), **SHARP)
     assert table(found, "survives") == [False, False, True]
     assert table(found, "continuous") == [True, False, False]
@@ -108,7 +112,9 @@ def test_a_branch_of_a_continuous_line_is_continuous() -> None:
 def nearest_first(
     before: list[float], after: list[float], reach: float
 ) -> set[tuple[float, float]]:
-    """The two nearest modes of two steps are a pair, and so on among the rest, as long as they are within reach."""
+    """The two nearest modes of two steps are a pair, and so on among the rest, as long
+    as they are within reach.
+    """
     pairs = set()
     while before and after:
         one, other = min(
@@ -141,7 +147,9 @@ def joined(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_all_modes_are_joined_nearest_first(seed: int) -> None:
-    """Against pairs drawn one by one; distances that are equal would leave the choice open."""
+    """Against pairs drawn one by one; distances that are equal would leave the choice
+    open.
+    """
     rng = np.random.default_rng(seed)
     while True:
         before, after = (

@@ -56,7 +56,8 @@ def test_missing_values_are_left_out() -> None:
 SHAPES = {
     "sine": lambda rng, turn: np.sin(2 * np.pi * turn),
     "square": lambda rng, turn: np.sign(turn % 1 - 0.5),
-    # the second harmonic is three times the fundamental: half of the period nearly is one
+    # the second harmonic is three times the fundamental: half of the period nearly is
+    # one
     "weak fundamental": lambda rng, turn: (
         np.sin(2 * np.pi * turn) / 3 + np.sin(4 * np.pi * turn + 1)
     ),
@@ -89,7 +90,9 @@ def test_a_season_that_rides_on_a_trend_is_found(
 @pytest.mark.parametrize("slope", [0.0, 0.1])
 @pytest.mark.parametrize("forecast", ["noise", "mean"])
 def test_noise_is_copied_at_no_lag(forecast: str, slope: float, horizon: int) -> None:
-    """Of many lags one is always nearest; it is none unless it is nearer than chance brings it."""
+    """Of many lags one is always nearest; it is none unless it is nearer than chance
+    brings it.
+    """
     draws, found = 20, []
     for seed in range(draws):
         noise = np.random.default_rng(seed).standard_normal(200 + horizon)
@@ -174,7 +177,9 @@ def test_an_even_spread_pays_chance(name: str) -> None:
 
 
 def test_a_lag_within_the_steps_of_one_output_token_is_said_to_tell_nothing() -> None:
-    """One decoder token of Chronos-Bolt forecasts 16 steps: with a lag of 8 every token is a multiple of it back."""
+    """One decoder token of Chronos-Bolt forecasts 16 steps: with a lag of 8 every token
+    is a multiple of it back.
+    """
     series, lens = bundled("co2").tail(60), lens_of("chronos-bolt")
     within = lag_attention(lens.run(series, 16), 8)
     assert bool(within["vacuous"])
@@ -258,9 +263,11 @@ def test_what_cannot_be_parroted_is_unknown_or_refused() -> None:
         assert np.isfinite(flat[name].isel(series=1)).all()
 
 
-# of the paths on which periods are tried: a noisy season of ten turns tells its period to a fraction of one turn
+# of the paths on which periods are tried: a noisy season of ten turns tells its period
+# to a fraction of one turn
 FOUND = 0.02
-# neighbours among the periods that are tried, as a share, and the shortest of them, of a grid that is not refined
+# neighbours among the periods that are tried, as a share, and the shortest of them, of
+# a grid that is not refined
 NEXT_PERIOD, PERIOD_GRID = 0.05, 0.1
 
 

@@ -35,7 +35,8 @@ from tsfm_lens.probes.places import (
 )
 from tsfm_lens.testing import assert_close
 
-# a finite step feels the curvature, of the order of its size; and its two forecasts carry the rounding of their level
+# a finite step feels the curvature, of the order of its size; and its two forecasts
+# carry the rounding of their level
 CURVATURE, ROUNDED_SLOPE = 0.05, 2e-3
 
 TRUE_GRADIENTS = having("gradients")
@@ -90,7 +91,9 @@ def small_change() -> tuple[SeriesBatch, SeriesBatch]:
 
 @pytest.mark.parametrize("name", archetypes(sorted(set(PATCHES) - {"fracast"})))
 def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
-    """First order is exact in the limit; token models have no small corruption of a token."""
+    """First order is exact in the limit; token models have no small corruption of a
+    token.
+    """
     lens = lens_of(name)
     runs = [lens.run(item, 4) for item in small_change()]
     stack = lens.wiring.output_stack.name
@@ -107,7 +110,9 @@ def test_gradients_that_are_no_derivatives_are_refused() -> None:
 
 
 def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
-    """Bolt's second pass has more tokens: the register token moves, and so does the place of a step."""
+    """Bolt's second pass has more tokens: the register token moves, and so does the
+    place of a step.
+    """
     lens, name = lens_of("chronos-bolt"), "encoder_blocks.1.hook_resid_pre"
     runs = make_runs("chronos-bolt", 20, select=0, rollout=True)
     clean, corrupted = (run.batch for run in runs)
@@ -149,7 +154,9 @@ def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
 
 @pytest.mark.parametrize("name", archetypes(TRUE_GRADIENTS))
 def test_slopes_are_finite_differences(name: str) -> None:
-    """For token models, too, whose tokens cannot change by little but whose streams can."""
+    """For token models, too, whose tokens cannot change by little but whose streams
+    can.
+    """
     lens = lens_of(name)
     at = f"{lens.wiring.output_stack.prefix}.1.hook_resid_pre"
     positions = parse_places(lens, [at])
@@ -245,7 +252,9 @@ def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
 
 
 def test_floors_are_those_of_the_noisier_run() -> None:
-    """In rollouts of a sampling model another seed of either run, in single passes rounding."""
+    """In rollouts of a sampling model another seed of either run, in single passes
+    rounding.
+    """
     runs = make_runs("chronos", 8, select=0, rollout=True, num_samples=20, seed=7)
     options = {"at": "branches", "positions": "all"}
     found = activation_patching(*runs, **options)
@@ -286,7 +295,9 @@ def test_positions_are_grouped_from_the_newest() -> None:
     ),
 )
 def test_a_receiver_hears_the_sender_alone(name: str) -> None:
-    """The held run puts the sender's change on the stream before the receiver; accounting gives that stream too."""
+    """The held run puts the sender's change on the stream before the receiver;
+    accounting gives that stream too.
+    """
     lens = lens_of(name)
     stack = lens.wiring.output_stack
     kinds = [row.kind for row in stack.attentions(0)]
@@ -354,7 +365,9 @@ def test_edges_of_a_small_corruption_are_paths() -> None:
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5", "toto-1"])
 def test_paths_in_rollouts(name: str) -> None:
-    """Beyond one pass, too, the last branch acts directly, and a path to it ends in what it hears."""
+    """Beyond one pass, too, the last branch acts directly, and a path to it ends in
+    what it hears.
+    """
     lens = lens_of(name)
     horizon = 8 if name == "chronos" else lens.adapter.longest_pass + 3
     stack, last = lens.wiring.output_stack, writers(lens.wiring)[-1]

@@ -1,4 +1,6 @@
-"""Every measurement passes the checks of all measurements, and each check catches a probe that is wrong."""
+"""Every measurement passes the checks of all measurements, and each check catches a
+probe that is wrong.
+"""
 
 from __future__ import annotations
 

@@ -128,7 +128,9 @@ def test_gain_known_answers() -> None:
 def test_effects_are_those_of_the_edited_forecast(
     lens: str, rollout: bool, request: pytest.FixtureRequest
 ) -> None:
-    """In rollouts those of the forecast's median, in single forwards those of what is read out along the path."""
+    """In rollouts those of the forecast's median, in single forwards those of what is
+    read out along the path.
+    """
     model = request.getfixturevalue(lens)
     run = model.run(BATCH, H, truth=FUTURE, rollout=rollout)
     result = ablation_effects(

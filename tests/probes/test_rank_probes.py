@@ -1,4 +1,6 @@
-"""Ranks of weights, embeddings and streams against planted ranks and dense decompositions."""
+"""Ranks of weights, embeddings and streams against planted ranks and dense
+decompositions.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ QUERIES = "encoder.0.self_attn.W_Q"
 
 
 def edited(change: Callable[[torch.Tensor], torch.Tensor]) -> Lens:
-    """A tiny model whose first encoder layer has other queries: ``change`` of their native matrix (out, in)."""
+    """A tiny model whose first encoder layer has other queries: ``change`` of their
+    native matrix (out, in).
+    """
     lens = fresh("chronos-bolt")
     weight = lens.model.encoder.block[0].layer[0].SelfAttention.q.weight
     with torch.no_grad():
@@ -121,7 +125,9 @@ def test_keys_and_values_that_heads_share_stand_once() -> None:
 def test_the_floor_is_where_rounding_of_the_checkpoint_puts_zeros(
     precision: torch.dtype, name: str
 ) -> None:
-    """Of a matrix of rank 3, what is left of the other singular values is rounding alone."""
+    """Of a matrix of rank 3, what is left of the other singular values is rounding
+    alone.
+    """
     lens = edited(of_rank_3)
     with torch.no_grad():
         for weight in lens.parameters():
@@ -195,7 +201,8 @@ def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
         _, activations = lens.run_with_cache(
             encoded, names_filter=["encoder.hook_embed"]
         )
-    # all but the special token at the end, and of the shorter series all but the padding before it
+    # all but the special token at the end, and of the shorter series all but the
+    # padding before it
     special = [bool(word) for word in encoded.spans["encoder"].special]
     reported = encoded.shown("encoder") & ~torch.tensor(special)
     rows = activations["encoder.hook_embed"][reported].double().numpy()
@@ -351,7 +358,9 @@ def test_the_bound_is_that_of_the_theorem_where_it_applies_and_nothing_elsewhere
 
 @pytest.mark.parametrize("name", ["chronos-bolt", "timesfm-2.5", "toto-2", "moirai-2"])
 def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str) -> None:
-    """Against dense matrices of all tokens: the spectrum after the attention, and the norms in the bound."""
+    """Against dense matrices of all tokens: the spectrum after the attention, and the
+    norms in the bound.
+    """
     run = make_run(lens_of(name), ("co2", "elnino", "nile"))
     found = flow_of_ranks(run, batch_size=2)
     stack = run.lens.wiring.stacks[0]
@@ -368,7 +377,8 @@ def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str) -> No
     says = np.isfinite(bound)
     assert says[0].all()
     assert (known[says] <= bound[says] * (1 + 1e-6)).all()
-    # the largest that is allowed is what the triangle inequality allows: the stream before, and every head's norms
+    # the largest that is allowed is what the triangle inequality allows: the stream
+    # before, and every head's norms
     before = np.linalg.norm(after - results.sum(1), 2)
     heads = np.linalg.norm(results, 2, axis=(0, 2)).sum()
     assert bound[0, 0] * values[0] >= (before + heads) * (1 - 1e-6)

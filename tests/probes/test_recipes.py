@@ -1,4 +1,6 @@
-"""Heavy ablations against edited weights, and the choice of heads against dense products and hand-built entropies."""
+"""Heavy ablations against edited weights, and the choice of heads against dense
+products and hand-built entropies.
+"""
 
 from __future__ import annotations
 

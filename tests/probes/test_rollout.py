@@ -1,4 +1,6 @@
-"""Autoregressive attention, attention rollout and norm-weighted attention against known answers."""
+"""Autoregressive attention, attention rollout and norm-weighted attention against known
+answers.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,8 @@ def test_a_long_map_is_the_rollout_of_the_library() -> None:
 
 def test_flow_of_known_patterns() -> None:
     eye = torch.eye(4, dtype=torch.float64)
-    # (E + I)/2 has eigenvalue 1 along the mean and 1/2 elsewhere, E being the projection on the mean
+    # (E + I)/2 has eigenvalue 1 along the mean and 1/2 elsewhere, E being the
+    # projection on the mean
     even = torch.full((2, 4, 4), 0.25, dtype=torch.float64)
     thrice = even[0] + (eye - even[0]) / 8
     for patterns, expected in (

@@ -1,4 +1,6 @@
-"""Path integrals of readouts: exact with one hidden layer, within the tolerance elsewhere; the default is the best."""
+"""Path integrals of readouts: exact with one hidden layer, within the tolerance
+elsewhere; the default is the best.
+"""
 
 from __future__ import annotations
 

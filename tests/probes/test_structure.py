@@ -79,7 +79,9 @@ def test_entropic_rank_of_known_arrangements() -> None:
 
 @pytest.mark.parametrize("name", ["timesfm-2.5", "chronos-2"])
 def test_entropic_rank_is_that_of_the_projected_heads_of_all_tokens(name: str) -> None:
-    """By the definition, from the states and rows of W_O, over the tokens of series of two lengths."""
+    """By the definition, from the states and rows of W_O, over the tokens of series of
+    two lengths.
+    """
     lens = lens_of(name)
     generator = np.random.default_rng(3)
     series = [generator.normal(size=size).cumsum() for size in (40, 100)]

@@ -1,4 +1,6 @@
-"""Effects of tuned weights: a planted change is found alone, each set back as a model built by hand, adapters read."""
+"""Effects of tuned weights: a planted change is found alone, each set back as a model
+built by hand, adapters read.
+"""
 
 from __future__ import annotations
 

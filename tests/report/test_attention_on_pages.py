@@ -1,4 +1,6 @@
-"""What heads attend to, as figures and pages say it, against the models' own patterns: by token, and along the step."""
+"""What heads attend to, as figures and pages say it, against the models' own patterns:
+by token, and along the step.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def chronos_2(patch: int) -> Lens:
 
 
 def bolt(patch: int) -> Lens:
-    """One layer of four heads over patches of so many steps; all steps are read from one decoder token."""
+    """One layer of four heads over patches of so many steps; all steps are read from
+    one decoder token.
+    """
     library = pytest.importorskip("chronos.chronos_bolt")
     native = testing.tiny("chronos-bolt")
     config = native.config
@@ -64,7 +68,9 @@ def bolt(patch: int) -> Lens:
 
 
 def planted(lens: Lens) -> Callable[[Tensor], Tensor]:
-    """Put 97 % of the attention of one layer's heads on a token 64 steps back, on the last, on REG, and nowhere."""
+    """Put 97 % of the attention of one layer's heads on a token 64 steps back, on the
+    last, on REG, and nowhere.
+    """
     stack = lens.wiring.output_stack
     kind = lens.wiring.output_stack.attention_kinds()[-1 if stack.name else 0]
 
@@ -171,7 +177,9 @@ def test_one_query_for_all_steps_has_a_place(patch: int, tmp_path: Path) -> None
 def test_lags_and_places_are_those_of_the_captured_pattern(
     name: str, length: int, steps: int
 ) -> None:
-    """By brute force over every step of the forecast and every token, special ones and parts of tokens among them."""
+    """By brute force over every step of the forecast and every token, special ones and
+    parts of tokens among them.
+    """
     lens = fresh(name)
     values = np.random.default_rng(1).normal(size=length).cumsum()
     run = lens.run(as_series(values), steps)

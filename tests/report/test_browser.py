@@ -40,8 +40,8 @@ def test_every_plot_is_drawn_without_error_or_network(driver, evil_whole, evil, 
     assert driver.get_log("browser") == []
     figures = driver.execute_script("return document.querySelectorAll('figure').length")
     drawn = driver.execute_script(
-        "return Array.from(document.querySelectorAll('figure'))"
-        ".filter(f => f.querySelector('.main-svg') && f.querySelector('.subplot')).length"
+        "return Array.from(document.querySelectorAll('figure')).filter(f =>"
+        " f.querySelector('.main-svg') && f.querySelector('.subplot')).length"
     )
     assert drawn == figures == sum(counts.values())
     assert driver.execute_script("return window.hacked") is None

@@ -79,7 +79,9 @@ def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts, results):
 
 
 def test_every_series_has_its_figures_or_a_note(tmp_path):
-    """Of ten series every chapter draws the first eight, each under its tab, and says so of the others."""
+    """Of ten series every chapter draws the first eight, each under its tab, and says
+    so of the others.
+    """
     ids = [f"river-{position}" for position in range(10)]
     every = planted.in_report(ids)
     kinds = (
@@ -133,7 +135,8 @@ def test_the_file_is_self_contained_and_small(whole, found):
 
 def test_strings_of_users_are_text_everywhere(evil_whole, evil):
     found = Page(evil_whole.read_text())
-    # one script per figure, plotly, its settings, the linked view's state and the drawing
+    # one script per figure, plotly, its settings, the linked view's state and the
+    # drawing
     assert len(found.all("script")) == len(found.all("figure")) + 4
     assert not found.all("img")
     assert not [
@@ -143,7 +146,8 @@ def test_strings_of_users_are_text_everywhere(evil_whole, evil):
         assert text in found.text
     specs = found.specs
     texts = json.dumps(specs, ensure_ascii=False)
-    # inside plotly's texts the markup is spelled out in entities; only meta, which nothing draws, has it raw
+    # inside plotly's texts the markup is spelled out in entities; only meta, which
+    # nothing draws, has it raw
     for spec in specs:
         spec["layout"].pop("meta")
     assert "<script" in texts

@@ -1,4 +1,6 @@
-"""What a page claims: leaders by the quantity that is named, one baseline, the test of learning, twins by a rule."""
+"""What a page claims: leaders by the quantity that is named, one baseline, the test of
+learning, twins by a rule.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def sizes(own: list[float], twins: list[list[float]], groups: list[str]) -> xr.D
 
 
 def test_a_negative_sentence_states_the_test_and_holds() -> None:
-    """A layer has three times the size that it has in any twin; one twin has a higher score in another group."""
+    """A layer has three times the size that it has in any twin; one twin has a higher
+    score in another group.
+    """
     rng = np.random.default_rng(0)
     twins = [[0.1, 0.1, 0.2 * float(np.exp(0.05 * rng.normal()))] for _ in range(24)]
     twins[0][0] = 30.0
@@ -168,7 +172,9 @@ def test_the_last_layer_has_no_gain_against_its_own_forecast(name: str) -> None:
 
 
 def ablation(shape: list[float], size: list[float], change: list[float]) -> xr.Dataset:
-    """Four heads and MLPs with these distances, shifts and changes of the error, alike on twelve series."""
+    """Four heads and MLPs with these distances, shifts and changes of the error, alike
+    on twelve series.
+    """
     ds = planted.ablation(planted.series([f"s{i}" for i in range(12)], apart=1.0))
     position = np.flatnonzero(ds["kind"].values != "layer")[: len(shape)]
     for name, values in (
@@ -236,7 +242,9 @@ def test_the_card_of_what_is_needed_remarks_on_it_too() -> None:
 @pytest.mark.parametrize("gap", [0, 1, 5])
 @pytest.mark.parametrize("name", ["pedestrians", "co2", "nile"])
 def test_a_page_has_one_baseline(name: str, gap: int) -> None:
-    """Chapter and card tell the error of one naive forecast, that of the last season where there is one."""
+    """Chapter and card tell the error of one naive forecast, that of the last season
+    where there is one.
+    """
     series = bundled(name).tail(100)
     values = series.values[0].copy()
     if gap:
@@ -261,7 +269,7 @@ def test_a_page_has_one_baseline(name: str, gap: int) -> None:
     error = float(np.abs(naive - run.truth[0]).mean())
     text = " ".join(read_forecast(ds, 0))
     (card,) = make_cards({"forecast": ds}, {"forecast": "s1"})
-    (_, bar) = card["cards"][name]["bars"]
+    _, bar = card["cards"][name]["bars"]
     assert bar[0] == label
     assert label in text
     assert f"{error:.3g}" in text

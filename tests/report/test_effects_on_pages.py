@@ -1,4 +1,6 @@
-"""One effect of a component has one number on a page: on its map, in cards and chapters, whatever the seed."""
+"""One effect of a component has one number on a page: on its map, in cards and
+chapters, whatever the seed.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(
         np.testing.assert_allclose(
             [entry["effect"] for entry in series["states"]], shift, rtol=DIGITS
         )
-        # what is drawn is what is measured, and the error beside it that of the same forecast
+        # what is drawn is what is measured, and the error beside it that of the same
+        # forecast
         drawn = np.array([entry["line"] for entry in series["states"]])[:, later]
         plain = np.array(series["line"])[later]
         floor = float(single["mean_shift_floor"][position])
@@ -66,7 +69,8 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(
             single["mae"].isel(series=position),
             rtol=DIGITS,
         )
-    # the card names the strongest, which is on the map, and the chapter the effect of the one that it draws
+    # the card names the strongest, which is on the map, and the chapter the effect of
+    # the one that it draws
     ids = single["series"].values.tolist()
     cards = make_cards({"ablation_effects": parts}, {"ablation_effects": "s1"})[0][
         "cards"
@@ -88,7 +92,8 @@ def test_what_is_read_is_what_the_strongest_head_reads() -> None:
     ds["lag_share"][:, 0, 2] = 1.0
     (card,) = make_cards({"head_states": ds}, {"head_states": "s1"})
     one = card["cards"]["a"]
-    # head 2 of layer 1, then 1 and 0; head 2 of layer 0; heads 1 and 0, which does nothing, are not among the four
+    # head 2 of layer 1, then 1 and 0; head 2 of layer 0; heads 1 and 0, which does
+    # nothing, are not among the four
     assert one["big"] == "3 steps before the forecast"
     assert [label.split(":")[0] for label, *_ in one["bars"]] == [
         f"layer {at}" for at in ("1, head 2", "1, head 1", "1, head 0", "0, head 2")
@@ -98,7 +103,8 @@ def test_what_is_read_is_what_the_strongest_head_reads() -> None:
         {"head_states": ds.assign(mean_shift_floor=floor)}, {"head_states": "s1"}
     )
     assert len(card["cards"]["a"]["bars"]) == 1
-    # where that one rests on special tokens it says so, and where none acts there is no card
+    # where that one rests on special tokens it says so, and where none acts there is no
+    # card
     resting = ds.assign(attention_other=ds["attention_other"] * 0 + 0.9).assign_attrs(
         special="EOS"
     )

@@ -1,4 +1,6 @@
-"""The first screen of a report in a real browser: tabs, linked view, cards, widths, dark and light."""
+"""The first screen of a report in a real browser: tabs, linked view, cards, widths,
+dark and light.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def test_a_tab_switches_the_view_and_the_numbers_of_the_cards(screen):
     assert said(screen).startswith(
         "Layer 1, head 2 of a: without it the expected value moves by 12 m on average"
     )
-    # the median is 1 above the truth; of the last season 8, 9, 8, 9, 8 the truth 10 to 14 is 3.6 away
+    # the median is 1 above the truth; of the last season 8, 9, 8, 9, 8 the truth 10 to
+    # 14 is 3.6 away
     assert "this forecast\n1\n" in visible(screen)
     assert "last season repeated (2 steps)\n3.6" in visible(screen)
     assert "layer 1, head 2: " in visible(screen)
@@ -89,7 +92,8 @@ def test_a_tab_switches_the_view_and_the_numbers_of_the_cards(screen):
     assert "last season repeated (2 steps)\n3.6" in visible(screen)
 
 
-# of every chapter what is on the screen: the series that its figures are of, and those that it says not to draw
+# of every chapter what is on the screen: the series that its figures are of, and those
+# that it says not to draw
 SEEN = """const there = each => each.offsetParent !== null;
 return Array.from(document.querySelectorAll("section:not(#provenance)")).map(section => ({
   figures: Array.from(section.querySelectorAll("figure")).filter(there).map(each => each.dataset.series || ""),
@@ -159,8 +163,8 @@ def test_a_click_on_a_head_shows_its_name_and_its_effect(screen):
     ActionChains(screen).send_keys("\ue015").perform()
     assert part(screen, "head").text == "layer 0, MLP"
     assert (
-        "without it the expected value moves by 5 m on average (mean absolute error 0 → 5)"
-        in said(screen)
+        "without it the expected value moves by 5 m on average (mean absolute error 0"
+        " → 5)" in said(screen)
     )
     assert "read, and this is none of them" in said(screen)
     ActionChains(screen).send_keys("\ue015").perform()
@@ -192,11 +196,12 @@ def test_a_brush_gives_the_share_of_every_head(screen):
     Linked(screen).drag(22.5, 23.5, 24)
     until(lambda: "brushed" in said(screen), lambda: said(screen))
     cells = [cell.text for cell in screen.find_elements("css selector", ".cell")]
-    # heads look 1, 2 and 3 steps before the forecast, head 0 of layer 1 at the seven steps further back
+    # heads look 1, 2 and 3 steps before the forecast, head 0 of layer 1 at the seven
+    # steps further back
     assert cells == ["75 %", "75 %", "0 %", "", "0 %", "75 %", "0 %", ""]
     assert (
-        "It gives 0 % of its attention to the brushed 2 steps (2001-01-23 to 2001-01-24)"
-        in said(screen)
+        "It gives 0 % of its attention to the brushed 2 steps (2001-01-23 to"
+        " 2001-01-24)" in said(screen)
     )
     assert "layer 0, head 0 gives most: 75 %" in said(screen)
     # nobody is here to forecast anew
@@ -236,7 +241,9 @@ def test_the_page_is_short_and_small_at_every_width_in_dark_and_light(screen, pa
 
 
 def test_a_large_model_keeps_what_it_has_room_for():
-    """Of 6 heads with 20,000 queries on 24 tokens of 3 series the strongest alone fits, and the view says so."""
+    """Of 6 heads with 20,000 queries on 24 tokens of 3 series the strongest alone fits,
+    and the view says so.
+    """
     ds = planted.explore()
     state = linked_state(ds.isel(query=np.arange(20_000) % 5))
     rows = [["rows" in head for head in series["states"]] for series in state["series"]]
@@ -262,7 +269,8 @@ def test_cards_are_made_of_what_there_is():
 
 def test_the_reading_names_the_planted_head():
     reading = " ".join(read_explore(planted.explore()))
-    # other heads may move it more: a report names the kind and the head as other sections do
+    # other heads may move it more: a report names the kind and the head as other
+    # sections do
     assert reading.startswith("Heads of decoder cross-attention whose ablation moves")
     assert "on average: decoder.1.cross_attn.2 (12 " in reading
     assert "write most, on average: decoder.1.cross_attn.2 (" in reading

@@ -84,7 +84,8 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         (0,),
         ("at 3 of 5 steps", "last season repeated (2 steps) misses it by 3.6 m"),
     ),
-    # other heads may move it more: a report names the kind and the head as other sections do
+    # other heads may move it more: a report names the kind and the head as other
+    # sections do
     (
         *(read_explore, "head_states", ()),
         (
@@ -123,9 +124,15 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (
         *(read_ablation, "ablation_effects", ("spearman_distance",)),
         (
-            "Largest Spearman distance without one head: decoder.1.cross_attn.1 (0.8), ",
+            (
+                "Largest Spearman distance without one head: decoder.1.cross_attn.1"
+                " (0.8), "
+            ),
             "6 of 6 heads act above rounding on all 3 series; 6 of 6 by 1 % or more.",
-            "3 series are too few for 40 tests on other series like these; 10 are needed.",
+            (
+                "3 series are too few for 40 tests on other series like these; 10 are"
+                " needed."
+            ),
         ),
     ),
     (
@@ -189,7 +196,8 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         *(read_spectra, "head_spectra", ("QK",)),
         ("layer 0, head 0 (1); highest: layer 1, head 1 (4)", "largest possible is 4."),
     ),
-    # of equal singular values nine tenths need all; the heads have 1, 2, 3 and 4 of them
+    # of equal singular values nine tenths need all; the heads have 1, 2, 3 and 4 of
+    # them
     (
         read_spectra,
         "head_spectra",
@@ -305,7 +313,10 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         *(read_patching, "activation_patching", (0,)),
         (
             "are 4 m apart on average",
-            "the EOS token (100 %) and the stream before layer 1, steps −12 to −1 (75 %)",
+            (
+                "the EOS token (100 %) and the stream before layer 1, steps −12 to −1"
+                " (75 %)"
+            ),
         ),
     ),
     # 0.5 in one of nine cells
@@ -406,7 +417,9 @@ def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
 
 
 def test_sizes_come_first_and_each_statement_has_its_own_sentence(results):
-    """Sixteen series decide among all components; of six heads one is large on all, one on some."""
+    """Sixteen series decide among all components; of six heads one is large on all, one
+    on some.
+    """
     rng, ids = np.random.default_rng(0), [f"s{i}" for i in range(16)]
     ds = planted.ablation(planted.series(ids, apart=1.0), floor=1e-6)
     heads = np.flatnonzero(ds["head"].values >= 0)
@@ -433,14 +446,17 @@ def test_sizes_come_first_and_each_statement_has_its_own_sentence(results):
         == "6 of 6 heads act above rounding on all 16 series; 1 of 6 by 1 % or more."
     )
     assert text[-3].startswith(
-        f"Significant for other series like these: 1 of 6: {name} (sign tests over 16 series, "
+        f"Significant for other series like these: 1 of 6: {name} (sign tests over 16"
+        " series, "
     )
     assert "untrained twins" in text[-2]
     assert "--twins" in text[-2]
 
 
 def make_pattern(*keys: int | None) -> xr.Dataset:
-    """A head whose queries give half of their weight to one key, the rest evenly; None: all of it evenly."""
+    """A head whose queries give half of their weight to one key, the rest evenly; None:
+    all of it evenly.
+    """
     rows = np.full((len(keys), 25), 1 / 25)
     for row, key in zip(rows, keys, strict=True):
         if key is not None:
@@ -513,8 +529,8 @@ def test_effects_and_repair_are_told_by_their_sizes(results):
     ds = results["causal_effects"].isel(series=[0])
     largest, later, repair, acting, *_ = said("causal_effects")(ds)
     assert (
-        "decoder.1.mlp (70 %), decoder.1.cross_attn.2 (60 %) and decoder.1.cross_attn.1 (50 %)"
-        in largest
+        "decoder.1.mlp (70 %), decoder.1.cross_attn.2 (60 %) and decoder.1.cross_attn.1"
+        " (50 %)" in largest
     )
     assert later.startswith("Largest total effects, with all that follows: ")
     assert "components act above rounding" in acting

@@ -72,7 +72,8 @@ def test_the_page_loads_nothing_and_says_what_is_missing_and_how_intervals_are_m
     assert "3 of the 40 cells planned so far are missing" in text
     assert (
         text.count(
-            "its direction at 5 %, Holm-corrected over all tests of this page on one model and metric"
+            "its direction at 5 %, Holm-corrected over all tests of this page on one"
+            " model and metric"
         )
         == 1
     )
@@ -265,8 +266,8 @@ def test_readings_count_what_is_significant_and_name_no_other(
     )
     messages = read_distances(table, "both")[0]
     assert messages.startswith(
-        "alpha: without the heads and MLPs of one layer, MASE changes by −0.4 % to +30.0 % (median +10.2 %); "
-        "significant: 3 of 4: layer 0 (+30.0 %"
+        "alpha: without the heads and MLPs of one layer, MASE changes by −0.4 % to"
+        " +30.0 % (median +10.2 %); significant: 3 of 4: layer 0 (+30.0 %"
     )
     assert "layer 1" not in messages
     none = changed(table, mine, significant=False)
@@ -294,11 +295,12 @@ def test_readings_count_what_is_significant_and_name_no_other(
         "diff_significant": False,
         "n_worse": 3,
     }
-    assert read_selection(
-        changed(swept["selection"], swept["selection"].index == 0, **new)
-    )[0] == (
-        "alpha, light: MASE of the informed choice against the geometric mean of 3 random ones: −25.0 % "
-        "[−30.0, +10.0 %] (not significant); 3 of 3 cost more."
+    assert (
+        read_selection(
+            changed(swept["selection"], swept["selection"].index == 0, **new)
+        )[0]
+        == "alpha, light: MASE of the informed choice against the geometric mean of 3"
+        " random ones: −25.0 % [−30.0, +10.0 %] (not significant); 3 of 3 cost more."
     )
 
 

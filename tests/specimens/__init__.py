@@ -24,7 +24,9 @@ SOURCES = ("chronos-nano", "bolt-nano", "chronos2-nano", "elsewhere")
 
 
 def specimens(source: str) -> dict[str, Any]:
-    """Results by name: everything that is measured on a model by kind, or what no run makes."""
+    """Results by name: everything that is measured on a model by kind, or what no run
+    makes.
+    """
     if source == "elsewhere":
         # planted sweeps draw one number per dataset
         swept = planted.sweep(["model a", "model b"], 4, name="data {}".format)
@@ -74,7 +76,9 @@ def find_kind(name: str) -> str:
 def draw_all(
     name: str, result: Any, beside: dict[str, Any]
 ) -> Iterator[tuple[str, go.Figure]]:
-    """All figures that are drawn of a result: the panels of a report, then each renderer by its name."""
+    """All figures that are drawn of a result: the panels of a report, then each
+    renderer by its name.
+    """
     measurement = find(find_kind(name))
     for position, panel in enumerate(measurement.draw_panels(result)):
         yield f"panel {position}", panel.figure
@@ -86,5 +90,6 @@ def draw_all(
                     figure.draw(result, *(beside[kind] for kind in figure.beside)),
                 )
             except InputError:
-                # of a result that lacks what this figure shows; panels leave such out by themselves
+                # of a result that lacks what this figure shows; panels leave such out
+                # by themselves
                 continue

@@ -10,13 +10,19 @@ import plotly.graph_objects as go
 # what a caption calls a mark
 _WORDS = {
     "bar": r"\bbars?\b|hatched",
-    "lines": r"\blines?\b|\bcurves?\b|\bspectr|dashed|dotted|\bedges?\b|\barea\b|\bpaths?\b",
-    "markers": r"\bdots?\b|\bpoints?\b|\bcircles?\b|\brings?\b|\bdiamonds?\b|\bsquares?\b|\bthicker\b",
+    "lines": (
+        r"\blines?\b|\bcurves?\b|\bspectr|dashed|dotted|\bedges?\b|\barea\b|\bpaths?\b"
+    ),
+    "markers": (
+        r"\bdots?\b|\bpoints?\b|\bcircles?\b|\brings?\b|\bdiamonds?\b|\bsquares?\b|\bthicker\b"
+    ),
 }
 
 
 def unexplained(fig: go.Figure) -> list[str]:
-    """Marks that no legend lists, no colour bar and no axis measures, and no caption or note names."""
+    """Marks that no legend lists, no colour bar and no axis measures, and no caption or
+    note names.
+    """
     meta = fig.layout.meta or {}
     messages = [
         str(meta.get("title", "")),

@@ -1,4 +1,6 @@
-"""A small part of the study of calibration: what was promised of pages holds on drawn effects and untrained models."""
+"""A small part of the study of calibration: what was promised of pages holds on drawn
+effects and untrained models.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_pages_of_drawn_effects_claim_no_more_than_promised(drawn: str) -> None:
 
 
 def test_pages_of_untrained_models_call_hardly_anything_learned() -> None:
-    """Of four models each, at 5 % a page, three claims or more would come once in 2,000 times."""
+    """Of four models each, at 5 % a page, three claims or more would come once in 2,000
+    times.
+    """
     batch = bundled("co2", "nile", "elnino").tail(60)
     shares = calibration.learned_pages(
         lens_of("chronos-bolt"), partial(calibration._run, batch, 4), models=4

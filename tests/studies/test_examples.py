@@ -1,4 +1,6 @@
-"""The example notebooks run from top to bottom on the embedded checkpoints, and ship without outputs."""
+"""The example notebooks run from top to bottom on the embedded checkpoints, and ship
+without outputs.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ def test_sharp_minima_are_cured_by_sam() -> None:
     oracle = samformer.oracle_loss(512, 70_000)
     above = 100 * (errors / oracle - 1)
     assert (
-        f"{above[0].min():.0f} % or more above the oracle with each of {runs.sizes['seed']} seeds"
-        in messages
+        f"{above[0].min():.0f} % or more above the oracle with each of"
+        f" {runs.sizes['seed']} seeds" in messages
     )
     assert (
         f"with SAM: {above[1].min():+.2f} to {above[1].max():+.2f} % of what the oracle"
@@ -33,8 +35,8 @@ def test_sharp_minima_are_cured_by_sam() -> None:
         .values
     )
     assert (
-        f"the minimum without SAM is {times.min():.1f} to {times.max():.1f} times as sharp"
-        in messages
+        f"the minimum without SAM is {times.min():.1f} to {times.max():.1f} times as"
+        " sharp" in messages
     )
     # the sharper minimum is the transformer's with every seed
     times = re.search(r"is (\d+) to (\d+) times as sharp", messages)

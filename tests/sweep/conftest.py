@@ -1,4 +1,6 @@
-"""Shared by the tests of sweeps: processes that are killed, and tables that must not notice."""
+"""Shared by the tests of sweeps: processes that are killed, and tables that must not
+notice.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def _begin(started: Any, run: Callable[..., None], arguments: Sequence[Any]) -> 
 
 @pytest.fixture
 def start_process() -> Iterator[Callable[..., Any]]:
-    """Starts ``run(*arguments)`` in a process of its own, and returns when it has begun; ended with the test."""
+    """Starts ``run(*arguments)`` in a process of its own, and returns when it has
+    begun; ended with the test.
+    """
     context = multiprocessing.get_context("forkserver")
     # what takes long to import is there before a process starts, and kills hit its work
     context.set_forkserver_preload(
@@ -100,7 +104,9 @@ def kill_often(start_process: Callable[..., Any]) -> Callable[..., int]:
 
 @pytest.fixture
 def parse_table() -> Callable[..., pd.DataFrame]:
-    """The rows of all of a store's cells, sorted, none twice: what two stores are compared by."""
+    """The rows of all of a store's cells, sorted, none twice: what two stores are
+    compared by.
+    """
 
     def table(path: Path, cells: Sequence[str] | None = None) -> pd.DataFrame:
         store = Store(path, create=False)
@@ -116,7 +122,9 @@ def parse_table() -> Callable[..., pd.DataFrame]:
 
 @pytest.fixture
 def wait_for_condition() -> Callable[..., None]:
-    """Waits until something is so, however slow the machine; fails if that takes longer than any test may."""
+    """Waits until something is so, however slow the machine; fails if that takes longer
+    than any test may.
+    """
 
     def wait(so: Callable[[], Any]) -> None:
         end = time.monotonic() + _PATIENCE

@@ -1,4 +1,6 @@
-"""A worker without a model: numbers made from the cells' keys; importable by the processes that tests start."""
+"""A worker without a model: numbers made from the cells' keys; importable by the
+processes that tests start.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def toy_tasks(
 def make_toy(
     common: dict[str, Any], device: str | None
 ) -> Callable[[GroupTask], pa.Table]:
-    """A worker that takes ``seconds`` a group, and notes in the folder ``notes`` what it does."""
+    """A worker that takes ``seconds`` a group, and notes in the folder ``notes`` what
+    it does.
+    """
     if common.get("broken"):
         raise RuntimeError("the toy is broken")
     notes = Path(common["notes"]) if "notes" in common else None

@@ -1,4 +1,6 @@
-"""Chaotic trajectories: they obey their equations, repeat, and are read back from stored files."""
+"""Chaotic trajectories: they obey their equations, repeat, and are read back from
+stored files.
+"""
 
 from __future__ import annotations
 

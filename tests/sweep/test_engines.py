@@ -1,4 +1,6 @@
-"""Every engine gives the same table, whatever dies on the way, and says what could not be computed."""
+"""Every engine gives the same table, whatever dies on the way, and says what could not
+be computed.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def test_kills_end_in_the_table_of_an_undisturbed_run(
     before = 0
 
     def at_work() -> None:
-        # a group is noted before it is written; of so many, one worker has noted two, and has written the first
+        # a group is noted before it is written; of so many, one worker has noted two,
+        # and has written the first
         wait_for(lambda: len(toys.notes_of(tmp_path, "computed")) > before + workers)
 
     for turn in range(kills):
@@ -171,7 +174,7 @@ def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(
         )
     ) == {"finished": 8}
     ((dead,),) = toys.notes_of(tmp_path, "died")
-    (before, after) = (pid for pid, _ in toys.notes_of(tmp_path, "workers"))
+    before, after = (pid for pid, _ in toys.notes_of(tmp_path, "workers"))
     assert (before, after != dead) == (dead, True)
     assert [
         pid
@@ -225,7 +228,8 @@ def test_a_full_disk_ends_the_run(
 ) -> None:
     store = Store(tmp_path / "store")
     tasks = toys.toy_tasks(4)
-    # a file where the folder of the third group should be: what worker processes meet, too
+    # a file where the folder of the third group should be: what worker processes meet,
+    # too
     (store.path / "cells" / tasks[2].key[:2]).touch()
     expect_error(
         "File exists",

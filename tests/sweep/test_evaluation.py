@@ -1,4 +1,6 @@
-"""Evaluation sets: cuts, scales, naive forecasts, parting and identity, and the sources they come from."""
+"""Evaluation sets: cuts, scales, naive forecasts, parting and identity, and the sources
+they come from.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def one(
 
 @st.composite
 def sets(draw: st.DrawFn) -> EvaluationSet:
-    """Sets of windows with 1 to 4 variates and contexts of 1 to 6 steps, NaN among the values."""
+    """Sets of windows with 1 to 4 variates and contexts of 1 to 6 steps, NaN among the
+    values.
+    """
     values = st.floats(-10, 10, width=32) | st.just(NAN)
     windows = []
     for number in range(draw(st.integers(1, 8))):

@@ -1,4 +1,6 @@
-"""GIFT-Eval: configurations, windows and metrics as the benchmark's, from folders in its own layout."""
+"""GIFT-Eval: configurations, windows and metrics as the benchmark's, from folders in
+its own layout.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ def write_folder(
     return folder
 
 
-# rows of the benchmark's table: folder, key without the term, horizons by term, season, variates, domain
+# rows of the benchmark's table: folder, key without the term, horizons by term, season,
+# variates, domain
 TABLE = """
 m4_yearly m4_yearly/A 6 1 1 Econ/Fin
 m4_weekly m4_weekly/W 13 1 1 Econ/Fin
@@ -88,7 +91,9 @@ ANCHORED = {"A": "A-DEC", "Q": "Q-DEC", "W": "W-TUE"}
 
 
 def walks(lengths: list[int], variates: int = 0, seed: int = 0) -> list[np.ndarray]:
-    """Random walks in single precision, some with gaps; without an axis of variates if there are none."""
+    """Random walks in single precision, some with gaps; without an axis of variates if
+    there are none.
+    """
     rng = np.random.default_rng(seed)
     found = []
     for number, length in enumerate(lengths):

@@ -35,8 +35,8 @@ def options(lens: Lens) -> dict:
 def head_writes(
     lens: Lens, series: SeriesBatch, horizon: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Head writes (row, pos, head, d_model) of the last layer: what reaches the stream, and what the output matrix
-    gives before any norm; and which tokens show a series."""
+    """Head writes (row, pos, head, d_model) of the last layer: what reaches the stream,
+    and what the output matrix gives before any norm; and which tokens show a series."""
     stack = lens.wiring.output_stack
     kind, layers = stack.find_layers(attention_over_time(stack))
     runs = lens.run(
@@ -58,7 +58,9 @@ def head_writes(
 
 
 def numpy_rank(writes: np.ndarray, shown: np.ndarray) -> float:
-    """Entropic rank of one layer's writes (row, pos, head, d_model), by the singular values of the unit writes."""
+    """Entropic rank of one layer's writes (row, pos, head, d_model), by the singular
+    values of the unit writes.
+    """
     entropies = []
     for token in writes[shown]:
         unit = token / np.maximum(np.linalg.norm(token, axis=-1, keepdims=True), 1e-8)

@@ -1,4 +1,6 @@
-"""The Ray engine gives the single engine's table, on two nodes of which one is killed in the middle."""
+"""The Ray engine gives the single engine's table, on two nodes of which one is killed
+in the middle.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ from ray.cluster_utils import Cluster  # noqa: E402
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Two nodes of one CPU each, on this machine."""
     extra = tmp_path_factory.mktemp("path")
-    # jsonschema, if this is there, spends seconds on a grammar in each process of the cluster, and needs it for nothing
+    # jsonschema, if this is there, spends seconds on a grammar in each process of the
+    # cluster, and needs it for nothing
     (extra / "rfc3987_syntax.py").write_text("raise ImportError('not in tests')")
     # workers of any node import the toy worker
     path = [str(extra), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
@@ -60,7 +63,8 @@ NODE = {
 
 
 def start_cluster() -> Any:
-    # Ray gives its own processes 15 seconds to start, which a machine that is busy does not always keep
+    # Ray gives its own processes 15 seconds to start, which a machine that is busy does
+    # not always keep
     try:
         return Cluster(
             initialize_head=True, head_node_args={**NODE, "include_dashboard": False}
@@ -199,7 +203,8 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
         os.pathsep.join([str(tmp_path), str(Path(__file__).parent), *sys.path]),
     )
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    # the worker does no more than two groups, so that only the cluster's end ends the run
+    # the worker does no more than two groups, so that only the cluster's end ends the
+    # run
     common = {"notes": tmp_path, "most": 2}
     # Ray ends the process of its driver when its own services fail
     process = start_process(toys.run_toy, tmp_path / "store", 5, common, "ray")
@@ -208,7 +213,8 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     )
     if not process.is_alive():
         pytest.skip(
-            "Ray, which gives its own processes some seconds to start, does not start on this machine now"
+            "Ray, which gives its own processes some seconds to start, does not start"
+            " on this machine now"
         )
     started = psutil.Process(process.pid).children(recursive=True)
     (service,) = [

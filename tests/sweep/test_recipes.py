@@ -1,4 +1,6 @@
-"""Recipes: the published ones on models of the published sizes, files, and what is refused."""
+"""Recipes: the published ones on models of the published sizes, files, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ PUBLISHED = {
 
 @cache
 def published(name: str) -> Lens:
-    """What recipes read of a lens, at the published size: the wiring, without any weights."""
+    """What recipes read of a lens, at the published size: the wiring, without any
+    weights.
+    """
     wiring = lens_of(name).wiring
     n_layers, n_heads = PUBLISHED[name]
     stack = replace(
@@ -100,7 +104,8 @@ def test_published_recipes_take_what_the_paper_says(
         mlps,
     )
     assert 100 * heads / of == pytest.approx(percent, abs=last_digit(1))
-    # counted once more in the components themselves; an index of Bolt is a head of each of two kinds
+    # counted once more in the components themselves; an index of Bolt is a head of each
+    # of two kinds
     kinds = len(lens.wiring.output_stack.attention_kinds())
     assert ablated_share(lens.wiring, lens.components(*entry.spec.components)) == (
         kinds * heads,
@@ -175,8 +180,8 @@ def test_other_sizes_are_scaled_only_when_asked() -> None:
         heads,
         mlps,
     )
-    # the middles of 3 layers lie in layers 3, 10 and 16 of 20, where 7, 0 and 13 of 16 heads are kept: of 4 heads 2, 0
-    # and 3, and one more outside layers 7 to 13
+    # the middles of 3 layers lie in layers 3, 10 and 16 of 20, where 7, 0 and 13 of 16
+    # heads are kept: of 4 heads 2, 0 and 3, and one more outside layers 7 to 13
     low = rankings(lens, ["stable_rank:low"])["stable_rank:low"]
     assert heads == {0: low[0][:1], 1: low[1]}
     assert mlps == [1]

@@ -1,4 +1,6 @@
-"""A sweep with a model: its rows against plain forecasts; kills, other engines and other configurations."""
+"""A sweep with a model: its rows against plain forecasts; kills, other engines and
+other configurations.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +199,8 @@ def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
         "name": "short",
     }
     outcome = run_sweep(parse_config(other), path)
-    # only the seasonal naive forecast does not depend on the context that the model is shown
+    # only the seasonal naive forecast does not depend on the context that the model is
+    # shown
     assert outcome.resumed == 4
     cells = Store(path).read_plan("short").cells
     short = table_of(path, list(cells["key"]))
@@ -265,7 +268,8 @@ def test_kills_end_in_the_same_table(
     hits, turn = 0, 0
     while hits < 12:
         if turn:
-            # so few kills let it finish: it is whole, and the next ones hit a sweep that begins anew
+            # so few kills let it finish: it is whole, and the next ones hit a sweep
+            # that begins anew
             same_numbers(table_of(path), table_of(undisturbed))
             shutil.rmtree(path)
         hits += kill_often(
@@ -285,7 +289,9 @@ def test_kills_end_in_the_same_table(
 
 
 def same_numbers(found: pd.DataFrame, expected: pd.DataFrame) -> None:
-    """To the last bit: neither engine nor kills nor the order of groups decide how variants are batched."""
+    """To the last bit: neither engine nor kills nor the order of groups decide how
+    variants are batched.
+    """
     pd.testing.assert_frame_equal(found, expected, check_exact=True)
 
 

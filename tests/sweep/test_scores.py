@@ -1,4 +1,6 @@
-"""Sums against gluonts's own evaluation of all windows at once; distances against scipy one pair at a time."""
+"""Sums against gluonts's own evaluation of all windows at once; distances against scipy
+one pair at a time.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ DEFINITIONS = {
 
 
 def drawn(rng: np.random.Generator, n: int, horizon: int) -> dict[str, Any]:
-    """Windows with everything that goes wrong in a benchmark: gaps, zeros, constant and empty contexts."""
+    """Windows with everything that goes wrong in a benchmark: gaps, zeros, constant and
+    empty contexts.
+    """
     context = rng.normal(size=(n, 20)) * 10.0 ** rng.integers(-3, 4, size=(n, 1))
     context[rng.random(context.shape) < 0.1] = np.nan
     label = rng.normal(size=(n, horizon)) + rng.integers(-2, 3, size=(n, 1))
@@ -206,7 +210,9 @@ def sbd(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def hellinger(x: np.ndarray, y: np.ndarray) -> float:
-    """Hellinger distance of the spectra by a sum over frequencies, each folded as a real signal's."""
+    """Hellinger distance of the spectra by a sum over frequencies, each folded as a
+    real signal's.
+    """
 
     def share(z: np.ndarray) -> np.ndarray:
         n = len(z)

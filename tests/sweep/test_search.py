@@ -22,7 +22,8 @@ from tsfm_lens.sweep.planner.search import (
     sequential,
 )
 
-# of the normal integral by which the bounds are checked, in several dimensions and at the tails
+# of the normal integral by which the bounds are checked, in several dimensions and at
+# the tails
 QUADRATURE = 0.05
 
 CURVES = st.lists(
@@ -103,7 +104,8 @@ def test_bounds_spend_alpha_under_the_joint_distribution_of_the_looks(
 ) -> None:
     shares = (0.2, 0.5, 0.6, 1.0)
     bounds = spending_bounds(shares, alpha)
-    # the correlation of two samples' means about that of all, one part of the other, drawn without replacement
+    # the correlation of two samples' means about that of all, one part of the other,
+    # drawn without replacement
     information = [share / (1 - share) for share in shares[:-1]]
     joint = [[np.sqrt(min(a, b) / max(a, b)) for a in information] for b in information]
     stays = multivariate_normal(cov=joint, seed=0).cdf(bounds)
@@ -165,7 +167,9 @@ def test_clear_cases_are_decided_early_and_as_the_scan_decides(sets: list[str]) 
 
 
 def test_the_answer_differs_from_the_scan_about_as_rarely_as_asked() -> None:
-    """Curves that hug the tolerance, so that every count is hard, and heavy-tailed errors of unequal series."""
+    """Curves that hug the tolerance, so that every count is hard, and heavy-tailed
+    errors of unequal series.
+    """
     runs, wrong, used, alpha = 300, 0, 0.0, 0.1
     for seed in range(runs):
         rng = np.random.default_rng([seed, 5])

@@ -210,7 +210,9 @@ def test_wrong_gluonts_datasets(
         "data.csv": "gluonts reads no data.csv: expected .json",
         "text.json": "text.json is not a dataset of gluonts: line 1 is no JSON",
         "cut.arrow": "cut.arrow is not a dataset",
-        "bare.json": "bare.json holds entries with target, expected 'start' and 'target'",
+        "bare.json": (
+            "bare.json holds entries with target, expected 'start' and 'target'"
+        ),
         "word.json": "word.json is not a dataset of gluonts: .*'x'",
         "twice.json": "twice.json: .*'i0' more than once",
         "list.json": r"list.json holds \[1, 2\]",
@@ -270,7 +272,8 @@ def test_folders_in_the_layout_of_gift_eval(tmp_path: Path) -> None:
     expect_error(r"'mine/short' is in the configuration more than once", sets, own, own)
 
 
-# --- values that are not there -------------------------------------------------------------------------------------
+# --- values that are not there
+# -------------------------------------------------------------------------------------
 
 
 def with_gap(values: np.ndarray, gap: slice) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Sums, changes and their intervals against loops, closed forms and simulated studies with a known effect."""
+"""Sums, changes and their intervals against loops, closed forms and simulated studies
+with a known effect.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def simulated(
     within: float,
     variants: int = 1,
 ) -> pd.DataFrame:
-    """Studies whose true change is 0.1: datasets differ by ``between``, series by ``within``, scales by a lot."""
+    """Studies whose true change is 0.1: datasets differ by ``between``, series by
+    ``within``, scales by a lot.
+    """
     plain = np.exp(
         rng.normal(size=(datasets, 1)) + 0.3 * rng.normal(size=(datasets, series))
     )
@@ -246,7 +250,8 @@ def test_series_are_compared_on_the_same_windows_only() -> None:
         found = changes(given).iloc[0]
         assert found["n_series"] == 3
         assert found[["baseline", "value"]].tolist() == pytest.approx([1.0, 2.0])
-    # what is left of dataset a has no geometric mean, whatever the series that is not compared says
+    # what is left of dataset a has no geometric mean, whatever the series that is not
+    # compared says
     perfect = frame[~lost].copy()
     exact = perfect.eval("variant == 'v' and dataset == 'a' and item == 'y'")
     perfect.loc[exact, "scaled_error"] = 0.0
@@ -360,7 +365,8 @@ def test_names_and_duplicates_of_series_and_datasets_change_nothing(
         assert_close(changes(retained)[same], want[same], depth=1000)
         twice = ["d00 holds the same series as copy; they count once."]
         assert notes == (twice if what == "a dataset twice" else [])
-    # one more copy of a series weighs more in its dataset's metric, and is no other witness
+    # one more copy of a series weighs more in its dataset's metric, and is no other
+    # witness
     retained, _ = counted_once(
         pd.concat([sums, first[first["item"] == "s0"].assign(item="copy")])
     )
@@ -368,7 +374,9 @@ def test_names_and_duplicates_of_series_and_datasets_change_nothing(
 
 
 def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
-    """Three horizons on the same series, with the same errors, leave value, interval, p-value and units as they are."""
+    """Three horizons on the same series, with the same errors, leave value, interval,
+    p-value and units as they are.
+    """
     rng = np.random.default_rng(4)
     numbers = ["value", "baseline", "change", "lower", "upper", "median"]
     numbers += ["least", "most", "p_value", "units"]
@@ -422,7 +430,8 @@ def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
 
 
 LOW, HIGH = "stable_rank:low", "stable_rank:high"
-# log rise of the error by layer, order and heads ablated: in layer 0 one order is far better, in layer 1 none is
+# log rise of the error by layer, order and heads ablated: in layer 0 one order is far
+# better, in layer 1 none is
 RISES = {
     (0, LOW, 1): 0.0,
     (0, HIGH, 1): 0.4,

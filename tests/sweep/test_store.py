@@ -1,4 +1,6 @@
-"""A store keeps each finished cell once and whole, whatever happens to the process, and notices every damage."""
+"""A store keeps each finished cell once and whole, whatever happens to the process, and
+notices every damage.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +192,10 @@ def test_another_schema_is_never_mixed_in(store: Store, version: int) -> None:
     about = json.loads(marker.read_text())
     assert about["schema"] == SCHEMA_VERSION
     marker.write_text(json.dumps({**about, "schema": version}))
-    both = f"has schema version {version}, and this tsfm-lens reads version {SCHEMA_VERSION}"
+    both = (
+        f"has schema version {version}, and this tsfm-lens reads version"
+        f" {SCHEMA_VERSION}"
+    )
     expect_error(both, Store, store.path, create=False)
 
 
@@ -208,7 +213,8 @@ def test_a_lock_excludes_others_until_it_ends(
         assert (first, second, third) == (True, False, True)
     with store.lock("key") as again:
         assert again
-    # the kernel frees the lock of a process that is killed; its file stays, and is in nobody's way
+    # the kernel frees the lock of a process that is killed; its file stays, and is in
+    # nobody's way
     process = start_process(toys.hold_lock, store.path, "key", tmp_path)
     wait_for(lambda: toys.notes_of(tmp_path, "lock") == [["True"]])
     with store.lock("key") as taken:
@@ -252,7 +258,8 @@ def truncate(path: Path) -> None:
 
 def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    # random numbers do not compress, so they stand there as they are, and only the page's checksum can tell
+    # random numbers do not compress, so they stand there as they are, and only the
+    # page's checksum can tell
     value = toys.toy_rows(CELLS[:1]).column("error")[1].as_py()
     content[content.index(struct.pack("<d", value))] ^= 1
     path.write_bytes(content)
@@ -260,7 +267,8 @@ def flip_a_bit(path: Path) -> None:
 
 def lie_about_cells(path: Path) -> None:
     content = path.read_bytes()
-    # the rows are compressed, so the last is the list of cells; both keys have the same length
+    # the rows are compressed, so the last is the list of cells; both keys have the same
+    # length
     position = content.rindex(CELLS[1].encode())
     path.write_bytes(
         content[:position] + CELLS[5].encode() + content[position + len(CELLS[5]) :]
@@ -321,7 +329,8 @@ def test_no_bit_of_a_file_changes_what_is_read(store: Store) -> None:
     path = store.write(toys.toy_rows(CELLS[:2]), CELLS[:2])
     full = store.read(CELLS[:2])
     content = path.read_bytes()
-    # names and types of columns stand in the footer, whose length stands before the last four bytes
+    # names and types of columns stand in the footer, whose length stands before the
+    # last four bytes
     footer = int.from_bytes(content[-8:-4], "little") + 8
     unnoticed = 0
     for position, bit in choose_bits(content, footer):

@@ -1,4 +1,6 @@
-"""Variants: names by content, families of every architecture, and forecasts against edited weights."""
+"""Variants: names by content, families of every architecture, and forecasts against
+edited weights.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,8 @@ def test_every_family_of_every_architecture_runs(name: str) -> None:
         for key, out in zip(variants, outputs, strict=True)
     }
     assert moved["plain"] <= 1e-5 * float(plain.abs().max())
-    # a layer that attends between series may be without effect on one series; most must not be
+    # a layer that attends between series may be without effect on one series; most must
+    # not be
     assert np.mean([value > 0 for key, value in moved.items() if key != "plain"]) > 0.8
     frame = plan_frame(entries)
     assert set(frame["variant"]) == set(variants)

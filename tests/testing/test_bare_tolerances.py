@@ -15,7 +15,9 @@ ALLOWED = {("data/test_dysts.py", "make_trajectory")}
 
 
 def bare(source: str) -> Iterator[tuple[int, str]]:
-    """Line and function of every tolerance that is a literal other than 0, or is made with a small one."""
+    """Line and function of every tolerance that is a literal other than 0, or is made
+    with a small one.
+    """
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue

@@ -1,4 +1,6 @@
-"""Tolerances: wide enough for another order of summation, too narrow for a wrong number."""
+"""Tolerances: wide enough for another order of summation, too narrow for a wrong
+number.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The training loop, against a plain loop of torch; stopped, killed and resumed at any step."""
+"""The training loop, against a plain loop of torch; stopped, killed and resumed at any
+step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Losses of token and patch models against their definitions, and inputs that models draw themselves."""
+"""Losses of token and patch models against their definitions, and inputs that models
+draw themselves.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +137,8 @@ def test_with_a_floor_rows_count_by_the_logarithm_of_their_loss() -> None:
     future[1, 2:] = torch.nan
     past[3], future[4] = 1.0, torch.nan  # no spread, no future: both are left out
     stage = Stage(start=0, context=24, horizon=8, rows=5, mix={})
-    # the native loss of a row takes the mean over all of its steps, those that are missing counting as 0
+    # the native loss of a row takes the mean over all of its steps, those that are
+    # missing counting as 0
     there = (8, 2, 8)
     single = [
         patch_loss(model, past[row, None], future[row, None], stage).item()
@@ -170,9 +173,9 @@ def encoded(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     mask = torch.ones_like(ids)
     mask[2:, :5] = 0
     return {
-        "states": model.get_encoder()(
-            input_ids=ids, attention_mask=mask
-        ).last_hidden_state,
+        "states": (
+            model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        ),
         "mask": mask,
     }
 
@@ -182,7 +185,8 @@ def test_a_share_of_the_rows_is_led_by_the_models_own_forecast() -> None:
     inputs = torch.cat([torch.zeros(4, 1, dtype=torch.long), torch.full((4, 7), 9)], 1)
     given = encoded(model)
     led = own_forecasts(model, inputs, given, 1.0, seed=0)
-    # with one token to choose from it is the forecast that always takes the likeliest value, here without a cache
+    # with one token to choose from it is the forecast that always takes the likeliest
+    # value, here without a cache
     wanted = inputs[:, :1]
     for _ in range(7):
         logits = model(

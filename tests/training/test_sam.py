@@ -1,4 +1,6 @@
-"""Sharpness-aware minimisation against its definition, and against the optimiser that it wraps."""
+"""Sharpness-aware minimisation against its definition, and against the optimiser that
+it wraps.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_without_a_neighbourhood_it_is_the_base_optimiser_to_the_last_bit(
 
 
 def test_a_step_is_that_of_the_definition() -> None:
-    """In numpy, on a quadratic of two groups: one norm over both, gradient at ω + ε̂, applied at ω."""
+    """In numpy, on a quadratic of two groups: one norm over both, gradient at ω + ε̂,
+    applied at ω.
+    """
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((5, 5))
     curvature, rate, rho = matrix @ matrix.T / 10, 0.05, 0.7

@@ -108,5 +108,6 @@ def test_a_row_is_a_crop_of_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
         got = torch.cat([past[row], future[row]]).double().numpy()
         seen = ~np.isnan(got)
         want = CORPUS.values[crops.rows[row, 0], at][seen]
-        # level, sign and unit are a straight line, whose correlation is 1; a level of 200 deviations leaves float noise
+        # level, sign and unit are a straight line, whose correlation is 1; a level of
+        # 200 deviations leaves float noise
         assert abs(np.corrcoef(got[seen], want)[0, 1]) > 0.999

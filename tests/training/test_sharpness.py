@@ -1,4 +1,6 @@
-"""Sharpness and gradient noise against dense Hessians, planted spectra and closed forms."""
+"""Sharpness and gradient noise against dense Hessians, planted spectra and closed
+forms.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ DTYPES = (torch.float32, torch.float64)
 def planted(
     values: list[float], dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Callable[[], Tensor], Tensor]:
-    """A quadratic whose Hessian has these eigenvalues, in a random basis: weights, loss, basis."""
+    """A quadratic whose Hessian has these eigenvalues, in a random basis: weights,
+    loss, basis.
+    """
     generator = torch.Generator().manual_seed(1)
     basis, _ = torch.linalg.qr(
         torch.randn(len(values), len(values), generator=generator, dtype=torch.float64)
@@ -36,7 +40,9 @@ def planted(
 
 
 class Small(nn.Module):
-    """Attention with a fused kernel, a gated MLP and dropout, small enough for a dense Hessian."""
+    """Attention with a fused kernel, a gated MLP and dropout, small enough for a dense
+    Hessian.
+    """
 
     def __init__(self, *, dropout: float = 0.0) -> None:
         super().__init__()
@@ -66,7 +72,9 @@ def trained(
 
 
 def dense(model: nn.Module, losses: list[Callable[[], Tensor]]) -> Tensor:
-    """The Hessian of the mean loss, column by column through torch's own function of a flat vector."""
+    """The Hessian of the mean loss, column by column through torch's own function of a
+    flat vector.
+    """
     named = dict(model.named_parameters())
     sizes, shapes = (
         [weight.numel() for weight in named.values()],
@@ -166,7 +174,9 @@ def test_the_trace_is_that_of_the_hessian_within_its_error() -> None:
 
 
 def test_an_outlier_is_found_once_and_the_other_end_as_if_it_were_not_there() -> None:
-    """Vectors that drift from orthogonal find a converged end again and again, and never come to the other."""
+    """Vectors that drift from orthogonal find a converged end again and again, and
+    never come to the other.
+    """
     # the other end is so dense that it takes as many steps as there are eigenvalues
     values = [1e3, *(1 + np.linspace(0, 1, 59) ** 2).tolist()]
     weights, loss, _ = planted(values)

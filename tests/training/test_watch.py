@@ -1,4 +1,6 @@
-"""The watch: a training does not notice it, its record survives kills and resumes, and wrong use is told."""
+"""The watch: a training does not notice it, its record survives kills and resumes, and
+wrong use is told.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def seed(number: int) -> None:
 
 
 class Net(nn.Module):
-    """Everything that a look could disturb: dropout, running means, spectral normalisation, attention."""
+    """Everything that a look could disturb: dropout, running means, spectral
+    normalisation, attention.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +62,9 @@ class Net(nn.Module):
 
 
 class Case:
-    """A training whose every step draws from all generators, and what a watch may look at."""
+    """A training whose every step draws from all generators, and what a watch may look
+    at.
+    """
 
     name, identity = "net", "{}"
 

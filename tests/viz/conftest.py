@@ -1,4 +1,6 @@
-"""Planted results whose numbers are functions of the place, for checking figures as data."""
+"""Planted results whose numbers are functions of the place, for checking figures as
+data.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 @pytest.fixture
 def forecast() -> xr.Dataset:
-    """Quantile q of step h of series s is s*100 + h + 4*(q - 0.5); three sampled paths h + i."""
+    """Quantile q of step h of series s is s*100 + h + 4*(q - 0.5); three sampled paths
+    h + i.
+    """
     return planted.forecast(
         planted.rivers_and_roads(), {q: 4 * (q - 0.5) for q in QUANTILES}, range(3)
     )
@@ -26,7 +30,9 @@ def dated_forecast(forecast: xr.Dataset) -> xr.Dataset:
 
 @pytest.fixture
 def logit() -> xr.Dataset:
-    """40 bins of width 5 from -50; "embed" is uniform, "0" half uniform, "1" all on the truth's bin."""
+    """40 bins of width 5 from -50; "embed" is uniform, "0" half uniform, "1" all on the
+    truth's bin.
+    """
     on, value = planted.rivers_and_roads(), -50 + 5.0 * np.arange(40)
     sure = np.eye(40)[
         np.argmin(np.abs(value - on["truth"].values[:, :, None]), axis=-1)
@@ -54,7 +60,9 @@ def gain() -> xr.Dataset:
 
 @pytest.fixture
 def ablation() -> xr.Dataset:
-    """Component c has Spearman distance c/100 on "rivers" and three times that on "roads"."""
+    """Component c has Spearman distance c/100 on "rivers" and three times that on
+    "roads".
+    """
     rows = planted.components(2, 3, ("self_attn", "cross_attn"))
     count = np.arange(len(rows), dtype=float)
     distance = count[:, None] / 100 * np.array([1.0, 3.0])
@@ -66,7 +74,9 @@ def ablation() -> xr.Dataset:
 
 @pytest.fixture
 def attribution() -> xr.Dataset:
-    """Component c adds (c - 5) * (h + 1) logits; "expected_value" ten times that, in data units."""
+    """Component c adds (c - 5) * (h + 1) logits; "expected_value" ten times that, in
+    data units.
+    """
     rows = [planted.EMBED, *planted.components(2, 2, ("self_attn", "cross_attn"))]
     on = planted.rivers_and_roads()
     one = (np.arange(len(rows)) - 5.0)[:, None] * (on["step"].values + 1.0)
@@ -77,7 +87,9 @@ def attribution() -> xr.Dataset:
 
 @pytest.fixture
 def attention() -> xr.Dataset:
-    """Patches of 4 over 12 context steps and a REG key; queries are two forecast steps and START."""
+    """Patches of 4 over 12 context steps and a REG key; queries are two forecast steps
+    and START.
+    """
     q, k = np.arange(3)[:, None], np.arange(4)
     raw = (
         1.0

@@ -18,7 +18,8 @@ from tsfm_lens.viz.printing import COLUMNS, DASHES, SYMBOLS
 
 TOLD_APART = 10.0
 DEFICIENCIES = ("deuteranomaly", "protanomaly", "tritanomaly")
-# the two sides of every contrast: forecast and change, original and ablated, more and less
+# the two sides of every contrast: forecast and change, original and ablated, more and
+# less
 CONTRASTS = (
     (theme.BLUE, theme.VERMILION),
     (theme.BLUE, theme.ORANGE),

@@ -1,4 +1,6 @@
-"""Rules of figures at their edges: gaps, missing values, padded dates, two stacks, empty bounds."""
+"""Rules of figures at their edges: gaps, missing values, padded dates, two stacks,
+empty bounds.
+"""
 
 from __future__ import annotations
 

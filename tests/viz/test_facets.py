@@ -1,4 +1,6 @@
-"""Two models side by side: nothing is lost, what means the same is on one scale, the rest is refused."""
+"""Two models side by side: nothing is lost, what means the same is on one scale, the
+rest is refused.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_two_attention_maps_keep_the_series_over_their_keys(
 
 
 def test_composed_panels_have_letters_and_one_legend() -> None:
-    """Four figures in two rows: no panel lies on another, and each axis is used by the traces of its figure."""
+    """Four figures in two rows: no panel lies on another, and each axis is used by the
+    traces of its figure.
+    """
     fan, maps = (
         viz.forecast_fan(planted.forecast()),
         viz.ablation_heatmap(planted.ablation()),

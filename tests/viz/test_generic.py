@@ -1,4 +1,6 @@
-"""Any variable of a labelled result is drawn from its dimensions: the traces hold the values of the dataset."""
+"""Any variable of a labelled result is drawn from its dimensions: the traces hold the
+values of the dataset.
+"""
 
 from __future__ import annotations
 

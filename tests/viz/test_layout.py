@@ -1,4 +1,6 @@
-"""Room for words on sheets, and figures for print: column widths, type, lines told apart without colour."""
+"""Room for words on sheets, and figures for print: column widths, type, lines told
+apart without colour.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +178,9 @@ def test_a_saved_figure_has_the_width_of_its_column(tmp_path: Path) -> None:
 @pytest.mark.browser
 @needs_browser
 def test_a_pdf_holds_the_whole_figure_at_its_size() -> None:
-    """What is drawn first is the page's ground: all of the figure, from the corner on, at 3/4 of a point a pixel."""
+    """What is drawn first is the page's ground: all of the figure, from the corner on,
+    at 3/4 of a point a pixel.
+    """
     pytest.importorskip("kaleido")
     content = saving.rendered(go.Figure(layout={"width": 400, "height": 300}), "pdf")
     packed = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", content, re.DOTALL)

@@ -1,4 +1,6 @@
-"""Figures hold the numbers of planted results: maps their cells, lines their values; and they refuse other results."""
+"""Figures hold the numbers of planted results: maps their cells, lines their values;
+and they refuse other results.
+"""
 
 from __future__ import annotations
 

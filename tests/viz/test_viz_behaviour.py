@@ -1,4 +1,6 @@
-"""Figures of induction, motifs, parroting and lines of thought show the numbers of their results."""
+"""Figures of induction, motifs, parroting and lines of thought show the numbers of
+their results.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ HORIZON = 8
 
 @cache
 def results() -> dict[str, xr.Dataset]:
-    """Of three items with a covariate: a short and a long cut, and the effects over all."""
+    """Of three items with a covariate: a short and a long cut, and the effects over
+    all.
+    """
     rng = np.random.default_rng(0)
     items = []
     for _ in range(3):
@@ -52,7 +54,9 @@ def by_step(ds: xr.Dataset) -> np.ndarray:
 
 
 def groups(ds: xr.Dataset) -> list[np.ndarray]:
-    """Places of each stretch of the target, and of the covariate (the second series) in all, largest first."""
+    """Places of each stretch of the target, and of the covariate (the second series) in
+    all, largest first.
+    """
     steps, row = by_step(ds), ds["row"].values
     parts = [*np.flatnonzero(row == 0)[:, None], np.flatnonzero(row == 1)]
     return sorted(parts, key=lambda places: -np.abs(steps[places].sum(0)).mean())
@@ -154,12 +158,10 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     # a mean that hides the moves of single steps is told beside their size
     steps = np.where(np.arange(HORIZON) % 2, -60.0, 59.0)
     alone = xr.DataArray(steps, dims="step") * (exact["segment"] == "k, past")
-    (hidden, *_) = read_inputs(
-        exact.assign(attribution=exact["attribution"] * 0 + alone)
-    )
+    hidden, *_ = read_inputs(exact.assign(attribution=exact["attribution"] * 0 + alone))
     assert (
-        "Largest effects: k in total by 59.5 (down by 0.5 on average, up at 4 of 8 steps)"
-        in hidden
+        "Largest effects: k in total by 59.5 (down by 0.5 on average, up at 4 of 8"
+        " steps)" in hidden
     )
     assert (
         "the explanation holds in part (criteria below)."

@@ -1,4 +1,6 @@
-"""What does not stand out of the noise is drawn as such, in every kind of mark, and nothing else is."""
+"""What does not stand out of the noise is drawn as such, in every kind of mark, and
+nothing else is.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def judged(
     stands: np.ndarray,
     reach: float = 0.02,
 ) -> xr.Dataset:
-    """With planted findings: the median over series, a range of this reach, and what is significant."""
+    """With planted findings: the median over series, a range of this reach, and what is
+    significant.
+    """
     size = ds[name].median("series").transpose(*dims).values
     parts = {
         "size": size,
@@ -106,7 +110,8 @@ def test_bars_of_an_attribution_are_hatched_in_the_noise(
         .values
     )
     share = mean / mean.sum(axis=1, keepdims=True)
-    # half of the components are significant in the first decomposition, a tenth in the second
+    # half of the components are significant in the first decomposition, a tenth in the
+    # second
     floor = np.array(
         [np.quantile(row, level) for row, level in zip(share, (0.5, 0.9), strict=True)]
     )

@@ -1,4 +1,6 @@
-"""Figures of heavy ablations, lens logits, the stream's writers and patch attention, as data."""
+"""Figures of heavy ablations, lens logits, the stream's writers and patch attention, as
+data.
+"""
 
 from __future__ import annotations
 

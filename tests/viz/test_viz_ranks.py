@@ -20,7 +20,10 @@ KINDS = ("weight_ranks", "row_angles", "embedding_ranks", "flow_of_ranks")
 def test_weights_whose_ranks_cannot_be_told_are_left_empty() -> None:
     ds = planted.weight_ranks()
     assert read_weight_ranks(ds, 0.1) == [
-        "At ε = 0.1 the median matrix uses this share of its directions: W_Q (50 %) and W_in (100 %).",
+        (
+            "At ε = 0.1 the median matrix uses this share of its directions: W_Q (50 %)"
+            " and W_in (100 %)."
+        ),
         "Smallest share: encoder.0.self_attn.W_Q (25 %).",
     ]
     assert read_weight_ranks(ds, 0.01) == [
@@ -31,9 +34,10 @@ def test_weights_whose_ranks_cannot_be_told_are_left_empty() -> None:
 def test_families_are_told_apart_only_where_their_intervals_are() -> None:
     ds = planted.embedding_ranks()
     first, second = read_embedding_ranks(ds, 0.1)
-    assert first == (
-        "Directions used by embedded tokens at ε = 0.1: own series (2), white noise (3) and zero (1); possible are at "
-        "most 3."
+    assert (
+        first
+        == "Directions used by embedded tokens at ε = 0.1: own series (2), white noise"
+        " (3) and zero (1); possible are at most 3."
     )
     assert "white noise (2.7 to 3.5)" in second
 
@@ -42,7 +46,10 @@ def test_the_flow_is_told_by_its_size() -> None:
     ds = planted.flow_of_ranks()
     text = read_flow(ds, 0.1)
     assert text[:2] == [
-        "At ε = 0.1 the stream uses, of 4 directions, 1 at the embedding to 4 at layer 1.",
+        (
+            "At ε = 0.1 the stream uses, of 4 directions, 1 at the embedding to 4 at"
+            " layer 1."
+        ),
         "W_Q uses, of 3 directions, 2 at layer 0 to 3 at layer 1.",
     ]
     assert ": layer 1 (+3, " in text[2]
@@ -54,7 +61,8 @@ def test_the_flow_is_told_by_its_size() -> None:
         ds.assign(bound=xr.full_like(ds["bound"], value)) for value in (2.0, 0.7)
     )
     assert read_bound(loose) == [
-        "The bound of theorem 4 applies to 2 of 2 layers and is exceeded 0 times (it ignores norms and MLPs)."
+        "The bound of theorem 4 applies to 2 of 2 layers and is exceeded 0 times (it"
+        " ignores norms and MLPs)."
     ]
     # 1 of the stream after layer 0 and 4 of that after layer 1
     assert "is exceeded 5 times" in read_bound(tight)[0]

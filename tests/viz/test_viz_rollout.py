@@ -1,4 +1,6 @@
-"""Maps of where heads look: rollouts, flow, norms, entropy; and what becomes of them when they are long."""
+"""Maps of where heads look: rollouts, flow, norms, entropy; and what becomes of them
+when they are long.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Figures of sweeps carry exactly the numbers of their results: values, intervals, significance."""
+"""Figures of sweeps carry exactly the numbers of their results: values, intervals,
+significance.
+"""
 
 from __future__ import annotations
 

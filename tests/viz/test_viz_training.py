@@ -1,4 +1,6 @@
-"""Figures of watched trainings show the numbers of their results, and their sections tabulate and read them."""
+"""Figures of watched trainings show the numbers of their results, and their sections
+tabulate and read them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ HEADS, TOKENS, STEPS = 2, 5, (0, 10, 20, 30)
 
 
 def patterns(step: int, sharp: float) -> dict[str, torch.Tensor]:
-    """Attention that comes nearer to the identity with the steps; the second head is even."""
+    """Attention that comes nearer to the identity with the steps; the second head is
+    even.
+    """
     share = sharp * step / STEPS[-1]
     head = share * torch.eye(TOKENS) + (1 - share) / TOKENS
     even = torch.full((TOKENS, TOKENS), 1 / TOKENS)
@@ -117,7 +121,8 @@ def test_measures_are_drawn_as_they_are() -> None:
     np.testing.assert_array_equal(
         heads, ds["entropy"].transpose("layer", "head", "step").values.reshape(4, -1)
     )
-    # a loss that falls by more than a factor of 30 has a logarithmic axis, and all layers have one log D
+    # a loss that falls by more than a factor of 30 has a logarithmic axis, and all
+    # layers have one log D
     assert next(axis.type for axis in fig.select_yaxes()) == "log"
     assert np.log(TOKENS) in [shape.y0 for shape in fig.layout.shapes]
     assert {"log 5", "identity", "one row for all", "even"} <= {

@@ -1,4 +1,6 @@
-"""Figures in a real browser, on the screen and in both columns of print: no text lies on another or is cut off."""
+"""Figures in a real browser, on the screen and in both columns of print: no text lies
+on another or is cut off.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ def page(
         f"<script>{script}</script>" for script in (get_plotlyjs(), faults)
     )
     path.write_text(
-        f"<!DOCTYPE html><meta charset='utf-8'><body style='margin: 0'><div id='plot'></div>{scripts}"
+        "<!DOCTYPE html><meta charset='utf-8'><body style='margin: 0'><div"
+        f" id='plot'></div>{scripts}"
     )
     browser = new_browser("--window-size=1600,1200")
     browser.get(path.as_uri())
@@ -78,7 +81,9 @@ def faults(page: Any) -> Faults:
 
 
 def everywhere(fig: go.Figure) -> Iterator[tuple[str, go.Figure, float]]:
-    """A figure as it is shown: wide, as narrow as pages make it, and in the columns of print that it fits."""
+    """A figure as it is shown: wide, as narrow as pages make it, and in the columns of
+    print that it fits.
+    """
     narrow = fig.layout.meta["min_width"]
     yield "notebook", fig, max(SCREEN, narrow)
     yield "screen", untitled(fig), max(SCREEN, narrow)
@@ -189,7 +194,9 @@ def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> No
 def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(
     faults: Faults, page: Any, width: int
 ) -> None:
-    """The camera-ready figure of two models: ablation map, attention and lens of each, and the maps as a pair."""
+    """The camera-ready figure of two models: ablation map, attention and lens of each,
+    and the maps as a pair.
+    """
     maps, looks = (
         viz.ablation_heatmap(planted.ablation()),
         viz.attention_map(planted.attention()),
@@ -204,7 +211,8 @@ def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(
         sheet = viz.compose(figures, width)
         assert faults(sheet, sheet.layout.width) == []
         sizes = page.execute_script(
-            "return [...document.querySelectorAll('#plot text')].map(t => parseFloat(getComputedStyle(t).fontSize))"
+            "return [...document.querySelectorAll('#plot text')].map(t =>"
+            " parseFloat(getComputedStyle(t).fontSize))"
         )
         scale = sheet.layout.meta["print_scale"]
         assert scale * min(sizes) / PIXELS_PER_POINT >= LEAST_TYPE

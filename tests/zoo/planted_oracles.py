@@ -1,4 +1,6 @@
-"""What must hold of every planted model, whatever its format: oracles that know its card and its rule alone."""
+"""What must hold of every planted model, whatever its format: oracles that know its
+card and its rule alone.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ from tsfm_lens.zoo.planted.patches import DECILES, PATCH, SIGNAL
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EFFECT, HEARD = 20, 0.1
-"""Of an effect, in tolerances; of another output of a part, in its longest: parts hear one another wholly or not."""
+"""Of an effect, in tolerances; of another output of a part, in its longest: parts hear
+one another wholly or not.
+"""
 
 
 @lru_cache(maxsize=4)
@@ -46,7 +50,9 @@ def open_tiny(planted: Planted) -> Lens:
 
 
 def tolerance(*series: Array) -> float:
-    """Rounding of a stream whose coordinates are of the order of 1, on values that are `SIGNAL` of a deviation."""
+    """Rounding of a stream whose coordinates are of the order of 1, on values that are
+    `SIGNAL` of a deviation.
+    """
     return rounding(
         "float32", max(float(np.std(one)) for one in series) / SIGNAL, depth=40
     )
@@ -65,8 +71,9 @@ def two_bins(*series: Array) -> float:
 class Format:
     """What differs between formats.
 
-    Tokens of the longest context; what is done to values; the largest error of a series and of the card; and in
-    errors, the least effect of a part that is needed, the largest of others and of a turn of the stream.
+    Tokens of the longest context; what is done to values; the largest error of a series
+    and of the card; and in errors, the least effect of a part that is needed, the
+    largest of others and of a turn of the stream.
     """
 
     tokens: int = 0
@@ -96,7 +103,8 @@ def find_format(card: Card) -> Format:
 
 
 def select_series(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
-    """White noise, noisy seasons and random walks, of lengths that the card allows and that fill no whole patch.
+    """White noise, noisy seasons and random walks, of lengths that the card allows and
+    that fill no whole patch.
 
     Of a model of bins, series of its rule's own kind.
     """
@@ -118,7 +126,9 @@ def select_series(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
 
 
 def assert_follows_rule(planted: Planted) -> None:
-    """The point forecast is the rule's closed form on random series, and the card's error is no larger."""
+    """The point forecast is the rule's closed form on random series, and the card's
+    error is no larger.
+    """
     card, of = planted.card, find_format(planted.card)
     run = open_tiny(planted).run(select_series(card), card.horizon)
     for forecasts in (run.point, run.path) if run.tokens_read else (run.point,):
@@ -133,9 +143,12 @@ def assert_follows_rule(planted: Planted) -> None:
 
 
 def make_moves(card: Card) -> Iterator[tuple[Array, float, float]]:
-    """A series short enough that every value can be moved, by how much, and how far off the forecast may be then."""
+    """A series short enough that every value can be moved, by how much, and how far off
+    the forecast may be then.
+    """
     if card.architecture == chronos.NAME:
-        # what finds its place by values must still know a value that is moved; a mean shares the move out
+        # what finds its place by values must still know a value that is moved; a mean
+        # shares the move out
         bins, off = (
             (100, 0.8) if isinstance(card.rule, LocalMean | LinearTrend) else (20, 3.0)
         )
@@ -155,7 +168,9 @@ def make_moves(card: Card) -> Iterator[tuple[Array, float, float]]:
 
 
 def assert_inputs_matter_as_stated(planted: Planted) -> None:
-    """Moving one value moves the forecast by the rule's weight of it, whatever the instance norm does."""
+    """Moving one value moves the forecast by the rule's weight of it, whatever the
+    instance norm does.
+    """
     card = planted.card
     for base, step, allowed in make_moves(card):
         point = (
@@ -183,7 +198,9 @@ def list_parts(lens: Lens) -> list[str]:
 
 
 def assert_parts_matter_as_stated(planted: Planted) -> None:
-    """Without a mechanism's part the forecast is another one; without a decoy or a part off the card it is the same."""
+    """Without a mechanism's part the forecast is another one; without a decoy or a part
+    off the card it is the same.
+    """
     card, of = planted.card, find_format(planted.card)
     run = open_tiny(planted).run(select_series(card, count=3), card.horizon)
     bounds = np.array([of.bound(one) for one in run.batch.values])[:, None]
@@ -227,7 +244,9 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
 
 
 def assert_edges_are_those_stated(planted: Planted) -> None:
-    """A part hears another directly, all between them held as they were, if and only if the card has the edge."""
+    """A part hears another directly, all between them held as they were, if and only if
+    the card has the edge.
+    """
     card, lens = planted.card, open_tiny(planted)
     series = select_series(card, count=3)
     parts = [part for part in card.parts if part.role != "decoy"]
@@ -306,7 +325,9 @@ def expected_keys(looks: Attends, n_queries: int, n_keys: int) -> dict[int, list
 
 
 def assert_heads_look_where_stated(planted: Planted) -> None:
-    """Every head on the card gives all keys that it names the same attention; on noise, where values do not matter."""
+    """Every head on the card gives all keys that it names the same attention; on noise,
+    where values do not matter.
+    """
     card, of = planted.card, find_format(planted.card)
     series = [np.random.default_rng(0).standard_normal(card.context[1])]
     if not of.tokens:
@@ -339,7 +360,9 @@ def assert_heads_look_where_stated(planted: Planted) -> None:
 
 
 def assert_saved_is_the_same(planted: Planted, folder: Path) -> None:
-    """Opened by the native loader, the model makes the same forecast bit for bit, and its card says the same."""
+    """Opened by the native loader, the model makes the same forecast bit for bit, and
+    its card says the same.
+    """
     planted.save(folder)
     lens, card = open_planted(folder)
     assert card == planted.card
@@ -353,7 +376,9 @@ def assert_saved_is_the_same(planted: Planted, folder: Path) -> None:
 
 
 def assert_same_in_any_basis(planted: Planted, plain: Planted) -> None:
-    """Turned, the weights are others and the forecast, the parts and the rule are the same."""
+    """Turned, the weights are others and the forecast, the parts and the rule are the
+    same.
+    """
     card = planted.card
     series, of = select_series(card), find_format(card)
     for one, *values in zip(

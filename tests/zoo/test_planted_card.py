@@ -1,4 +1,6 @@
-"""Cards of planted models: written and read, complete or refused; rules against brute force; what all formats share."""
+"""Cards of planted models: written and read, complete or refused; rules against brute
+force; what all formats share.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,9 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 def by_hand(
     rule: SeasonalCopy | LocalMean | LinearTrend | Gate, x: list[float], horizon: int
 ) -> list[float]:
-    """The rule's definition, a value at a time, of the mean of the contexts that end earlier."""
+    """The rule's definition, a value at a time, of the mean of the contexts that end
+    earlier.
+    """
     unit, most = sum(map(abs, x)) / len(x), max(rule.ago)
     x = [
         sum(x[i + most - ago] for ago in rule.ago) / len(rule.ago)

@@ -1,4 +1,6 @@
-"""The planted covariate: forecasts by its rule, parts that matter, where its head looks, and turned streams."""
+"""The planted covariate: forecasts by its rule, parts that matter, where its head
+looks, and turned streams.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,8 @@ def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) ->
     layer, _, head = looks.component.split(".")
     generator = torch.Generator().manual_seed(0)
     context = torch.randn(4, 40, generator=generator)
-    # two items: a target and its covariate each, of which the second knows one value of the last patch alone
+    # two items: a target and its covariate each, of which the second knows one value of
+    # the last patch alone
     future = torch.full((4, HORIZON), torch.nan)
     future[1] = torch.randn(HORIZON, generator=generator)
     future[3, : PATCH + 1] = torch.randn(PATCH + 1, generator=generator)

@@ -1,4 +1,6 @@
-"""Variants of one forward at the cost of their differences: what is unchanged is replayed, the rest side by side."""
+"""Variants of one forward at the cost of their differences: what is unchanged is
+replayed, the rest side by side.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ from tsfm_lens.models.batching import (
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import forward_ranges
 
-# multiplications that take about as long as the overhead of a pass of any size: a few milliseconds
+# multiplications that take about as long as the overhead of a pass of any size: a few
+# milliseconds
 _PASS = 50_000_000
 
 
@@ -56,7 +59,9 @@ class Variant:
 
 
 class Start(NamedTuple):
-    """First place at which a variant differs; layer -1 is a stack's input, heads: only after the heads' outputs."""
+    """First place at which a variant differs; layer -1 is a stack's input, heads: only
+    after the heads' outputs.
+    """
 
     stack: int
     layer: int
@@ -73,9 +78,11 @@ def run_variants(
     replay: bool = True,
     read: Callable[[Tensor, Encoded], Tensor] | None = None,
 ) -> Tensor:
-    """Compute the single-forward output of every variant, (variant, …) with the axes of ``lens.forward`` behind.
+    """Compute the single-forward output of every variant, (variant, …) with the axes of
+    ``lens.forward`` behind.
 
-    The batch runs in parts if memory is short; variants run one by one while the caller has hooks set.
+    The batch runs in parts if memory is short; variants run one by one while the caller
+    has hooks set.
 
     Args:
         lens: the model.
@@ -83,7 +90,8 @@ def run_variants(
         variants: the models.
         max_rows: series times variants that run side by side at most.
         replay: False computes everything anew (the result is the same).
-        read: reduces outputs (…, with the axes of ``lens.forward`` behind) of a batch or a part of it.
+        read: reduces outputs (…, with the axes of ``lens.forward`` behind) of a batch
+            or a part of it.
 
     Raises:
         InputError: max_rows below 1, or too little memory.
@@ -109,7 +117,8 @@ def run_variants(
         if not acts_by_place(item, point)
     ]
     untrimmed = (
-        f"give fewer series at once, since what is done at {full[0]} may look at several of them"
+        f"give fewer series at once, since what is done at {full[0]} may look at"
+        " several of them"
         if full
         else ""
     )
@@ -136,7 +145,9 @@ def run_variants(
 def iterate_points(
     lens: Lens, *variants: Variant
 ) -> Iterator[tuple[Intervention, Point]]:
-    """Iterate over interventions and the hook points of each; UnknownNameError for an unknown target."""
+    """Iterate over interventions and the hook points of each; UnknownNameError for an
+    unknown target.
+    """
     for intervention in (
         item for variant in variants for item in variant.interventions
     ):
@@ -145,7 +156,9 @@ def iterate_points(
 
 
 def side_by_side(variants: Sequence[Variant], rows: int) -> list[Intervention]:
-    """Restrict interventions to the blocks of rows that their variants are in one batch."""
+    """Restrict interventions to the blocks of rows that their variants are in one
+    batch.
+    """
     edits = []
     for block, variant in enumerate(variants):
         for intervention in variant.interventions:
@@ -172,12 +185,15 @@ def _rows_abreast(lens: Lens, encoded: Encoded, variants: int, max_rows: int) ->
 def _within_memory(
     lens: Lens, work: OnePass, variants: Sequence[Variant], rows: int, replay: bool
 ) -> Tensor:
-    """Sweep over a part of a batch; with fewer variants side by side where that runs out of memory."""
+    """Sweep over a part of a batch; with fewer variants side by side where that runs
+    out of memory.
+    """
     while True:
         try:
             return sweep(lens, work, variants, max_rows=rows, replay=replay)
         except OtherCalls:
-            # a model that runs its modules several times a forward; nothing of it can be handed back
+            # a model that runs its modules several times a forward; nothing of it can
+            # be handed back
             work, replay = replace(work, once=False), False
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error) or rows < 2 * work.rows or len(variants) == 1:
@@ -187,7 +203,9 @@ def _within_memory(
 
 @dataclass(frozen=True)
 class OnePass:
-    """Pass of a sweep: the model over copies of a batch, and the reduction of its output."""
+    """Pass of a sweep: the model over copies of a batch, and the reduction of its
+    output.
+    """
 
     encoded: Encoded
     run: Callable[[int], Tensor]
@@ -214,7 +232,8 @@ def sweep(
     wiring, model = lens.wiring, lens.adapter.model
     groups: dict[Start, list[int]] = {}
     for index, variant in enumerate(variants):
-        # without replay nothing is spared by where a variant begins, and all of them can run side by side
+        # without replay nothing is spared by where a variant begins, and all of them
+        # can run side by side
         groups.setdefault(_start(lens, variant) if replay else Start(0, -1), []).append(
             index
         )
@@ -265,7 +284,9 @@ def sweep(
 def _join(
     lens: Lens, groups: Mapping[Start, Sequence[int]], work: OnePass, abreast: int
 ) -> list[tuple[Start, list[int]]]:
-    """Join groups that run together from the first one's start, where that costs less than one pass more."""
+    """Join groups that run together from the first one's start, where that costs less
+    than one pass more.
+    """
     tokens = max(len(work.encoded.batch), work.rows) * max(
         len(spans) for spans in work.encoded.spans.values()
     )
@@ -344,7 +365,8 @@ def _start(lens: Lens, variant: Variant) -> Start:
                 Start(order[point.stack], point.layer, kinds.index(point.kind), late)
             )
         else:
-            # the stream before a branch; at the block's entry or later makes no difference to the savings
+            # the stream before a branch; at the block's entry or later makes no
+            # difference to the savings
             positions.append(Start(order[point.stack], point.layer))
     return min(
         positions, default=Start(len(order) - 1, lens.wiring.output_stack.n_layers)
@@ -352,12 +374,15 @@ def _start(lens: Lens, variant: Variant) -> Start:
 
 
 def _find_heads(wiring: Wiring, start: Start) -> tuple[str, str] | None:
-    """Return attention module and output projection of a branch that can go on from its heads' outputs."""
+    """Return attention module and output projection of a branch that can go on from its
+    heads' outputs.
+    """
     stack = wiring.stacks[start.stack]
     if not start.heads or not 0 <= start.layer < stack.n_layers:
         return None
     row = stack.rows(start.layer)[start.branch]
-    # inside torch's own attention the output matrix is no module that could be run alone
+    # inside torch's own attention the output matrix is no module that could be run
+    # alone
     if not isinstance(row, Attention) or row.z_inside or not _rows_lead(row):
         return None
     block = stack.block(start.layer)
@@ -365,7 +390,9 @@ def _find_heads(wiring: Wiring, start: Start) -> tuple[str, str] | None:
 
 
 def _rows_lead(row: Writer) -> bool:
-    """Return whether the first axis of a branch's tensors counts rows, so that variants can be stacked along it."""
+    """Return whether the first axis of a branch's tensors counts rows, so that variants
+    can be stacked along it.
+    """
     return not (
         row.z_layout if isinstance(row, Attention) else row.write.layout
     ).startswith("pos ")

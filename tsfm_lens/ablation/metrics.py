@@ -16,24 +16,30 @@ def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     if a.shape != b.shape:
         raise InputError(
-            f"forecasts of shapes {a.shape} and {b.shape} cannot be compared step by step"
+            f"forecasts of shapes {a.shape} and {b.shape} cannot be compared step by"
+            " step"
         )
     if a.shape[-1] < 2:
         raise InputError(
-            f"a rank correlation or another measure of shape needs at least 2 steps, got {a.shape[-1]}"
+            "a rank correlation or another measure of shape needs at least 2 steps,"
+            f" got {a.shape[-1]}"
         )
     return a, b
 
 
 def _of_rows(a: np.ndarray, b: np.ndarray, distances: np.ndarray) -> np.ndarray:
-    """Set distances of equal rows to 0, and of rows that are not finite in both forecasts to NaN."""
+    """Set distances of equal rows to 0, and of rows that are not finite in both
+    forecasts to NaN.
+    """
     finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
     separate = np.where((a == b).all(axis=-1), 0.0, distances)
     return np.where(finite, separate, np.nan)
 
 
 def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Subtract the mean of each row, in units of its largest value; return also whether rows vary at all."""
+    """Subtract the mean of each row, in units of its largest value; return also whether
+    rows vary at all.
+    """
     varies = x.max(axis=-1) > x.min(axis=-1)
     largest = np.abs(x).max(axis=-1, keepdims=True)
     with np.errstate(
@@ -50,7 +56,9 @@ def _inner(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _correlation_distance(
     a: np.ndarray, b: np.ndarray, product: Callable[..., np.ndarray] = _inner
 ) -> np.ndarray:
-    """Compute 1 - correlation of rows, Pearson's unless by another product; NaN of constant rows."""
+    """Compute 1 - correlation of rows, Pearson's unless by another product; NaN of
+    constant rows.
+    """
     (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
     size = np.sqrt(_inner(x, x) * _inner(y, y))
     varies = x_varies & y_varies & (size > 0)
@@ -59,10 +67,11 @@ def _correlation_distance(
 
 
 def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute 1 - rank correlation of two forecasts, step by step: 0 = same shape, 1 = unrelated, 2 = reversed.
+    """Compute 1 - rank correlation of two forecasts, step by step: 0 = same shape, 1 =
+    unrelated, 2 = reversed.
 
-    Equal forecasts have distance 0. A constant one has no order, so that its distance from any other is NaN, as is
-    that of a forecast that is not finite.
+    Equal forecasts have distance 0. A constant one has no order, so that its distance
+    from any other is NaN, as is that of a forecast that is not finite.
 
     Args:
         a, b: (…, step), at least 2 steps.
@@ -71,7 +80,8 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         (…) in [0, 2].
 
     Source:
-        tsfm-lens paper, section 3 (definition S3-SPEAR of the measurements index); average ranks on ties.
+        tsfm-lens paper, section 3 (definition S3-SPEAR of the measurements index);
+        average ranks on ties.
 
     Raises:
         InputError: shapes differ, or there are fewer than 2 steps.
@@ -87,19 +97,24 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute 1 - linear correlation of two forecasts, in [0, 2]; arguments and errors of `spearman_distance`."""
+    """Compute 1 - linear correlation of two forecasts, in [0, 2]; arguments and errors
+    of `spearman_distance`.
+    """
     a, b = _pair(a, b)
     return _of_rows(a, b, _correlation_distance(a, b))
 
 
 def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute the Hellinger distance of two forecasts' normalised power spectra: blind to level, scale and phase.
+    """Compute the Hellinger distance of two forecasts' normalised power spectra: blind
+    to level, scale and phase.
 
-    Shape (…), 0 for equal spectra, 1 for spectra without a common frequency; a constant forecast has no spectrum, so
-    that its distance is NaN from all but an equal one. Arguments of `spearman_distance`.
+    Shape (…), 0 for equal spectra, 1 for spectra without a common frequency; a constant
+    forecast has no spectrum, so that its distance is NaN from all but an equal one.
+    Arguments of `spearman_distance`.
 
     Source:
-        Hess et al. 2023, Generalized teacher forcing for learning chaotic dynamics, appendix on evaluation measures.
+        Hess et al. 2023, Generalized teacher forcing for learning chaotic dynamics,
+        appendix on evaluation measures.
     """
     a, b = _pair(a, b)
     spectra, varies = [], []
@@ -109,7 +124,8 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         spectra.append(power / np.where(total > 0, total, 1.0))
         varies.append(some & (total[..., 0] > 0))
     p, q = spectra
-    # half the squared distance of the roots: exactly 0 for equal spectra, unlike 1 - sum sqrt(p q)
+    # half the squared distance of the roots: exactly 0 for equal spectra, unlike 1 -
+    # sum sqrt(p q)
     distance = np.sqrt(
         np.clip(((np.sqrt(p) - np.sqrt(q)) ** 2).sum(axis=-1) / 2, 0.0, 1.0)
     )
@@ -118,12 +134,14 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute 1 - largest normalised cross-correlation over all shifts against zeros: blind to level, scale and lag.
+    """Compute 1 - largest normalised cross-correlation over all shifts against zeros:
+    blind to level, scale and lag.
 
     Values, arguments and errors of `spearman_distance`.
 
     Source:
-        Paparrizos & Gravano 2015, k-Shape, section 3.1 (shape-based distance, coefficient normalisation).
+        Paparrizos & Gravano 2015, k-Shape, section 3.1 (shape-based distance,
+        coefficient normalisation).
     """
     a, b = _pair(a, b)
     convolved = _correlation_distance(
@@ -133,7 +151,9 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute the share of steps at which one forecast rises, falls or rests and the other does not; (…)."""
+    """Compute the share of steps at which one forecast rises, falls or rests and the
+    other does not; (…).
+    """
     a, b = _pair(a, b)
     differs = (np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))).mean(
         axis=-1
@@ -142,7 +162,8 @@ def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Compute the mean absolute error over the steps with a known truth, (…); NaN where none is known.
+    """Compute the mean absolute error over the steps with a known truth, (…); NaN where
+    none is known.
 
     Example:
         >>> float(ablation.mae(np.array([1.0, 2.0]), np.array([1.0, 4.0])))
@@ -159,7 +180,8 @@ def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
-    """Compute the mean absolute seasonal difference of the context, as gluonts; NaN without any pair that differs.
+    """Compute the mean absolute seasonal difference of the context, as gluonts; NaN
+    without any pair that differs.
 
     Example:
         >>> float(ablation.seasonal_scale(np.array([1.0, 2.0, 2.0, 4.0]), 2))
@@ -178,7 +200,8 @@ def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
 def relative_change(
     value: np.ndarray, baseline: np.ndarray, smallest: np.ndarray | float = 0.0
 ) -> np.ndarray:
-    """Compute value / baseline - 1; NaN where the baseline is unknown, or its size is up to ``smallest``.
+    """Compute value / baseline - 1; NaN where the baseline is unknown, or its size is
+    up to ``smallest``.
 
     Example:
         >>> ablation.relative_change(np.array([3.0]), np.array([2.0])).tolist()

@@ -20,7 +20,9 @@ R = TypeVar("R")
 
 @contextmanager
 def said_once(lens: Lens) -> Iterator[None]:
-    """Let each warning, and each line that the model's libraries log, through once while the block runs."""
+    """Let each warning, and each line that the model's libraries log, through once
+    while the block runs.
+    """
     messages: set[Hashable] = set()
 
     def fresh(*words: Hashable) -> bool:
@@ -48,7 +50,9 @@ def said_once(lens: Lens) -> Iterator[None]:
 
 
 def saying_once(probe: Callable[P, R]) -> Callable[P, R]:
-    """Let a probe, whose first argument is a run, repeat no word of the model's library; see :func:`said_once`."""
+    """Let a probe, whose first argument is a run, repeat no word of the model's
+    library; see :func:`said_once`.
+    """
 
     @wraps(probe)
     def once(*args: P.args, **options: P.kwargs) -> R:
@@ -60,7 +64,9 @@ def saying_once(probe: Callable[P, R]) -> Callable[P, R]:
 
 
 def _loggers(lens: Lens) -> list[logging.Logger]:
-    """Return the loggers of the libraries that a model comes from, named after a module or after its file."""
+    """Return the loggers of the libraries that a model comes from, named after a module
+    or after its file.
+    """
     packages = {
         type(part).__module__.partition(".")[0]
         for part in (lens.native, lens.adapter.model)

@@ -20,16 +20,19 @@ def point_forecasts(
     """Compute a run's point forecast under each variant of its model.
 
     Args:
-        run: in single forwards all variants follow its path; in rollouts all draw the same random numbers.
+        run: in single forwards all variants follow its path; in rollouts all draw the
+            same random numbers.
         variants: the models.
         progress: called with the variants done and their number.
 
     Returns:
-        (variant, series, step), data units; see :attr:`tsfm_lens.models.run.Run.statistic`.
+        (variant, series, step), data units; see
+        :attr:`tsfm_lens.models.run.Run.statistic`.
 
     Raises:
         UnknownNameError: a target does not exist.
-        InputError: a forecast is not finite, or one pass does not cover the horizon of a run in single forwards.
+        InputError: a forecast is not finite, or one pass does not cover the horizon of
+            a run in single forwards.
 
     Example:
         >>> variants = [ablation.Variant.zero(head) for head in lens.components("decoder.0.cross_attn.*")]

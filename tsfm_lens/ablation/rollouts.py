@@ -1,4 +1,6 @@
-"""Forecasts of many variants by the library's own code, rollouts included, at the cost of their differences."""
+"""Forecasts of many variants by the library's own code, rollouts included, at the cost
+of their differences.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ Progress = Callable[[int, int], None]
 _FEW = 3
 # tokens that run side by side in single forwards
 _TOKENS = 2**15
-# numbers in the stream of a decoding step, rows and paths together: beyond them a CPU's products get no faster, and the
-# rest leaves its cache
+# numbers in the stream of a decoding step, rows and paths together: beyond them a CPU's
+# products get no faster, and the rest leaves its cache
 _ABREAST = 80_000
 # variants side by side where only the memory of a device limits them
 _MOST = 4096
@@ -86,26 +88,30 @@ def forecast_variants(
     non_finite: NonFinite = "refuse",
     progress: Progress | None = None,
 ) -> VariantForecasts:
-    """Forecast every variant by the library's own code, as ``lens.forecast`` inside ``lens.edit`` does.
+    """Forecast every variant by the library's own code, as ``lens.forecast`` inside
+    ``lens.edit`` does.
 
-    Variants run one by one where the adapter does not declare ``declare_row_independent``, and while the caller has hooks set.
+    Variants run one by one where the adapter does not declare
+    ``declare_row_independent``, and while the caller has hooks set.
 
     Args:
         lens: the model.
         series: anything that ``as_series`` takes.
         horizon: forecast steps.
         variants: the models.
-        quantiles: levels between 0 and 1; the deciles, or the model's own where those do not reach so far, if None.
+        quantiles: levels between 0 and 1; the deciles, or the model's own where those
+            do not reach so far, if None.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every variant's draws; all variants draw the same random numbers.
         economy: False runs one forecast a variant (the result is the same).
-        non_finite: "refuse" raises where a forecast is not a number; "keep" leaves NaN and infinity in that variant's
-            arrays, and nothing but NaN where its distribution cannot be drawn from.
+        non_finite: "refuse" raises where a forecast is not a number; "keep" leaves NaN
+            and infinity in that variant's arrays, and nothing but NaN where its
+            distribution cannot be drawn from.
         progress: called with the variants done and their number.
 
     Raises:
-        InputError: no variant, arguments that ``lens.forecast`` refuses, non_finite is neither word,
-            or it is "refuse" and a forecast is not finite.
+        InputError: no variant, arguments that ``lens.forecast`` refuses, non_finite is
+            neither word, or it is "refuse" and a forecast is not finite.
         UnknownNameError: a target does not exist; nothing has been run by then.
 
     Example:
@@ -204,7 +210,9 @@ class VariantRequest(ForecastRequest):
                 return self.undrawn(error)
 
     def predicted(self, copies: int) -> Prediction:
-        """Forecast blocks of rows, one a variant, in one run of the lens's own; the random state is left as it was."""
+        """Forecast blocks of rows, one a variant, in one run of the lens's own; the
+        random state is left as it was.
+        """
         lens, block_rows = self.lens, self.rows if copies > 1 else None
         running = lens.registry.state.running(self.rows * copies, block_rows=block_rows)
         lens.registry.state.forwards += self.rows * copies * (self.passes - 1)
@@ -228,7 +236,9 @@ class VariantRequest(ForecastRequest):
         )
 
     def undrawn(self, error: Exception) -> Forecast:
-        """Replace a forecast of which an error says that nothing can be drawn by no numbers, if such are kept."""
+        """Replace a forecast of which an error says that nothing can be drawn by no
+        numbers, if such are kept.
+        """
         # how torch and its distributions refuse parameters that are no numbers
         texts = (
             "probability tensor contains",
@@ -240,7 +250,9 @@ class VariantRequest(ForecastRequest):
         return self.checked([self.nothing()])[0]
 
     def checked(self, forecasts: list[Forecast]) -> list[Forecast]:
-        """Refuse forecasts that are no numbers, unless such are kept; return the others as they are."""
+        """Refuse forecasts that are no numbers, unless such are kept; return the others
+        as they are.
+        """
         for forecast in forecasts if self.non_finite == "refuse" else ():
             refuse_non_finite(forecast, self.lens.wiring.architecture)
         return forecasts
@@ -308,9 +320,11 @@ class VariantRequest(ForecastRequest):
         with (
             torch.no_grad(),
             drawing or nullcontext(),
-            self._source.serving(copies, is_shared=is_shared)
-            if self._source
-            else nullcontext(),
+            (
+                self._source.serving(copies, is_shared=is_shared)
+                if self._source
+                else nullcontext()
+            ),
             skipped(self.lens.registry, variants),
             self.lens.edit(*side_by_side(variants, self.rows)),
         ):
@@ -319,9 +333,11 @@ class VariantRequest(ForecastRequest):
         parts = [map_tensors(prediction, itemgetter(rows)) for rows in blocks]
         failures = drawing.failures if drawing else set()
         return [
-            self.nothing()
-            if block in failures
-            else Forecast.of(part, self.levels, self.batch, {})
+            (
+                self.nothing()
+                if block in failures
+                else Forecast.of(part, self.levels, self.batch, {})
+            )
             for block, part in enumerate(parts)
         ]
 
@@ -344,14 +360,18 @@ class VariantRequest(ForecastRequest):
 
 
 class SharedSource:
-    """Encoder that runs once for all variants of a batch that share it; ``rows`` are the series of one variant."""
+    """Encoder that runs once for all variants of a batch that share it; ``rows`` are
+    the series of one variant.
+    """
 
     def __init__(self, encoder: nn.Module, rows: int) -> None:
         self._encoder, self._rows = encoder, rows
         self._memo: tuple[list[Tensor], Any] | None = None
 
     def serving(self, copies: int, *, is_shared: bool) -> AbstractContextManager[None]:
-        """Serve a run of so many variants while the block runs; shared if none of them changes the encoder."""
+        """Serve a run of so many variants while the block runs; shared if none of them
+        changes the encoder.
+        """
         return shadowed(
             [
                 (
@@ -417,9 +437,12 @@ def _forecasts(
     on_progress: Callable[[int], None],
     economy: bool,
 ) -> list[Forecast]:
-    """Forecast every variant; ``on_progress`` is called with the number of those that are done."""
+    """Forecast every variant; ``on_progress`` is called with the number of those that
+    are done.
+    """
     adapter = request.lens.adapter
-    # the adapter must declare it of its predict, and a sampling model must say along which axis it draws
+    # the adapter must declare it of its predict, and a sampling model must say along
+    # which axis it draws
     is_declared = is_row_independent(adapter) and not (
         request.draws and adapter.draw_axis is None
     )
@@ -443,8 +466,11 @@ def _single_passes(
     variants: Sequence[Variant],
     on_progress: Callable[[int], None],
 ) -> list[Forecast] | None:
-    """Forecast one pass of each variant by the library's own code, with replay; None where that cannot be done."""
-    # replay may, because the pass reads the series alone, which rows_apart declares, and is one pass, which is counted
+    """Forecast one pass of each variant by the library's own code, with replay; None
+    where that cannot be done.
+    """
+    # replay may, because the pass reads the series alone, which rows_apart declares,
+    # and is one pass, which is counted
     lens, adapter = request.lens, request.lens.adapter
     if (
         adapter.readout != "quantile"
@@ -491,7 +517,8 @@ def _single_passes(
         for index, forecast in enumerate(request.checked(results))
         if not all_finite(forecast)
     ]
-    # the library treats no numbers in its own way, and one such variant may spoil its neighbours
+    # the library treats no numbers in its own way, and one such variant may spoil its
+    # neighbours
     again = _forecast_blocks(
         request, [variants[i] for i in failures], lambda _count: None
     )
@@ -505,7 +532,9 @@ def _forecast_blocks(
     variants: Sequence[Variant],
     on_progress: Callable[[int], None],
 ) -> list[Forecast]:
-    """Forecast every variant as a block of rows of one native batch, as many side by side as fit."""
+    """Forecast every variant as a block of rows of one native batch, as many side by
+    side as fit.
+    """
     if not variants:
         return []
     results, most = dict[int, Forecast](), request.abreast()
@@ -526,7 +555,8 @@ def _forecast_blocks(
                     raise
                 if copies == 1:
                     raise InputError(
-                        "one variant of this batch runs out of memory; forecast fewer series or sample paths at once"
+                        "one variant of this batch runs out of memory; forecast fewer"
+                        " series or sample paths at once"
                     ) from error
                 most = copies // 2
                 continue
@@ -537,7 +567,9 @@ def _forecast_blocks(
 
 
 def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
-    """Repeat the series once a variant, variant-major; groups of different copies stay apart."""
+    """Repeat the series once a variant, variant-major; groups of different copies stay
+    apart.
+    """
 
     def label(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{copy}/{name}" for copy in range(copies) for name in names)

@@ -35,7 +35,9 @@ def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Block[None]:
 
 
 def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
-    """Return the paths of the layers whose output a variant throws away for all of its rows."""
+    """Return the paths of the layers whose output a variant throws away for all of its
+    rows.
+    """
     branches: set[str] = set()
     heads: dict[str, set[int]] = defaultdict(set)
     rest: set[tuple[str, int]] = set()
@@ -84,7 +86,9 @@ def _layers(row: Writer, *, writes: bool) -> set[str]:
 
 
 def _rows_lead(registry: HookRegistry, row: Writer) -> bool:
-    """Return whether the variants are contiguous blocks along the first axis of everything in a branch."""
+    """Return whether the variants are contiguous blocks along the first axis of
+    everything in a branch.
+    """
     layouts = (
         (row.stream_layout, row.z_layout, row.qkv_layout)
         if isinstance(row, Attention)

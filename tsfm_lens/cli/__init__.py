@@ -1,4 +1,6 @@
-"""Command line: data to stdout, messages and progress to stderr; exit code 0 ok, 1 a LensError, 2 usage."""
+"""Command line: data to stdout, messages and progress to stderr; exit code 0 ok, 1 a
+LensError, 2 usage.
+"""
 
 from tsfm_lens.cli import analyses, compress, figure, listings, sweep
 from tsfm_lens.cli.common import app

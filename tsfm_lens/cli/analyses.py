@@ -1,4 +1,6 @@
-"""Commands that run a model on series: report, forecast, ablate, attribute, explain, serve."""
+"""Commands that run a model on series: report, forecast, ablate, attribute, explain,
+serve.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,8 @@ def forecast(
     *,
     request: Request,
 ) -> None:
-    """Forecast beyond the end of each series, in data units; covariates are shown to the model and not listed.
+    """Forecast beyond the end of each series, in data units; covariates are shown to
+    the model and not listed.
 
     --holdout forecasts the last steps of each series instead, and lists their truth.
     """
@@ -210,7 +213,8 @@ def ablate(
     from tsfm_lens.viz.findings import judged
 
     if checked_how(how) and not reference:
-        # the mean of a series alone, at its one decoder token, is what stands there already
+        # the mean of a series alone, at its one decoder token, is what stands there
+        # already
         raise typer.BadParameter(
             f"--how {how} takes activations of other series", param_hint="--reference"
         )
@@ -277,7 +281,9 @@ def compare(
     *,
     request: Request,
 ) -> None:
-    """Compare a fine-tuned model with its base: whose weights differ, and what setting each back does."""
+    """Compare a fine-tuned model with its base: whose weights differ, and what setting
+    each back does.
+    """
     from tsfm_lens.probes import weight_effects
     from tsfm_lens.report import pipeline
     from tsfm_lens.viz.weight_effects import read_weight_effects
@@ -378,7 +384,8 @@ def serve(
     *,
     request: Request,
 ) -> None:
-    """Open a page on this machine: drop a file, choose a model, see forecast, heads, ablations and explanations.
+    """Open a page on this machine: drop a file, choose a model, see forecast, heads,
+    ablations and explanations.
 
     No data leave the machine. Ctrl-C ends it and leaves nothing running.
     """
@@ -410,7 +417,8 @@ _MOST_NAMES = 4  # series
 
 
 def _change(text: str, names: Collection[str]) -> tuple[str, str]:
-    """Split "temperature=+5" into the series and its change; "promo==1" and "promo=1" set a value.
+    """Split "temperature=+5" into the series and its change; "promo==1" and "promo=1"
+    set a value.
 
     ``names`` are those of the series, which may have an equals sign themselves.
     """
@@ -480,7 +488,10 @@ def explain(
         typer.Option(
             "--from",
             metavar="STEP",
-            help="First step that --set changes, or a date; 0, the forecast start, by default.",
+            help=(
+                "First step that --set changes, or a date; 0, the forecast start, by"
+                " default."
+            ),
         ),
     ] = "",
     stop: Annotated[
@@ -488,7 +499,10 @@ def explain(
         typer.Option(
             "--until",
             metavar="STEP",
-            help="The step after the last that changes, or a date; by default the series' end.",
+            help=(
+                "The step after the last that changes, or a date; by default the"
+                " series' end."
+            ),
         ),
     ] = "",
     since: Annotated[
@@ -507,13 +521,18 @@ def explain(
         bool | None,
         typer.Option(
             "--holdout/--no-holdout",
-            help="Hold out the last HORIZON steps as the truth; by default where known covariates end with the target.",
+            help=(
+                "Hold out the last HORIZON steps as the truth; by default where known"
+                " covariates end with the target."
+            ),
         ),
     ] = None,
     *,
     request: Request,
 ) -> None:
-    """Explain a forecast by its past and covariates and the heads they act through, and test the explanation."""
+    """Explain a forecast by its past and covariates and the heads they act through, and
+    test the explanation.
+    """
     from tsfm_lens.report import explanation, pipeline
 
     trimmed = int(parts) if parts.isdigit() else parts or None
@@ -522,7 +541,8 @@ def explain(
     pipeline.find_page(out)
     if (start or stop) and not changes:
         raise typer.BadParameter(
-            "--from and --until say which steps --set changes; give --set NAME=CHANGE too"
+            "--from and --until say which steps --set changes; give --set"
+            " NAME=CHANGE too"
         )
     with progress_display() as bar:
         series = series_shown(bar, request, model)
@@ -574,12 +594,14 @@ def explain(
             ", …" if len(items) > _MOST_NAMES else ""
         )
         echo(
-            f"note: explaining {items[0]}, the first of {len(items)}; choose another with --item: {rest}",
+            f"note: explaining {items[0]}, the first of {len(items)}; choose another"
+            f" with --item: {rest}",
             err=True,
         )
     if bounds and holdout is None:
         echo(
-            f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out",
+            f"note: no covariate is known beyond the target, so its last {run.horizon}"
+            " steps are held out",
             err=True,
         )
     metadata = results.summary()

@@ -1,4 +1,6 @@
-"""Common parts of all commands: the application, its arguments, and the display of results."""
+"""Common parts of all commands: the application, its arguments, and the display of
+results.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ progress_display = partial(progress, width=28)
 
 
 class _Commands(TyperGroup):
-    """Group of commands that turns a deliberate error into its message, exit code 1, and an interrupt into one line."""
+    """Group of commands that turns a deliberate error into its message, exit code 1,
+    and an interrupt into one line.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -86,7 +90,10 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="See inside a time-series foundation model, change one thing, know what it did to the forecast.",
+    help=(
+        "See inside a time-series foundation model, change one thing, know what it did"
+        " to the forecast."
+    ),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
@@ -128,7 +135,9 @@ def emit(result: xr.Dataset) -> None:
 
 
 def write_data(text: str) -> None:
-    """Write data to stdout: into a file or a pipe as it is, to a terminal with control characters escaped."""
+    """Write data to stdout: into a file or a pipe as it is, to a terminal with control
+    characters escaped.
+    """
     out = sys.stdout
     if out is None:  # it was closed
         return
@@ -178,7 +187,9 @@ def show_page(
     as_json: bool,
     **facts: object,
 ) -> None:
-    """Print the path of a page, and its sections that were left out; as JSON also its results, and facts by name."""
+    """Print the path of a page, and its sections that were left out; as JSON also its
+    results, and facts by name.
+    """
     if as_json:
         from tsfm_lens.report.pipeline import as_plain
 
@@ -202,7 +213,9 @@ def show_page(
 
 @contextmanager
 def stage(bar: Any, words: str, total: int | None = 1) -> Iterator[Callable[..., None]]:
-    """Show one task until the block ends; yields what takes the count done and the total of a task of several."""
+    """Show one task until the block ends; yields what takes the count done and the
+    total of a task of several.
+    """
     task = bar.add_task(words, total=total)
     yield lambda count, total=total: bar.update(task, completed=count, total=total)
     bar.update(task, completed=total or 1, total=total or 1)
@@ -215,7 +228,9 @@ def open_shown(bar: Any, model: str) -> Lens:
 
 
 def series_shown(bar: Any, request: Request, *models: str) -> SeriesBatch:
-    """Read the series while the display says so; refuse samples and covariates that a model does not take."""
+    """Read the series while the display says so; refuse samples and covariates that a
+    model does not take.
+    """
     from tsfm_lens.models.adapter import refuse_covariates
 
     architectures = [check_sampling(model, request.samples) for model in models]
@@ -231,7 +246,9 @@ def series_shown(bar: Any, request: Request, *models: str) -> SeriesBatch:
 def steps_shown(
     bar: Any, lens: Lens, kinds: Sequence[str]
 ) -> Callable[[str, int, int], None]:
-    """Return the progress callback of a page: a bar for each step, all visible from the start."""
+    """Return the progress callback of a page: a bar for each step, all visible from the
+    start.
+    """
     from tsfm_lens.report.pipeline import list_steps
 
     bars = {

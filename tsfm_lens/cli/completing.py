@@ -25,7 +25,9 @@ def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 @cache
 def _names() -> dict[str, list[str]]:
-    """Return the names, from a file in the user's cache: computing them takes seconds, too long at a tab key."""
+    """Return the names, from a file in the user's cache: computing them takes seconds,
+    too long at a tab key.
+    """
     newest = max(
         file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py")
     )

@@ -1,4 +1,6 @@
-"""Command that writes a smaller model and compares its forecasts with the whole model's."""
+"""Command that writes a smaller model and compares its forecasts with the whole
+model's.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,11 @@ def compress(
         list[str] | None,
         typer.Option(
             metavar="GLOB|recipe:NAME",
-            help="Remove heads, MLPs or layers instead, such as decoder.0.cross_attn.1, or those of a sweep's recipe; "
-            "repeatable.",
+            help=(
+                "Remove heads, MLPs or layers instead, such as decoder.0.cross_attn.1,"
+                " or those of a sweep's recipe; "
+                "repeatable."
+            ),
         ),
     ] = None,
     out: Annotated[
@@ -67,8 +72,12 @@ def compress(
     method: Annotated[
         Literal["svd", "weighted", "sensitive", "measured"],
         typer.Option(
-            help="svd: plain truncation; weighted: by the inputs of each matrix; sensitive: also by gradients of the "
-            "forecast; measured: sensitive, with ranks by the measured effect of each matrix on other forecasts."
+            help=(
+                "svd: plain truncation; weighted: by the inputs of each matrix;"
+                " sensitive: also by gradients of the "
+                "forecast; measured: sensitive, with ranks by the measured effect of"
+                " each matrix on other forecasts."
+            )
         ),
     ] = "measured",
     of: Annotated[
@@ -87,38 +96,51 @@ def compress(
     figure: Annotated[
         Path | None,
         typer.Option(
-            help="File of a figure of forecasts before and after, such as forecasts.html."
+            help=(
+                "File of a figure of forecasts before and after, such as"
+                " forecasts.html."
+            )
         ),
     ] = None,
     judge: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FILE|bundled:NAME",
-            help="Series on which the rise of the error is measured; by default bundled ones of sources other than "
-            "--data's. If --data has all sources, half of them, which then do not calibrate.",
+            help=(
+                "Series on which the rise of the error is measured; by default bundled"
+                " ones of sources other than "
+                "--data's. If --data has all sources, half of them, which then do not"
+                " calibrate."
+            ),
         ),
     ] = None,
     calibration_windows: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Forecast origins for calibration in each series, HORIZON steps apart.",
+            help=(
+                "Forecast origins for calibration in each series, HORIZON steps apart."
+            ),
         ),
     ] = 8,
     pareto: Annotated[
         bool,
         typer.Option(
             "--pareto",
-            help="Size against error for several shares and all methods; no checkpoint.",
+            help=(
+                "Size against error for several shares and all methods; no checkpoint."
+            ),
         ),
     ] = False,
     *,
     request: Request,
 ) -> None:
-    """Write a compressed checkpoint that `tsfm-lens` opens like any other, and measure how forecasts change.
+    """Write a compressed checkpoint that `tsfm-lens` opens like any other, and measure
+    how forecasts change.
 
-    Calibration uses each series up to HORIZON steps before its end. The rise of the error is measured on the last
-    HORIZON steps, both of series from other sources and of the calibration series.
+    Calibration uses each series up to HORIZON steps before its end. The rise of the
+    error is measured on the last HORIZON steps, both of series from other sources and
+    of the calibration series.
     """
     from tsfm_lens.compress.measure import split_sources
     from tsfm_lens.compress.methods import calibration_run
@@ -136,7 +158,8 @@ def compress(
         )
     if not pareto and (len(numbers) != 1 or out is None):
         raise typer.BadParameter(
-            "give one of --keep, --epsilon, --rank and --without, and --out; or --pareto"
+            "give one of --keep, --epsilon, --rank and --without, and --out; or"
+            " --pareto"
         )
     if out is not None and out.exists():
         from tsfm_lens.core.errors import CheckpointError
@@ -196,7 +219,9 @@ def _compress(
     components: list[str],
     figure: Path | None,
 ) -> dict[str, Any]:
-    """Compress by a run that calibrates, write, open the written checkpoint, and compare models on two others."""
+    """Compress by a run that calibrates, write, open the written checkpoint, and
+    compare models on two others.
+    """
     from tsfm_lens import compress as package
     from tsfm_lens import load
     from tsfm_lens.compress.measure import describe_sources
@@ -305,8 +330,8 @@ def _show(facts: dict[str, Any]) -> None:
     show_rows(["", "whole", "compressed", "left"], rows)
     if ratio := facts["ratio"]:
         echo(
-            f"ratio: {ratio['ranks']:.3g} of the ranks, {ratio['factors']:.3g} of the entries as factors, "
-            f"{ratio['stored']:.3g} as stored"
+            f"ratio: {ratio['ranks']:.3g} of the ranks, {ratio['factors']:.3g} of the"
+            f" entries as factors, {ratio['stored']:.3g} as stored"
         )
     echo(facts["sources"])
     rest, own = facts["series"]
@@ -324,19 +349,22 @@ def _show(facts: dict[str, Any]) -> None:
             (100 * value for value in facts[name]),
         )
         echo(
-            f"{label} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {over}, 95 % interval)"
+            f"{label} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric"
+            f" mean over {over}, 95 % interval)"
         )
     if "overlap" in facts:
         full, other = facts["log_perplexity"]
         echo(
-            f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {full:.3f} before, {other:.3f} after"
+            f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {full:.3f}"
+            f" before, {other:.3f} after"
         )
     for row in facts["cost"]:
         peak = row["peak_bytes"]
         echo(
-            f"forward of {row['shape']} steps: {row['time_ratio']:.2f} of the time ({row['time_ratio_low']:.2f} to "
-            f"{row['time_ratio_high']:.2f} over alternating rounds; by operation count {row['operation_ratio']:.2f}), "
-            f"{peak[1] / peak[0]:.2f} of the memory"
+            f"forward of {row['shape']} steps: {row['time_ratio']:.2f} of the time"
+            f" ({row['time_ratio_low']:.2f} to {row['time_ratio_high']:.2f} over"
+            f" alternating rounds; by operation count {row['operation_ratio']:.2f}),"
+            f" {peak[1] / peak[0]:.2f} of the memory"
         )
     echo(f"weights in files: {facts['file_bytes']:,} bytes")
     echo(
@@ -349,7 +377,9 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _components(lens: Lens, names: Sequence[str]) -> list[str]:
-    """Return components and globs, with the components of a recipe in the place of its name."""
+    """Return components and globs, with the components of a recipe in the place of its
+    name.
+    """
     from tsfm_lens.sweep.planner.recipes import read_recipe, to_entries
     from tsfm_lens.sweep.planner.variants import VariantPlanner
 

@@ -43,7 +43,9 @@ Facts = dict[str, Any]
 
 
 def examine() -> Facts:
-    """Examine packages, devices, hub cache, browser and checkpoints; nothing is fetched, no model is opened."""
+    """Examine packages, devices, hub cache, browser and checkpoints; nothing is
+    fetched, no model is opened.
+    """
     import torch
 
     from tsfm_lens.models.architecture import extras as optional_libraries
@@ -86,7 +88,9 @@ def examine() -> Facts:
 
 
 def plain_oracles(results: Sequence[OracleResult]) -> list[dict[str, Any]]:
-    """Convert oracle results for JSON: an error that is not a finite number becomes None."""
+    """Convert oracle results for JSON: an error that is not a finite number becomes
+    None.
+    """
     return [
         {
             **asdict(result),
@@ -136,9 +140,11 @@ def render(facts: Facts) -> Iterator[Table]:
         [
             (
                 "folder",
-                hub["folder"]
-                if hub["exists"]
-                else f"{hub['folder']} (not there: nothing was fetched yet)",
+                (
+                    hub["folder"]
+                    if hub["exists"]
+                    else f"{hub['folder']} (not there: nothing was fetched yet)"
+                ),
             ),
             ("size", _size(hub["size"])),
             ("offline", "yes: nothing will be fetched" if hub["offline"] else "no"),
@@ -180,7 +186,9 @@ def _table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -
 
 
 def _cure(extra: Facts) -> str:
-    """Say what installs the missing packages of an extra; "nothing" where none is missing."""
+    """Say what installs the missing packages of an extra; "nothing" where none is
+    missing.
+    """
     return (
         f"missing {', '.join(extra['missing'])}: {extra['install']}"
         if extra["missing"]

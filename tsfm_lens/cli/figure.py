@@ -62,13 +62,19 @@ def figure(
         typer.Option(
             "--format",
             metavar="FORMAT[,FORMAT…]",
-            help="html, svg, pdf, png, json; by default html, and the next three where a browser draws them.",
+            help=(
+                "html, svg, pdf, png, json; by default html, and the next three where a"
+                " browser draws them."
+            ),
         ),
     ] = None,
     column: Annotated[
         Literal["single", "double"] | None,
         typer.Option(
-            help="Width in print: single (89 mm) or double (183 mm); by default the narrowest that fits."
+            help=(
+                "Width in print: single (89 mm) or double (183 mm); by default the"
+                " narrowest that fits."
+            )
         ),
     ] = None,
     list_all: Annotated[
@@ -150,7 +156,9 @@ def figure(
 
 
 def _requested(formats: str | None) -> list[str]:
-    """Return the formats to write; of the default those that can be drawn here, with a word on the others."""
+    """Return the formats to write; of the default those that can be drawn here, with a
+    word on the others.
+    """
     if formats is not None:
         return [name.strip().lower() for name in formats.split(",") if name.strip()]
     from tsfm_lens.core.errors import RenderError
@@ -190,6 +198,6 @@ def _list(as_json: bool) -> None:
         ["figure", "what it shows"], [[entry.name, entry.title] for entry in entries]
     )
     echo(
-        "\nThe paper's figures 3, 4, 7, 10, 11 and 16 to 19 are drawn from a sweep: `tsfm-lens reproduce S3-F10`, then "
-        "`tsfm-lens sweep report S3-F10.store`."
+        "\nThe paper's figures 3, 4, 7, 10, 11 and 16 to 19 are drawn from a sweep:"
+        " `tsfm-lens reproduce S3-F10`, then `tsfm-lens sweep report S3-F10.store`."
     )

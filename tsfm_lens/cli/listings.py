@@ -1,4 +1,6 @@
-"""Commands that list models, hook points, bundled series, measurements and the installation."""
+"""Commands that list models, hook points, bundled series, measurements and the
+installation.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,9 @@ def models(as_json: AsJson = False) -> None:
         about.append([entry.title, needs, ", ".join(entry.covariates), entry.notes])
     show_rows(["model", "extra", "covariates", "note"], about)
     echo(
-        "MODEL may also be a local folder. In Python, load() takes a pipeline or model of these libraries, too, and a "
-        "model with a wiring of your own. `tsfm-lens doctor` says how to install an extra."
+        "MODEL may also be a local folder. In Python, load() takes a pipeline or model"
+        " of these libraries, too, and a model with a wiring of your own. `tsfm-lens"
+        " doctor` says how to install an extra."
     )
 
 
@@ -135,7 +138,9 @@ def data(as_json: AsJson = False) -> None:
 
 @app.command()
 def measurements(as_json: AsJson = False) -> None:
-    """List the measurements: the kind of each result and its figures; with --json its probe and models, too."""
+    """List the measurements: the kind of each result and its figures; with --json its
+    probe and models, too.
+    """
     records = measurement_facts()
     if as_json:
         echo(json.dumps(records))
@@ -148,7 +153,9 @@ def measurements(as_json: AsJson = False) -> None:
 
 
 def measurement_facts() -> list[dict[str, Any]]:
-    """List plain values of every measurement: kind, theme, summary, probes, figures, source, paper, models."""
+    """List plain values of every measurement: kind, theme, summary, probes, figures,
+    source, paper, models.
+    """
     from tsfm_lens.core.registry import measurements
 
     return [
@@ -191,7 +198,9 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is installed and what is missing; with MODEL, run the conformance oracles on it."""
+    """Show what is installed and what is missing; with MODEL, run the conformance
+    oracles on it.
+    """
     from tsfm_lens.cli.doctor import examine, plain_oracles, render
 
     if model is not None:

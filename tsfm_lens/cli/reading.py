@@ -1,4 +1,6 @@
-"""Options for reading a file of series, their words in messages, and checks before a model is opened."""
+"""Options for reading a file of series, their words in messages, and checks before a
+model is opened.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
     from tsfm_lens.models.architecture import Architecture
     from tsfm_lens.models.run import Run
 
-DATA_HELP = "CSV or Parquet file, bundled:NAME[,NAME…] or bundled:all; may be given more than once."
+DATA_HELP = (
+    "CSV or Parquet file, bundled:NAME[,NAME…] or bundled:all; may be given more than"
+    " once."
+)
 
 _DATA: Any = typer.Option(
     "--data",
@@ -100,19 +105,28 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
         list[str],
         ("--known",),
         "NAME[,NAME…]",
-        "Column of a covariate whose future is known; repeatable. Separate names with commas.",
+        (
+            "Column of a covariate whose future is known; repeatable. Separate names"
+            " with commas."
+        ),
     ),
     "past": (
         list[str],
         ("--past",),
         "NAME[,NAME…]",
-        "Column of a covariate that is known only in the past; repeatable, commas as in --known.",
+        (
+            "Column of a covariate that is known only in the past; repeatable, commas"
+            " as in --known."
+        ),
     ),
     "categories": (
         list[str],
         ("--categories",),
         "NAME[,NAME…]",
-        "Covariate whose values are categories, even if they are numbers; repeatable, commas as in --known.",
+        (
+            "Covariate whose values are categories, even if they are numbers;"
+            " repeatable, commas as in --known."
+        ),
     ),
     "freq": (
         str,
@@ -196,7 +210,9 @@ _PHRASES = (
 
 
 def in_option_words(message: str) -> str:
-    """Replace keyword arguments in a message of the library by options: ``freq='h'`` becomes ``--freq h``."""
+    """Replace keyword arguments in a message of the library by options: ``freq='h'``
+    becomes ``--freq h``.
+    """
 
     def option(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
@@ -226,7 +242,9 @@ def _with_options(
     options: Mapping[str, tuple[Any, Any]],
     build: Callable[..., Any],
 ) -> Callable[..., None]:
-    """Give a command options (annotation, default) that it does not declare; all come as one argument of a name."""
+    """Give a command options (annotation, default) that it does not declare; all come
+    as one argument of a name.
+    """
     signature = inspect.signature(command, eval_str=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = {
@@ -262,7 +280,9 @@ def _reading(**values: Any) -> Reading:
 
 
 def reads_files(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above; it receives those that are set as one keyword argument ``reading``."""
+    """Give a command the options above; it receives those that are set as one keyword
+    argument ``reading``.
+    """
     return _with_options(command, "reading", _FILES, _reading)
 
 
@@ -301,7 +321,10 @@ class Request:
             times = 1 + (
                 math.ceil(run.horizon / own) - 1
             ) * lens.adapter.quantile_paths(run.horizon)
-            text = f"those beyond build on its forecast, and all take up to {times} times as long"
+            text = (
+                f"those beyond build on its forecast, and all take up to {times} times"
+                " as long"
+            )
             echo(
                 f"note: {lens.model_id} forecasts {own} steps at once; {text}",
                 err=True,
@@ -309,7 +332,8 @@ class Request:
         if run.horizon > shortest:
             name = run.batch.ids[run.batch.lengths.index(shortest)]
             echo(
-                f"note: of {name} only {shortest} steps come before the {run.horizon} that are forecast",
+                f"note: of {name} only {shortest} steps come before the {run.horizon}"
+                " that are forecast",
                 err=True,
             )
         return run
@@ -318,7 +342,9 @@ class Request:
 def forecasts(
     *without: str, holdout: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a forecast as ``request``, but some; ends are held out ``without`` "holdout"."""
+    """Give a command the options of a forecast as ``request``, but some; ends are held
+    out ``without`` "holdout".
+    """
     options: dict[str, tuple[Any, Any]] = {
         "data": (Data, inspect.Parameter.empty),
         "horizon": (Horizon, None),
@@ -347,7 +373,9 @@ def read_data(
     horizon: int | None = None,
     holdout: bool | None = None,
 ) -> SeriesBatch:
-    """Read the series of every ``--data``, note choices made by rule, and refuse an end that cannot be held out."""
+    """Read the series of every ``--data``, note choices made by rule, and refuse an end
+    that cannot be held out.
+    """
     from tsfm_lens.report.pipeline import read_sources
 
     batch = read_sources(sources, **reading)
@@ -364,7 +392,9 @@ def read_data(
 
 
 def check_sampling(model: str, samples: int | None) -> Architecture | None:
-    """Return a model's architecture where it is known without weights; refuse samples of a model of quantiles."""
+    """Return a model's architecture where it is known without weights; refuse samples
+    of a model of quantiles.
+    """
     from tsfm_lens.core.errors import InputError
     from tsfm_lens.models.opening import architecture_named
 
@@ -383,7 +413,9 @@ def check_sampling(model: str, samples: int | None) -> Architecture | None:
 def checked_kinds(
     model: str, sections: str | None, default: Sequence[str], samples: int | None
 ) -> tuple[str, ...]:
-    """Return the measurements that ``--sections`` names; refuse them if the model's architecture allows none."""
+    """Return the measurements that ``--sections`` names; refuse them if the model's
+    architecture allows none.
+    """
     from tsfm_lens.core.errors import InputError
     from tsfm_lens.core.needs import NEEDS
     from tsfm_lens.report.pipeline import checked_sections

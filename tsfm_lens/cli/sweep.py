@@ -57,7 +57,10 @@ class _OrRun(TyperGroup):
 
 sweeps = typer.Typer(
     cls=_OrRun,
-    help="Ablation sweeps over models, variants and datasets: `sweep CONFIG` runs one, `sweep report` reports on it.",
+    help=(
+        "Ablation sweeps over models, variants and datasets: `sweep CONFIG` runs one,"
+        " `sweep report` reports on it."
+    ),
     no_args_is_help=True,
 )
 app.add_typer(sweeps, name="sweep")
@@ -133,7 +136,9 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a store into a report: every figure and table of the paper's ablation part, as HTML, CSV, LaTeX and JSON."""
+    """Turn a store into a report: every figure and table of the paper's ablation part,
+    as HTML, CSV, LaTeX and JSON.
+    """
     from tsfm_lens.report.sweep import build_sweep_report
     from tsfm_lens.sweep.results.gathering import gather
 
@@ -182,7 +187,10 @@ def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:
     if as_json:
         echo(json.dumps(asdict(outcome)))
         return
-    text = f"{outcome.finished} of {outcome.cells} cells are finished ({outcome.resumed} of them before this run)"
+    text = (
+        f"{outcome.finished} of {outcome.cells} cells are finished ({outcome.resumed}"
+        " of them before this run)"
+    )
     echo(f"{text}; they are in {folder}")
     err = console(stderr=True)
     for line in outcome.notes:

@@ -1,4 +1,6 @@
-"""Checkpoints of compressed models: written whole or not at all, and opened by the model's own library."""
+"""Checkpoints of compressed models: written whole or not at all, and opened by the
+model's own library.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ DOWN, UP, REST, WEIGHT = ".down", ".up", ".rest", ".weight"
 
 
 class FactorRecord(Strict, allow_inf_nan=False):
-    """A layer that stores two factors: rank of its matrix or of each head, and gain on its output."""
+    """A layer that stores two factors: rank of its matrix or of each head, and gain on
+    its output.
+    """
 
     form: Literal["factors"] = "factors"
     rank: int = Field(ge=1)
@@ -64,7 +68,9 @@ class FactorRecord(Strict, allow_inf_nan=False):
 
 
 class PartRecord(Strict, allow_inf_nan=False):
-    """A layer that stores runs of rows or columns of its matrix: the first of each run, and one past the last."""
+    """A layer that stores runs of rows or columns of its matrix: the first of each run,
+    and one past the last.
+    """
 
     form: Literal["part"] = "part"
     of: Literal["rows", "columns"]
@@ -96,7 +102,9 @@ class PartRecord(Strict, allow_inf_nan=False):
 
 
 class CompressionRecord(Strict, allow_inf_nan=False):
-    """Content of compression.json: layers by their names in the files, and ranks by matrix, also of full ones."""
+    """Content of compression.json: layers by their names in the files, and ranks by
+    matrix, also of full ones.
+    """
 
     version: Literal[2] = 2
     made_with: str = ""
@@ -116,20 +124,25 @@ def save_compressed(
     method: str = "",
     native: bool = False,
 ) -> Path:
-    """Write a compressed model: the native config.json, weights with factors in them, and compression.json.
+    """Write a compressed model: the native config.json, weights with factors in them,
+    and compression.json.
 
-    The files are opened again and compared before the folder gets its name. The model's own library does not look for
-    the weights, ``model.compressed``; :func:`tsfm_lens.load` opens them.
+    The files are opened again and compared before the folder gets its name. The model's
+    own library does not look for the weights, ``model.compressed``;
+    :func:`tsfm_lens.load` opens them.
 
     Args:
         lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
         folder: does not exist yet.
-        ranks, method: rank of every truncated matrix, and the method, for the record; ranks of the layers if None.
+        ranks, method: rank of every truncated matrix, and the method, for the record;
+            ranks of the layers if None.
         by_head: ranks are those of each head.
-        native: the model is one of the library's own, see :func:`pruned`; then there is no compression.json.
+        native: the model is one of the library's own, see :func:`pruned`; then there is
+            no compression.json.
 
     Raises:
-        CheckpointError: the folder exists or cannot be written, or what was written does not open as the same model.
+        CheckpointError: the folder exists or cannot be written, or what was written
+            does not open as the same model.
         InputError: no layer of the model is compressed.
 
     Example:
@@ -151,7 +164,8 @@ def save_compressed(
         isinstance(layer, Compressed) for layer in layers.values()
     ):
         raise InputError(
-            f"no layer of {lens.model_id} is smaller than its matrix; truncate to lower ranks, or remove parts"
+            f"no layer of {lens.model_id} is smaller than its matrix; truncate to lower"
+            " ranks, or remove parts"
         )
     ratio = {}
     if ranks is None:
@@ -197,7 +211,9 @@ def _write_native(lens: Lens, folder: Path) -> None:
 
 
 def _seclude(folder: Path, record: CompressionRecord, architecture: str) -> None:
-    """Rename weights so that no other library looks for them, and describe them beside them."""
+    """Rename weights so that no other library looks for them, and describe them beside
+    them.
+    """
     for file in folder.glob(f"*{SUFFIX}*"):
         file.rename(folder / file.name.replace(SUFFIX, COMPRESSED))
     (folder / COMPRESSION).write_text(
@@ -205,9 +221,9 @@ def _seclude(folder: Path, record: CompressionRecord, architecture: str) -> None
     )
     # in the place of a card that a library may have written
     (folder / "README.md").write_text(
-        f"# {record.model}, compressed\n\n"
-        f"Some matrices of this model ({architecture}) are held as factors or in part. `tsfm_lens.load` of tsfm-lens "
-        f"opens it; the model's own library refuses it, as the weights are not in `{WEIGHTS}`.\n",
+        f"# {record.model}, compressed\n\nSome matrices of this model ({architecture})"
+        " are held as factors or in part. `tsfm_lens.load` of tsfm-lens opens it; the"
+        f" model's own library refuses it, as the weights are not in `{WEIGHTS}`.\n",
         encoding="utf-8",
     )
 
@@ -256,7 +272,9 @@ def _refuse_other(lens: Lens, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class CompressedCheckpoint(Checkpoint):
-    """A checkpoint with compressed layers, and the shapes (out, in) of their matrices by name."""
+    """A checkpoint with compressed layers, and the shapes (out, in) of their matrices
+    by name.
+    """
 
     record: CompressionRecord
     shapes: Mapping[str, tuple[int, int]]
@@ -288,8 +306,10 @@ class CompressedCheckpoint(Checkpoint):
             ):
                 has = "it has none" if old is None else f"it has {type(old).__name__}"
                 raise CheckpointError(
-                    f"{self.folder}: {COMPRESSION} names the layer {shortened(layer, 80)!r}; expected one of shape "
-                    f"{list(self.shapes[layer])} in the model that the configuration describes, and {has}"
+                    f"{self.folder}: {COMPRESSION} names the layer"
+                    f" {shortened(layer, 80)!r}; expected one of shape"
+                    f" {list(self.shapes[layer])} in the model that the configuration"
+                    f" describes, and {has}"
                 )
             bias: Any = old.bias
             new: Compressed
@@ -309,7 +329,9 @@ class CompressedCheckpoint(Checkpoint):
     def building(
         self, kind: type[nn.Module], renamed: Mapping[str, str]
     ) -> Block[None]:
-        """Build models of a class in this thread with the layers of the files while the block runs."""
+        """Build models of a class in this thread with the layers of the files while the
+        block runs.
+        """
         plain, own, thread = (
             kind.__init__,
             "__init__" in vars(kind),
@@ -345,15 +367,17 @@ class CompressedCheckpoint(Checkpoint):
             )
             if not isinstance(child, Compressed):
                 raise CheckpointError(
-                    f"{self.folder}: the library opened {shortened(layer, 80)!r} as a {type(child).__name__}, expected "
-                    "the layer that the files hold"
+                    f"{self.folder}: the library opened {shortened(layer, 80)!r} as a"
+                    f" {type(child).__name__}, expected the layer that the files hold"
                 )
             if isinstance(child, PartialLinear) and isinstance(spec, PartRecord):
                 child.places = spec.places.to(child.rest.device)
 
 
 class _MetaMatrices(TorchFunctionMode):
-    """Mode in which matrices of some shapes take no memory; what a library first puts into them is lost."""
+    """Mode in which matrices of some shapes take no memory; what a library first puts
+    into them is lost.
+    """
 
     def __init__(self, shapes: Iterable[tuple[int, int]]) -> None:
         super().__init__()
@@ -371,7 +395,9 @@ class _MetaMatrices(TorchFunctionMode):
 
 
 def _make_room(model: nn.Module) -> None:
-    """Allocate matrices that have a shape of some layer of the files, but are whole; the files fill them."""
+    """Allocate matrices that have a shape of some layer of the files, but are whole;
+    the files fill them.
+    """
     device = torch.get_default_device()
     buffers: dict[int, nn.Parameter] = {}
     for module in model.modules():
@@ -392,7 +418,8 @@ def folded(files: Checkpoint) -> CompressedCheckpoint:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
         raise CheckpointError(
-            f"{path} is not a record of a compression that this version reads: {shortened(where, 80)}: {first['msg']}"
+            f"{path} is not a record of a compression that this version reads:"
+            f" {shortened(where, 80)}: {first['msg']}"
         ) from error
     shapes = {
         layer: _read_shape(files, layer, spec) for layer, spec in record.layers.items()
@@ -410,8 +437,9 @@ def _read_shape(
     headers = {ending: files.tensors.get(layer + ending) for ending in endings}
     found = {ending: str(header) for ending, header in headers.items()}
     wrong = CheckpointError(
-        f"{files.folder}: {COMPRESSION} names the layer {name!r} as {form}; expected its {' and '.join(endings)} of "
-        f"such a form and of one type in the files, and no {WEIGHT}, found {found}"
+        f"{files.folder}: {COMPRESSION} names the layer {name!r} as {form}; expected"
+        f" its {' and '.join(endings)} of such a form and of one type in the files, and"
+        f" no {WEIGHT}, found {found}"
     )
     held = [
         torch.empty(header.shape, device="meta")

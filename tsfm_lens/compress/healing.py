@@ -37,11 +37,13 @@ def healed(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Lens:
-    """Train the compressed layers, in a copy of a compressed model, on the contexts of a run.
+    """Train the compressed layers, in a copy of a compressed model, on the contexts of
+    a run.
 
     Args:
         lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
-        run: gives the series, which are cropped and augmented, and the horizon; its truth is not used.
+        run: gives the series, which are cropped and augmented, and the horizon; its
+            truth is not used.
         steps: of AdamW.
         learning_rate: its highest.
         rows: series in a batch.
@@ -49,8 +51,8 @@ def healed(
         progress: called with the steps done and their number.
 
     Raises:
-        InputError: the architecture has no loss, no layer is compressed, a number is out of range, or the loss is not
-            finite.
+        InputError: the architecture has no loss, no layer is compressed, a number is
+            out of range, or the loss is not finite.
 
     Example:
         >>> smaller, _ = compress.compressed(run, 0.25, method="svd")
@@ -60,11 +62,13 @@ def healed(
     kind = KINDS.get(lens.wiring.architecture)
     if kind is None:
         raise InputError(
-            f"there is no loss to heal {lens.wiring.architecture!r} by; there is one for {', '.join(KINDS)}"
+            f"there is no loss to heal {lens.wiring.architecture!r} by; there is one"
+            f" for {', '.join(KINDS)}"
         )
     if steps < 1 or rows < 1 or not learning_rate > 0:
         raise InputError(
-            f"steps={steps}, rows={rows}, learning_rate={learning_rate}; expected above 0"
+            f"steps={steps}, rows={rows}, learning_rate={learning_rate}; expected"
+            " above 0"
         )
     control = copy.deepcopy(lens)
     model: Any = control.adapter.model
@@ -77,7 +81,8 @@ def healed(
     ]
     if not weights:
         raise InputError(
-            f"no layer of {lens.model_id} is smaller than its matrix; there is nothing to heal"
+            f"no layer of {lens.model_id} is smaller than its matrix; there is nothing"
+            " to heal"
         )
     weight_ids = {id(part) for part in weights}
     rest = [
@@ -137,7 +142,9 @@ def healed(
 
 
 def _rows(run: Run, length: int) -> np.ndarray:
-    """Cut the contexts into standardised pieces (row, length), NaN before a short one begins."""
+    """Cut the contexts into standardised pieces (row, length), NaN before a short one
+    begins.
+    """
     out = []
     for series in run.batch.values:
         spread = np.nanstd(series)

@@ -1,4 +1,6 @@
-"""Matrices as products of two factors, their truncation, and linear layers that store less than their matrix."""
+"""Matrices as products of two factors, their truncation, and linear layers that store
+less than their matrix.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ __all__ = [
     "truncate",
 ]
 
-# eigenvalues of a second moment below this share of the largest are rounding of the float32 that it was summed of
+# eigenvalues of a second moment below this share of the largest are rounding of the
+# float32 that it was summed of
 _NOTHING = 1e-12
 # what is added to the second moment of gradients, in shares of its mean eigenvalue
 _EVEN = 1e-3
@@ -32,8 +35,9 @@ _EVEN = 1e-3
 class Factors(NamedTuple):
     """Two factors of a matrix (out, in), ``W = up @ down``, (rank, in) and (out, rank).
 
-    With heads in the rows of W, ``up`` is (head, out / heads, rank) and ``down`` (heads · rank, in); with heads in its
-    columns, ``down`` is (head, rank, in / heads) and ``up`` (out, heads · rank).
+    With heads in the rows of W, ``up`` is (head, out / heads, rank) and ``down`` (heads
+    · rank, in); with heads in its columns, ``down`` is (head, rank, in / heads) and
+    ``up`` (out, heads · rank).
     """
 
     down: Tensor
@@ -87,24 +91,29 @@ def truncate(
     heads: int = 1,
     of: str = "rows",
 ) -> Factors:
-    """Compute the two factors of a rank whose product is nearest to a matrix, in double precision.
+    """Compute the two factors of a rank whose product is nearest to a matrix, in double
+    precision.
 
-    Without moments, nearest means in the Frobenius norm. With the second moment C = S Sᵀ of the inputs x, it means the
-    mean of ‖(W - W̃) x‖²: W̃ = U Uᵀ W, U of W S. With that of the output's gradient, G = R R (a share of its mean added
-    to the diagonal), it means that of dᵀ G d for d = (W - W̃) x: W̃ = R⁻¹ U Uᵀ R W, U of R W S.
+    Without moments, nearest means in the Frobenius norm. With the second moment C = S
+    Sᵀ of the inputs x, it means the mean of ‖(W - W̃) x‖²: W̃ = U Uᵀ W, U of W S. With
+    that of the output's gradient, G = R R (a share of its mean added to the diagonal),
+    it means that of dᵀ G d for d = (W - W̃) x: W̃ = R⁻¹ U Uᵀ R W, U of R W S.
 
     Args:
         weight: (out, in).
         rank: rank of the matrix, or of each head.
         moment: (in, in), symmetric and positive semidefinite.
         sensitivity: (out, out), the same.
-        heads: number of blocks, in the "rows" or "columns" ``of`` the matrix, each of which is truncated by itself.
+        heads: number of blocks, in the "rows" or "columns" ``of`` the matrix, each of
+            which is truncated by itself.
 
     Raises:
-        InputError: the matrix or the moment is not finite or of another shape, or the rank is out of range.
+        InputError: the matrix or the moment is not finite or of another shape, or the
+            rank is out of range.
 
     Source:
-        Eckart and Young 1936; Flow of ranks, section 5 (S0-TSVD), and its equations 19 and 20 (S0-LR).
+        Eckart and Young 1936; Flow of ranks, section 5 (S0-TSVD), and its equations 19
+        and 20 (S0-LR).
 
     Example:
         >>> w = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
@@ -116,12 +125,14 @@ def truncate(
     """
     if weight.ndim != 2 or not bool(torch.isfinite(weight).all()):
         raise InputError(
-            f"a weight of shape {tuple(weight.shape)}, expected a finite matrix (out, in)"
+            f"a weight of shape {tuple(weight.shape)}, expected a finite matrix"
+            " (out, in)"
         )
     side = {"rows": 0, "columns": 1}.get(of)
     if side is None or heads < 1 or weight.shape[side] % heads:
         raise InputError(
-            f"{heads} heads as {of!r} of a matrix {tuple(weight.shape)}; expected equal rows or columns"
+            f"{heads} heads as {of!r} of a matrix {tuple(weight.shape)}; expected equal"
+            " rows or columns"
         )
     full = (
         min(weight.shape[side] // heads, weight.shape[1 - side])
@@ -130,7 +141,8 @@ def truncate(
     )
     if not 1 <= rank <= full:
         raise InputError(
-            f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected 1 to {full}"
+            f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected"
+            f" 1 to {full}"
         )
     exact = weight.detach().double()
     # moments are kept on the CPU
@@ -164,7 +176,8 @@ def _root(moment: Tensor, size: int) -> Tensor:
     values, vectors = torch.linalg.eigh(_check_moment(moment, size))
     if not values[-1] > 0:
         raise InputError(
-            "a second moment of zero: nothing but zeros entered the matrix, so no rank is better than 1"
+            "a second moment of zero: nothing but zeros entered the matrix, so no rank"
+            " is better than 1"
         )
     some = values > _NOTHING * values[-1]
     return vectors[:, some] * values[some].sqrt()
@@ -173,7 +186,8 @@ def _root(moment: Tensor, size: int) -> Tensor:
 def _check_moment(moment: Tensor, size: int) -> Tensor:
     if moment.shape != (size, size) or not bool(torch.isfinite(moment).all()):
         raise InputError(
-            f"a second moment of shape {tuple(moment.shape)}, expected a finite ({size}, {size})"
+            f"a second moment of shape {tuple(moment.shape)}, expected a finite"
+            f" ({size}, {size})"
         )
     return moment
 
@@ -181,7 +195,9 @@ def _check_moment(moment: Tensor, size: int) -> Tensor:
 def _leading(
     matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | None
 ) -> Factors:
-    """Project a matrix onto the directions in which its outputs, for such inputs, are largest."""
+    """Project a matrix onto the directions in which its outputs, for such inputs, are
+    largest.
+    """
     if outer is not None:
         values, vectors = torch.linalg.eigh(outer)
         if not values[-1] > 0:
@@ -194,7 +210,8 @@ def _leading(
         matrix if root is None else matrix @ root, full_matrices=False
     )
     if u.shape[1] < rank:
-        # inputs have fewer directions than there are ranks: what is left of the matrix comes after them
+        # inputs have fewer directions than there are ranks: what is left of the matrix
+        # comes after them
         rest, _, _ = torch.linalg.svd(matrix - u @ (u.T @ matrix), full_matrices=False)
         u = torch.cat([u, rest[:, : rank - u.shape[1]]], dim=1)
         u, _ = torch.linalg.qr(u)
@@ -205,7 +222,9 @@ def _leading(
 def relative_error(
     weight: Tensor, other: Tensor, moment: Tensor | None = None
 ) -> float:
-    """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², (out, in), for a second moment (in, in) or the identity."""
+    """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², (out, in), for a second
+    moment (in, in) or the identity.
+    """
     exact, rest = (
         weight.detach().double(),
         weight.detach().double() - other.detach().double(),
@@ -215,10 +234,13 @@ def relative_error(
 
 
 class _LazyMatrix(Tensor):
-    """A matrix that is computed when an operation needs it: libraries ask for type and device at every pass."""
+    """A matrix that is computed when an operation needs it: libraries ask for type and
+    device at every pass.
+    """
 
     make: Callable[[], Tensor]
-    # transformers initialises what has no such mark, also inside of modules that it has loaded
+    # transformers initialises what has no such mark, also inside of modules that it has
+    # loaded
     _is_hf_initialized = True
 
     @staticmethod
@@ -238,11 +260,14 @@ class _LazyMatrix(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Make the matrix, then call the function on it; refuse to write into it, which would be lost."""
+        """Make the matrix, then call the function on it; refuse to write into it, which
+        would be lost.
+        """
         if func._schema.is_mutable:
             raise WiringError(
-                f"{func} on the weight of a compressed layer: it is made of the parameters that the layer holds, which "
-                "can be written into; as_matrix() puts another matrix in its place"
+                f"{func} on the weight of a compressed layer: it is made of the"
+                " parameters that the layer holds, which can be written into;"
+                " as_matrix() puts another matrix in its place"
             )
         args, kwargs = tree_map(
             lambda x: x.make() if isinstance(x, cls) else x, (args, kwargs or {})
@@ -251,7 +276,9 @@ class _LazyMatrix(Tensor):
 
 
 class Compressed(nn.Module):
-    """A linear layer (out, in) that stores parts instead of its matrix; ``weight`` still reads as the matrix."""
+    """A linear layer (out, in) that stores parts instead of its matrix; ``weight``
+    still reads as the matrix.
+    """
 
     bias: nn.Parameter | None
 
@@ -285,7 +312,9 @@ class Compressed(nn.Module):
 
 
 class LowRankLinear(Compressed):
-    """A linear layer that holds its matrix as two :class:`Factors`, ``x -> gain · (up (down x) + bias)``."""
+    """A linear layer that holds its matrix as two :class:`Factors`, ``x -> gain · (up
+    (down x) + bias)``.
+    """
 
     down: nn.Parameter
     up: nn.Parameter
@@ -318,11 +347,16 @@ class LowRankLinear(Compressed):
 
     def extra_repr(self) -> str:
         """Describe the sizes."""
-        return f"{self.in_features} -> {self.factors.rank} -> {self.out_features}, bias={self.bias is not None}"
+        return (
+            f"{self.in_features} -> {self.factors.rank} -> {self.out_features},"
+            f" bias={self.bias is not None}"
+        )
 
 
 class PartialLinear(Compressed):
-    """A linear layer that stores some rows, or some columns, at ascending indices; the others are zero."""
+    """A linear layer that stores some rows, or some columns, at ascending indices; the
+    others are zero.
+    """
 
     rest: nn.Parameter
     places: Tensor
@@ -372,11 +406,16 @@ class PartialLinear(Compressed):
     def extra_repr(self) -> str:
         """Describe the sizes."""
         full = self.out_features if self.of == "rows" else self.in_features
-        return f"{self.in_features} -> {self.out_features}, {len(self.places)} of {full} {self.of}"
+        return (
+            f"{self.in_features} -> {self.out_features}, {len(self.places)} of {full}"
+            f" {self.of}"
+        )
 
 
 def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply (…, head · in) by a matrix of each head, (head, out, in), to (…, head · out)."""
+    """Multiply (…, head · in) by a matrix of each head, (head, out, in), to (…, head ·
+    out).
+    """
     separate = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)
     out = torch.bmm(separate, matrices.transpose(1, 2)).transpose(0, 1)
     return out.reshape(*x.shape[:-1], -1)
@@ -385,7 +424,9 @@ def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
 def replace_layer(
     model: nn.Module, path: str, layer: nn.Module, device: torch.device | None = None
 ) -> None:
-    """Replace a layer by another, with the old one's mode, type and device unless a device is given."""
+    """Replace a layer by another, with the old one's mode, type and device unless a
+    device is given.
+    """
     parent, _, last = path.rpartition(".")
     owner = model.get_submodule(parent)
     old = owner.get_submodule(last)

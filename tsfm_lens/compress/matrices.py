@@ -1,4 +1,6 @@
-"""The matrices of a model that can be truncated, by its wiring, and the model with factors instead."""
+"""The matrices of a model that can be truncated, by its wiring, and the model with
+factors instead.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,16 @@ _SAME = 1e-4
 
 @dataclass(frozen=True)
 class WeightMatrix:
-    """One matrix of a model, with the blocks of heads in its rows or columns, and the gain of its layer.
+    """One matrix of a model, with the blocks of heads in its rows or columns, and the
+    gain of its layer.
 
     Attributes:
-        name: such as "encoder_blocks.0.self_attn.q"; a fused matrix has the letters of all parts ("…attn.qkv").
+        name: such as "encoder_blocks.0.self_attn.q"; a fused matrix has the letters of
+            all parts ("…attn.qkv").
         path: of the layer that holds it, in the native model.
         shape: (out, in).
-        heads: number of consecutive blocks in its rows or columns; 1 for MLPs, or if heads are interleaved.
+        heads: number of consecutive blocks in its rows or columns; 1 for MLPs, or if
+            heads are interleaved.
     """
 
     name: str
@@ -54,14 +59,16 @@ class WeightMatrix:
     gain: float
 
     def form(self, *, by_head: bool = False) -> BlockShape:
-        """Return the shape that is truncated: the whole, or each head by itself; InputError if heads are no blocks."""
+        """Return the shape that is truncated: the whole, or each head by itself;
+        InputError if heads are no blocks.
+        """
         rows, columns = self.shape
         if not by_head or not self.is_attention:
             return BlockShape(1, rows, columns)
         if self.heads == 1:
             raise InputError(
-                f"the heads of {self.name} ({self.path}) alternate in its {self.of}, so that none can be truncated by "
-                "itself; truncate whole matrices"
+                f"the heads of {self.name} ({self.path}) alternate in its {self.of}, so"
+                " that none can be truncated by itself; truncate whole matrices"
             )
         if self.of == "rows":
             return BlockShape(self.heads, rows // self.heads, columns)
@@ -74,10 +81,12 @@ class WeightMatrix:
 
 
 def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
-    """List every matrix of attentions (and of MLPs, if asked for) that can be truncated, in order of the forward.
+    """List every matrix of attentions (and of MLPs, if asked for) that can be
+    truncated, in order of the forward.
 
     Raises:
-        WiringError: a matrix is not a layer of its own, two places share one, or a layer is not a plain matrix product.
+        WiringError: a matrix is not a layer of its own, two places share one, or a
+            layer is not a plain matrix product.
         InputError: no such matrix; a matrix is not finite.
 
     Example:
@@ -94,7 +103,8 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
     }
     if not by_name:
         raise InputError(
-            f"{lens.model_id} has no matrix of the kind asked for; ask for attentions, MLPs, or both"
+            f"{lens.model_id} has no matrix of the kind asked for; ask for attentions,"
+            " MLPs, or both"
         )
     owners: dict[int, str] = {}
     for matrix in by_name.values():
@@ -105,7 +115,8 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
         other = owners.setdefault(id(layer_of.weight), matrix.name)
         if other != matrix.name:
             raise WiringError(
-                f"{other} and {matrix.name} are the same matrix; it cannot be truncated twice"
+                f"{other} and {matrix.name} are the same matrix; it cannot be truncated"
+                " twice"
             )
     return by_name
 
@@ -113,7 +124,9 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
 def matrices_by_name(
     lens: Lens, names: Iterable[str] | None = None
 ) -> dict[str, WeightMatrix]:
-    """Return matrices of attentions and MLPs by name, those of all attentions if None; UnknownNameError for others."""
+    """Return matrices of attentions and MLPs by name, those of all attentions if None;
+    UnknownNameError for others.
+    """
     attentions = matrices(lens)
     if names is None:
         return attentions
@@ -140,7 +153,9 @@ def kept_ratio(lens: Lens, ranks: Mapping[str, int], *, by_head: bool = False) -
 def _list_matrices(
     lens: Lens, stack: Stack, layer: int, row: Writer
 ) -> Iterator[WeightMatrix]:
-    """List the matrices of one attention, parts that share a layer together, or of one MLP; none of another kind."""
+    """List the matrices of one attention, parts that share a layer together, or of one
+    MLP; none of another kind.
+    """
     # by layer: name, projection, and number and side of the heads
     positions: dict[str, tuple[str, Projection, int, str]] = {}
     if isinstance(row, Mlp):
@@ -177,8 +192,8 @@ def _list_matrices(
         if part.weight != "weight":
             holder = type(lens.adapter.model.get_submodule(path)).__name__
             raise WiringError(
-                f"{name} is {part.weight!r} of {path} ({holder}), which is not a layer of its own; factors cannot "
-                "replace it"
+                f"{name} is {part.weight!r} of {path} ({holder}), which is not a layer"
+                " of its own; factors cannot replace it"
             )
         rows, columns = parameters(lens.adapter.model, path, part)[0].shape
         yield WeightMatrix(
@@ -201,7 +216,8 @@ def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
     if not bool(torch.isfinite(weight).all()):
         bad = int((~torch.isfinite(weight)).sum())
         raise InputError(
-            f"{matrix.name} ({matrix.path}) has {bad} entries that are not finite; it cannot be truncated"
+            f"{matrix.name} ({matrix.path}) has {bad} entries that are not finite; it"
+            " cannot be truncated"
         )
     x = (
         torch.linspace(-1.0, 1.0, 2 * matrix.shape[1], device=weight.device)
@@ -214,7 +230,8 @@ def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
             output = layer.forward(x)
         except Exception as error:
             raise WiringError(
-                f"{matrix.path} ({type(layer).__name__}) takes no rows of {matrix.shape[1]}: {error}"
+                f"{matrix.path} ({type(layer).__name__}) takes no rows of"
+                f" {matrix.shape[1]}: {error}"
             ) from error
     off = (
         float((output - target).abs().max())
@@ -225,8 +242,9 @@ def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
         1 if weight.dtype == torch.float32 else 100
     ):
         raise WiringError(
-            f"{matrix.path} ({type(layer).__name__}) does not give {matrix.gain:g} times what enters times its weight, "
-            "with its bias, and nothing else; factors in its place would compute something else"
+            f"{matrix.path} ({type(layer).__name__}) does not give {matrix.gain:g}"
+            " times what enters times its weight, with its bias, and nothing else;"
+            " factors in its place would compute something else"
         )
 
 
@@ -239,18 +257,22 @@ def factorised(
     by_head: bool = False,
     name: str | None = None,
 ) -> Lens:
-    """Copy a model and truncate its matrices; a matrix is kept whole if its factors would have more entries.
+    """Copy a model and truncate its matrices; a matrix is kept whole if its factors
+    would have more entries.
 
     Args:
         lens: the model.
-        ranks: by name of the matrix (see :func:`matrices`); other matrices are kept whole.
-        moments, sensitivity: by name, from :mod:`tsfm_lens.compress.moments`; the identity if None.
+        ranks: by name of the matrix (see :func:`matrices`); other matrices are kept
+            whole.
+        moments, sensitivity: by name, from :mod:`tsfm_lens.compress.moments`; the
+            identity if None.
         by_head: every head of an attention is truncated by itself, to the rank.
         name: of the copy.
 
     Raises:
         UnknownNameError: no such matrix.
-        InputError: a rank is out of range, a matrix is compressed already, a moment is missing or not finite.
+        InputError: a rank is out of range, a matrix is compressed already, a moment is
+            missing or not finite.
 
     Example:
         >>> smaller = compress.factorised(lens, {"decoder_blocks.0.cross_attn.q": 2})
@@ -262,7 +284,8 @@ def factorised(
     for key, matrix in by_name.items():
         if any(item is not None and key not in item for item in (moments, sensitivity)):
             raise InputError(
-                f"there is no second moment for {key}; take those of all matrices of the ranks"
+                f"there is no second moment for {key}; take those of all matrices of"
+                " the ranks"
             )
         inner, outer = (
             None if item is None else item[key] for item in (moments, sensitivity)
@@ -303,7 +326,8 @@ def compute_factors(
     form = matrix.form(by_head=by_head)
     if not (isinstance(rank, int) and 1 <= rank <= form.full):
         raise InputError(
-            f"rank {rank!r} of {matrix.name}; expected a whole number from 1 to {form.full}"
+            f"rank {rank!r} of {matrix.name}; expected a whole number from 1 to"
+            f" {form.full}"
         )
     if rank == form.full:
         return None

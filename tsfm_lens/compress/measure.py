@@ -1,4 +1,6 @@
-"""Effect of compression on a model's size and cost, on its forecasts, and on its next-token distributions."""
+"""Effect of compression on a model's size and cost, on its forecasts, and on its
+next-token distributions.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ _SOURCE = "Flow of ranks, section 5 and table 2"
 
 
 def sizes(lens: Lens) -> dict[str, int]:
-    """Count the parameters of a model: in all, in the matrices of its attentions, and in those of its MLPs.
+    """Count the parameters of a model: in all, in the matrices of its attentions, and
+    in those of its MLPs.
 
     Example:
         >>> compress.sizes(lens)["attention"] < compress.sizes(lens)["all"]
@@ -64,10 +67,12 @@ def sizes(lens: Lens) -> dict[str, int]:
 def split_sources(
     batch: SeriesBatch, horizon: int = 1
 ) -> tuple[SeriesBatch, SeriesBatch]:
-    """Split series into those that calibrate and those of other sources, which measure the compressed model.
+    """Split series into those that calibrate and those of other sources, which measure
+    the compressed model.
 
-    The publisher is the source of a bundled series; all others have one source. The batch calibrates, and long enough
-    bundled series of other sources measure. If these are fewer than three, the batch is split by source.
+    The publisher is the source of a bundled series; all others have one source. The
+    batch calibrates, and long enough bundled series of other sources measure. If these
+    are fewer than three, the batch is split by source.
     """
     # a publisher is what a source begins with
     infos = {name: bundled_info(name) for name in bundled_names()}
@@ -90,7 +95,8 @@ def split_sources(
         min(halves, key=len).extend(of_source)
     if not halves[1]:
         raise InputError(
-            f"no series of other sources measure a compressed model at horizon {horizon}; give some"
+            "no series of other sources measure a compressed model at horizon"
+            f" {horizon}; give some"
         )
     measuring, calibrating = (
         batch.select(sorted(half)) for half in sorted(halves, key=len)
@@ -114,23 +120,27 @@ def describe_sources(calibration: Run, run: Run) -> str:
 
 
 def quality(run: Run, other: Lens) -> xr.Dataset:
-    """Compare the errors of a model and of another one on the same series, paired, by the library's own forecasts.
+    """Compare the errors of a model and of another one on the same series, paired, by
+    the library's own forecasts.
 
     Args:
         run: run of the first model, with a known truth.
         other: the other model, usually the compressed one.
 
     Returns:
-        Dataset of kind "compression_quality": ``quantile_forecast`` (model, series, quantile, step); ``mase`` and
-        ``wql`` (model, series); ``mase_rise`` and ``wql_rise`` (series), their ratio less 1; ``…_estimate``, ``…_low``,
-        ``…_high``, the geometric mean over series with its 95 % t interval; of token models ``overlap``, the Jaccard
-        index of the ten likeliest tokens, and ``log_perplexity`` (model). NaN where an error or its scale is 0.
+        Dataset of kind "compression_quality": ``quantile_forecast`` (model, series,
+        quantile, step); ``mase`` and ``wql`` (model, series); ``mase_rise`` and
+        ``wql_rise`` (series), their ratio less 1; ``…_estimate``, ``…_low``,
+        ``…_high``, the geometric mean over series with its 95 % t interval; of token
+        models ``overlap``, the Jaccard index of the ten likeliest tokens, and
+        ``log_perplexity`` (model). NaN where an error or its scale is 0.
 
     Raises:
         InputError: no truth is known, or the models forecast other levels.
 
     Source:
-        Flow of ranks, table 2 (S0-METR). MASE of the median, WQL over the levels of the forecast.
+        Flow of ranks, table 2 (S0-METR). MASE of the median, WQL over the levels of the
+        forecast.
 
     Example:
         >>> same = compress.quality(run, lens)
@@ -150,8 +160,8 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
     )
     if run.forecast.levels != beside.forecast.levels:
         raise InputError(
-            f"{other.model_id} forecasts the quantiles {beside.forecast.levels}, and {run.lens.model_id} "
-            f"{run.forecast.levels}; expected the same"
+            f"{other.model_id} forecasts the quantiles {beside.forecast.levels}, and"
+            f" {run.lens.model_id} {run.forecast.levels}; expected the same"
         )
     scores = [_scores(item) for item in (run, beside)]
     data = run.dataset().assign_coords(
@@ -238,18 +248,21 @@ def pareto(
 
     Args:
         run: the full model on the series that measure, with their truth.
-        calibration: of the same model on calibration series, over a horizon of one pass.
+        calibration: of the same model on calibration series, over a horizon of one
+            pass.
         keeps: shares that are kept.
         methods: of :data:`METHODS`.
         of, mlps: as in :func:`compressed`.
         progress: called with what is next, in words.
 
     Returns:
-        Dataset of kind "compression" over (method, keep): ``parameters``, share of all parameters that is kept;
-        ``rank_ratio`` and ``factor_ratio`` (S0-TSVD); ``mase_rise`` and ``wql_rise`` with ``…_low`` and ``…_high``; and
-        ``harm_p``, the one-sided p-value of a t test over series that MASE rises by 1 % or more, corrected by Holm's
-        method for all points. The attribute ``choice`` names the smallest model where it is at most 2.5 % ("" for
-        none), ``why`` says it in a sentence.
+        Dataset of kind "compression" over (method, keep): ``parameters``, share of all
+        parameters that is kept; ``rank_ratio`` and ``factor_ratio`` (S0-TSVD);
+        ``mase_rise`` and ``wql_rise`` with ``…_low`` and ``…_high``; and ``harm_p``,
+        the one-sided p-value of a t test over series that MASE rises by 1 % or more,
+        corrected by Holm's method for all points. The attribute ``choice`` names the
+        smallest model where it is at most 2.5 % ("" for none), ``why`` says it in a
+        sentence.
 
     Example:
         >>> curve = compress.pareto(run, run, [0.25, 0.5], methods=["svd"])
@@ -308,11 +321,13 @@ def pareto(
 
 
 def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
-    """Choose the smallest model of a :func:`pareto` curve whose error rises significantly less than the tolerance."""
+    """Choose the smallest model of a :func:`pareto` curve whose error rises
+    significantly less than the tolerance.
+    """
     points = curve.to_dataframe().reset_index().fillna({"harm_p": 1.0})
     claim = (
-        f"known to rise by less than {100 * TOLERANCE:g} % (t test over series, Holm's correction for {len(points)} "
-        "models)"
+        f"known to rise by less than {100 * TOLERANCE:g} % (t test over series, Holm's"
+        f" correction for {len(points)} models)"
     )
     harmless = points[points["harm_p"] <= (1 - CONFIDENCE) / 2]
     if len(harmless):
@@ -359,7 +374,8 @@ def compression(
     keeps: Sequence[float] = (0.1, 0.25, 0.5),
     methods: Sequence[str] = ("svd", "weighted"),
 ) -> xr.Dataset:
-    """Measure the :func:`pareto` curve of a run, calibrated on other series or earlier steps.
+    """Measure the :func:`pareto` curve of a run, calibrated on other series or earlier
+    steps.
 
     Args:
         run: of the full model on the series that measure, with their truth.
@@ -378,7 +394,7 @@ def compression(
 @probe(
     title="Forecasts of a compressed model",
     theme="Causes",
-    summary=("forecasts before and after compression, with errors paired by series"),
+    summary="forecasts before and after compression, with errors paired by series",
     description=(
         "Attention keeps a quarter of its rank, allocated to matrices by their "
         "effect on the forecast."
@@ -389,7 +405,8 @@ def compression(
     whole_batch=True,
 )
 def compression_quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
-    """Compress a model as calibrated on other series or earlier steps, and measure its :func:`quality`.
+    """Compress a model as calibrated on other series or earlier steps, and measure its
+    :func:`quality`.
 
     Args:
         run: of the full model on the series that measure, with their truth.
@@ -421,18 +438,22 @@ def cost(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure time, operations and memory of one forward of two models on the same inputs.
+    """Measure time, operations and memory of one forward of two models on the same
+    inputs.
 
     Args:
         whole, other: the models, usually the compressed one last.
-        shapes: (series, steps of context); contexts longer than the model's are cut to it.
+        shapes: (series, steps of context); contexts longer than the model's are cut to
+            it.
         rounds: number of timings of each, in turns.
         seed: of the series, random walks.
 
     Returns:
-        Dataset of kind "compression_cost" over ``shape`` ("16 x 512"): ``time_ratio``, a median over rounds, with
-        ``…_low`` and ``…_high``, the ends; ``operation_ratio``; and by ``model`` ("whole", "other") ``seconds``,
-        ``operations``, ``weight_bytes`` and ``peak_bytes``, the most that a forward pass held beyond the weights.
+        Dataset of kind "compression_cost" over ``shape`` ("16 x 512"): ``time_ratio``,
+        a median over rounds, with ``…_low`` and ``…_high``, the ends;
+        ``operation_ratio``; and by ``model`` ("whole", "other") ``seconds``,
+        ``operations``, ``weight_bytes`` and ``peak_bytes``, the most that a forward
+        pass held beyond the weights.
 
     Example:
         >>> found = compress.cost(lens, lens, shapes=[(2, 64)], rounds=1)
@@ -441,7 +462,8 @@ def cost(
     """
     if not shapes or min(min(shape) for shape in shapes) < 1 or rounds < 1:
         raise InputError(
-            f"shapes {list(shapes)} and {rounds} rounds; expected positive numbers, at least one of each"
+            f"shapes {list(shapes)} and {rounds} rounds; expected positive numbers, at"
+            " least one of each"
         )
     longest = whole.adapter.context_length
     unique_shapes = dict.fromkeys(

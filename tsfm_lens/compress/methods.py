@@ -1,4 +1,6 @@
-"""Four methods of compression, to a share, a threshold or a rank, and ranks by their effect on the forecast."""
+"""Four methods of compression, to a share, a threshold or a rank, and ranks by their
+effect on the forecast.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ _AMOUNTS = 100_000
 
 
 def deviation(run: Run, output: Tensor) -> np.ndarray:
-    """Compute the distance of a forward's output from the plain model's, (series,), 0 or more.
+    """Compute the distance of a forward's output from the plain model's, (series,), 0
+    or more.
 
-    For token models, it is the Kullback-Leibler divergence from the plain distribution, in nats. For all others, it is
-    the mean square over quantiles and steps, in units of the variance of the context.
+    For token models, it is the Kullback-Leibler divergence from the plain distribution,
+    in nats. For all others, it is the mean square over quantiles and steps, in units of
+    the variance of the context.
 
     Example:
         >>> bool(compress.deviation(run, lens.forward(run.encoded)).max() < 1e-6)
@@ -70,7 +74,8 @@ def rank_effects(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, dict[int, float]]:
-    """Measure the deviation of the forecast with one matrix truncated, by name and rank; a sum over series.
+    """Measure the deviation of the forecast with one matrix truncated, by name and
+    rank; a sum over series.
 
     Each fold of series is forecast with factors that the other folds calibrate.
     """
@@ -139,18 +144,20 @@ def allocate(
     forms: Mapping[str, BlockShape],
     budget: int,
 ) -> tuple[dict[str, int], float]:
-    """Choose the ranks of least summed effect within a budget of entries; the choice is optimal.
+    """Choose the ranks of least summed effect within a budget of entries; the choice is
+    optimal.
 
-    This is a knapsack problem with one item per matrix, solved by dynamic programming. It is exact if the budget is at
-    most 100,000 times the sizes' greatest common divisor. For more, sizes beyond the smallest are rounded up.
+    This is a knapsack problem with one item per matrix, solved by dynamic programming.
+    It is exact if the budget is at most 100,000 times the sizes' greatest common
+    divisor. For more, sizes beyond the smallest are rounded up.
     """
     sizes = {
         name: [forms[name].stored(rank) for rank in of] for name, of in effects.items()
     }
     if (spent := sum(min(of) for of in sizes.values())) > budget:
         raise InputError(
-            f"no rank meets a budget of {budget:,} parameters: the smallest ranks that were tried take {spent:,}; give "
-            "that or more"
+            f"no rank meets a budget of {budget:,} parameters: the smallest ranks that"
+            f" were tried take {spent:,}; give that or more"
         )
     step = max(
         math.gcd(*(size for of in sizes.values() for size in of)),
@@ -183,10 +190,12 @@ def allocated(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> tuple[dict[str, int], bool]:
-    """Choose ranks no larger in sum of entries than given ones, and whether moments weigh factors, by least effect.
+    """Choose ranks no larger in sum of entries than given ones, and whether moments
+    weigh factors, by least effect.
 
-    Three choices are measured on folds of series that did not calibrate them: ranks of least summed effect, the given
-    ranks, and plain truncation to the given ranks, without weights.
+    Three choices are measured on folds of series that did not calibrate them: ranks of
+    least summed effect, the given ranks, and plain truncation to the given ranks,
+    without weights.
     """
     forms = {
         name: matrix.form(by_head=by_head)
@@ -213,7 +222,9 @@ def allocated(
 
 
 def _candidates(form: BlockShape, rank: int) -> list[int]:
-    """List the ranks to try: shares of the full one, the given one and its neighbours, and the whole."""
+    """List the ranks to try: shares of the full one, the given one and its neighbours,
+    and the whole.
+    """
     ranks = {max(1, round(share * form.full)) for share in SHARES}
     ranks |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
     # at and above this rank the matrix itself takes no more
@@ -223,15 +234,18 @@ def _candidates(form: BlockShape, rank: int) -> list[int]:
 
 
 METHODS = ("svd", "weighted", "sensitive", "measured")
-"""Plain truncation; weighted by inputs; also by the sensitivity to outputs; and with ranks by the deviation of
-the forecast that each matrix causes on series that did not give its factors."""
+"""Plain truncation; weighted by inputs; also by the sensitivity to outputs; and with
+ranks by the deviation of the forecast that each matrix causes on series that did not
+give its factors."""
 
 
 def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
-    """Run the same series from earlier origins, within one pass, so that calibration does not see the truth.
+    """Run the same series from earlier origins, within one pass, so that calibration
+    does not see the truth.
 
-    Origins are one horizon apart; the last is one horizon before the run's. There are as many as leave a context of
-    two. A batch with a series too short for one origin is forecast unchanged.
+    Origins are one horizon apart; the last is one horizon before the run's. There are
+    as many as leave a context of two. A batch with a series too short for one origin is
+    forecast unchanged.
 
     Example:
         >>> earlier = compress.calibration_run(run, windows=2)
@@ -289,11 +303,14 @@ def chosen_ranks(
     mlps: bool = False,
     by_head: bool = False,
 ) -> dict[str, int]:
-    """Choose ranks of all matrices by one number; InputError for none, several, or one out of range.
+    """Choose ranks of all matrices by one number; InputError for none, several, or one
+    out of range.
 
     Args:
-        keep: share, above 0 and at most 1, of every matrix's rank, rounded, at least 1; or of its entries, see ``of``.
-        of: "rank", or "parameters" for the largest rank whose factors have at most that share of the entries.
+        keep: share, above 0 and at most 1, of every matrix's rank, rounded, at least 1;
+            or of its entries, see ``of``.
+        of: "rank", or "parameters" for the largest rank whose factors have at most that
+            share of the entries.
         epsilon: see :func:`ranks_by_epsilon`.
         rank: the same for all.
         mlps: the matrices of MLPs, too.
@@ -305,7 +322,8 @@ def chosen_ranks(
     """
     if sum(value is not None for value in (keep, epsilon, rank)) != 1:
         raise InputError(
-            f"keep={keep}, epsilon={epsilon}, rank={rank}; give exactly one of the three"
+            f"keep={keep}, epsilon={epsilon}, rank={rank}; give exactly one of the"
+            " three"
         )
     by_name = matrices(lens, mlps=mlps)
     forms = {name: matrix.form(by_head=by_head) for name, matrix in by_name.items()}
@@ -340,10 +358,13 @@ def compressed(
     """Compress a model to less rank.
 
     Args:
-        run: the full model on calibration series, over a horizon of one pass; "svd" does not use the series.
-        keep, epsilon, rank, of, mlps, by_head: as in :func:`chosen_ranks`; one of the first three.
-        method: "svd", "weighted", "sensitive" or "measured". The last distributes the same number of entries by each
-            matrix's effect on the forecast, without sensitivity if the model has no gradients.
+        run: the full model on calibration series, over a horizon of one pass; "svd"
+            does not use the series.
+        keep, epsilon, rank, of, mlps, by_head: as in :func:`chosen_ranks`; one of the
+            first three.
+        method: "svd", "weighted", "sensitive" or "measured". The last distributes the
+            same number of entries by each matrix's effect on the forecast, without
+            sensitivity if the model has no gradients.
         progress: called with the matrices measured and their number.
 
     Returns:
@@ -351,7 +372,8 @@ def compressed(
 
     Raises:
         UnknownNameError: no such method.
-        InputError: a rank is out of range; "measured" has fewer than three series and windows to measure on.
+        InputError: a rank is out of range; "measured" has fewer than three series and
+            windows to measure on.
 
     Warns:
         UserWarning: fewer vectors enter a matrix than it has columns.
@@ -379,6 +401,13 @@ def compressed(
     how = weights(runs, ranks, gradients) if weighted else {}
     if weighted and (few := shortage(runs, ranks, gradients)):
         warnings.warn(few, stacklevel=2)
-    return factorised(
-        run.lens, ranks, by_head=by_head, name=f"{run.lens.model_id} ({method})", **how
-    ), ranks
+    return (
+        factorised(
+            run.lens,
+            ranks,
+            by_head=by_head,
+            name=f"{run.lens.model_id} ({method})",
+            **how,
+        ),
+        ranks,
+    )

@@ -1,4 +1,6 @@
-"""Second moments of the inputs of each matrix, and of the gradient at its output, over calibration series."""
+"""Second moments of the inputs of each matrix, and of the gradient at its output, over
+calibration series.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,17 @@ from tsfm_lens.models.run import Run
 
 DRAWS = 4
 FOLDS = 2
-"""Folds of the calibration series; each measures the effects of factors that the others calibrate."""
+"""Folds of the calibration series; each measures the effects of factors that the others
+calibrate.
+"""
 ITEM = "series that calibrates"
 """Property of a window that names the series it was cut from."""
 
 
 class Moment(NamedTuple):
-    """Second moment of one matrix as sums over series with their windows; all series count equally."""
+    """Second moment of one matrix as sums over series with their windows; all series
+    count equally.
+    """
 
     total: Tensor
     squares: float
@@ -43,11 +49,12 @@ class Moment(NamedTuple):
 
     @property
     def shrunk(self) -> Tensor:
-        """Mean, shrunk towards a multiple of the identity: more if series agree less, fully for one series.
+        """Mean, shrunk towards a multiple of the identity: more if series agree less,
+        fully for one series.
 
         Source:
-            Ledoit and Wolf 2004 (Journal of Multivariate Analysis 88), section 3.2, with series in the place of vectors
-            and n - 1 for n.
+            Ledoit and Wolf 2004 (Journal of Multivariate Analysis 88), section 3.2,
+            with series in the place of vectors and n - 1 for n.
         """
         mean, n = self.total / self.series, self.series
         even = mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype)
@@ -70,11 +77,13 @@ def calibrate(
     gradients: bool = False,
     draws: int = DRAWS,
 ) -> tuple[dict[str, Moment], dict[str, Moment]]:
-    """Compute moments by name in single forwards over a run's series, on its path, once for a run.
+    """Compute moments by name in single forwards over a run's series, on its path, once
+    for a run.
 
     Returns:
-        The mean of x xᵀ over input vectors x and, on request, the sum of g gᵀ over gradients g at output vectors. The
-        product of the latter with a small change's second moment is the deviation of the forecast.
+        The mean of x xᵀ over input vectors x and, on request, the sum of g gᵀ over
+        gradients g at output vectors. The product of the latter with a small change's
+        second moment is the deviation of the forecast.
     """
     by_name = matrices_by_name(run.lens, names)
     key = ("moments", gradients, draws, *by_name)
@@ -145,7 +154,9 @@ def calibrate(
 
 
 def _groups(run: Run) -> Iterator[list[Run]]:
-    """Part a run by series, and these by length and number of variates, so that a forward fills nothing up."""
+    """Part a run by series, and these by length and number of variates, so that a
+    forward fills nothing up.
+    """
     for windows in _series(run, FEWEST):
         alike = defaultdict[tuple[int, ...], list[int]](list)
         for rows in windows:
@@ -154,7 +165,9 @@ def _groups(run: Run) -> Iterator[list[Run]]:
 
 
 def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
-    """List the rows of each window of each series; each window alone where there are fewer series."""
+    """List the rows of each window of each series; each window alone where there are
+    fewer series.
+    """
     series = defaultdict[str, list[list[int]]](list)
     for group, rows in run.batch.rows_by_group().items():
         series[run.batch.static[rows[0]].get(ITEM, group)].append(rows)
@@ -166,13 +179,16 @@ def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
 
 
 def folds(run: Run) -> list[Run]:
-    """Part a run by series, windows of one series together; by windows where there are fewer series than parts."""
+    """Part a run by series, windows of one series together; by windows where there are
+    fewer series than parts.
+    """
     if "folds" not in run.cache:
         series = _series(run, FOLDS)
         if len(series) < FOLDS:
             raise InputError(
-                f"{len(series)} series or windows calibrate, and ranks by effect take at least {FOLDS}: factors come "
-                "from some and effects from others; give more series, longer ones, or method='weighted'"
+                f"{len(series)} series or windows calibrate, and ranks by effect take"
+                f" at least {FOLDS}: factors come from some and effects from others;"
+                " give more series, longer ones, or method='weighted'"
             )
         parts = [
             [row for item in series[first::FOLDS] for rows in item for row in rows]
@@ -185,7 +201,9 @@ def folds(run: Run) -> list[Run]:
 def weights(
     runs: Sequence[Run], names: Iterable[str], gradients: bool
 ) -> dict[str, Any]:
-    """Return the shrunk moments over runs as arguments of :func:`tsfm_lens.compress.factorised`."""
+    """Return the shrunk moments over runs as arguments of
+    :func:`tsfm_lens.compress.factorised`.
+    """
     inner, outer = (
         {
             name: reduce(Moment.plus, (item[name] for item in side)).shrunk
@@ -199,7 +217,9 @@ def weights(
 
 
 def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any]]]:
-    """Yield the latest window of each series of each fold, and the weights that the other folds give."""
+    """Yield the latest window of each series of each fold, and the weights that the
+    other folds give.
+    """
     parts = folds(run)
     for part in parts:
         rest = [item for item in parts if item is not part]
@@ -208,7 +228,9 @@ def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any
 
 
 def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
-    """Name matrices with fewer input vectors than columns, and how many origins are enough; "" if there are none."""
+    """Name matrices with fewer input vectors than columns, and how many origins are
+    enough; "" if there are none.
+    """
     of_runs = [calibrate(run, names, gradients=gradients)[0] for run in runs]
     vectors = {
         name: sum(of_run[name].vectors for of_run in of_runs) for name in of_runs[0]
@@ -222,9 +244,11 @@ def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
         sum(len(run.batch) for run in runs),
     )
     return (
-        f"{len(few)} of {len(vectors)} matrices see fewer vectors than they have columns ({worst}: {vectors[worst]:,} "
-        f"of {columns[worst]:,}), so what is not known of them counts evenly; {origins:,} forecast origins calibrate, "
-        f"and {-(-columns[worst] * origins // vectors[worst]):,} would be enough: give more series, or windows=…"
+        f"{len(few)} of {len(vectors)} matrices see fewer vectors than they have"
+        f" columns ({worst}: {vectors[worst]:,} of {columns[worst]:,}), so what is not"
+        f" known of them counts evenly; {origins:,} forecast origins calibrate, and"
+        f" {-(-columns[worst] * origins // vectors[worst]):,} would be enough: give"
+        " more series, or windows=…"
     )
 
 

@@ -1,4 +1,6 @@
-"""Heads and MLPs removed from a model, with their weights, so that it is smaller and computes less."""
+"""Heads and MLPs removed from a model, with their weights, so that it is smaller and
+computes less.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,21 @@ from tsfm_lens.models.opening import load
 __all__ = ["prune", "pruned"]
 
 UNIFORM_HEADS = ("chronos", "chronos-bolt", "t5")
-"""Architectures whose configuration says how many heads all attentions have, apart from their size."""
+"""Architectures whose configuration says how many heads all attentions have, apart from
+their size.
+"""
 Side = Literal["rows", "columns"]
 
 
 def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
-    """Copy a model without some heads and MLPs and their weights; their hook points stay and read as zero.
+    """Copy a model without some heads and MLPs and their weights; their hook points
+    stay and read as zero.
 
     Keys and values that several heads share are removed with the last of these heads.
 
     Args:
-        components: heads, MLPs, whole attentions and layers, or globs, as ``lens.ablate`` takes them.
+        components: heads, MLPs, whole attentions and layers, or globs, as
+            ``lens.ablate`` takes them.
 
     Raises:
         UnknownNameError: a component matches nothing.
@@ -56,7 +62,8 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
         layer: Any = control.adapter.model.get_submodule(path)
         if isinstance(layer, Compressed):
             raise InputError(
-                f"{by_path[path].name} is compressed already ({layer}); begin with the whole model"
+                f"{by_path[path].name} is compressed already ({layer}); begin with the"
+                " whole model"
             )
         index, weight = (~positions).nonzero()[:, 0], layer.weight.detach()
         bias = None if layer.bias is None else layer.bias.detach().clone()
@@ -79,7 +86,9 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
 def _cuts(
     lens: Lens, targets: Sequence[Component]
 ) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
-    """Collect (side, places that go) by path of the layer, and the layers whose bias goes, as nothing is written."""
+    """Collect (side, places that go) by path of the layer, and the layers whose bias
+    goes, as nothing is written.
+    """
     cuts: dict[str, tuple[Side, Tensor]] = {}
     silent: set[str] = set()
 
@@ -94,9 +103,11 @@ def _cuts(
         size = parameters(lens.adapter.model, path, part)[0].shape[int(of == "columns")]
         _, positions = cuts.setdefault(path, (of, torch.zeros(size, dtype=torch.bool)))
         positions[
-            slice(None)
-            if gone is None
-            else _places(part, size, n_heads)[gone].flatten()
+            (
+                slice(None)
+                if gone is None
+                else _places(part, size, n_heads)[gone].flatten()
+            )
         ] = True
 
     for stack in lens.wiring.stacks:
@@ -107,8 +118,9 @@ def _cuts(
                 if isinstance(row, Branch):
                     if is_whole:
                         raise InputError(
-                            f"{stack.prefix}.{layer}.{row.kind} is no attention and no MLP, and the wiring does not "
-                            "say which of its weights can go; cut heads or MLPs"
+                            f"{stack.prefix}.{layer}.{row.kind} is no attention and no"
+                            " MLP, and the wiring does not say which of its weights"
+                            " can go; cut heads or MLPs"
                         )
                     continue
                 output = row.o if isinstance(row, Attention) else Projection(row.o)
@@ -120,8 +132,9 @@ def _cuts(
                     )
                     if getattr(norm, "bias", None) is not None:
                         raise WiringError(
-                            f"{stack.prefix}.{layer}.{row.kind} writes through {row.post_norm}, whose bias stays when "
-                            "all before it is gone"
+                            f"{stack.prefix}.{layer}.{row.kind} writes through"
+                            f" {row.post_norm}, whose bias stays when all before it is"
+                            " gone"
                         )
                     silent.add(f"{block}.{output.module}")
                 if isinstance(row, Mlp):
@@ -164,9 +177,11 @@ def _gone(
         and target.kind in (None, kind)
     ]
     is_whole = any(item.head is None for item in own)
-    return set(range(stack.n_heads)) if is_whole else {
-        item.head for item in own if item.head is not None
-    }, is_whole
+    return (
+        set(range(stack.n_heads))
+        if is_whole
+        else {item.head for item in own if item.head is not None}
+    ), is_whole
 
 
 def _places(part: Projection, size: int, n_heads: int) -> Tensor:
@@ -180,17 +195,21 @@ def _places(part: Projection, size: int, n_heads: int) -> Tensor:
 
 
 def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
-    """Build a native model with fewer heads, if its configuration allows it: T5, Chronos and Chronos-Bolt."""
+    """Build a native model with fewer heads, if its configuration allows it: T5,
+    Chronos and Chronos-Bolt.
+    """
     model: Any = lens.adapter.model
     if lens.wiring.architecture not in UNIFORM_HEADS:
         raise InputError(
-            f"the configuration of {lens.wiring.architecture} has no place for this; prune() removes heads"
+            f"the configuration of {lens.wiring.architecture} has no place for this;"
+            " prune() removes heads"
         )
     targets = lens.components(*components)
     other = next((target for target in targets if target.head is None), None)
     if other is not None:
         raise InputError(
-            f"{other} is not a head; a native configuration can say fewer heads alone. See prune()"
+            f"{other} is not a head; a native configuration can say fewer heads alone."
+            " See prune()"
         )
     remaining = {
         (stack.name, layer, row.kind): sorted(
@@ -203,8 +222,9 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     counts = {len(heads) for heads in remaining.values()}
     if len(counts) != 1 or not max(counts):
         raise InputError(
-            f"attentions would keep {', '.join(map(str, sorted(counts)))} heads; the configuration of "
-            f"{lens.wiring.architecture} has one number, 1 or more, for all of them. prune() removes any"
+            f"attentions would keep {', '.join(map(str, sorted(counts)))} heads; the"
+            f" configuration of {lens.wiring.architecture} has one number, 1 or more,"
+            " for all of them. prune() removes any"
         )
     for stack in lens.wiring.stacks:
         if (
@@ -217,8 +237,9 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
             > 1
         ):
             raise InputError(
-                f"the self-attentions of the {stack.name} would keep different heads, but share a position bias by "
-                "head; take the same ones out of all its layers, or use prune()"
+                f"the self-attentions of the {stack.name} would keep different heads,"
+                " but share a position bias by head; take the same ones out of all its"
+                " layers, or use prune()"
             )
     config = copy.deepcopy(model.config)
     config.num_heads = next(iter(counts))
@@ -237,7 +258,8 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
 
 
 def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, bool]:
-    """Prune a model, in the library's own form if possible; return the model and whether it has this form.
+    """Prune a model, in the library's own form if possible; return the model and
+    whether it has this form.
 
     See :func:`prune_native` and :func:`prune`.
 
@@ -251,6 +273,7 @@ def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, boo
         native = prune_native(lens, patterns)
     except InputError:
         return smaller, False
-    return Lens(
-        load(native, check=False).adapter, smaller.model_id, lens.revision
-    ), True
+    return (
+        Lens(load(native, check=False).adapter, smaller.model_id, lens.revision),
+        True,
+    )

@@ -22,7 +22,9 @@ _SLACK = 1e-9
 
 
 class BlockShape(NamedTuple):
-    """Shape of one matrix that is truncated: blocks with ranks of their own, 1 or one a head, each (rows, columns)."""
+    """Shape of one matrix that is truncated: blocks with ranks of their own, 1 or one a
+    head, each (rows, columns).
+    """
 
     blocks: int
     rows: int
@@ -43,12 +45,16 @@ class BlockShape(NamedTuple):
         return self.blocks * rank * (self.rows + self.columns)
 
     def stored(self, rank: int) -> int:
-        """Count the stored entries: those of the factors if they are fewer, else those of the matrix."""
+        """Count the stored entries: those of the factors if they are fewer, else those
+        of the matrix.
+        """
         return min(self.factors(rank), self.numbers)
 
 
 class Ratio(NamedTuple):
-    """Share that is kept: of ranks (as in the paper's tables), of entries in factors, of stored entries."""
+    """Share that is kept: of ranks (as in the paper's tables), of entries in factors,
+    of stored entries.
+    """
 
     ranks: float
     factors: float
@@ -61,8 +67,10 @@ def ranks_by_epsilon(
     """Compute the numerical rank of every matrix, at least 1, by name.
 
     Args:
-        singular_values: of each matrix (j,), or of its blocks (block, j), of which the largest rank counts.
-        epsilon: above 0 and below 1; the error of a truncated matrix is at most this share of its spectral norm.
+        singular_values: of each matrix (j,), or of its blocks (block, j), of which the
+            largest rank counts.
+        epsilon: above 0 and below 1; the error of a truncated matrix is at most this
+            share of its spectral norm.
 
     Source:
         Flow of ranks, equation 1 and section 5 (S0-ERANK, S0-TSVD).
@@ -83,7 +91,9 @@ def ranks_by_share(
     *,
     of: Literal["rank", "parameters"] = "rank",
 ) -> dict[str, int]:
-    """Choose ranks by one share, above 0 and at most 1, of every matrix's rank or of its entries, by name."""
+    """Choose ranks by one share, above 0 and at most 1, of every matrix's rank or of
+    its entries, by name.
+    """
     if not 0 < share <= 1:
         raise InputError(f"a share of {share} of the {of}; expected above 0, at most 1")
     if of == "rank":
@@ -100,9 +110,11 @@ def ranks_by_share(
     if short:
         form = forms[short[0]]
         raise InputError(
-            f"no rank meets a budget of {share:g} of the parameters: {short[0]} ({form.rows} x {form.columns}"
-            f"{f', {form.blocks} heads' if form.blocks > 1 else ''}) takes {form.factors(1) / form.numbers:.3g} of its "
-            "own at rank 1; give that share or more"
+            f"no rank meets a budget of {share:g} of the parameters: {short[0]}"
+            f" ({form.rows} x"
+            f" {form.columns}{f', {form.blocks} heads' if form.blocks > 1 else ''})"
+            f" takes {form.factors(1) / form.numbers:.3g} of its own at rank 1; give"
+            " that share or more"
         )
     return {name: min(rank, forms[name].full) for name, rank in ranks.items()}
 
@@ -111,10 +123,12 @@ def compute_ratio(
     forms: Mapping[str, BlockShape] | Sequence[BlockShape],
     ranks: Mapping[str, int] | Sequence[int],
 ) -> Ratio:
-    """Compute the share that some ranks keep, over all matrices, by name or in one order.
+    """Compute the share that some ranks keep, over all matrices, by name or in one
+    order.
 
     Source:
-        Flow of ranks, tables 2 and 4; the paper does not define its "ratio" (E0-4), so all readings are given.
+        Flow of ranks, tables 2 and 4; the paper does not define its "ratio" (E0-4), so
+        all readings are given.
 
     Example:
         >>> compress.ratio_of([compress.BlockShape(1, 64, 64)], [16])
@@ -128,7 +142,8 @@ def compute_ratio(
     )
     if not shapes or set(shapes) != set(rank_of):
         raise InputError(
-            f"{len(rank_of)} ranks for {len(shapes)} matrices; expected one each, and at least one"
+            f"{len(rank_of)} ranks for {len(shapes)} matrices; expected one each, and"
+            " at least one"
         )
     for name, form in shapes.items():
         if not 1 <= rank_of[name] <= form.full:

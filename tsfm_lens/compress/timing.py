@@ -42,7 +42,9 @@ def ratios(
     warm_up: int = 1,
     clock: Clock = time.perf_counter,
 ) -> list[tuple[float, float, float]]:
-    """Time several things against one baseline, in turn, so that drift of the machine cancels."""
+    """Time several things against one baseline, in turn, so that drift of the machine
+    cancels.
+    """
     times = in_turn([*ours, base], rounds=rounds, warm_up=warm_up, clock=clock)
     of_base = times[-1]
     rows = [
@@ -72,7 +74,9 @@ def in_turn(
 
 
 class LiveBytes(TorchDispatchMode):
-    """Dispatch mode that counts the bytes of all live tensors that operations have made."""
+    """Dispatch mode that counts the bytes of all live tensors that operations have
+    made.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +92,8 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Run ``func`` and note the tensors that it made."""
         output = func(*args, **kwargs or {})
-        # views and in-place results hold no memory of their own, and the meta device has none
+        # views and in-place results hold no memory of their own, and the meta device
+        # has none
         inputs = {
             leaf.untyped_storage()._cdata
             for leaf in tree_leaves((args, kwargs))
@@ -112,7 +117,9 @@ class LiveBytes(TorchDispatchMode):
 
 
 def measured(work: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
-    """Return a function's result, and the most bytes of tensors that it held beyond those that were there."""
+    """Return a function's result, and the most bytes of tensors that it held beyond
+    those that were there.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

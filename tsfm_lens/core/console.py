@@ -1,4 +1,6 @@
-"""Output to the terminal: texts appear as they are, whatever brackets, colons or control characters they have."""
+"""Output to the terminal: texts appear as they are, whatever brackets, colons or
+control characters they have.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-# also the signs that turn the direction of writing, which hide what a name says, and those that end a line
+# also the signs that turn the direction of writing, which hide what a name says, and
+# those that end a line
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
@@ -55,7 +58,9 @@ class _PlainColumn(TextColumn):
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console that prints texts, cells and titles of tables as they are, with control characters escaped."""
+    """Return a console that prints texts, cells and titles of tables as they are, with
+    control characters escaped.
+    """
     return _PlainConsole(
         stderr=stderr, width=width, markup=False, emoji=False, highlight=False
     )
@@ -64,7 +69,9 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 def progress(
     *, width: int = 0, eta: bool = False, after: str = "", hidden: bool = False
 ) -> Progress:
-    """Return a progress display on stderr, which leaves stdout alone: a description, a bar, counts, time."""
+    """Return a progress display on stderr, which leaves stdout alone: a description, a
+    bar, counts, time.
+    """
     description = _PlainColumn(f"{{task.description:<{width}}}")
     columns = [
         description,
@@ -83,7 +90,9 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def termination() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that temporary files go; outside the main thread change nothing."""
+    """Let SIGTERM end the block as Ctrl-C does, so that temporary files go; outside the
+    main thread change nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -105,13 +114,17 @@ _RECEIVED: list[int] = []
 
 
 def interrupt_code() -> int:
-    """Return the exit code of a command that a signal interrupted: 143 after SIGTERM, else 130."""
+    """Return the exit code of a command that a signal interrupted: 143 after SIGTERM,
+    else 130.
+    """
     return 128 + (_RECEIVED[-1] if _RECEIVED else signal.SIGINT)
 
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Let stdout and stderr take any text, and report errors of the system, such as a full device, in a line."""
+    """Let stdout and stderr take any text, and report errors of the system, such as a
+    full device, in a line.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -132,6 +145,7 @@ def standard_streams() -> Iterator[None]:
             try:
                 stream.flush()
             except OSError:
-                # what is left in its buffer would fail once more at the end of the process
+                # what is left in its buffer would fail once more at the end of the
+                # process
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise SystemExit(1) from None

@@ -27,7 +27,8 @@ def checkpoint_path(name: str) -> Path:
     """Return the folder of an embedded checkpoint.
 
     Raises:
-        UnknownNameError: No checkpoint has this name; the message names the nearest one.
+        UnknownNameError: No checkpoint has this name; the message names the nearest
+            one.
 
     Example:
         >>> zoo.checkpoint_path("bolt-nano").name

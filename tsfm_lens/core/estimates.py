@@ -1,4 +1,6 @@
-"""Four statements on an effect: on how many series it acts, its size, whether it is significant, whether learned."""
+"""Four statements on an effect: on how many series it acts, its size, whether it is
+significant, whether learned.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,22 @@ from tsfm_lens.core.stats import (
 )
 
 SMALLEST_SHARE = SMALLEST
-"""Share of a series' range: smaller changes of a forecast are no denominator, unless a caller allows it."""
+"""Share of a series' range: smaller changes of a forecast are no denominator, unless a
+caller allows it.
+"""
 TWIN_WORK = 10**9
-"""Largest work of a result, in parameters × forwards of its model, that is repeated in twins nobody asked for."""
+"""Largest work of a result, in parameters × forwards of its model, that is repeated in
+twins nobody asked for.
+"""
 OTHER_SERIES = "other series like these"
 OTHER_TIMES = "other times of this series"
 
 
 @extensible
 class Result(xr.Dataset):
-    """Dataset of a probe, which draws itself: ``result.plot()``; its arrays keep xarray's own ``plot``."""
+    """Dataset of a probe, which draws itself: ``result.plot()``; its arrays keep
+    xarray's own ``plot``.
+    """
 
     __slots__ = ()
 
@@ -52,35 +60,44 @@ def judge(
     over: str = "series",
     contexts: xr.Dataset | None = None,
 ) -> xr.Dataset:
-    """Add to an effect on how many series it acts, its unit-free size, and which members are significant or lead.
+    """Add to an effect on how many series it acts, its unit-free size, and which
+    members are significant or lead.
 
-    Members are the effect's entries along all dimensions but series; covariates are left out. Unit of all tests is the
-    series, its windows averaged and equal series counted once; where there is one series, its windows are the units.
-    Series that the coordinate ``flat`` marks as degenerate are left out, and counted, as is a series on which no member
-    has an effect or a floor.
+    Members are the effect's entries along all dimensions but series; covariates are
+    left out. Unit of all tests is the series, its windows averaged and equal series
+    counted once; where there is one series, its windows are the units. Series that the
+    coordinate ``flat`` marks as degenerate are left out, and counted, as is a series on
+    which no member has an effect or a floor.
 
     Args:
         data: result with ``name`` over (…, series).
         name: of the effect.
-        floor: (series,), one value, or labelled by dimensions of the effect: the same measure on an unchanged model.
+        floor: (series,), one value, or labelled by dimensions of the effect: the same
+            measure on an unchanged model.
         signed: whether effects below zero count by their size.
-        scale: of each series, or labelled: what the effect is divided by to be free of units.
+        scale: of each series, or labelled: what the effect is divided by to be free of
+            units.
         smallest: smallest size of interest, free of units.
-        groups: a coordinate or array over members' dimensions, or a label per member, among which one may lead; None
-            puts all into one group.
-        values: (…, series) the effect by series, where the result has it in some other form.
+        groups: a coordinate or array over members' dimensions, or a label per member,
+            among which one may lead; None puts all into one group.
+        values: (…, series) the effect by series, where the result has it in some other
+            form.
         over: the dimension that is a sample, if it is not "series".
-        contexts: holds the series, by which equal ones are known, where the result does not.
+        contexts: holds the series, by which equal ones are known, where the result does
+            not.
 
     Returns:
-        The result with, by member: ``NAME_acts``, on how many series (and windows) the effect is above its floor;
-        ``NAME_size``, median of the unit-free effect over units, ``NAME_low`` and ``NAME_high``, its range;
-        ``NAME_p``, exact sign test of a median beyond the floor and ``smallest``; ``NAME_significant``, after one
-        correction for all tests of the result; ``NAME_leads``, larger than every other member of its group by sign
-        tests; ``NAME_lead_share``, share of bootstrap samples in which it is largest. ``NAME_floor`` (series, or as
-        labelled). Attributes of ``NAME_p``: ``target``, what the test speaks of, ``units``, ``entries`` (series and
-        windows), ``flat``, those left out as degenerate, ``family``, the number of tests, and ``needed``, the fewest
-        units for significance.
+        The result with, by member: ``NAME_acts``, on how many series (and windows) the
+        effect is above its floor; ``NAME_size``, median of the unit-free effect over
+        units, ``NAME_low`` and ``NAME_high``, its range; ``NAME_p``, exact sign test of
+        a median beyond the floor and ``smallest``; ``NAME_significant``, after one
+        correction for all tests of the result; ``NAME_leads``, larger than every other
+        member of its group by sign tests; ``NAME_lead_share``, share of bootstrap
+        samples in which it is largest. ``NAME_floor`` (series, or as labelled).
+        Attributes of ``NAME_p``: ``target``, what the test speaks of, ``units``,
+        ``entries`` (series and windows), ``flat``, those left out as degenerate,
+        ``family``, the number of tests, and ``needed``, the fewest units for
+        significance.
     """
     effect = data.variables[name] if values is None else values.variable
     dims = [dim for dim in effect.dims if dim != over]
@@ -152,10 +169,12 @@ def judge(
 
 
 def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
-    """Correct the p-values of several results together, and compare all members with those of the twins.
+    """Correct the p-values of several results together, and compare all members with
+    those of the twins.
 
     Returns:
-        The results with ``NAME_significant`` and, where there are twins, ``NAME_learned``, all of them as one family.
+        The results with ``NAME_significant`` and, where there are twins,
+        ``NAME_learned``, all of them as one family.
     """
     results = dict(results)
     tested = [
@@ -190,7 +209,9 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
 
 
 def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
-    """Leave covariates of a probe's runs out of its result; an explanation keeps what its segments are of."""
+    """Leave covariates of a probe's runs out of its result; an explanation keeps what
+    its segments are of.
+    """
     runs = [arg.batch for arg in args if hasattr(arg, "batch")]
     covariates = {
         name
@@ -215,12 +236,14 @@ def judged_names(data: xr.Dataset) -> list[str]:
 
 
 def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
-    """Add to a result the sizes that the same members have in untrained twins of its model.
+    """Add to a result the sizes that the same members have in untrained twins of its
+    model.
 
     Returns:
-        The result with ``NAME_twins`` (twin, …), the absolute sizes in each; ``NAME_twin_rank``, the place of the
-        model's own among them, 1 the largest; ``NAME_learned``, see :func:`.stats.exceeds_controls`; what does
-        not act is not learned.
+        The result with ``NAME_twins`` (twin, …), the absolute sizes in each;
+        ``NAME_twin_rank``, the place of the model's own among them, 1 the largest;
+        ``NAME_learned``, see :func:`.stats.exceeds_controls`; what does not act is not
+        learned.
     """
     rest = list(twins)
     for name in judged_names(data):
@@ -243,23 +266,28 @@ def beside_twins(
     options: Mapping[str, Any],
     work: int = 0,
 ) -> xr.Dataset:
-    """Compute a probe's result in so many untrained twins of the model as well, and add what they show.
+    """Compute a probe's result in so many untrained twins of the model as well, and add
+    what they show.
 
     Args:
-        count: of twins; below 0 as many as a report has, if the result took at most :data:`TWIN_WORK`. The rule knows
-            no clock, so that a page is the same on every machine.
+        count: of twins; below 0 as many as a report has, if the result took at most
+            :data:`TWIN_WORK`. The rule knows no clock, so that a page is the same on
+            every machine.
         work: of the result itself, in parameters × forwards.
 
     Returns:
-        See :func:`with_twins`; the result unchanged if it holds no effects. Where it is too much work or a twin
-        refuses, the attribute ``twins_refused`` says why.
+        See :func:`with_twins`; the result unchanged if it holds no effects. Where it is
+        too much work or a twin refuses, the attribute ``twins_refused`` says why.
     """
     if not judged_names(result):
         return result
     if count < 0:
         count = twins_of_reports()
         if count and work > TWIN_WORK:
-            reason = f"the result took {work:.2g} parameters × forwards, more than {TWIN_WORK:.0e}"
+            reason = (
+                f"the result took {work:.2g} parameters × forwards, more than"
+                f" {TWIN_WORK:.0e}"
+            )
             return result.assign_attrs(twins_refused=reason)
     if not count:
         return result
@@ -275,7 +303,8 @@ def beside_twins(
 
 
 def twins_of_reports() -> int:
-    """Return how many twins a report has; by chance a model is the most extreme beside 24 others once in 25 times.
+    """Return how many twins a report has; by chance a model is the most extreme beside
+    24 others once in 25 times.
 
     Raises:
         InputError: ``TSFM_LENS_TWINS`` in the environment is not a whole number.
@@ -283,7 +312,8 @@ def twins_of_reports() -> int:
     value = os.environ.get("TSFM_LENS_TWINS", "24")
     if not value.isdigit():
         raise InputError(
-            f"TSFM_LENS_TWINS={value!r} in the environment, expected a whole number such as 24, or 0"
+            f"TSFM_LENS_TWINS={value!r} in the environment, expected a whole number"
+            " such as 24, or 0"
         )
     return int(value)
 
@@ -299,7 +329,8 @@ def _marked_learned(
     twins = [results[key][f"{name}_twins"].values for key, name in compared]
     count = min(len(item) for item in twins)
     in_twins = np.hstack([item[:count].reshape(count, -1) for item in twins])
-    # a twin whose forecasts are all flat has no effects that anything could be larger than
+    # a twin whose forecasts are all flat has no effects that anything could be larger
+    # than
     in_twins = in_twins[np.isfinite(in_twins).any(axis=1)]
     if not len(in_twins):
         return results
@@ -351,7 +382,9 @@ def _degenerate(data: xr.Dataset, over: str, count: int) -> np.ndarray:
 def _units(
     data: xr.Dataset, over: str, usable: np.ndarray, contexts: xr.Dataset
 ) -> tuple[np.ndarray, str]:
-    """Return the number of each entry's unit, -1 for covariates and others, and what a test over units speaks of."""
+    """Return the number of each entry's unit, -1 for covariates and others, and what a
+    test over units speaks of.
+    """
     rows = np.arange(len(usable))
     if over != "series":
         return np.where(usable, rows, -1), f"other {over}s drawn like these"
@@ -360,9 +393,10 @@ def _units(
     labels = data["item"].values if is_of_items else _digests(contexts, rows)
     if is_of_items and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
-    return np.where(
-        targets, np.unique(labels, return_inverse=True)[1], -1
-    ), OTHER_SERIES
+    return (
+        np.where(targets, np.unique(labels, return_inverse=True)[1], -1),
+        OTHER_SERIES,
+    )
 
 
 def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
@@ -380,7 +414,9 @@ def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
 
 
 def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Arrange (member, entry) as (member, unit, window), NaN where a unit has fewer windows than another."""
+    """Arrange (member, entry) as (member, unit, window), NaN where a unit has fewer
+    windows than another.
+    """
     units, position = np.unique(rows, return_inverse=True)
     if not len(units):
         return np.full((len(values), 0, 1), np.nan)

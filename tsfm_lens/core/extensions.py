@@ -1,4 +1,6 @@
-"""Extension from outside: entry points, methods that upper packages add, export lists of packages."""
+"""Extension from outside: entry points, methods that upper packages add, export lists
+of packages.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 MEASUREMENTS = "tsfm_lens.measurements"
-"""Group of entry points: kind of a measurement, and the module that registers it with its figures."""
+"""Group of entry points: kind of a measurement, and the module that registers it with
+its figures.
+"""
 COMMANDS = "tsfm_lens.commands"
 """Group of entry points: name of a command, and the module that registers it."""
 
@@ -38,7 +42,9 @@ def extensible(owner: C) -> C:
 
 
 def add_method(*owners: str) -> Callable[[F], F]:
-    """Make a function a method of :func:`extensible` classes, given by name, whether or not they are imported yet."""
+    """Make a function a method of :func:`extensible` classes, given by name, whether or
+    not they are imported yet.
+    """
 
     def attach(method: F) -> F:
         for owner in owners:
@@ -52,7 +58,9 @@ def add_method(*owners: str) -> Callable[[F], F]:
 
 @cache
 def _entry_points(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name, without those whose package was taken out."""
+    """Return the entry points of a group by name, without those whose package was taken
+    out.
+    """
     # half of the time that an import of the package takes
     from importlib.metadata import entry_points
 
@@ -64,7 +72,9 @@ def _entry_points(group: str) -> dict[str, EntryPoint]:
 
 
 def _has_package(module: str) -> bool:
-    """Test if the package of a module is there; an installation outlives one that was taken out of it."""
+    """Test if the package of a module is there; an installation outlives one that was
+    taken out of it.
+    """
     parent = module.rpartition(".")[0]
     try:
         return not parent or find_spec(parent) is not None
@@ -73,7 +83,8 @@ def _has_package(module: str) -> bool:
 
 
 def load_extension(group: str, name: str) -> None:
-    """Import the module that registers one name of a group, where an entry point of any distribution has it.
+    """Import the module that registers one name of a group, where an entry point of any
+    distribution has it.
 
     Raises:
         InputError: the module cannot be imported.
@@ -88,7 +99,9 @@ def load_extension(group: str, name: str) -> None:
 
 
 def load_all(group: str) -> None:
-    """Import the modules of all entry points of a group; one that cannot be imported is named in a warning."""
+    """Import the modules of all entry points of a group; one that cannot be imported is
+    named in a warning.
+    """
     # one module may register many names
     by_module = {point.module: point for point in _entry_points(group).values()}
     for module, point in by_module.items():
@@ -104,7 +117,9 @@ def _failure(point: EntryPoint, error: Exception) -> str:
 
 
 def export(package: str) -> list[str]:
-    """Import the modules of a package, bind in it what each lists in ``__all__``, and return these names."""
+    """Import the modules of a package, bind in it what each lists in ``__all__``, and
+    return these names.
+    """
     namespace = vars(sys.modules[package])
     modules = [
         import_module(f"{package}.{iter_module.name}")

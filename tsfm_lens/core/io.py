@@ -1,4 +1,6 @@
-"""Output paths: refused before anything is computed if they cannot be written, and replaced whole or not at all."""
+"""Output paths: refused before anything is computed if they cannot be written, and
+replaced whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ WRITTEN: deque[Path] = deque(maxlen=1000)
 
 
 def refuse_unwritable(folder: str | Path) -> None:
-    """Refuse a folder that files cannot be written to, before results are computed; create nothing."""
+    """Refuse a folder that files cannot be written to, before results are computed;
+    create nothing.
+    """
     folder = Path(folder)
     with name_write_errors(folder):
         there = next(
@@ -27,7 +31,8 @@ def refuse_unwritable(folder: str | Path) -> None:
         )
         if not there.is_dir():
             raise InputError(
-                f"{str(folder)!r} cannot be written: {there} is a file; give a folder, new or old"
+                f"{str(folder)!r} cannot be written: {there} is a file; give a folder,"
+                " new or old"
             )
         with tempfile.TemporaryFile(dir=there):
             pass
@@ -52,13 +57,16 @@ def name_write_errors(path: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise InputError(
-            f"{str(path)!r} cannot be written: {why}; give a place where files can be made"
+            f"{str(path)!r} cannot be written: {why}; give a place where files can be"
+            " made"
         ) from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a part that takes the file's name, whole and on disk, when the block ends."""
+    """Yield the path of a part that takes the file's name, whole and on disk, when the
+    block ends.
+    """
     # in the same folder: a rename is atomic only within one file system
     part = path.with_name(f".{uuid4().hex}.part")
     try:
@@ -74,16 +82,20 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file whole or not at all; InputError where the disk is full or the place cannot be written.
+    """Write a file whole or not at all; InputError where the disk is full or the place
+    cannot be written.
 
-    Libraries that write tensors into files of their own hide the cause, so that they give bytes here instead.
+    Libraries that write tensors into files of their own hide the cause, so that they
+    give bytes here instead.
     """
     with name_write_errors(path), replacing(path) as part:
         part.write_bytes(content)
 
 
 def follow_umask(file: Path) -> None:
-    """Give a file the permissions of any new file beside it; safetensors writes for the owner alone."""
+    """Give a file the permissions of any new file beside it; safetensors writes for the
+    owner alone.
+    """
     new = file.with_name(f".{uuid4().hex}.part")
     new.touch(exist_ok=False)
     try:

@@ -1,4 +1,6 @@
-"""Requirements of definitions on a model: words for its traits, which its wiring and its adapter give it."""
+"""Requirements of definitions on a model: words for its traits, which its wiring and
+its adapter give it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Needs:
     models: str = ""
 
     def met(self, model: Any) -> bool:
-        """Return whether a lens has the traits, or a model of an architecture can have them."""
+        """Return whether a lens has the traits, or a model of an architecture can have
+        them.
+        """
         return self.traits <= model.traits
 
     def check(self, lens: Any, name: str, instead: str = "") -> None:

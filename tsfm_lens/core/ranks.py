@@ -39,11 +39,13 @@ def relative_spectrum(singular_values: np.ndarray) -> np.ndarray:
     values = np.asarray(singular_values, dtype=np.float64)
     if values.ndim == 0 or not values.shape[-1]:
         raise InputError(
-            f"singular values of shape {values.shape}, expected at least one on the last axis"
+            f"singular values of shape {values.shape}, expected at least one on the"
+            " last axis"
         )
     if not np.isfinite(values).all() or (values < 0).any():
         raise InputError(
-            "singular values hold a negative number or none; they are finite and from 0 on"
+            "singular values hold a negative number or none; they are finite and from"
+            " 0 on"
         )
     values = -np.sort(-values, axis=-1)
     largest = values[..., :1]
@@ -53,9 +55,11 @@ def relative_spectrum(singular_values: np.ndarray) -> np.ndarray:
 def epsilon_rank(
     singular_values: np.ndarray, epsilon: float | Sequence[float]
 ) -> np.ndarray:
-    """Compute the numerical rank: the number of singular values larger than ``epsilon`` times the largest.
+    """Compute the numerical rank: the number of singular values larger than ``epsilon``
+    times the largest.
 
-    Cutting a matrix off at this rank leaves an error of at most ``epsilon`` times its spectral norm.
+    Cutting a matrix off at this rank leaves an error of at most ``epsilon`` times its
+    spectral norm.
 
     Args:
         singular_values: (…, j).
@@ -68,7 +72,8 @@ def epsilon_rank(
         Flow of ranks, equation 1 (S0-ERANK): strict and relative.
 
     Raises:
-        InputError: an epsilon is not between 0 and 1, or as in :func:`relative_spectrum`.
+        InputError: an epsilon is not between 0 and 1, or as in
+            :func:`relative_spectrum`.
 
     Example:
         >>> ranks.epsilon_rank(np.array([1.0, 0.1, 0.001]), [0.5, 0.1, 0.01]).tolist()
@@ -83,7 +88,8 @@ def epsilon_rank(
 
 
 def effective_rank(singular_values: np.ndarray) -> np.ndarray:
-    """Compute exp(entropy) of the singular values as shares of their sum, (…); NaN for the zero matrix.
+    """Compute exp(entropy) of the singular values as shares of their sum, (…); NaN for
+    the zero matrix.
 
     Source:
         Roy and Vetterli 2007, The effective rank.
@@ -100,10 +106,12 @@ def effective_rank(singular_values: np.ndarray) -> np.ndarray:
 
 
 def participation_ratio(singular_values: np.ndarray) -> np.ndarray:
-    """Compute the squared sum of the variances over the sum of their squares, (…); NaN for the zero matrix.
+    """Compute the squared sum of the variances over the sum of their squares, (…); NaN
+    for the zero matrix.
 
     Args:
-        singular_values: (…, j); their squares are the variances along the principal directions.
+        singular_values: (…, j); their squares are the variances along the principal
+            directions.
 
     Source:
         Gao et al. 2017, A theory of multineuronal dimensionality.
@@ -137,16 +145,19 @@ def decade_histogram(singular_values: np.ndarray, decades: int = 5) -> np.ndarra
     if decades < 1:
         raise InputError(f"decades is {decades}, expected 1 or more")
     relative = relative_spectrum(singular_values)[..., None, :]
-    # one number is the foot of a decade and the top of the next, or a value between two roundings would be in neither
+    # one number is the foot of a decade and the top of the next, or a value between two
+    # roundings would be in neither
     edges = np.array([float(f"1e-{decade}") for decade in range(decades + 1)])[:, None]
     return np.asarray(((relative <= edges[:-1]) & (relative > edges[1:])).sum(-1))
 
 
 def angles(columns: np.ndarray) -> np.ndarray:
-    """Compute angles between all pairs of columns as lines through the origin, in radians from 0 to π/2, (n, n).
+    """Compute angles between all pairs of columns as lines through the origin, in
+    radians from 0 to π/2, (n, n).
 
     Args:
-        columns: (d, n); angles with a column of zeros are NaN, those of parallel lines exact to about 2e-8.
+        columns: (d, n); angles with a column of zeros are NaN, those of parallel lines
+            exact to about 2e-8.
 
     Source:
         Flow of ranks, equation 2 with the arccos of appendix H (S0-ANG).
@@ -169,12 +180,15 @@ def angles(columns: np.ndarray) -> np.ndarray:
 
 
 def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
-    """Compute an upper bound of σ_k(Z)/σ_1(Z) of a layer's output, for each k from 1 on, (d,).
+    """Compute an upper bound of σ_k(Z)/σ_1(Z) of a layer's output, for each k from 1
+    on, (d,).
 
-    Z = U + attention(U)/√D, for weights with ‖W_Q^(i)ᵀW_K^(i)‖ ≤ √d_h and ‖W_V^(i)‖ ≤ 1, and √D ≥ 2e²h.
+    Z = U + attention(U)/√D, for weights with ‖W_Q^(i)ᵀW_K^(i)‖ ≤ √d_h and ‖W_V^(i)‖ ≤
+    1, and √D ≥ 2e²h.
 
     Args:
-        singular_values: of the input U, (d,), from the largest on; taken relative to the largest.
+        singular_values: of the input U, (d,), from the largest on; taken relative to
+            the largest.
         heads: h.
         depth: D, layers of the model.
 
@@ -182,7 +196,8 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
         Flow of ranks, equation 5 (S0-TH4).
 
     Raises:
-        InputError: D is too small for so many heads, or the singular values are not positive and falling.
+        InputError: D is too small for so many heads, or the singular values are not
+            positive and falling.
 
     Example:
         >>> ranks.flow_bound(np.array([1.0, 0.1, 0.01]), 1, 10**6).round(3).tolist()
@@ -191,7 +206,8 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
     if np.sqrt(depth) < 2 * _E2 * heads:
         least = int(np.ceil((2 * _E2 * heads) ** 2))
         raise InputError(
-            f"depth is {depth}: with {heads} heads the bound is of models of {least} layers or more"
+            f"depth is {depth}: with {heads} heads the bound is of models of {least}"
+            " layers or more"
         )
     values = positive_and_falling(singular_values, len(singular_values))
     # min over j ≤ k of σ_{k−j+1} + factor · σ_{⌊(j−1)/h⌋+1}, for each k
@@ -201,16 +217,20 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
 
 
 def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
-    """Compute an upper bound of σ_k(U + Σ Y_i), (d,): the proof of theorem 4 before its constants are put in.
+    """Compute an upper bound of σ_k(U + Σ Y_i), (d,): the proof of theorem 4 before its
+    constants are put in.
 
-    min over j ≤ k of σ_{k−j+1}(U) + Σ_i w_i,⌊(j−1)/h⌋+1, by Weyl's inequality. It holds for every model.
+    min over j ≤ k of σ_{k−j+1}(U) + Σ_i w_i,⌊(j−1)/h⌋+1, by Weyl's inequality. It holds
+    for every model.
 
     Args:
         stream: singular values of U, (d,), from the largest on.
-        written: upper bounds of σ_m(Y_i) of each of h heads, (head, m), from the largest on; 0 beyond the last m.
+        written: upper bounds of σ_m(Y_i) of each of h heads, (head, m), from the
+            largest on; 0 beyond the last m.
 
     Source:
-        Flow of ranks, proof of theorem 4 (S0-TH4); Horn and Johnson 1991, Topics in matrix analysis, theorem 3.3.16.
+        Flow of ranks, proof of theorem 4 (S0-TH4); Horn and Johnson 1991, Topics in
+        matrix analysis, theorem 3.3.16.
 
     Raises:
         InputError: values are negative, not finite, or rise.
@@ -226,7 +246,8 @@ def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
             np.isfinite(head).all() and (head >= 0).all() and (np.diff(head) <= 0).all()
         ):
             raise InputError(
-                "singular values that are negative, not finite, or rise; expected them from the largest on"
+                "singular values that are negative, not finite, or rise; expected them"
+                " from the largest on"
             )
     j = np.arange(len(values))
     positions = j // len(heads)
@@ -240,7 +261,8 @@ def positive_and_falling(singular_values: np.ndarray, n_tokens: int) -> np.ndarr
     """Check the singular values of a construction.
 
     Raises:
-        InputError: they are not positive and falling, or there are fewer tokens than singular values.
+        InputError: they are not positive and falling, or there are fewer tokens than
+            singular values.
     """
     values = np.asarray(singular_values, dtype=np.float64)
     if (
@@ -249,7 +271,8 @@ def positive_and_falling(singular_values: np.ndarray, n_tokens: int) -> np.ndarr
         or not (np.isfinite(values).all() and values[-1] > 0)
     ):
         raise InputError(
-            f"singular values of shape {values.shape}, expected one axis of finite numbers above 0"
+            f"singular values of shape {values.shape}, expected one axis of finite"
+            " numbers above 0"
         )
     if (np.diff(values) > 0).any():
         raise InputError(
@@ -257,6 +280,7 @@ def positive_and_falling(singular_values: np.ndarray, n_tokens: int) -> np.ndarr
         )
     if n_tokens < len(values):
         raise InputError(
-            f"{n_tokens} tokens cannot have {len(values)} singular values; give {len(values)} or more"
+            f"{n_tokens} tokens cannot have {len(values)} singular values; give"
+            f" {len(values)} or more"
         )
     return values

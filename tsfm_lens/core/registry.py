@@ -1,9 +1,12 @@
-"""Registry of measurements: what computes a kind of result, and what draws, tabulates and tells it.
+"""Registry of measurements: what computes a kind of result, and what draws, tabulates
+and tells it.
 
-A measurement is declared once: by :func:`probe` on the function that computes it, or by :func:`measurement` where no
-run makes it. Its figures join it by its kind, with :func:`figure` and :func:`panels`, whichever is imported first.
-:func:`find` looks in what is loaded, then loads the packages of this library, and last the one extension whose entry
-point has the name of the kind; only :func:`measurements` loads all of them. Read :class:`Measurement` first.
+A measurement is declared once: by :func:`probe` on the function that computes it, or by
+:func:`measurement` where no run makes it. Its figures join it by its kind, with
+:func:`figure` and :func:`panels`, whichever is imported first. :func:`find` looks in
+what is loaded, then loads the packages of this library, and last the one extension
+whose entry point has the name of the kind; only :func:`measurements` loads all of them.
+Read :class:`Measurement` first.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ Table = Callable[[Any], "pd.DataFrame"]
 Takes = str | tuple[str, ...] | Callable[[Any], tuple[Any, ...]]
 Options = Mapping[str, Any]
 Cost = Literal["weights", "forwards", "search"]
-"""What a measurement costs: the weights alone, a number of forwards that grows with the model, or a search of them."""
+"""What a measurement costs: the weights alone, a number of forwards that grows with the
+model, or a search of them.
+"""
 
 _PROBE_PACKAGES = ("probes", "explain", "compress", "zoo")
 _FIGURE_PACKAGES = ("viz",)
@@ -154,29 +159,35 @@ class Measurement:
     """One kind of result: what computes, draws, tabulates and tells it.
 
     Attributes:
-        kind: of its result, ``result.attrs["kind"]``, and name of the function that computes it.
+        kind: of its result, ``result.attrs["kind"]``, and name of the function that
+            computes it.
         theme: one of :data:`THEMES`.
         title: heading of its section.
         summary: what is measured, in one line.
         description: what a reader of the section must know, in one or two sentences.
         source: of the definition.
-        paper: ids of reported values that it measures, as ``tsfm-lens reproduce`` has them.
+        paper: ids of reported values that it measures, as ``tsfm-lens reproduce`` has
+            them.
         needs: requirement on a model; "" for every model.
         maker: origin of a result that no probe of a run gives.
-        subject: what a section is about: a function of the result, or a text in which "{name}" stands for an attribute
-            of it; its model and series unless given.
+        subject: what a section is about: a function of the result, or a text in which
+            "{name}" stands for an attribute of it; its model and series unless given.
         home: module that declares it.
         function: computes it; None for a result of many runs or of no model.
-        takes: positional arguments of the function: "run", the "first" item's run, the "lens", a "pair" of runs (the
-            first series, and the same with its season half a period later), "lenses" of several models, kinds of
-            other results, or a function that makes them of the results of a run.
+        takes: positional arguments of the function: "run", the "first" item's run, the
+            "lens", a "pair" of runs (the first series, and the same with its season
+            half a period later), "lenses" of several models, kinds of other results, or
+            a function that makes them of the results of a run.
         computes: what is computed on what, in words.
         options: of the function, of the results of a run.
-        each: options by name of the results that a report shows; one result without options if None.
+        each: options by name of the results that a report shows; one result without
+            options if None.
         cost: see :data:`Cost`.
         example: options that keep a trial of it small.
-        one_item: if it is of one item of a run, beside those that take the "first" or a "pair".
-        whole_batch: if it must see all series of a run at once, so that it cannot run in parts.
+        one_item: if it is of one item of a run, beside those that take the "first" or a
+            "pair".
+        whole_batch: if it must see all series of a run at once, so that it cannot run
+            in parts.
     """
 
     kind: str
@@ -202,12 +213,16 @@ class Measurement:
 
     @property
     def figures(self) -> list[Figure]:
-        """Ways to draw it; the first that a result has everything for is the one that ``plot()`` takes."""
+        """Ways to draw it; the first that a result has everything for is the one that
+        ``plot()`` takes.
+        """
         return find_figures(self.kind)
 
     @property
     def function_name(self) -> str:
-        """Name of its public function in :mod:`tsfm_lens.probes`, or of another package as "package.name"; else ""."""
+        """Name of its public function in :mod:`tsfm_lens.probes`, or of another package
+        as "package.name"; else "".
+        """
         return _get_name(self.function) if self.function is not None else ""
 
     @property
@@ -217,19 +232,29 @@ class Measurement:
 
     @property
     def of_one_item(self) -> bool:
-        """Test if it measures one item of a run, which is to be named where there are several."""
+        """Test if it measures one item of a run, which is to be named where there are
+        several.
+        """
         return self.one_item or self.takes in ("first", "pair")
 
     @property
     def origin(self) -> str:
         """Origin of a result that no single run gives, in words."""
         if self.function is not None:
-            return f"made of several models: `{self.function_name}` makes it, `tsfm-lens figure` draws it"
-        sweep = "made of many runs: `tsfm-lens sweep` makes it, and `tsfm-lens sweep report` draws it"
+            return (
+                f"made of several models: `{self.function_name}` makes it, `tsfm-lens"
+                " figure` draws it"
+            )
+        sweep = (
+            "made of many runs: `tsfm-lens sweep` makes it, and `tsfm-lens sweep"
+            " report` draws it"
+        )
         return self.maker or sweep
 
     def describe_subject(self, result: Any) -> str:
-        """Describe what a section of this result is about; "" where it is about its model and series."""
+        """Describe what a section of this result is about; "" where it is about its
+        model and series.
+        """
         if callable(self.subject):
             return self.subject(result)
         return self.subject.format_map(defaultdict(lambda: "?", result.attrs))
@@ -272,7 +297,8 @@ def measurement(
         facts: its further attributes.
 
     Raises:
-        InputError: another module has taken the kind, or the theme is not one of :data:`THEMES`.
+        InputError: another module has taken the kind, or the theme is not one of
+            :data:`THEMES`.
     """
     home = str(sys._getframe(1).f_globals.get("__name__", ""))
     return _declare(
@@ -281,7 +307,9 @@ def measurement(
 
 
 def declare_measurements(file: Path, **facts: Any) -> None:
-    """Declare the measurements of a YAML file, by kind; ``facts`` are of each that has none of its own."""
+    """Declare the measurements of a YAML file, by kind; ``facts`` are of each that has
+    none of its own.
+    """
     home = str(sys._getframe(1).f_globals.get("__name__", ""))
     for kind, own in declarations(file).items():
         _declare(Measurement(kind=kind, home=home, **{**facts, **own}))
@@ -343,7 +371,8 @@ def probe(
         theme, summary, description, facts: see :class:`Measurement`.
 
     Raises:
-        InputError: another module has taken the name, or the theme is not one of :data:`THEMES`.
+        InputError: another module has taken the name, or the theme is not one of
+            :data:`THEMES`.
         UnknownNameError: ``takes`` or ``needs`` is not a word that the registry knows.
     """
     if isinstance(takes, str) and takes not in _INPUT_DESCRIPTIONS:
@@ -406,7 +435,9 @@ def _input_description(takes: Takes) -> str:
 
 
 def _attributes(entry: Measurement, subject: Any) -> dict[str, Any]:
-    """Return what its declaration says of every result, and what its run or lens says of itself."""
+    """Return what its declaration says of every result, and what its run or lens says
+    of itself.
+    """
     names = (entry.kind, entry.title, entry.source)
     if hasattr(subject, "describe"):
         return subject.describe(*names)
@@ -426,14 +457,18 @@ def figure(
     table: Sequence[str] | Table | None = None,
     **facts: Any,
 ) -> Callable[[Draw[P]], Draw[P]]:
-    """Register a function that draws results of a kind, and then refuses those of other kinds.
+    """Register a function that draws results of a kind, and then refuses those of other
+    kinds.
 
     Args:
         kind: of the measurement, which may be declared before or after.
-        title: content of the figure, as a sentence; the first line of its docstring unless given.
+        title: content of the figure, as a sentence; the first line of its docstring
+            unless given.
         variables: that the result must have.
-        table: of the report's panel: variables that share their dimensions, or a function of the result.
-        facts: ``sentences``, ``options``, ``probe_options``, ``beside``, ``needs``, ``instead``; see :class:`Figure`.
+        table: of the report's panel: variables that share their dimensions, or a
+            function of the result.
+        facts: ``sentences``, ``options``, ``probe_options``, ``beside``, ``needs``,
+            ``instead``; see :class:`Figure`.
     """
 
     _check_needs(facts.get("needs", ""))
@@ -453,7 +488,9 @@ def figure(
 
 
 def panels(kind: str) -> Callable[[F], F]:
-    """Register the function that makes the panels of a report of a kind; one for each figure with a table without."""
+    """Register the function that makes the panels of a report of a kind; one for each
+    figure with a table without.
+    """
 
     def register(function: F) -> F:
         _PANELS[kind] = function
@@ -467,7 +504,9 @@ def default_figure(
     table: Table,
     panels: Callable[[Any], Iterator[FigurePanel]],
 ) -> None:
-    """Register what draws and tabulates results of the kinds that have no figure, and makes their panels."""
+    """Register what draws and tabulates results of the kinds that have no figure, and
+    makes their panels.
+    """
     _DEFAULT[:] = [(function, table)]
     _PANELS[_ANY_KIND] = panels
 
@@ -479,7 +518,9 @@ def _load_own() -> None:
 
 
 def measurements() -> dict[str, Measurement]:
-    """Return every measurement by the kind of its result, theme by theme; loads all extensions."""
+    """Return every measurement by the kind of its result, theme by theme; loads all
+    extensions.
+    """
     _load_own()
     load_all(MEASUREMENTS)
     order = sorted(
@@ -502,15 +543,20 @@ def find(kind: str) -> Measurement:
     if kind not in _MEASUREMENTS:
         load_extension(MEASUREMENTS, kind)
     if kind not in _MEASUREMENTS:
-        hint = "`tsfm-lens measurements` lists them all; docs/howto/own-probe.md gives a probe of your own a figure."
+        hint = (
+            "`tsfm-lens measurements` lists them all; docs/howto/own-probe.md gives a"
+            " probe of your own a figure."
+        )
         raise unknown_name("measurement", kind, measurements(), hint=hint)
     return _MEASUREMENTS[kind]
 
 
 def find_figures(kind: str) -> list[Figure]:
-    """Return the ways to draw results of a kind; loads the figures of this library, or one extension.
+    """Return the ways to draw results of a kind; loads the figures of this library, or
+    one extension.
 
-    A measurement without a figure is drawn by its dimensions alone, under the name of its kind.
+    A measurement without a figure is drawn by its dimensions alone, under the name of
+    its kind.
     """
     for package in _FIGURE_PACKAGES:
         if kind in _FIGURES:
@@ -530,7 +576,9 @@ def find_figures(kind: str) -> list[Figure]:
 
 
 def figures() -> dict[str, Figure]:
-    """Return every figure that a run or several models can be drawn by, by name; loads all extensions."""
+    """Return every figure that a run or several models can be drawn by, by name; loads
+    all extensions.
+    """
     by_name: dict[str, Figure] = {}
     for entry in measurements().values():
         if entry.function is None:
@@ -564,7 +612,9 @@ def name_figures(kind: str) -> str:
 def check(
     ds: Any, kinds: str | Sequence[str], *variables: str, instead: str = ""
 ) -> None:
-    """Refuse what is no result, Dataset or table, of a kind with variables; ``instead`` is a figure without them."""
+    """Refuse what is no result, Dataset or table, of a kind with variables; ``instead``
+    is a figure without them.
+    """
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not hasattr(ds, "data_vars") and not getattr(ds, "attrs", {}).get("kind"):
         raise InputError(
@@ -582,7 +632,8 @@ def check(
             f" {figures} draws that kind." if (figures := name_figures(actual)) else ""
         )
         raise InputError(
-            f"a {form} of kind {kinds[0]!r} is needed, this one is of kind {actual!r}.{help_text}"
+            f"a {form} of kind {kinds[0]!r} is needed, this one is of kind"
+            f" {actual!r}.{help_text}"
         )
     for name in variables:
         if name not in ds:
@@ -606,7 +657,9 @@ def as_dataset(thing: Any) -> Any:
 def _checked(
     function: Draw[P], kind: str, variables: tuple[str, ...], instead: str
 ) -> Draw[P]:
-    """Let a figure's function check its result; one that is registered for several kinds takes all of them."""
+    """Let a figure's function check its result; one that is registered for several
+    kinds takes all of them.
+    """
     if hasattr(function, "kinds"):
         function.kinds.append(kind)
         return function
@@ -622,7 +675,8 @@ def _checked(
         try:
             return function(*bound.args, **bound.kwargs)
         except KeyError as error:
-            # a variable that the result lacks, in the words of xarray; anything else is a defect
+            # a variable that the result lacks, in the words of xarray; anything else is
+            # a defect
             if isinstance(error, LensError) or (name := _missing_name(error)) in ds:
                 raise
             check(ds, kinds, name)
@@ -642,7 +696,9 @@ def _missing_name(error: KeyError) -> str:
 def _documentation(
     function: Callable[..., Any], kind: str, parameters: list[str]
 ) -> str:
-    """Complete a docstring with the arguments that many figures have, and with what is raised."""
+    """Complete a docstring with the arguments that many figures have, and with what is
+    raised.
+    """
     head, _, own = cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
     texts = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS} if parameters else {}
     shared = [
@@ -660,7 +716,9 @@ def _make_table(table: Sequence[str] | Table | None) -> Table | None:
 
 
 def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
-    """Tabulate those of the variables that a result has, a row per combination of labels, a column per variable."""
+    """Tabulate those of the variables that a result has, a row per combination of
+    labels, a column per variable.
+    """
     return (
         ds[[name for name in variables if name in ds]]
         .reset_coords(drop=True)

@@ -1,4 +1,6 @@
-"""Results of one run by kind, each computed once and shared by those that are made of it."""
+"""Results of one run by kind, each computed once and shared by those that are made of
+it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class Results:
         run: what all results are of.
         computed: results by kind, or by the name of a section.
         options: of the probes, by kind, for results that others are made of.
-        item: the one that measurements of one item are of, by position or name; None where none may be left out.
+        item: the one that measurements of one item are of, by position or name; None
+            where none may be left out.
         refused: what the model or the series forbid, by kind.
         progress: of the result that is being computed, called with (done, of).
 

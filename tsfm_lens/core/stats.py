@@ -49,7 +49,9 @@ _LEAST_SPREAD = (
 
 
 def half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray:
-    """Compute half the t interval of the mean over the last axis; NaN values are left out, 0 below two."""
+    """Compute half the t interval of the mean over the last axis; NaN values are left
+    out, 0 below two.
+    """
     valid = np.isfinite(values)
     count = valid.sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -62,7 +64,9 @@ def half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray
 
 
 def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean over the last axis and the ends of its 95 % t interval; NaN values are left out."""
+    """Return the mean over the last axis and the ends of its 95 % t interval; NaN
+    values are left out.
+    """
     valid = np.isfinite(values)
     count = valid.sum(-1)
     with np.errstate(invalid="ignore"):
@@ -72,7 +76,9 @@ def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def median_interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Return the median of (n,) and the ends of the sign test's 95 % interval, order statistics; NaN below six."""
+    """Return the median of (n,) and the ends of the sign test's 95 % interval, order
+    statistics; NaN below six.
+    """
     from scipy.stats import binom
 
     order = np.sort(values)
@@ -93,7 +99,9 @@ def ratio(part: Any, whole: Any, otherwise: float = math.nan) -> np.ndarray:
 
 
 def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return units whose mean is the ratio of totals (…, unit) to counts, and whose spread is its (Cochran 1977)."""
+    """Return units whose mean is the ratio of totals (…, unit) to counts, and whose
+    spread is its (Cochran 1977).
+    """
     ratio = totals.sum(-1, keepdims=True) / counts.sum()
     return ratio + (totals - ratio * counts) / counts.mean()
 
@@ -104,10 +112,12 @@ def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def sign_test(
     values: np.ndarray, smallest: np.ndarray | float = 0.0, *, sides: int = 2
 ) -> np.ndarray:
-    """Test whether the median over the last axis is beyond ``smallest``; values within it speak for neither side.
+    """Test whether the median over the last axis is beyond ``smallest``; values within
+    it speak for neither side.
 
     Returns:
-        Exact p-values, NaN without a value; of both sides, or with ``sides=1`` of values above alone.
+        Exact p-values, NaN without a value; of both sides, or with ``sides=1`` of
+        values above alone.
 
     Source:
         Dixon and Mood 1946; Conover 1999, section 3.4.
@@ -122,12 +132,16 @@ def sign_test(
 
 
 def units_needed(tests: int, sides: int = 2, level: float = LEVEL) -> int:
-    """Return the fewest units with which one of so many sign tests can be significant, if all agree."""
+    """Return the fewest units with which one of so many sign tests can be significant,
+    if all agree.
+    """
     return int(np.ceil(np.log2(sides * max(tests, 1) / level)))
 
 
 def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
-    """Compute the chance that a true candidate scores above another; ties count half, NaN is below all."""
+    """Compute the chance that a true candidate scores above another; ties count half,
+    NaN is below all.
+    """
     from scipy.stats import mannwhitneyu
 
     values = np.where(np.isnan(scores), -np.inf, scores)
@@ -139,9 +153,11 @@ def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
 
 
 def leader(sizes: np.ndarray, level: float = LEVEL) -> int | None:
-    """Return the member whose sizes (member, unit) are larger than every other's by two-sided sign tests, or None.
+    """Return the member whose sizes (member, unit) are larger than every other's by
+    two-sided sign tests, or None.
 
-    Each other member is tested at the full level: all of these tests must succeed (Berger 1982).
+    Each other member is tested at the full level: all of these tests must succeed
+    (Berger 1982).
     """
     middle = np.array(
         [
@@ -159,7 +175,9 @@ def leader(sizes: np.ndarray, level: float = LEVEL) -> int | None:
 
 
 def over_windows(values: np.ndarray) -> np.ndarray:
-    """Average over the last axis; NaN is left out, and stays where there is nothing else."""
+    """Average over the last axis; NaN is left out, and stays where there is nothing
+    else.
+    """
     count = np.isfinite(values).sum(-1)
     return np.where(
         count > 0, np.nansum(values, axis=-1) / np.maximum(count, 1), np.nan
@@ -169,9 +187,11 @@ def over_windows(values: np.ndarray) -> np.ndarray:
 def lead_shares(
     sizes: np.ndarray, *, replicates: int = 200, most: int = 20
 ) -> np.ndarray:
-    """Compute the share of bootstrap samples of units in which each member (member, unit[, window]) is largest.
+    """Compute the share of bootstrap samples of units in which each member (member,
+    unit[, window]) is largest.
 
-    Windows are drawn within their units and averaged. Of more than ``most`` members the largest are drawn.
+    Windows are drawn within their units and averaged. Of more than ``most`` members the
+    largest are drawn.
     """
     table = sizes[..., None] if sizes.ndim == 2 else sizes
     means = np.nan_to_num(over_windows(table), nan=-1.0)
@@ -195,11 +215,13 @@ def lead_shares(
 def exceeds_controls(
     own: np.ndarray, others: np.ndarray, groups: np.ndarray, smallest: float = SMALLEST
 ) -> np.ndarray:
-    """Mark members (member,) that are larger than every member of their group in every other model (model, member).
+    """Mark members (member,) that are larger than every member of their group in every
+    other model (model, member).
 
-    Sizes are compared on a log scale, by the median and spread that the largest of a group has over all models, this
-    one among them. The largest score of any group of any other model is the bar: a model that is like the others
-    passes it by chance once in so many models (Westfall and Young 1993, maximum of a statistic).
+    Sizes are compared on a log scale, by the median and spread that the largest of a
+    group has over all models, this one among them. The largest score of any group of
+    any other model is the bar: a model that is like the others passes it by chance once
+    in so many models (Westfall and Young 1993, maximum of a statistic).
     """
     models = np.log(np.fmax(np.vstack([own[None], others]), smallest))
     score = np.empty_like(models)
@@ -216,7 +238,9 @@ def exceeds_controls(
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
-    """Correct p-values by Holm's step-down method; NaN stays NaN and counts for nothing."""
+    """Correct p-values by Holm's step-down method; NaN stays NaN and counts for
+    nothing.
+    """
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p)
     count = int(np.isfinite(p).sum())
@@ -228,7 +252,9 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.ndarray:
-    """Return the ends (2, …) of the percentile interval over replicates, widened for few units (Hesterberg 2015)."""
+    """Return the ends (2, …) of the percentile interval over replicates, widened for
+    few units (Hesterberg 2015).
+    """
     z = float(stdtrit(units - 1, (1 - confidence) / 2) * np.sqrt(units / (units - 1)))
     tail = float(ndtr(z))
     if tail * (len(draws) + 1) >= 1:
@@ -244,7 +270,9 @@ def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.nd
 
 
 def expanded_p(draws: np.ndarray, units: int) -> np.ndarray:
-    """Compute p-values of "no difference" for columns of replicates, widened for few units (Cameron, Miller 2015)."""
+    """Compute p-values of "no difference" for columns of replicates, widened for few
+    units (Cameron, Miller 2015).
+    """
     n = len(draws)
     beyond = np.minimum((draws <= 0).sum(axis=0), (draws >= 0).sum(axis=0))
     z = ndtri(np.minimum((1 + beyond) / (n + 1), 0.5))

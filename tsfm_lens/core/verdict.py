@@ -13,44 +13,72 @@ from tsfm_lens.core.stats import CONFIDENCE
 __all__ = ["RULES", "verdict"]
 
 HALF = 0.5
-"""Of a segment's effect: how far what routes remove, or bring back, may be from all of it."""
+"""Of a segment's effect: how far what routes remove, or bring back, may be from all of
+it.
+"""
 BEYOND = 0.25
-"""Of a segment's effect: how much nearer to all of it named routes must come than the median of random sets."""
+"""Of a segment's effect: how much nearer to all of it named routes must come than the
+median of random sets.
+"""
 EXPLAINED, SIGNED, SLOPES, MARGIN, ALIKE = 0.7, 0.8, (2 / 3, 1.5), 0.05, 0.3
-"""Least R² of predicted effects and share of effect with the right sign, bounds of the slope, how much better an
-exchange of two segments' effects may predict, and least agreement of sets on what a segment does. Chosen on drawn
-cases, see ``docs/howto/verdict.md``."""
+"""Least R² of predicted effects and share of effect with the right sign, bounds of the
+slope, how much better an exchange of two segments' effects may predict, and least
+agreement of sets on what a segment does. Chosen on drawn cases, see
+``docs/howto/verdict.md``."""
 RULES = (
-    "Inputs: one or two segments at a time are masked, and also revealed with all others masked, in a copy of the "
-    "series with 5 % noise that the explanation has not seen. The mean of both changes counts. The inputs hold if the "
-    f"sums of their effects predict these changes with R² ≥ {EXPLAINED:g}, a slope between {SLOPES[0]:.2g} and "
-    f"{SLOPES[1]:.2g} and the right sign for at least {100 * SIGNED:.0f} % of the change. Every control must predict "
-    "worse: this explanation with flipped signs, with equal sizes or with two segments exchanged (which may be better "
-    f"by {MARGIN:g}), and those of shuffled values and of the untrained twin. The inputs fail otherwise.",
-    "Each segment has two more controls. One is this explanation with the segment's sign flipped: if it predicts as "
-    "well or better, the inputs fail. The other has the segment's effect at 0: if only this one does, the effect "
-    "cannot be told from zero, and the verdict says so. Nor can it if the sets that mask the segment do not agree on "
-    "what it does; its controls then do not count. Sets agree if the intraclass correlation is at least "
-    f"{ALIKE:g} of what the other effects leave for the segment, or of what its own misses of that. The mean of these "
-    "over the sets must be more than 1 % of what all segments do.",
-    "Routes state a segment's effect and the components that carry it. They are necessary if cutting these together "
-    f"removes {100 * (1 - HALF):.0f} to {100 * (1 + HALF):.0f} % of that effect. They are sufficient if restoring them "
-    "brings back as much. Both must come nearer to all of the effect than 95 % of random sets of the same kinds, and "
-    f"nearer than the median of these sets by {100 * BEYOND:.0f} % of the effect.",
-    "Routes hold if they are necessary and sufficient and predict the forecast without the segment: the effect they "
-    "state differs from that of cutting them by less than half of the latter. They hold in part if they are necessary "
-    "or sufficient, and fail otherwise.",
-    "An explanation fails if its inputs fail, or the routes of its most important segment. It holds if all hold.",
+    (
+        "Inputs: one or two segments at a time are masked, and also revealed with all"
+        " others masked, in a copy of the series with 5 % noise that the explanation"
+        " has not seen. The mean of both changes counts. The inputs hold if the sums"
+        f" of their effects predict these changes with R² ≥ {EXPLAINED:g}, a slope"
+        f" between {SLOPES[0]:.2g} and {SLOPES[1]:.2g} and the right sign for at least"
+        f" {100 * SIGNED:.0f} % of the change. Every control must predict worse: this"
+        " explanation with flipped signs, with equal sizes or with two segments"
+        f" exchanged (which may be better by {MARGIN:g}), and those of shuffled values"
+        " and of the untrained twin. The inputs fail otherwise."
+    ),
+    (
+        "Each segment has two more controls. One is this explanation with the"
+        " segment's sign flipped: if it predicts as well or better, the inputs fail."
+        " The other has the segment's effect at 0: if only this one does, the effect"
+        " cannot be told from zero, and the verdict says so. Nor can it if the sets"
+        " that mask the segment do not agree on what it does; its controls then do not"
+        f" count. Sets agree if the intraclass correlation is at least {ALIKE:g} of"
+        " what the other effects leave for the segment, or of what its own misses of"
+        " that. The mean of these over the sets must be more than 1 % of what all"
+        " segments do."
+    ),
+    (
+        "Routes state a segment's effect and the components that carry it. They are"
+        f" necessary if cutting these together removes {100 * (1 - HALF):.0f} to"
+        f" {100 * (1 + HALF):.0f} % of that effect. They are sufficient if restoring"
+        " them brings back as much. Both must come nearer to all of the effect than 95"
+        " % of random sets of the same kinds, and nearer than the median of these sets"
+        f" by {100 * BEYOND:.0f} % of the effect."
+    ),
+    (
+        "Routes hold if they are necessary and sufficient and predict the forecast"
+        " without the segment: the effect they state differs from that of cutting them"
+        " by less than half of the latter. They hold in part if they are necessary or"
+        " sufficient, and fail otherwise."
+    ),
+    (
+        "An explanation fails if its inputs fail, or the routes of its most important"
+        " segment. It holds if all hold."
+    ),
 )
 """The rules, as a report states them."""
 
 SEGMENT_CONTROLS = ("effect 0", "sign flipped")
 EXCHANGED = "two segments exchanged"
-"""Name of the control that may do better by a margin: two equal segments can change places."""
+"""Name of the control that may do better by a margin: two equal segments can change
+places.
+"""
 
 Word = Literal["holds", "holds in part", "fails"]
 
-# what routes do with a share of the segment's effect, with one below 0, which works against it, and with too much
+# what routes do with a share of the segment's effect, with one below 0, which works
+# against it, and with too much
 _SHARES = {
     "necessity": (
         "necessary",
@@ -79,7 +107,8 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
         tests: results of kind "deletion_curves" or "route_faithfulness".
 
     Returns:
-        The verdict in a word, and a sentence for each test, by :data:`RULES`; that which decides is the first.
+        The verdict in a word, and a sentence for each test, by :data:`RULES`; that
+        which decides is the first.
 
     Raises:
         InputError: no test, or a result of another kind.
@@ -91,7 +120,8 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
     """
     if not tests:
         raise InputError(
-            "no faithfulness test to judge: give results of deletion_curves and route_faithfulness"
+            "no faithfulness test to judge: give results of deletion_curves and"
+            " route_faithfulness"
         )
     texts: list[Word] = []
     decisive: list[Word] = []
@@ -100,7 +130,8 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
         kind = test.attrs.get("kind")
         if kind not in _JUDGES:
             raise InputError(
-                f"a result of kind {kind!r} is not a faithfulness test; give one of {', '.join(_JUDGES)}"
+                f"a result of kind {kind!r} is not a faithfulness test; give one of"
+                f" {', '.join(_JUDGES)}"
             )
         verdicts, reasons = _JUDGES[str(kind)][0](test)
         texts += verdicts
@@ -146,13 +177,14 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     untold, failing = _by_segment(first)
     short = {
         f"R² is below {EXPLAINED:g}": explained < EXPLAINED,
-        f"the slope is not between {SLOPES[0]:.2g} and {SLOPES[1]:.2g}": not SLOPES[0]
-        <= slope
-        <= SLOPES[1],
-        f"less than {100 * SIGNED:.0f} % of the change has the right sign": signed
-        < SIGNED,
-        f"{_few(better)} predict{'s' if len(better) == 1 else ''} as well or better": bool(
-            better
+        f"the slope is not between {SLOPES[0]:.2g} and {SLOPES[1]:.2g}": (
+            not SLOPES[0] <= slope <= SLOPES[1]
+        ),
+        f"less than {100 * SIGNED:.0f} % of the change has the right sign": (
+            signed < SIGNED
+        ),
+        f"{_few(better)} predict{'s' if len(better) == 1 else ''} as well or better": (
+            bool(better)
         ),
         f"with the other sign for {_few(failing)}, it predicts as well or better": bool(
             failing
@@ -164,18 +196,23 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     )
     end = f"the inputs fail, since {_few(reasons, 4)}" if reasons else "the inputs hold"
     sentence = (
-        f"Effects by {first['explanation'].item()} predict masking of one and two segments with R² "
-        f"{_floored(explained):.2f} ({tried[best]:.2f} with {best}), slope {slope:.2f} and the right sign for "
-        f"{100 * _floored(signed):.0f} % of the "
-        f"change: {end}."
+        f"Effects by {first['explanation'].item()} predict masking of one and two"
+        f" segments with R² {_floored(explained):.2f} ({tried[best]:.2f} with {best}),"
+        f" slope {slope:.2f} and the right sign for {100 * _floored(signed):.0f} % of"
+        f" the change: {end}."
     )
     if untold:
-        sentence += f" The test cannot tell from zero the effect{'s' if len(untold) > 1 else ''} of {_few(untold, 6)}."
+        sentence += (
+            " The test cannot tell from zero the"
+            f" effect{'s' if len(untold) > 1 else ''} of {_few(untold, 6)}."
+        )
     return ["fails" if reasons else "holds"], [sentence]
 
 
 def _by_segment(test: xr.Dataset) -> tuple[list[str], list[str]]:
-    """Return the segments whose effects the test cannot tell from zero, and those whose flipped sign is no worse."""
+    """Return the segments whose effects the test cannot tell from zero, and those whose
+    flipped sign is no worse.
+    """
     if "segment_control_r2" not in test:
         return [], []
     agreed = test["segment_agreement"] >= ALIKE
@@ -211,7 +248,8 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
                 phrase = phrases[2]
             chance = 100 * float(np.median(random))
             parts.append(
-                f"{phrase.format(f'{100 * abs(value):.0f} %')} (random components {chance:.0f} %)"
+                f"{phrase.format(f'{100 * abs(value):.0f} %')} (random components"
+                f" {chance:.0f} %)"
             )
         error = float(one["prediction_error"])
         texts.append(
@@ -225,18 +263,21 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
             f"the routes are {' and '.join(good) or 'neither necessary nor sufficient'}"
         )
         reasons.append(
-            f"For {segment}, cutting {_few(names)} {parts[0]}. Restoring {'them' if len(names) > 1 else 'it'} "
-            f"{parts[1]}. So {end}."
+            f"For {segment}, cutting {_few(names)} {parts[0]}. Restoring"
+            f" {'them' if len(names) > 1 else 'it'} {parts[1]}. So {end}."
         )
         if not error < HALF:
             reasons[-1] += (
-                f" The forecast without the segment is predicted with an error of {100 * error:.0f} %."
+                " The forecast without the segment is predicted with an error of"
+                f" {100 * error:.0f} %."
             )
     return texts, reasons
 
 
 def _is_carried(share: float, random: np.ndarray, p: float, smallest: float) -> bool:
-    """Test whether routes carry a segment's effect: about all of it, and clearly nearer to all than random sets."""
+    """Test whether routes carry a segment's effect: about all of it, and clearly nearer
+    to all than random sets.
+    """
     away = abs(1 - share)
     away_random = float(np.median(np.abs(1 - random)))
     return (

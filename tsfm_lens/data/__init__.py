@@ -1,4 +1,6 @@
-"""Coercion, validation and reading of series, and real series that come with the package."""
+"""Coercion, validation and reading of series, and real series that come with the
+package.
+"""
 
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.bundled import BundledSeries, bundled, bundled_info, bundled_names

@@ -37,33 +37,41 @@ COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class SeriesBatch:
-    """Series of possibly unequal length; a multivariate item is a group of series, one per variate.
+    """Series of possibly unequal length; a multivariate item is a group of series, one
+    per variate.
 
     Attributes:
         values: one read-only float64 array (time,) a series; NaN is a missing value.
-        ids: one unique name per series; ``series-0``, ``series-1``, … if none are given.
+        ids: one unique name per series; ``series-0``, ``series-1``, … if none are
+            given.
         freq: pandas frequency alias shared by all series, None if unknown or mixed.
-        starts: timestamp of each first value, None if unknown. One within a month, quarter or year of its frequency
-            stands for that, and a note says so.
+        starts: timestamp of each first value, None if unknown. One within a month,
+            quarter or year of its frequency stands for that, and a note says so.
         units: unit of each series, "" if unknown.
         seasonality: season length in steps shared by all series, 1 if unknown or mixed.
         notes: remarks from reading, e.g. that gaps were filled with NaN.
         freqs, seasonalities: of each series; by default ``freq`` and ``seasonality``.
-        groups: item of each series, by default its id; series of a group are adjacent and share their time axis.
+        groups: item of each series, by default its id; series of a group are adjacent
+            and share their time axis.
         variates: name of each series within its group, "" if there is none.
-        roles: "target", then "past" covariates of its group, then "known" ones, whose future is known.
-        futures: values (time,) of each known covariate after the context; None of all others.
-        categories: names of the categories of a covariate, whose values are their numbers from 0; None of others.
-        level_numbers: what a model reads for each category and, last, for a missing value, where a longer history than
-            this batch has told it; else None, and the values here tell it.
+        roles: "target", then "past" covariates of its group, then "known" ones, whose
+            future is known.
+        futures: values (time,) of each known covariate after the context; None of all
+            others.
+        categories: names of the categories of a covariate, whose values are their
+            numbers from 0; None of others.
+        level_numbers: what a model reads for each category and, last, for a missing
+            value, where a longer history than this batch has told it; else None, and
+            the values here tell it.
         static: properties of each series by name, which no model reads.
         items: series that each window was cut from; by default its own id.
-        clock: zone of the clock that dates without an offset are of, where the series stand on that of UTC; "UTC" if
-            their timestamps came with offsets, "" if they stand on the clock of their timestamps.
+        clock: zone of the clock that dates without an offset are of, where the series
+            stand on that of UTC; "UTC" if their timestamps came with offsets, "" if
+            they stand on the clock of their timestamps.
 
     Raises:
-        InputError: a series is empty, infinite, all NaN or beyond single precision, a start is off the grid of its
-            frequency, or the lists contradict each other.
+        InputError: a series is empty, infinite, all NaN or beyond single precision, a
+            start is off the grid of its frequency, or the lists contradict each other.
     """
 
     values: tuple[np.ndarray, ...]
@@ -160,8 +168,8 @@ class SeriesBatch:
         more = "…" if len(self) > 3 else ""
         notes = "".join(f"\n  note: {note}" for note in self.notes)
         return (
-            f"SeriesBatch({len(self)} series of {lengths} steps{groups}, freq={self.freq!r}, "
-            f"ids={list(self.ids[:3])}{more}){notes}"
+            f"SeriesBatch({len(self)} series of {lengths} steps{groups},"
+            f" freq={self.freq!r}, ids={list(self.ids[:3])}{more}){notes}"
         )
 
     @property
@@ -193,7 +201,8 @@ class SeriesBatch:
         )
 
     def known_future(self, horizon: int) -> np.ndarray:
-        """Return the known future (series, step): values of known covariates, NaN of all other series.
+        """Return the known future (series, step): values of known covariates, NaN of
+        all other series.
 
         Raises:
             InputError: a known covariate ends before the horizon.
@@ -204,8 +213,9 @@ class SeriesBatch:
                 continue
             if len(future) < horizon:
                 raise InputError(
-                    f"known covariate {name!r} ends {len(future)} steps after the context, and the horizon is {horizon}"
-                    "; add rows of its future, hold the end out (holdout=True), or give it as a past covariate"
+                    f"known covariate {name!r} ends {len(future)} steps after the"
+                    f" context, and the horizon is {horizon}; add rows of its future,"
+                    " hold the end out (holdout=True), or give it as a past covariate"
                 )
             row[:] = future[:horizon]
         return values
@@ -236,8 +246,9 @@ class SeriesBatch:
         ]
         if rest:
             raise InputError(
-                f"groups differ in their number of variates: {first!r} has {expected}, unlike {', '.join(rest[:3])}; "
-                "expected equally many in all, so select groups that agree"
+                f"groups differ in their number of variates: {first!r} has {expected},"
+                f" unlike {', '.join(rest[:3])}; expected equally many in all, so"
+                " select groups that agree"
             )
         return expected
 
@@ -252,8 +263,9 @@ class SeriesBatch:
         for group, members in self.rows_by_group().items():
             if members[-1] - members[0] >= len(members):
                 raise InputError(
-                    f"the series of group {group!r} are at positions {', '.join(map(str, members))}; expected them "
-                    "one after the other"
+                    f"the series of group {group!r} are at positions"
+                    f" {', '.join(map(str, members))}; expected them one after the"
+                    " other"
                 )
             repeats = [
                 name
@@ -264,7 +276,8 @@ class SeriesBatch:
             ]
             if repeats:
                 raise InputError(
-                    f"group {group!r} has variate {repeats[0]!r} more than once; give each its own name"
+                    f"group {group!r} has variate {repeats[0]!r} more than once; give"
+                    " each its own name"
                 )
             for what, column in axes.items():
                 distinct = dict.fromkeys(
@@ -272,8 +285,9 @@ class SeriesBatch:
                 )
                 if len(distinct) > 1:
                     raise InputError(
-                        f"the series of group {group!r} have different {what} ({', '.join(map(str, distinct))}); "
-                        "variates of one group share their time axis: pad with NaN what was not observed"
+                        f"the series of group {group!r} have different {what}"
+                        f" ({', '.join(map(str, distinct))}); variates of one group"
+                        " share their time axis: pad with NaN what was not observed"
                     )
 
     def _check_roles(self) -> None:
@@ -285,17 +299,21 @@ class SeriesBatch:
                 raise unknown_name("role", role, ROLES)
             if (role == "known") != (future is not None):
                 raise InputError(
-                    f"series {name!r} is a {role} {'series' if role == 'target' else 'covariate'} and has "
-                    f"{'no' if future is None else 'a'} known future; known covariates have one, and they alone"
+                    f"series {name!r} is a {role}"
+                    f" {'series' if role == 'target' else 'covariate'} and has"
+                    f" {'no' if future is None else 'a'} known future; known covariates"
+                    " have one, and they alone"
                 )
             position = ROLES.index(role)
             if group not in last and position:
                 raise InputError(
-                    f"group {group!r} begins with covariate {name!r}; expected its target first"
+                    f"group {group!r} begins with covariate {name!r}; expected its"
+                    " target first"
                 )
             if position < last.get(group, 0):
                 raise InputError(
-                    f"{role} series {name!r} of {group!r} stands after a {ROLES[last[group]]} covariate"
+                    f"{role} series {name!r} of {group!r} stands after a"
+                    f" {ROLES[last[group]]} covariate"
                 )
             last[group] = position
 
@@ -323,8 +341,9 @@ class SeriesBatch:
         for name, length in zip(self.ids, self.lengths, strict=True):
             if length <= horizon or horizon < 1:
                 raise InputError(
-                    f"series {name!r} has {length} steps: cannot hold out {horizon} and keep a context. "
-                    "Give a longer series or a horizon from 1 to its length minus 1."
+                    f"series {name!r} has {length} steps: cannot hold out {horizon} and"
+                    " keep a context. Give a longer series or a horizon from 1 to its"
+                    " length minus 1."
                 )
         future = np.stack([series[-horizon:] for series in self.values])
         futures = tuple(
@@ -338,7 +357,8 @@ class SeriesBatch:
         return replace(context, futures=futures, level_numbers=()), future
 
     def windows(self, count: int, horizon: int, ahead: int = 0) -> SeriesBatch:
-        """Return every series up to ``count`` forecast origins that are ``horizon`` steps apart, the latest first.
+        """Return every series up to ``count`` forecast origins that are ``horizon``
+        steps apart, the latest first.
 
         Args:
             count, horizon: of the windows.
@@ -350,9 +370,10 @@ class SeriesBatch:
         shortest = min(self.lengths)
         if count > 1 and shortest <= (count - 1) * horizon + ahead:
             raise InputError(
-                f"windows={count} of {horizon} steps need more than {(count - 1) * horizon + ahead} steps, and series "
-                f"{self.ids[self.lengths.index(shortest)]!r} has {shortest}; windows="
-                f"{max(-(-(shortest - ahead) // horizon), 1)} is the most"
+                f"windows={count} of {horizon} steps need more than"
+                f" {(count - 1) * horizon + ahead} steps, and series"
+                f" {self.ids[self.lengths.index(shortest)]!r} has {shortest};"
+                f" windows={max(-(-(shortest - ahead) // horizon), 1)} is the most"
             )
         parts = [self]
         for number in range(1, count):
@@ -377,14 +398,17 @@ class SeriesBatch:
         return replace(self, values=values, starts=starts)
 
     def timestamps(self, index: int = 0, ahead: int = 0) -> pd.DatetimeIndex | None:
-        """Compute timestamps of one series and of ``ahead`` steps after it; None without start or frequency."""
+        """Compute timestamps of one series and of ``ahead`` steps after it; None
+        without start or frequency.
+        """
         start = self.starts[index]
         if start is None or self.freqs[index] is None:
             return None
         return _stamps(start, self.lengths[index] + ahead, self.freqs[index])
 
     def rows(self, which: str | int | Sequence[str | int]) -> list[int]:
-        """Return the rows of series by id or position; the name of a group stands for all its series.
+        """Return the rows of series by id or position; the name of a group stands for
+        all its series.
 
         Raises:
             UnknownNameError: an id does not occur.
@@ -415,7 +439,9 @@ class SeriesBatch:
         return rows
 
     def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
-        """Select series by id, group or position; errors as in :meth:`rows`, or series of a group would come apart."""
+        """Select series by id, group or position; errors as in :meth:`rows`, or series
+        of a group would come apart.
+        """
         index = self.rows(which)
         fields: dict[str, Any] = {
             name: tuple(getattr(self, name)[i] for i in index)
@@ -424,7 +450,9 @@ class SeriesBatch:
         return replace(self, **fields)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a long frame: id, group and variate if multivariate, timestamp (or step where unknown), target."""
+        """Return a long frame: id, group and variate if multivariate, timestamp (or
+        step where unknown), target.
+        """
         frames = []
         for index, name in enumerate(self.ids):
             stamps = self.timestamps(index)
@@ -446,7 +474,9 @@ class SeriesBatch:
         return pd.concat(frames, ignore_index=True)
 
     def labels(self, index: int) -> dict[str, str]:
-        """Return group, variate and, with covariates, role of one series as columns of a frame; none if univariate."""
+        """Return group, variate and, with covariates, role of one series as columns of
+        a frame; none if univariate.
+        """
         if not self.multivariate:
             return {}
         role = {"role": self.roles[index]} if self.has_covariates else {}
@@ -457,7 +487,8 @@ class SeriesBatch:
         """Concatenate batches; each series keeps its own frequency and season.
 
         Raises:
-            InputError: an id repeats, or series of one group would not stand one after the other.
+            InputError: an id repeats, or series of one group would not stand one after
+                the other.
         """
         if not batches:
             raise InputError("there is no batch to put together")
@@ -488,8 +519,9 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
         return pd.date_range(start, periods=count, freq=read_offset(freq))
     except (ValueError, OverflowError) as error:
         raise InputError(
-            f"{count} steps of frequency {freq!r} from {start} on go beyond {pd.Timestamp.max.date()}, the last date "
-            "that pandas holds; shorten the horizon or the series, or leave the timestamps out"
+            f"{count} steps of frequency {freq!r} from {start} on go beyond"
+            f" {pd.Timestamp.max.date()}, the last date that pandas holds; shorten the"
+            " horizon or the series, or leave the timestamps out"
         ) from error
 
 
@@ -498,12 +530,14 @@ def known_frequency(freq: Any) -> str:
     """Return a pandas alias, or a calendar of weekdays, whose steps go forward."""
     offset = None
     with warnings.catch_warnings(), suppress(ValueError):
-        # pandas takes the letters one by one, and warns of an old one before it refuses the word
+        # pandas takes the letters one by one, and warns of an old one before it refuses
+        # the word
         warnings.simplefilter("ignore", FutureWarning)
         offset = read_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
     if offset is None:
         raise InputError(
-            f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS', 'Mon-Sat'"
+            f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS',"
+            " 'Mon-Sat'"
         )
     try:
         forward = _EPOCH + offset > _EPOCH
@@ -513,7 +547,8 @@ def known_frequency(freq: Any) -> str:
         ) from error
     if not forward:
         raise InputError(
-            f"freq={freq!r} does not go forward in time; give a step above zero, such as 'D'"
+            f"freq={freq!r} does not go forward in time; give a step above zero, such"
+            " as 'D'"
         )
     if isinstance(freq, pd.offsets.CustomBusinessDay) and freq.n == 1:
         return format_calendar(
@@ -527,12 +562,15 @@ def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
     repeats = sorted(name for name, times in Counter(ids).items() if times > 1)
     if repeats:
         raise InputError(
-            f"{what} must be unique; {', '.join(map(repr, repeats[:3]))} occurs more than once"
+            f"{what} must be unique; {', '.join(map(repr, repeats[:3]))} occurs more"
+            " than once"
         )
 
 
 def find_season(freq: str | None) -> int:
-    """Return the season length of a frequency: that of :data:`SEASONS` where its multiple divides it, else 1."""
+    """Return the season length of a frequency: that of :data:`SEASONS` where its
+    multiple divides it, else 1.
+    """
     offset = None
     with suppress(ValueError):
         offset = read_offset(freq)
@@ -553,7 +591,9 @@ def _on_grid(
     freqs: Sequence[str | None],
     ids: Sequence[str],
 ) -> tuple[tuple[pd.Timestamp | None, ...], list[str]]:
-    """Return starts on the grids of their frequencies, and notes on those that were moved."""
+    """Return starts on the grids of their frequencies, and notes on those that were
+    moved.
+    """
     dates: dict[tuple[pd.Timestamp | None, str | None], pd.Timestamp | None] = {}
     notes = []
     for start, freq, name in zip(starts, freqs, ids, strict=True):
@@ -568,7 +608,8 @@ def _on_grid(
         dates[start, freq] = date
         if date != start:
             notes.append(
-                f"start {start} of {name!r} is read as the period of freq={freq!r} at {date}"
+                f"start {start} of {name!r} is read as the period of freq={freq!r} at"
+                f" {date}"
             )
     if len(notes) > _MOST_NOTES:
         notes = [
@@ -601,8 +642,9 @@ def _future(
     gaps = np.flatnonzero(~np.isfinite(values))
     if len(gaps):
         raise InputError(
-            f"the future of known covariate {name!r} has no number at step {gaps[0] + 1} of {len(values)} after the "
-            f"context; fill the gap, or give it as a past covariate{without_gaps(past, values, start, freq)}"
+            f"the future of known covariate {name!r} has no number at step"
+            f" {gaps[0] + 1} of {len(values)} after the context; fill the gap, or give"
+            f" it as a past covariate{without_gaps(past, values, start, freq)}"
         )
     return values
 
@@ -617,12 +659,14 @@ def _context(values: object, name: str) -> np.ndarray:
     where = int(np.nanargmax(np.abs(array)))
     if np.isinf(array[where]):
         raise InputError(
-            f"series {name!r} is infinite at position {where}; use NaN for missing values"
+            f"series {name!r} is infinite at position {where}; use NaN for missing"
+            " values"
         )
     if abs(array[where]) > LARGEST:
         raise InputError(
-            f"series {name!r} has {array[where]:.3g} at position {where}; models compute in single precision, whose "
-            f"squares overflow beyond {LARGEST:.0e}. Rescale the series."
+            f"series {name!r} has {array[where]:.3g} at position {where}; models"
+            " compute in single precision, whose squares overflow beyond"
+            f" {LARGEST:.0e}. Rescale the series."
         )
     return array
 
@@ -650,26 +694,33 @@ def noted_ends(batch: SeriesBatch) -> SeriesBatch:
 
 
 def hold_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
-    """Return the context and the held-out truth (series, horizon), as :meth:`SeriesBatch.split` does."""
+    """Return the context and the held-out truth (series, horizon), as
+    :meth:`SeriesBatch.split` does.
+    """
     context, truth = batch.split(horizon)
     if np.isfinite(truth).any(-1)[batch.is_target].any():
         return context, truth
     first = int(np.flatnonzero(batch.is_target)[0])
     steps = missing_at_end(batch.values[first])
     raise InputError(
-        f"series {batch.ids[first]!r} ends with {steps} missing value{'s' if steps > 1 else ''}: the truth of all "
-        f"{horizon} steps is missing; drop these rows, name known covariates with known=[…], or hold nothing out "
-        "(holdout=False)"
+        f"series {batch.ids[first]!r} ends with {steps} missing"
+        f" value{'s' if steps > 1 else ''}: the truth of all {horizon} steps is"
+        " missing; drop these rows, name known covariates with known=[…], or hold"
+        " nothing out (holdout=False)"
     )
 
 
 _MAX_NAMES = 3  # of items, in a message
 Item = int | str | None
-"""An item: its position, its group's name or the id of one of its series; None for the one that there is."""
+"""An item: its position, its group's name or the id of one of its series; None for the
+one that there is.
+"""
 
 
 def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
-    """Return positions of the series of one item; InputError if it is to be the only one of several."""
+    """Return positions of the series of one item; InputError if it is to be the only
+    one of several.
+    """
     items = batch.rows_by_group()
     if item is None:
         if len(items) > 1:
@@ -679,8 +730,9 @@ def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
                 visible.append("…")
             names = ", ".join(visible)
             raise InputError(
-                f"these are {len(items)} items ({names}), and one is explained at a time; choose it with "
-                f"item={first!r}, or make a run of it alone with run.select({first!r})"
+                f"these are {len(items)} items ({names}), and one is explained at a"
+                f" time; choose it with item={first!r}, or make a run of it alone with"
+                f" run.select({first!r})"
             )
         item = 0
     if isinstance(item, str):
@@ -690,7 +742,8 @@ def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
         return items[name]
     if not is_position(item, -len(items), len(items)):
         raise InputError(
-            f"item {item!r} of a batch of {len(items)}; expected a position from 0, or a name"
+            f"item {item!r} of a batch of {len(items)}; expected a position from 0, or"
+            " a name"
         )
     return list(items.values())[int(item)]
 

@@ -21,10 +21,13 @@ class BundledSeries:
     """Description of one bundled series.
 
     Attributes:
-        name, title, field: key for :func:`bundled`, what was measured where, and the field it comes from.
+        name, title, field: key for :func:`bundled`, what was measured where, and the
+            field it comes from.
         unit: of the values.
-        freq, seasonality, start, length: pandas alias, season in steps, first timestamp, steps.
-        source, licence: who published it, through which package it was taken, and under which it may be passed on.
+        freq, seasonality, start, length: pandas alias, season in steps, first
+            timestamp, steps.
+        source, licence: who published it, through which package it was taken, and under
+            which it may be passed on.
     """
 
     name: str

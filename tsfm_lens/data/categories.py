@@ -1,7 +1,9 @@
-"""Reading of covariates: text, truth values and what is declared so are categories, everything else is numbers.
+"""Reading of covariates: text, truth values and what is declared so are categories,
+everything else is numbers.
 
-A category keeps its level as a code from 0, in the order of a pandas category, else sorted. What text means cannot be
-seen from its look: a file of text has no types, so there numbers are numbers; a typed table or entry has declared it.
+A category keeps its level as a code from 0, in the order of a pandas category, else
+sorted. What text means cannot be seen from its look: a file of text has no types, so
+there numbers are numbers; a typed table or entry has declared it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from tsfm_lens.data.text import NUMBER
 from tsfm_lens.data.values import id_texts, is_missing, plain_array, to_floats
 
 Coded = tuple[np.ndarray, tuple[str, ...] | None]
-"""Numbers (step,), and the levels whose places they are; None of a covariate of numbers."""
+"""Numbers (step,), and the levels whose places they are; None of a covariate of
+numbers.
+"""
 TRUTHS = ("False", "True")
 """Levels of truth values, which are numbers, too: 0 and 1."""
 _MOST_LEVELS = 8  # that a note lists
@@ -38,7 +42,8 @@ def read_covariate(column: pd.Series, name: str, declared: bool = False) -> Code
         declared: whether the values are categories, whatever they look like.
 
     Raises:
-        InputError: text beside numbers, or quantities with a sign or unit that are not declared.
+        InputError: text beside numbers, or quantities with a sign or unit that are not
+            declared.
     """
     kind = column.dtype
     if isinstance(kind, pd.CategoricalDtype):
@@ -69,8 +74,8 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
     odd = next((cell for cell in present if not isinstance(cell, str)), None)
     if odd is not None:
         raise InputError(
-            f"covariate {name!r} holds text ({texts[0]!r}) beside {odd!r}; make numbers of all values, or text of all, "
-            "which is categories"
+            f"covariate {name!r} holds text ({texts[0]!r}) beside {odd!r}; make numbers"
+            " of all values, or text of all, which is categories"
         )
     codes, levels = pd.factorize(pd.Series(objects, dtype=object), sort=True)
     folded = [level.strip().lower() for level in levels]
@@ -83,13 +88,17 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
 
 
 def _coded(codes: np.ndarray, levels: pd.Index, name: str) -> Coded:
-    """Return codes (step,), -1 where missing, as numbers, and the names of their levels."""
+    """Return codes (step,), -1 where missing, as numbers, and the names of their
+    levels.
+    """
     numbers = np.where(codes < 0, np.nan, codes.astype(np.float64))
     return numbers, tuple(map(str, id_texts(levels.to_series(), name)))
 
 
 def refuse_quantities(levels: Collection[str], name: str) -> None:
-    """Refuse text of which most are numbers with a sign, a unit or a percent: their order would be lost."""
+    """Refuse text of which most are numbers with a sign, a unit or a percent: their
+    order would be lost.
+    """
     plain = {level for level in levels if re.fullmatch(NUMBER, level.strip())}
     quantities = [
         level
@@ -98,15 +107,18 @@ def refuse_quantities(levels: Collection[str], name: str) -> None:
     ]
     if quantities and 2 * (len(quantities) + len(plain)) > len(levels):
         raise InputError(
-            f"covariate {name!r} holds {quantities[0]!r}, a number with a sign or a unit; write the numbers alone, or "
-            f"give categories={[name]!r} to read its {len(levels)} texts as categories"
+            f"covariate {name!r} holds {quantities[0]!r}, a number with a sign or a"
+            f" unit; write the numbers alone, or give categories={[name]!r} to read its"
+            f" {len(levels)} texts as categories"
         )
 
 
 def category_notes(
     covariates: Mapping[str, Coded], declared: Collection[str]
 ) -> list[str]:
-    """Tell which covariates are read as categories, and their levels; truth values need no word."""
+    """Tell which covariates are read as categories, and their levels; truth values need
+    no word.
+    """
     notes = []
     for name, (_, levels) in covariates.items():
         if levels is None or levels == TRUTHS:
@@ -122,7 +134,8 @@ def category_notes(
 
 
 def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
-    """Give columns of a future the categories of their past, which joining the two frames would lose.
+    """Give columns of a future the categories of their past, which joining the two
+    frames would lose.
 
     Levels that only the future has come last.
     """
@@ -139,7 +152,9 @@ def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def declared_names(categories: Sequence[str], covariates: Collection[str]) -> set[str]:
-    """Return the covariates that are declared as categories; refuse one that is no covariate."""
+    """Return the covariates that are declared as categories; refuse one that is no
+    covariate.
+    """
     for name in categories:
         if name not in covariates:
             rest = (
@@ -148,13 +163,16 @@ def declared_names(categories: Sequence[str], covariates: Collection[str]) -> se
                 else ""
             )
             raise InputError(
-                f"categories names {name!r}, which is no covariate; name it in known=[…] or past=[…], too{rest}"
+                f"categories names {name!r}, which is no covariate; name it in"
+                f" known=[…] or past=[…], too{rest}"
             )
     return {*categories}
 
 
 def level_code(word: str, levels: Sequence[str], name: str) -> float:
-    """Return the code of a level that is named in words; of truth values 0 and 1 do, too."""
+    """Return the code of a level that is named in words; of truth values 0 and 1 do,
+    too.
+    """
     if levels == TRUTHS:
         word = {"0": "False", "1": "True"}.get(word, word.capitalize())
     if word not in levels:

@@ -1,4 +1,6 @@
-"""Validation of files that people write, field by field: the common part of configurations and recipes."""
+"""Validation of files that people write, field by field: the common part of
+configurations and recipes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tsfm_lens.data.files import missing_file
 
 
 class Strict(BaseModel):
-    """Model that refuses unknown keys, so that a misspelt one is not silently without effect."""
+    """Model that refuses unknown keys, so that a misspelt one is not silently without
+    effect.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -61,7 +65,9 @@ def complaints(
     what: str,
     fields_at: Callable[[tuple[Any, ...]], Sequence[str]],
 ) -> str:
-    """Describe pydantic's errors of a kind of file, such as "a sweep", field by field of those at a path in it."""
+    """Describe pydantic's errors of a kind of file, such as "a sweep", field by field
+    of those at a path in it.
+    """
     details = error.errors()
     # a whole may be wrong only because a part of it is
     wholes = {
@@ -97,7 +103,10 @@ def _complaint(
         )
         near = get_close_matches(str(tag), tags.replace("'", "").split(", "), n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
-        return f"{position}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are {tags})"
+        return (
+            f"{position}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are"
+            f" {tags})"
+        )
     if error["type"] == "union_tag_not_found":
         return (
             f"{position}.{error['ctx']['discriminator'].strip(chr(39))}: it is required"
@@ -115,7 +124,9 @@ _WORDS = {
     "Input should be a valid tuple": "expected a list",
     "Input should be a valid dictionary or instance of": "expected the fields of",
     "Input should be a valid dictionary": "expected fields and values",
-    "Tuple should have at least 1 item after validation, not 0": "expected at least one",
+    "Tuple should have at least 1 item after validation, not 0": (
+        "expected at least one"
+    ),
     "Input should be": "it must be",
     "Field required": "it is required",
 }

@@ -84,23 +84,31 @@ def as_series(
     """Make a batch of series, univariate or multivariate.
 
     Args:
-        data: a SeriesBatch; an array or tensor (time,), (series, time) or (series, variate, time); a list or dict of
-            arrays (time,) and (variate, time); a pandas Series; a long frame or such a table of Arrow, polars or
-            xarray; entries of gluonts or Chronos-2; or a path of CSV or Parquet. NaN, None and masked are missing.
-        ids: one name per item; the variates of an item with that axis become ``id/0``, ``id/1``, ….
+        data: a SeriesBatch; an array or tensor (time,), (series, time) or (series,
+            variate, time); a list or dict of arrays (time,) and (variate, time); a
+            pandas Series; a long frame or such a table of Arrow, polars or xarray;
+            entries of gluonts or Chronos-2; or a path of CSV or Parquet. NaN, None and
+            masked are missing.
+        ids: one name per item; the variates of an item with that axis become ``id/0``,
+            ``id/1``, ….
         freq: pandas frequency alias; inferred from timestamps where there are any.
-        start: timestamp of the first value (of all series), a date or text such as "2020-01-31 12:00".
+        start: timestamp of the first value (of all series), a date or text such as
+            "2020-01-31 12:00".
         units: unit of all series but covariates, or one per series (a variate is one).
         seasonality: season length in steps; from the frequency if None.
-        targets, variates, id_column, time_column, time_format, timezone, round_time, known, past: see
+        targets, variates, id_column, time_column, time_format, timezone, round_time,
+            known, past: see :func:`tsfm_lens.data.from_frame`.
+        categories: covariates, of entries too, whose values are categories even if they
+            are numbers.
+        delimiter, decimal, thousands, encoding, header: of a file of text; see
+            :func:`tsfm_lens.data.read_series`.
+        future: a frame of later rows than those of ``data``, a frame: with its ids,
+            timestamps and known covariates, and no targets; see
             :func:`tsfm_lens.data.from_frame`.
-        categories: covariates, of entries too, whose values are categories even if they are numbers.
-        delimiter, decimal, thousands, encoding, header: of a file of text; see :func:`tsfm_lens.data.read_series`.
-        future: a frame of later rows than those of ``data``, a frame: with its ids, timestamps and known covariates,
-            and no targets; see :func:`tsfm_lens.data.from_frame`.
 
     Raises:
-        InputError: the data cannot be used; the message names the series and the position.
+        InputError: the data cannot be used; the message names the series and the
+            position.
 
     Example:
         >>> data.as_series([[1.0, 2.0, 3.0], [4.0, 5.0]], ids=["a", "b"]).lengths
@@ -149,13 +157,15 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
     for option, value in options.items():
         if option in _TEXT:
             raise InputError(
-                f"{option}={value!r} is about a file of text, but the data is {type(data).__name__}"
+                f"{option}={value!r} is about a file of text, but the data is"
+                f" {type(data).__name__}"
             )
         is_level = has_index and option in _LEVELS
         is_covariate = entries is not None and option == "categories"
         if not isinstance(data, pd.DataFrame) and not is_level and not is_covariate:
             raise InputError(
-                f"{option}={value!r} names columns of a frame or file, but the data is {type(data).__name__}"
+                f"{option}={value!r} names columns of a frame or file, but the data is"
+                f" {type(data).__name__}"
             )
     levels = {name: options[name] for name in _LEVELS if name in options}
     if isinstance(data, SeriesBatch):
@@ -182,8 +192,8 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
         array = to_floats(data, "the array")
         if array.ndim not in (1, 2, 3):
             raise InputError(
-                f"the array has {array.ndim} axes (shape {array.shape}), expected (time,), (series, time) or "
-                "(series, variate, time)"
+                f"the array has {array.ndim} axes (shape {array.shape}), expected"
+                " (time,), (series, time) or (series, variate, time)"
             )
         rows = array[None] if array.ndim == 1 else array
         if not rows.size:
@@ -197,8 +207,8 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
         else ""
     )
     raise InputError(
-        f"{type(data).__name__} is not a series: expected arrays, tensors, a Series or table, entries, or the path "
-        f"of a CSV or Parquet file{hint}"
+        f"{type(data).__name__} is not a series: expected arrays, tensors, a Series or"
+        f" table, entries, or the path of a CSV or Parquet file{hint}"
     )
 
 
@@ -225,13 +235,16 @@ def _joined(batches: Sequence[Any]) -> SeriesBatch:
     for position, item in enumerate(batches):
         if not isinstance(item, SeriesBatch):
             raise InputError(
-                f"item {position} is {type(item).__name__} beside a SeriesBatch; make all of them batches"
+                f"item {position} is {type(item).__name__} beside a SeriesBatch; make"
+                " all of them batches"
             )
     return SeriesBatch.concat(batches)
 
 
 def _members(data: Any) -> list[Any]:
-    """List what a container holds besides numbers, as pandas' objects; any other object is its own only member."""
+    """List what a container holds besides numbers, as pandas' objects; any other object
+    is its own only member.
+    """
     if isinstance(data, Mapping):
         data = list(data.values())
     if not isinstance(data, list | tuple):
@@ -240,7 +253,9 @@ def _members(data: Any) -> list[Any]:
 
 
 def _check_no_columns(data: Mapping[Any, Any]) -> None:
-    """Refuse a dict of the columns of a table, whose ids or timestamps would become series; only what is certain."""
+    """Refuse a dict of the columns of a table, whose ids or timestamps would become
+    series; only what is certain.
+    """
     names = {key: str(key).strip().lower() for key in data}
     keys = [
         key for key, name in names.items() if name in ID_COLUMNS or name in TIME_COLUMNS
@@ -255,8 +270,8 @@ def _check_no_columns(data: Mapping[Any, Any]) -> None:
         is_certain |= names[key] in _LABELS or kind in _NO_VALUES
     if is_certain:
         raise InputError(
-            f"the data is a dict with columns of a table, of which {str(keys[0])!r} is no series; read it with "
-            "as_series(pd.DataFrame(data))"
+            f"the data is a dict with columns of a table, of which {str(keys[0])!r} is"
+            " no series; read it with as_series(pd.DataFrame(data))"
         )
 
 
@@ -275,7 +290,9 @@ def _items(
     freq: str | None,
     levels: Mapping[str, Any],
 ) -> SeriesBatch:
-    """Make one item per array, (time,) or (variate, time), or per Series, which is read as if it were alone."""
+    """Make one item per array, (time,) or (variate, time), or per Series, which is read
+    as if it were alone.
+    """
     names = names or tuple(f"series-{index}" for index in range(len(items)))
     check_unique(names)
     items = [to_pandas(item) for item in items]
@@ -311,7 +328,8 @@ def _items(
     undated = [name for name in names if name not in dated]
     if dated and undated:
         raise InputError(
-            f"some series have timestamps and others are arrays ({dated[0]!r}, {undated[0]!r}); give all alike"
+            f"some series have timestamps and others are arrays ({dated[0]!r},"
+            f" {undated[0]!r}); give all alike"
         )
     full = SeriesBatch.concat(batches)
     return replace(full, notes=tuple(dict.fromkeys(full.notes)))
@@ -333,13 +351,14 @@ def _array_rows(name: str, item: Any) -> list[dict[str, Any]]:
     """Return an array (time,) or (variate, time) as fields of a batch."""
     if isinstance(item, Mapping | SeriesBatch):
         raise InputError(
-            f"series {name!r} is a {type(item).__name__}, expected an array; a list holds either arrays, or dicts "
-            "with a 'target', or batches"
+            f"series {name!r} is a {type(item).__name__}, expected an array; a list"
+            " holds either arrays, or dicts with a 'target', or batches"
         )
     array = to_floats(item, f"series {name!r}")
     if array.ndim not in (1, 2) or not len(np.atleast_2d(array)):
         raise InputError(
-            f"series {name!r} has shape {array.shape}, expected (time,) or (variate, time)"
+            f"series {name!r} has shape {array.shape}, expected (time,) or (variate,"
+            " time)"
         )
     rows = []
     for index, values in enumerate(np.atleast_2d(array)):
@@ -402,7 +421,9 @@ def from_entries(
     freq: str | None,
     categories: Sequence[str] = (),
 ) -> SeriesBatch:
-    """Make a batch of items with their covariates; those that are named are categories, whatever they look like."""
+    """Make a batch of items with their covariates; those that are named are categories,
+    whatever they look like.
+    """
     rows: list[dict[str, Any]] = []
     names = []
     for number, entry in enumerate(entries):
@@ -439,7 +460,9 @@ def from_entries(
 
 
 def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[str]:
-    """Replace the cells of covariates by numbers, with the same levels in all entries; return notes."""
+    """Replace the cells of covariates by numbers, with the same levels in all entries;
+    return notes.
+    """
     members: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["roles"] != "target":
@@ -471,7 +494,9 @@ def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[s
 
 
 def _list_rows(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
-    """Return the series of an entry as fields of a batch: targets, past covariates, known ones."""
+    """Return the series of an entry as fields of a batch: targets, past covariates,
+    known ones.
+    """
     targets = np.atleast_2d(
         to_floats(
             _forward(entry["target"], f"the target of {group!r}"),
@@ -480,7 +505,8 @@ def _list_rows(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
     )
     if targets.ndim != 2:
         raise InputError(
-            f"the target of {group!r} has shape {targets.shape}, expected (time,) or (variate, time)"
+            f"the target of {group!r} has shape {targets.shape}, expected (time,) or"
+            " (variate, time)"
         )
     covariates = [
         *_features(entry, group, targets.shape[1]),
@@ -507,7 +533,9 @@ def _list_rows(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
 
 
 def _forward(values: Any, label: str) -> Any:
-    """Return values of an entry, which go by position; refuse a Series whose dates go back."""
+    """Return values of an entry, which go by position; refuse a Series whose dates go
+    back.
+    """
     for item in _members(values):
         is_dated = (
             isinstance(item, pd.Series)
@@ -595,13 +623,16 @@ def _named(
         future, _ = _cells(later, f"the future of {what}")
         if future.ndim != 1:
             raise InputError(
-                f"the future of {what} has shape {future.shape}, expected one axis: time"
+                f"the future of {what} has shape {future.shape}, expected one axis:"
+                " time"
             )
         yield _row(name, past, future if name in futures else None, is_category)
 
 
 def _cells(values: Any, what: str) -> tuple[np.ndarray, bool]:
-    """Return the cells of a covariate, and whether its type says that they are categories."""
+    """Return the cells of a covariate, and whether its type says that they are
+    categories.
+    """
     column = to_pandas(values)
     column = pd.Series(column) if isinstance(column, pd.Categorical) else column
     if not isinstance(column, pd.Series) or not isinstance(
@@ -613,13 +644,16 @@ def _cells(values: Any, what: str) -> tuple[np.ndarray, bool]:
 
 
 def _by_name(entry: Mapping[str, Any], field: str, group: str) -> dict[str, Any]:
-    """Return the covariates of one field of an entry by their names as text, which are to differ."""
+    """Return the covariates of one field of an entry by their names as text, which are
+    to differ.
+    """
     covariates = entry.get(field)
     if covariates is None:
         return {}
     if not isinstance(covariates, Mapping):
         raise InputError(
-            f"{field} of {group!r} is {type(covariates).__name__}, expected a dict of values by name"
+            f"{field} of {group!r} is {type(covariates).__name__}, expected a dict of"
+            " values by name"
         )
     names = [label(name, f"a name in {field} of {group!r}") for name in covariates]
     check_unique(names, f"names in {field} of {group!r}")
@@ -641,6 +675,7 @@ def start_time(value: Any, owner: str = "") -> pd.Timestamp:
             raise InputError("it counts steps")
     except (ValueError, OverflowError) as error:
         raise InputError(
-            f"start={value!r}{owner} is not a timestamp such as '2020-01-31 12:00': {error}"
+            f"start={value!r}{owner} is not a timestamp such as '2020-01-31 12:00':"
+            f" {error}"
         ) from error
     return pd.Timestamp(times.clock[0])

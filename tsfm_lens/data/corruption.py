@@ -1,4 +1,6 @@
-"""Corruptions of series for causal tracing: one property is removed, ids, lengths and times are kept."""
+"""Corruptions of series for causal tracing: one property is removed, ids, lengths and
+times are kept.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,20 @@ def remove_motif(
     every: int | None = None,
     keep_scale: bool = False,
 ) -> SeriesBatch:
-    """Replace a stretch by the straight line between its neighbours; missing values in it are filled, too.
+    """Replace a stretch by the straight line between its neighbours; missing values in
+    it are filled, too.
 
     Args:
         series: anything that ``as_series`` takes.
-        start, stop: steps of the stretch, stop excluded; negative ones count from the end, and stop 0 is the end.
-        every: remove it again every so many steps before and after, e.g. in every season.
+        start, stop: steps of the stretch, stop excluded; negative ones count from the
+            end, and stop 0 is the end.
+        every: remove it again every so many steps before and after, e.g. in every
+            season.
         keep_scale: restore mean and standard deviation.
 
     Raises:
-        InputError: the stretch is empty, outside the series, or has no neighbour on either side; ``every`` is
-            shorter than the stretch.
+        InputError: the stretch is empty, outside the series, or has no neighbour on
+            either side; ``every`` is shorter than the stretch.
 
     Example:
         >>> data.remove_motif([0.0, 1.0, 9.0, 3.0, 4.0], 2, 3).values[0].tolist()
@@ -49,7 +54,8 @@ def remove_motif(
             raise InputError(f"the motif [{start}, {stop}) of series {name!r} {where}")
         if every is not None and every <= last - first:
             raise InputError(
-                f"every {every} steps leaves nothing between motifs of {last - first} steps"
+                f"every {every} steps leaves nothing between motifs of {last - first}"
+                " steps"
             )
         mask = np.zeros(length, dtype=bool)
         shifts = (
@@ -80,7 +86,8 @@ def shift_phase(
         series: anything that ``as_series`` takes.
         shift: steps; positive moves the season later.
         period: of the season; that of each series if None.
-        keep_scale: restore mean and standard deviation, by which models normalise a series.
+        keep_scale: restore mean and standard deviation, by which models normalise a
+            series.
 
     Raises:
         InputError: the season is unknown, or a series is shorter than two of them.
@@ -115,10 +122,12 @@ def swap_season(
         series: anything that ``as_series`` takes.
         new_period: steps of the new season.
         period: of the present season; that of each series if None.
-        keep_scale: restore mean and standard deviation, by which models normalise a series.
+        keep_scale: restore mean and standard deviation, by which models normalise a
+            series.
 
     Raises:
-        InputError: a period below 2, the season is unknown, or a series is shorter than two of them.
+        InputError: a period below 2, the season is unknown, or a series is shorter than
+            two of them.
 
     Example:
         >>> wave = np.sin(np.arange(48) * 2 * np.pi / 12)
@@ -130,7 +139,8 @@ def swap_season(
 
     def swap(values: np.ndarray, name: str, length: int) -> np.ndarray:
         season = seasonal_part(values, length, name)
-        # phases counted from the end, so that the forecast starts at the same phase as before
+        # phases counted from the end, so that the forecast starts at the same phase as
+        # before
         phase = (np.arange(len(values)) - len(values)) % length
         profile = np.array([season[phase == step].mean() for step in range(length)])
         position = (
@@ -146,14 +156,17 @@ def swap_season(
 
 
 def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.ndarray:
-    """Compute the season (time,) by a robust STL decomposition (Cleveland et al. 1990), straight across gaps."""
+    """Compute the season (time,) by a robust STL decomposition (Cleveland et al. 1990),
+    straight across gaps.
+    """
     if period < 2:
         raise InputError(
             f"series {name!r} has no known season; give period=…, in steps"
         )
     if len(values) < 2 * period:
         raise InputError(
-            f"series {name!r} has {len(values)} steps, a season of {period} needs {2 * period} or more"
+            f"series {name!r} has {len(values)} steps, a season of {period} needs"
+            f" {2 * period} or more"
         )
     there = np.flatnonzero(np.isfinite(values))
     full = np.interp(np.arange(len(values)), there, values[there])
@@ -192,8 +205,8 @@ def _corrupt(
         new, spread = arrays[position], np.nanstd(arrays[position])
         if spread <= 1e-12 * np.nanmax(np.abs(new)):
             raise InputError(
-                f"nothing but a constant is left of series {name!r}, so its spread cannot be restored; leave "
-                "keep_scale out"
+                f"nothing but a constant is left of series {name!r}, so its spread"
+                " cannot be restored; leave keep_scale out"
             )
         arrays[position] = (new - np.nanmean(new)) * (
             np.nanstd(old) / spread

@@ -43,21 +43,25 @@ def read_series(
     header: bool | None = None,
     **columns: Any,
 ) -> SeriesBatch:
-    """Read the series of a file. Ids stay text, and what can be read in two ways is refused.
+    """Read the series of a file. Ids stay text, and what can be read in two ways is
+    refused.
 
     Args:
         path: .csv, .tsv or .txt, each also with .gz, .parquet or .pq.
         units: unit of all series but covariates, or one per series.
         seasonality: season length in steps; from the frequency if None.
-        delimiter: sign between cells, "tab" or "space"; the only one in the first line if None.
+        delimiter: sign between cells, "tab" or "space"; the only one in the first line
+            if None.
         decimal: "." or ","; a point if None.
-        thousands: sign between thousands, ".", ",", "'" or "space"; none are read if None.
+        thousands: sign between thousands, ".", ",", "'" or "space"; none are read if
+            None.
         encoding: of text; UTF-8, or UTF-16 with a byte order mark, if None.
         header: whether the first line has names; needed where it has numbers or dates.
         columns: options of :func:`tsfm_lens.data.from_frame`.
 
     Raises:
-        InputError: the file is missing, empty, unreadable or ambiguous; the message names row and column.
+        InputError: the file is missing, empty, unreadable or ambiguous; the message
+            names row and column.
         UnknownNameError: a column that is named does not exist.
 
     Example:
@@ -92,13 +96,16 @@ def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:
         or seasonality < 1
     ):
         raise InputError(
-            f"seasonality is {seasonality!r}, expected a whole number of steps, 1 or more"
+            f"seasonality is {seasonality!r}, expected a whole number of steps, 1 or"
+            " more"
         )
     return replace(batch, seasonality=int(seasonality), seasonalities=())
 
 
 def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
-    """Give all series that are forecast one unit, or each series its own; return the batch unchanged without units."""
+    """Give all series that are forecast one unit, or each series its own; return the
+    batch unchanged without units.
+    """
     if not units:
         return batch
     if isinstance(units, str):
@@ -111,14 +118,18 @@ def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
 
 
 def list_columns(path: str | Path) -> list[str]:
-    """List the columns of a file of series, in their order, without reading its values as numbers."""
+    """List the columns of a file of series, in their order, without reading its values
+    as numbers.
+    """
     file = regular_file(path, READABLE)
     return list(
         map(
             str,
-            _parquet(file).columns
-            if file.suffix.lower() in _PARQUET
-            else read_table(file).columns,
+            (
+                _parquet(file).columns
+                if file.suffix.lower() in _PARQUET
+                else read_table(file).columns
+            ),
         )
     )
 
@@ -131,7 +142,9 @@ def _parquet(file: Path) -> pd.DataFrame:
 
 
 def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
-    """Convert columns of numbers; others stay text as written. Rows are numbered as in the file."""
+    """Convert columns of numbers; others stay text as written. Rows are numbered as in
+    the file.
+    """
     names, option = list(table.columns), options.get
     ids = id_names(option("id_column"), names)
     key, time = key_and_time(names, ids[0] if ids else None, option("time_column"))
@@ -186,14 +199,17 @@ def local_path(path: str | Path) -> Path:
 
 
 def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
-    """Build the error for a file that does not exist: it names readable files of the folder, the nearest first."""
+    """Build the error for a file that does not exist: it names readable files of the
+    folder, the nearest first.
+    """
     names = sorted(
         item.name for item in file.parent.glob("*") if item.suffix in readable
     )
     near = get_close_matches(file.name, names, n=_MOST_FILES)
     nearest = [*near, *(name for name in names if name not in near)][:_MOST_FILES]
     hint = (
-        f" That folder has: {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}."
+        " That folder has:"
+        f" {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}."
         if names
         else ""
     )
@@ -206,16 +222,20 @@ def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
 
 
 def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
-    """Return an existing plain file with one of these endings; pipes and devices may never end."""
+    """Return an existing plain file with one of these endings; pipes and devices may
+    never end.
+    """
     file = local_path(path)
     if not file.exists():
         raise missing_file(file, readable)
     if not file.is_file() and not file.is_dir():
         raise InputError(
-            f"{str(path)!r} is a pipe or a device, expected a plain file; save its content to one first"
+            f"{str(path)!r} is a pipe or a device, expected a plain file; save its"
+            " content to one first"
         )
     if file.is_dir() or not file.name.lower().endswith(readable):
         raise InputError(
-            f"cannot read {str(path)!r}: expected a file that ends in {', '.join(readable)}"
+            f"cannot read {str(path)!r}: expected a file that ends in"
+            f" {', '.join(readable)}"
         )
     return file

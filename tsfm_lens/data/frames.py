@@ -60,30 +60,39 @@ def from_frame(
 ) -> SeriesBatch:
     """Read the series of a long frame.
 
-    Columns and levels of the index: an id (``id``, ``item_id``, ``unique_id`` …; one series if there is none), a
-    timestamp (``timestamp``, ``ds``, ``date`` …, or the only column of dates; optional), and the target (``target``,
-    ``y``, ``value``, else every column of numbers). Each target gets a group with copies of the covariates; variates
-    share one. The batch's notes record how time was read, gaps that became NaN, and what is not read.
+    Columns and levels of the index: an id (``id``, ``item_id``, ``unique_id`` …; one
+    series if there is none), a timestamp (``timestamp``, ``ds``, ``date`` …, or the
+    only column of dates; optional), and the target (``target``, ``y``, ``value``, else
+    every column of numbers). Each target gets a group with copies of the covariates;
+    variates share one. The batch's notes record how time was read, gaps that became
+    NaN, and what is not read.
 
     Args:
         frame: it is not changed.
-        freq: pandas frequency alias, or weekdays less some dates, "Mon-Sat,2024-12-25"; inferred if None.
-        targets: columns that are series of their own; with several, ids become ``id/column``.
-        variates: columns that are the variates of one group per id, in place of targets.
-        id_column, time_column: of ids and timestamps; found by their names if None. Several columns of ids, a list or
-            "store,item", make ids ``store/item``.
+        freq: pandas frequency alias, or weekdays less some dates, "Mon-Sat,2024-12-25";
+            inferred if None.
+        targets: columns that are series of their own; with several, ids become
+            ``id/column``.
+        variates: columns that are the variates of one group per id, in place of
+            targets.
+        id_column, time_column: of ids and timestamps; found by their names if None.
+            Several columns of ids, a list or "store,item", make ids ``store/item``.
         time_format: of the timestamps; see :func:`tsfm_lens.data.times.read_times`.
-        timezone: of the local clock that the timestamps show, in order in autumn; steps below a day are in UTC then.
+        timezone: of the local clock that the timestamps show, in order in autumn; steps
+            below a day are in UTC then.
         round_time: interval to which timestamps are rounded, such as "5min".
-        known, past: covariates whose future is known, or that are seen up to the end of the context.
-        categories: covariates whose values are categories, even if they are numbers, or look like these. Text is
-            categories by itself, and so are pandas categories.
-        future: a frame of later rows, with the ids, timestamps and known covariates. The context of each id ends with
-            its last row in ``frame``. Unless ``known`` names some, each column that holds a value is one of them.
+        known, past: covariates whose future is known, or that are seen up to the end of
+            the context.
+        categories: covariates whose values are categories, even if they are numbers, or
+            look like these. Text is categories by itself, and so are pandas categories.
+        future: a frame of later rows, with the ids, timestamps and known covariates.
+            The context of each id ends with its last row in ``frame``. Unless ``known``
+            names some, each column that holds a value is one of them.
 
     Raises:
-        InputError: values are not numbers, timestamps repeat or are irregular, a covariate has gaps in its future,
-            text that looks like ids or dates would not be read, or the future holds targets or dates of the past.
+        InputError: values are not numbers, timestamps repeat or are irregular, a
+            covariate has gaps in its future, text that looks like ids or dates would
+            not be read, or the future holds targets or dates of the past.
         UnknownNameError: a column that is named does not exist.
 
     Example:
@@ -108,7 +117,8 @@ def from_frame(
     key, time = key_and_time(frame.columns, id_column, time_column)
     if targets is not None and variates is not None:
         raise InputError(
-            "give targets=… for columns that are series of their own or variates=…, not both"
+            "give targets=… for columns that are series of their own or variates=…, not"
+            " both"
         )
     if time is None:
         time = dated_column(
@@ -243,7 +253,10 @@ def from_frame(
                 )
                 series.append(
                     row
-                    | {"groups": name, "starts": None if grid is None else grid.start}
+                    | {
+                        "groups": name,
+                        "starts": None if grid is None else grid.start,
+                    }
                 )
     clock = (timezone or "UTC") if in_utc else ""
     batch = make_batch(
@@ -258,10 +271,12 @@ def from_frame(
 def _check_not_wide(
     table: pd.DataFrame, frame: pd.DataFrame, key: Hashable | None, id_column: Any
 ) -> None:
-    """Refuse a table with a column per date, which would be read transposed; name the call that reads it.
+    """Refuse a table with a column per date, which would be read transposed; name the
+    call that reads it.
 
-    Digits in names count as dates only where each id has one row, or of rows without ids more than there are rows, as
-    a column of each year has more. ``frame`` is the table with its index as columns.
+    Digits in names count as dates only where each id has one row, or of rows without
+    ids more than there are rows, as a column of each year has more. ``frame`` is the
+    table with its index as columns.
     """
     free = [name for name in frame.columns if name != key]
     dates, time_format = [name for name in free if is_date_name(name)], None
@@ -273,9 +288,11 @@ def _check_not_wide(
     numeric = [name for name in free if pd.api.types.is_numeric_dtype(frame[name])]
     if not dates and is_wide and key is not None and _are_counted(numeric):
         raise InputError(
-            f"each id has one row, and the columns {_listed(numeric[:3])} … count steps: expected one row per time "
-            "step; transpose the table, or name columns that are series with targets=[…]. In pandas: "
-            f"as_series(frame.set_index({key!r}).loc[:, {numeric[0]!r}:{numeric[-1]!r}].T.reset_index(drop=True))"
+            f"each id has one row, and the columns {_listed(numeric[:3])} … count"
+            " steps: expected one row per time step; transpose the table, or name"
+            " columns that are series with targets=[…]. In pandas:"
+            f" as_series(frame.set_index({key!r}).loc[:,"
+            f" {numeric[0]!r}:{numeric[-1]!r}].T.reset_index(drop=True))"
         )
     if len(dates) < 2 or len(numeric) > 2 * len(dates):
         return
@@ -302,9 +319,10 @@ def _check_not_wide(
     if time_format is not None:
         options += f", time_format={time_format!r}"
     raise InputError(
-        f"the columns are named by dates ({', '.join(map(str, dates[:3]))} …): expected one row per time step; "
-        "transpose the table, or name columns that are series with targets=[…]. In pandas: "
-        f"as_series({source}.melt({labels!r}, var_name='timestamp', value_name='target'){options})"
+        f"the columns are named by dates ({', '.join(map(str, dates[:3]))} …): expected"
+        " one row per time step; transpose the table, or name columns that are series"
+        f" with targets=[…]. In pandas: as_series({source}.melt({labels!r},"
+        f" var_name='timestamp', value_name='target'){options})"
     )
 
 
@@ -312,7 +330,9 @@ _COUNTED = re.compile(r"(?P<prefix>\D+)(?P<number>\d+)")
 
 
 def _are_counted(names: Sequence[Hashable]) -> bool:
-    """Return whether names are one word and the numbers from 0 or 1, at least three: d_1, d_2, …, as in M5."""
+    """Return whether names are one word and the numbers from 0 or 1, at least three:
+    d_1, d_2, …, as in M5.
+    """
     matches = [_COUNTED.fullmatch(str(name)) for name in names]
     found = [match for match in matches if match is not None]
     if len(found) < len(names) or len(found) < 3:
@@ -331,12 +351,14 @@ def has_falling_numbers(index: pd.Index) -> bool:
 
 
 def _order_notes(index: pd.Index) -> list[str]:
-    """Tell that rows without timestamps whose numbers fall are read from the first row to the last."""
+    """Tell that rows without timestamps whose numbers fall are read from the first row
+    to the last.
+    """
     if not has_falling_numbers(index):
         return []
     return [
-        f"the row numbers fall from {index[0]} to {index[-1]}, and rows are read in the order in which they stand; "
-        "sort_index() turns them round"
+        f"the row numbers fall from {index[0]} to {index[-1]}, and rows are read in the"
+        " order in which they stand; sort_index() turns them round"
     ]
 
 
@@ -346,11 +368,16 @@ def _choices(
     unread: Sequence[Hashable],
     named: bool,
 ) -> list[str]:
-    """Tell what a caller may not expect: columns that are not read, and several that are series of their own."""
+    """Tell what a caller may not expect: columns that are not read, and several that
+    are series of their own.
+    """
     numeric = [
         column for column in unread if pd.api.types.is_numeric_dtype(frame[column])
     ]
-    cure = "targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
+    cure = (
+        "targets=[…] reads columns as series of their own, variates=[…] as the variates"
+        " of one item"
+    )
     cure = "past=[…] or known=[…] reads columns as covariates" if named else cure
     silent = numeric if named else unread
     notes = (
@@ -360,7 +387,8 @@ def _choices(
     )
     if len(columns) > 1 and not named:
         notes.append(
-            f"series of their own: {_listed(columns)}; targets=[…] chooses, past=[…] reads covariates"
+            f"series of their own: {_listed(columns)}; targets=[…] chooses, past=[…]"
+            " reads covariates"
         )
     return notes
 
@@ -380,9 +408,11 @@ def _item_rows(
     covariates: Mapping[Hashable, tuple[str, np.ndarray, tuple[str, ...] | None]],
     end: int | None,
 ) -> list[dict[str, Any]]:
-    """Return the series of one item as fields of a batch: its targets, then its covariates.
+    """Return the series of one item as fields of a batch: its targets, then its
+    covariates.
 
-    The context ends before the step ``end``. If None, it ends after the last target where covariates are known later.
+    The context ends before the step ``end``. If None, it ends after the last target
+    where covariates are known later.
     """
     members: list[tuple[Any, ...]] = [
         (column, "target", values, None) for column, values in targets
@@ -396,7 +426,8 @@ def _item_rows(
         present = np.flatnonzero(np.isfinite(series[: len(targets)]).any(axis=0))
         if not len(present):
             raise InputError(
-                f"{', '.join(repr(str(column)) for column, _ in targets)} of {name!r} has no value"
+                f"{', '.join(repr(str(column)) for column, _ in targets)} of {name!r}"
+                " has no value"
             )
         end = int(present[-1]) + 1
     elif end is None:
@@ -419,7 +450,9 @@ def _item_rows(
 
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
-    """Convert the column into the nearest float64; text that reads as a number counts as one."""
+    """Convert the column into the nearest float64; text that reads as a number counts
+    as one.
+    """
     if (
         not isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype)
         and column.dtype != object
@@ -454,7 +487,9 @@ def _check_rows(
     times: Times | None,
     fixed: set[Hashable],
 ) -> None:
-    """Refuse to merge series that differ in text, and rows of one id and time; name the columns that part them."""
+    """Refuse to merge series that differ in text, and rows of one id and time; name the
+    columns that part them.
+    """
     clocks = {} if times is None else {"time": times.instants, "clock": times.clock}
     positions = pd.DataFrame({"id": ids, **clocks})
     again = np.flatnonzero(positions.duplicated())
@@ -476,17 +511,20 @@ def _check_rows(
     option = f"id_column={parting or '…'}"
     if examples:
         raise InputError(
-            f"rows differ in {', '.join(examples)}: without it, different series would be merged. Name the columns of "
-            f"ids with {option}, that of dates with time_column=… and time_format=…, rename them (id, timestamp), or "
-            "leave them out"
+            f"rows differ in {', '.join(examples)}: without it, different series would"
+            f" be merged. Name the columns of ids with {option}, that of dates with"
+            " time_column=… and time_format=…, rename them (id, timestamp), or leave"
+            " them out"
         )
     if times is not None:
         name, _, when = positions.iloc[again[0]]
         rows = frame.index[(positions == positions.iloc[again[0]]).all(axis=1)]
         cures = [
-            f"give {option} if they are of several series"
-            if parting or ids.name is None
-            else "keep one of them"
+            (
+                f"give {option} if they are of several series"
+                if parting or ids.name is None
+                else "keep one of them"
+            )
         ]
         has_dates = isinstance(when, pd.Timestamp)
         cures += (
@@ -501,16 +539,20 @@ def _check_rows(
             and (times.clock != times.clock.astype("M8[D]")).any()
         ):
             cures.append(
-                "if a local clock repeats an hour in autumn, give timezone=…, as in timezone='Europe/Berlin'"
+                "if a local clock repeats an hour in autumn, give timezone=…, as in"
+                " timezone='Europe/Berlin'"
             )
         owner = "" if ids.name is None else f"series {name!r} has "
         raise InputError(
-            f"{owner}two values at {time_text(when)} (rows {rows[0]} and {rows[1]}); {'; '.join(cures)}"
+            f"{owner}two values at {time_text(when)} (rows {rows[0]} and {rows[1]});"
+            f" {'; '.join(cures)}"
         )
 
 
 def _parting(frame: pd.DataFrame, places: pd.DataFrame, key: Hashable | None) -> str:
-    """Name the fewest columns of text or whole numbers that make a panel, in which no times repeat; "" if none do."""
+    """Name the fewest columns of text or whole numbers that make a panel, in which no
+    times repeat; "" if none do.
+    """
     full = [
         name
         for name in frame
@@ -561,8 +603,8 @@ def _values(
             free
         )  # of a single one the first value that is not a number will be named
     raise InputError(
-        f"no column holds the values: expected one of {', '.join(TARGET_COLUMNS)}, or numeric columns; "
-        f"found {', '.join(map(str, frame.columns))}"
+        f"no column holds the values: expected one of {', '.join(TARGET_COLUMNS)}, or"
+        f" numeric columns; found {', '.join(map(str, frame.columns))}"
     )
 
 
@@ -582,25 +624,31 @@ def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
 def flat(
     frame: pd.DataFrame, id_column: Any, time_column: str | None
 ) -> tuple[pd.DataFrame, Any, str | None]:
-    """Turn the levels of a frame's index into columns, and several of ids into one; also return that and of times."""
+    """Turn the levels of a frame's index into columns, and several of ids into one;
+    also return that and of times.
+    """
     if frame.columns.nlevels > 1:
         raise InputError(
-            f"the frame's columns have {frame.columns.nlevels} levels, expected one name per column"
+            f"the frame's columns have {frame.columns.nlevels} levels, expected one"
+            " name per column"
         )
     if not len(frame):
         raise InputError(
-            f"the frame has no rows (columns: {', '.join(map(str, frame.columns)) or 'none'})"
+            "the frame has no rows (columns:"
+            f" {', '.join(map(str, frame.columns)) or 'none'})"
         )
     if frame.columns.has_duplicates:
         raise InputError(
-            f"the frame has two columns {str(frame.columns[frame.columns.duplicated()][0])!r}"
+            "the frame has two columns"
+            f" {str(frame.columns[frame.columns.duplicated()][0])!r}"
         )
     frame, index = pd.DataFrame(frame), frame.index
     names = index_names(index, id_column, time_column)
     both = sorted(set(names) & set(map(str, frame.columns)))
     if both:
         raise InputError(
-            f"the frame has {both[0]!r} both in its index and as a column; drop one of them"
+            f"the frame has {both[0]!r} both in its index and as a column; drop one of"
+            " them"
         )
     if index.nlevels > 1:
         id_column, time_column = _levels(index, names, id_column, time_column)
@@ -621,14 +669,17 @@ def flat(
         )
         if ids.nunique() < len(frame[keys].drop_duplicates()):
             raise InputError(
-                f"different ids of {_listed(keys)} are alike when joined by '/'; rename some"
+                f"different ids of {_listed(keys)} are alike when joined by '/'; rename"
+                " some"
             )
         frame = frame.drop(columns=keys).assign(**{id_column: ids})
     return _without_row_numbers(frame, {id_column, time_column}), id_column, time_column
 
 
 def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> list[str]:
-    """Name the levels that are to be columns; none of an index that only numbers the rows."""
+    """Name the levels that are to be columns; none of an index that only numbers the
+    rows.
+    """
     if index.nlevels > 1:
         return [
             f"level_{position}" if name is None else str(name)
@@ -652,7 +703,9 @@ def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> lis
 
 
 def holds_times(index: pd.Index) -> bool:
-    """Return True for an index of dates, or one without a name whose text looks like dates."""
+    """Return True for an index of dates, or one without a name whose text looks like
+    dates.
+    """
     return holds_dates(index.dtype) or (
         index.name is None and looks_like_dates(pd.Series(index.array))
     )
@@ -677,8 +730,9 @@ def _levels(
         id_column = rest[0] if len(rest) == 1 else find(rest, ID_COLUMNS)
     if time_column is None or id_column is None:
         raise InputError(
-            f"the frame's index has the levels {', '.join(names)}: expected ids and timestamps, as in (item_id, "
-            f"timestamp). Name them with id_column=… and time_column=…; id_column={','.join(rest)!r} joins levels"
+            f"the frame's index has the levels {', '.join(names)}: expected ids and"
+            " timestamps, as in (item_id, timestamp). Name them with id_column=… and"
+            f" time_column=…; id_column={','.join(rest)!r} joins levels"
         )
     return id_column, time_column
 
@@ -686,7 +740,9 @@ def _levels(
 def _without_row_numbers(
     frame: pd.DataFrame, keys: Collection[Hashable | None]
 ) -> pd.DataFrame:
-    """Drop columns without a name that are empty or number the rows, as ``to_csv`` makes of an index."""
+    """Drop columns without a name that are empty or number the rows, as ``to_csv``
+    makes of an index.
+    """
     for name in frame.columns:
         if name in keys or not re.fullmatch(r"(Unnamed: \d+)?", str(name)):
             continue
@@ -713,7 +769,9 @@ def _without_row_numbers(
 def key_and_time(
     columns: Collection[Hashable], id_column: Any, time_column: str | None
 ) -> tuple[Hashable | None, Hashable | None]:
-    """Return the columns of ids and timestamps: those that are asked for, or those with a standard name."""
+    """Return the columns of ids and timestamps: those that are asked for, or those with
+    a standard name.
+    """
     if time_column is not None and time_column not in columns:
         raise unknown_name("column", time_column, map(str, columns))
     if id_column is not None and id_column == time_column:
@@ -731,7 +789,9 @@ def key_and_time(
 def dated_column(
     frame: pd.DataFrame, other_columns: Collection[Hashable | None]
 ) -> Hashable | None:
-    """Return the one column with timestamps where no name tells; None if there is none, or several."""
+    """Return the one column with timestamps where no name tells; None if there is none,
+    or several.
+    """
     candidates = [
         column
         for column, kind in zip(frame.columns, frame.dtypes, strict=True)
@@ -746,7 +806,8 @@ def dated_column(
 
 
 def find(columns: Iterable[Any], names: Sequence[str]) -> Any:
-    """Find the column with the first of these names, spelled so or with other case or blanks; None if there is none.
+    """Find the column with the first of these names, spelled so or with other case or
+    blanks; None if there is none.
 
     Raises:
         InputError: no column has a name exactly, and several are alike.
@@ -762,7 +823,8 @@ def find(columns: Iterable[Any], names: Sequence[str]) -> Any:
         if len(folded.get(name, ())) > 1:
             option = _CHOICES.get(tuple(names), "its own option")
             raise InputError(
-                f"any of the columns {_listed(folded[name])} may be {name!r}; name one with {option}"
+                f"any of the columns {_listed(folded[name])} may be {name!r}; name one"
+                f" with {option}"
             )
         if name in folded:
             return folded[name][0]
@@ -774,7 +836,9 @@ def value_columns(
     requested: Sequence[str] | None,
     other_columns: Collection[Hashable | None],
 ) -> list[Hashable] | None:
-    """Return the columns of values that are asked for or have a standard name; None if their content must decide."""
+    """Return the columns of values that are asked for or have a standard name; None if
+    their content must decide.
+    """
     free = [column for column in columns if column not in other_columns]
     if requested is None:
         target = find(free, TARGET_COLUMNS)
@@ -785,7 +849,8 @@ def value_columns(
             raise unknown_name("column", column, map(str, free))
         if column in other_columns:
             raise InputError(
-                f"column {column!r} is named as ids, timestamps or covariate, too, and cannot be a target"
+                f"column {column!r} is named as ids, timestamps or covariate, too, and"
+                " cannot be a target"
             )
     if not requested:
         raise InputError("no column of values is named")
@@ -811,11 +876,13 @@ def covariate_roles(
                 )
             if name in other_columns:
                 raise InputError(
-                    f"column {name!r} holds the ids or timestamps and cannot be a covariate"
+                    f"column {name!r} holds the ids or timestamps and cannot be a"
+                    " covariate"
                 )
             if name in roles:
                 raise InputError(
-                    f"covariate {name!r} is named twice, as {roles[name]} and as {role}; choose one"
+                    f"covariate {name!r} is named twice, as {roles[name]} and as"
+                    f" {role}; choose one"
                 )
             roles[name] = role
     return roles
@@ -828,7 +895,9 @@ def _flat_future(
     key: Hashable | None,
     time: Any,
 ) -> pd.DataFrame:
-    """Turn the index of a future into columns named as in the data; refuse one that lacks their ids or timestamps."""
+    """Turn the index of a future into columns named as in the data; refuse one that
+    lacks their ids or timestamps.
+    """
     unnamed = all(
         name is None for name in future.index.names
     ) and future.index.nlevels == len(level_names)
@@ -841,8 +910,8 @@ def _flat_future(
     for name, content in ((key, "ids"), (time, "timestamps")):
         if name is not None and name not in later.columns:
             raise InputError(
-                f"future has no column {str(name)!r}, which holds the {content} of the data; it has "
-                f"{_listed(list(later.columns))}"
+                f"future has no column {str(name)!r}, which holds the {content} of the"
+                f" data; it has {_listed(list(later.columns))}"
             )
     return without_arrow(later)
 
@@ -855,10 +924,12 @@ def _known_in_future(
     known: Sequence[str] | None,
     past: Sequence[str] | None,
 ) -> tuple[Sequence[str], list[str]]:
-    """Return the columns of covariates that a future makes known, and notes on what it brings in vain.
+    """Return the columns of covariates that a future makes known, and notes on what it
+    brings in vain.
 
     Raises:
-        InputError: the future holds targets or a covariate without a past, or the data do not tell their target.
+        InputError: the future holds targets or a covariate without a past, or the data
+            do not tell their target.
     """
     filled = [
         name for name in later.columns if name not in keys and later[name].notna().any()
@@ -874,18 +945,21 @@ def _known_in_future(
         if name in filled:
             row = later.index[int(later[name].notna().argmax())]
             raise InputError(
-                f"future holds values of the target {str(name)!r}, first in row {row}; leave that column out of it. "
-                "To compare a forecast with them, give all rows as data and hold the last ones out (holdout=True)"
+                f"future holds values of the target {str(name)!r}, first in row {row};"
+                " leave that column out of it. To compare a forecast with them, give"
+                " all rows as data and hold the last ones out (holdout=True)"
             )
     for name in covariates:
         if name in filled and name not in frame.columns:
             raise InputError(
-                f"future has a column {str(name)!r}, whose past the data do not have; leave it out, or add it"
+                f"future has a column {str(name)!r}, whose past the data do not have;"
+                " leave it out, or add it"
             )
     unread = [name for name in filled if name not in covariates]
     notes = (
         [
-            f"not read of future: {_listed(unread)}; known=[…] reads columns as covariates"
+            f"not read of future: {_listed(unread)}; known=[…] reads columns as"
+            " covariates"
         ]
         if unread
         else []
@@ -903,9 +977,11 @@ def _targets_beside_future(
     past: Collection[Hashable],
     is_known: bool,
 ) -> Sequence[Hashable]:
-    """Return the targets of data that a future continues; refuse several columns where no name tells.
+    """Return the targets of data that a future continues; refuse several columns where
+    no name tells.
 
-    ``is_known`` tells that the user named the covariates, else they are all filled columns of the future.
+    ``is_known`` tells that the user named the covariates, else they are all filled
+    columns of the future.
     """
     if requested is not None:
         return requested
@@ -923,8 +999,9 @@ def _targets_beside_future(
     targets = [name for name in numeric if name not in covariates]
     if len(targets) > 1:
         raise InputError(
-            f"any of the columns {_listed(targets)} may be the target, and future has none of them; name it with "
-            "targets=[…], and covariates of the past with past=[…]"
+            f"any of the columns {_listed(targets)} may be the target, and future has"
+            " none of them; name it with targets=[…], and covariates of the past with"
+            " past=[…]"
         )
     # where the future fills all of them, it fills the target
     return targets or numeric
@@ -936,7 +1013,9 @@ def _continued(
     key: Hashable | None,
     names: Sequence[Hashable],
 ) -> pd.DataFrame:
-    """Append the rows of a future with these of its columns, and its ids as text; refuse ids that the data lack."""
+    """Append the rows of a future with these of its columns, and its ids as text;
+    refuse ids that the data lack.
+    """
     columns = [
         name for name in names if name in later.columns and later[name].notna().any()
     ]
@@ -949,8 +1028,8 @@ def _continued(
         unknown = sorted(set(later_ids) - set(ids))
         if unknown:
             raise InputError(
-                f"future has rows of {_listed(unknown)}, and the data have none; leave them out. The data are of "
-                f"{_listed(list(dict.fromkeys(ids)))}"
+                f"future has rows of {_listed(unknown)}, and the data have none; leave"
+                f" them out. The data are of {_listed(list(dict.fromkeys(ids)))}"
             )
         frame, later = frame.copy(deep=False), later.copy(deep=False)
         frame[key], later[key] = ids, later_ids
@@ -971,8 +1050,10 @@ def _check_order(
         early = later_rows[times.instants[later_rows] <= times.instants[last]]
         if len(early):
             raise InputError(
-                f"future has {time_text(times.clock[early[0]])} of {name!r} (row {index[early[0]]}), whose data end "
-                f"at {time_text(times.clock[last])}; leave the rows up to there out of future"
+                f"future has {time_text(times.clock[early[0]])} of {name!r} (row"
+                f" {index[early[0]]}), whose data end at"
+                f" {time_text(times.clock[last])}; leave the rows up to there out of"
+                " future"
             )
 
 
@@ -982,9 +1063,11 @@ def _late_notes(
     grids: Sequence[Grid],
     counts: Sequence[int],
 ) -> list[str]:
-    """Tell of a future that begins later than one step after the data of its series, of so many rows each.
+    """Tell of a future that begins later than one step after the data of its series, of
+    so many rows each.
 
-    Covariates with such a gap are refused elsewhere, by their first step without a number.
+    Covariates with such a gap are refused elsewhere, by their first step without a
+    number.
     """
     notes = []
     for (name, rows), grid, count in zip(groups, grids, counts, strict=True):
@@ -995,14 +1078,16 @@ def _late_notes(
             first = time_text(times.clock[rows[grid.order[count]]])
             noun = "step" if missing == 1 else "steps"
             notes.append(
-                f"future of {name!r} begins at {first}, {missing} {noun} later than its data go on; a forecast begins "
-                "right after the data"
+                f"future of {name!r} begins at {first}, {missing} {noun} later than its"
+                " data go on; a forecast begins right after the data"
             )
     return notes
 
 
 def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:
-    """Split texts into names of columns at commas; a column whose name has a comma wins."""
+    """Split texts into names of columns at commas; a column whose name has a comma
+    wins.
+    """
     name_lists = [[text] if text in columns else text.split(",") for text in texts]
     return [
         name if name in columns else name.strip()
@@ -1013,7 +1098,9 @@ def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[st
 
 
 def id_names(id_column: Any, columns: Collection[Hashable]) -> list[Any]:
-    """Return the columns of ids, split at commas as :func:`column_names` does; refuse one that does not exist."""
+    """Return the columns of ids, split at commas as :func:`column_names` does; refuse
+    one that does not exist.
+    """
     if isinstance(id_column, Hashable) and id_column in {None, *columns}:
         return [] if id_column is None else [id_column]
     names = column_names(texts(id_column, "id_column"), columns)

@@ -1,4 +1,6 @@
-"""Frequencies: calendars of weekdays, and those of benchmarks, spelled as by pandas before 2.2, in present aliases."""
+"""Frequencies: calendars of weekdays, and those of benchmarks, spelled as by pandas
+before 2.2, in present aliases.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ _ENDS = (pd.offsets.MonthEnd, pd.offsets.QuarterEnd, pd.offsets.YearEnd)
 
 @lru_cache
 def read_offset(freq: Any) -> Any:
-    """Return the offset of a pandas alias, or of weekdays less some dates, "Mon-Sat,2024-12-25" or "MonThu"."""
+    """Return the offset of a pandas alias, or of weekdays less some dates,
+    "Mon-Sat,2024-12-25" or "MonThu".
+    """
     days, *dates = freq.split(",") if isinstance(freq, str) else [""]
     first, _, last = days.upper().partition("-")
     if first[:3] not in _DAYS:
@@ -64,7 +68,8 @@ def read_offset(freq: Any) -> Any:
 
 @lru_cache(maxsize=10_000)  # the series of a dataset share few dates
 def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
-    """Return the date of a grid with which a series begins: of months, quarters and years, the one around its start.
+    """Return the date of a grid with which a series begins: of months, quarters and
+    years, the one around its start.
 
     Raises:
         InputError: the start lies between two dates of another grid.
@@ -84,7 +89,8 @@ def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
             return offset.rollforward(stamp.normalize())
     except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
         raise InputError(
-            f"start {stamp} lies in a period of freq={freq!r} beyond the dates of pandas"
+            f"start {stamp} lies in a period of freq={freq!r} beyond the dates of"
+            " pandas"
         ) from error
     raise InputError(
         f"start {stamp} is off the grid of freq={freq!r}; {nearest_dates(stamp, freq)}"
@@ -92,10 +98,15 @@ def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
 
 
 def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
-    """Name the dates of a grid around one that is off it, and the weeks on whose grid it is."""
+    """Name the dates of a grid around one that is off it, and the weeks on whose grid
+    it is.
+    """
     offset = read_offset(freq)
     try:
-        text = f"its nearest dates are {offset.rollback(stamp)} and {offset.rollforward(stamp)}"
+        text = (
+            f"its nearest dates are {offset.rollback(stamp)} and"
+            f" {offset.rollforward(stamp)}"
+        )
     except (pd.errors.OutOfBoundsDatetime, OverflowError):
         return "it is beyond the dates of pandas"
     if not isinstance(offset, pd.offsets.Week):
@@ -119,7 +130,9 @@ def format_calendar(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
 def without_gaps(
     past: np.ndarray, future: np.ndarray, start: pd.Timestamp | None, freq: str | None
 ) -> str:
-    """Name the option of a calendar less the days of the future (time,) without a value; "" if steps are no days."""
+    """Name the option of a calendar less the days of the future (time,) without a
+    value; "" if steps are no days.
+    """
     offset = read_offset(freq)
     if (
         start is None
@@ -139,7 +152,9 @@ def without_gaps(
 
 @lru_cache
 def parse_frequency(freq: str) -> tuple[int, str, str]:
-    """Split a frequency into multiple, letter and last month or day, as "W-WED" into (1, "W", "WED")."""
+    """Split a frequency into multiple, letter and last month or day, as "W-WED" into
+    (1, "W", "WED").
+    """
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
     letter = _LETTERS.get(parts[2]) if parts else None
     if (
@@ -149,7 +164,8 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
         or (parts[3] and parts[3] not in _ANCHORS.get(letter, ()))
     ):
         raise InputError(
-            f"{freq!r} is not a frequency of a benchmark; examples: '15T', 'H', 'W-SUN', 'M', 'Q-DEC'"
+            f"{freq!r} is not a frequency of a benchmark; examples: '15T', 'H',"
+            " 'W-SUN', 'M', 'Q-DEC'"
         )
     anchor = parts[3] or ""
     if letter in "AQ":
@@ -163,7 +179,9 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
 
 
 def stamp_frequency(freq: str) -> str:
-    """Return the pandas alias of the periods' beginnings: "M" -> "MS", "W-SUN" -> "W-MON", "Q-DEC" -> "QS-JAN"."""
+    """Return the pandas alias of the periods' beginnings: "M" -> "MS", "W-SUN" ->
+    "W-MON", "Q-DEC" -> "QS-JAN".
+    """
     multiple, letter, anchor = parse_frequency(freq)
     alias = _STAMPS.get(letter, letter) + (
         f"-{_shift(_ANCHORS[letter], anchor, 1)}" if anchor else ""
@@ -172,12 +190,15 @@ def stamp_frequency(freq: str) -> str:
 
 
 def find_start(start: Any, freq: str) -> pd.Timestamp | None:
-    """Return the beginning of the period that a series starts with; None if it is unknown or beyond pandas' dates."""
+    """Return the beginning of the period that a series starts with; None if it is
+    unknown or beyond pandas' dates.
+    """
     if start is None or start is pd.NaT:
         return None
     if not isinstance(start, str | date | np.datetime64 | pd.Period):
         raise InputError(
-            f"start={start!r} is not a timestamp; expected '2020-01-31', or a timestamp or period"
+            f"start={start!r} is not a timestamp; expected '2020-01-31', or a timestamp"
+            " or period"
         )
     return _find_start(start, freq)
 

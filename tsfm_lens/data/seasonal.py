@@ -1,4 +1,6 @@
-"""The seasonal naive forecast of one series and its error, by which errors of forecasts are scaled."""
+"""The seasonal naive forecast of one series and its error, by which errors of forecasts
+are scaled.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ def known_values(values: np.ndarray) -> np.ndarray:
 
 
 def seasonal_error(series: np.ndarray, season: int) -> float:
-    """Compute the mean absolute seasonal difference; NaN if it is 0 or there is no pair of values."""
+    """Compute the mean absolute seasonal difference; NaN if it is 0 or there is no pair
+    of values.
+    """
     season = season if season <= len(series) else 1
     values = known_values(series)
     change = np.abs(values[season:] - values[:-season])
@@ -23,7 +27,9 @@ def seasonal_error(series: np.ndarray, season: int) -> float:
 
 
 def filled(series: np.ndarray) -> np.ndarray:
-    """Fill the gaps of a context: with the last value before, at the start the first value after, 0 if none."""
+    """Fill the gaps of a context: with the last value before, at the start the first
+    value after, 0 if none.
+    """
     values = known_values(series)
     if not np.isnan(values).any():
         return values
@@ -33,7 +39,9 @@ def filled(series: np.ndarray) -> np.ndarray:
 def last_season(
     series: np.ndarray, season: int, horizon: int
 ) -> tuple[np.ndarray, float]:
-    """Repeat the last season over the horizon, and return the deviation of the seasonal differences."""
+    """Repeat the last season over the horizon, and return the deviation of the seasonal
+    differences.
+    """
     length = len(series)
     last: np.ndarray = series[-season:]
     if length < season:

@@ -32,7 +32,9 @@ class StoredSeries:
 
 
 def read_folder(folder: Path) -> list[StoredSeries]:
-    """Read all rows of a dataset of ``save_to_disk``; values stay in the mapped files until they are used."""
+    """Read all rows of a dataset of ``save_to_disk``; values stay in the mapped files
+    until they are used.
+    """
     rows: list[StoredSeries] = []
     for file in _shards(folder):
         for batch in _batches(file):
@@ -43,11 +45,14 @@ def read_folder(folder: Path) -> list[StoredSeries]:
 
 
 def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a file of gluonts, with targets in single precision as its FileDataset has them."""
+    """Yield the entries of a file of gluonts, with targets in single precision as its
+    FileDataset has them.
+    """
     plain = file.name.lower().removesuffix(".gz")
     if not plain.endswith((".json", ".jsonl", ".arrow", ".feather", ".parquet")):
         raise InputError(
-            f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet"
+            f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or"
+            " .parquet"
         )
     try:
         is_json = plain.endswith((".json", ".jsonl"))
@@ -88,7 +93,8 @@ def gluonts_module(name: str) -> Any:
     """Import a module of gluonts, which sweeps and its own files alone need."""
     try:
         with warnings.catch_warnings():
-            # it recommends a faster JSON library, and nothing here reads JSON through it
+            # it recommends a faster JSON library, and nothing here reads JSON through
+            # it
             warnings.filterwarnings(
                 "ignore", message="Using `json`-module", category=UserWarning
             )
@@ -110,7 +116,8 @@ def _shards(folder: Path) -> list[Path]:
     state = folder / "state.json"
     if not state.is_file():
         raise InputError(
-            f"{str(folder)!r} is not a dataset of save_to_disk, a folder with state.json and data-*.arrow"
+            f"{str(folder)!r} is not a dataset of save_to_disk, a folder with"
+            " state.json and data-*.arrow"
         )
     try:
         names = [
@@ -165,7 +172,9 @@ def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
 
 
 def _array(cells: pa.Array | None, name: str, file: Path) -> np.ndarray:
-    """View a list of numbers, or of lists of them, as (variate, time); copy it where it has nulls or is no float."""
+    """View a list of numbers, or of lists of them, as (variate, time); copy it where it
+    has nulls or is no float.
+    """
     if cells is None:
         raise InputError(f"{file}: series {name!r} has no target")
     count = 1

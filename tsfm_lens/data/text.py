@@ -1,4 +1,6 @@
-"""Delimited text as columns of text cells, the numbers among them, and text that no spreadsheet runs as a formula."""
+"""Delimited text as columns of text cells, the numbers among them, and text that no
+spreadsheet runs as a formula.
+"""
 
 from __future__ import annotations
 
@@ -62,13 +64,16 @@ _SEPARATORS = {
 }
 _THREE_DECIMALS = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"  # or thousands
 _DATE = re.compile(
-    r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}([T ].*)?|\d{4}-?[QW]\d\d?"
+    r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}([T"
+    r" ].*)?|\d{4}-?[QW]\d\d?"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class TextTable:
-    """Cells as written: columns by name, "Unnamed: 3" where there is none, and the first row's number in the file."""
+    """Cells as written: columns by name, "Unnamed: 3" where there is none, and the
+    first row's number in the file.
+    """
 
     columns: dict[str, pa.Array]
     first_row: int
@@ -78,7 +83,9 @@ class TextTable:
     thousands: str | None = None
 
     def text(self, name: str, is_id: bool = False) -> np.ndarray:
-        """Return the cells of a column, None where missing; of ids only an empty one is."""
+        """Return the cells of a column, None where missing; of ids only an empty one
+        is.
+        """
         column = self.columns[name]
         missing = (
             pc.equal(column, "")
@@ -92,7 +99,9 @@ class TextTable:
         )
 
     def numbers(self, name: str, share: float) -> np.ndarray | None:
-        """Return a column as float64, NaN where missing; None if less than this share of its cells is like numbers."""
+        """Return a column as float64, NaN where missing; None if less than this share
+        of its cells is like numbers.
+        """
         cells, masks = self._matches(name)
         valid = _mask(cells.is_valid())
         sign = self.decimal or "."
@@ -126,7 +135,8 @@ class TextTable:
             swap = separator == sign or (separator != other and other in cell)
             more = f" and decimal={other!r}" if swap else ""
             raise InputError(
-                f"{at}: thousands separators are read with thousands={separator!r}{more}"
+                f"{at}: thousands separators are read with"
+                f" thousands={separator!r}{more}"
             )
         if masks[other][row]:
             more = (
@@ -135,7 +145,8 @@ class TextTable:
                 else ""
             )
             raise InputError(
-                f"{at}, and the decimal sign is {sign!r}; give decimal='.' or decimal=',', one for all{more}"
+                f"{at}, and the decimal sign is {sign!r}; give decimal='.' or"
+                f" decimal=',', one for all{more}"
             )
         raise InputError(f"{at}, which is not a number")
 
@@ -148,9 +159,10 @@ class TextTable:
         if len(numbers) and len(text):
             row, other = int(text[0]), int(numbers[0])
             raise InputError(
-                f"covariate {name!r} holds {cells[row].as_py()!r} in row {self.first_row + row} beside the number "
-                f"{cells[other].as_py()!r}; leave a missing cell empty, or give categories={[name]!r} to read both as "
-                "categories"
+                f"covariate {name!r} holds {cells[row].as_py()!r} in row"
+                f" {self.first_row + row} beside the number {cells[other].as_py()!r};"
+                f" leave a missing cell empty, or give categories={[name]!r} to read"
+                " both as categories"
             )
 
     def is_numeric(self, name: str) -> bool:
@@ -159,7 +171,9 @@ class TextTable:
         return bool((masks["."] | masks[","]).all())
 
     def check_points(self, names: Sequence[str]) -> None:
-        """Refuse points that may all separate thousands: the decimal sign is not given, and no comma parts cells."""
+        """Refuse points that may all separate thousands: the decimal sign is not given,
+        and no comma parts cells.
+        """
         if (
             self.decimal is not None
             or self.thousands is not None
@@ -180,12 +194,15 @@ class TextTable:
                 example = f"column {name!r} holds {points[0].as_py()!r}"
         if example:
             raise InputError(
-                f"{example}: that may be a decimal sign or a thousands separator, and no other cell tells which; "
-                "give decimal='.', or decimal=',' and thousands='.'"
+                f"{example}: that may be a decimal sign or a thousands separator, and"
+                " no other cell tells which; give decimal='.', or decimal=',' and"
+                " thousands='.'"
             )
 
     def _matches(self, name: str) -> tuple[pa.Array, dict[str, np.ndarray]]:
-        """Return the cells, null where missing, and masks of those that are numbers, True where missing."""
+        """Return the cells, null where missing, and masks of those that are numbers,
+        True where missing.
+        """
         texts = pc.utf8_trim_whitespace(self.columns[name])
         cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
         if self.thousands is not None:
@@ -214,7 +231,8 @@ def file_content(file: Path) -> bytes:
     """Read a file; one of gzip expands, at most to what measurements can expand to.
 
     Raises:
-        InputError: its content is damaged, or so much larger than the file that it may fill the memory.
+        InputError: its content is damaged, or so much larger than the file that it may
+            fill the memory.
     """
     if not file.name.lower().endswith(".gz"):
         return file.read_bytes()
@@ -228,8 +246,9 @@ def file_content(file: Path) -> bytes:
         ) from error
     if len(content) > limit:
         raise InputError(
-            f"its {file.stat().st_size:,} bytes expand to more than {limit:,}, which measurements hardly do; if it is "
-            f"as it should be, decompress it (gunzip {file.name}) and give the file inside"
+            f"its {file.stat().st_size:,} bytes expand to more than {limit:,}, which"
+            " measurements hardly do; if it is as it should be, decompress it (gunzip"
+            f" {file.name}) and give the file inside"
         )
     return content
 
@@ -242,15 +261,18 @@ def read_table(
     encoding: str | None = None,
     header: bool | None = None,
 ) -> TextTable:
-    """Read the cells of a delimited file; refuse one that is damaged or where an option must decide."""
+    """Read the cells of a delimited file; refuse one that is damaged or where an option
+    must decide.
+    """
     if decimal not in (None, ".", ","):
         raise InputError(
             f"decimal={decimal!r} is not a decimal sign; expected '.' or ','"
         )
     if thousands not in {None, *_SEPARATORS} - {decimal or "."}:
         raise InputError(
-            f"thousands={thousands!r} beside the decimal sign {decimal or '.'!r} is no separator; expected '.', ',', "
-            "\"'\" or 'space', and decimal='.' or decimal=',' with it"
+            f"thousands={thousands!r} beside the decimal sign {decimal or '.'!r} is no"
+            " separator; expected '.', ',', \"'\" or 'space', and decimal='.' or"
+            " decimal=',' with it"
         )
     content = file_content(file)
     text = _decode(content, encoding)
@@ -278,7 +300,8 @@ def read_table(
         )
     if len(set(names)) < len(names):
         raise InputError(
-            f"two columns are named {next(name for name in names if names.count(name) > 1)!r}"
+            "two columns are named"
+            f" {next(name for name in names if names.count(name) > 1)!r}"
         )
     stop = len(body)
     while stop and not any(cell.strip() for cell in body[stop - 1]):
@@ -310,8 +333,9 @@ def _decode(content: bytes, encoding: str | None) -> str:
         )
         first = content.partition(b"\n")[0].decode("latin-1").strip()[:80]
         raise InputError(
-            f"row {row} is not text in {label}{source}; give its encoding, as in encoding='cp1252' (Western Europe) or "
-            f"'cp1250' (Central Europe); its first line, with the delimiter and the columns, is {first!r}"
+            f"row {row} is not text in {label}{source}; give its encoding, as in"
+            " encoding='cp1252' (Western Europe) or 'cp1250' (Central Europe); its"
+            f" first line, with the delimiter and the columns, is {first!r}"
         ) from error
     except (LookupError, ValueError) as error:
         raise InputError(
@@ -319,7 +343,8 @@ def _decode(content: bytes, encoding: str | None) -> str:
         ) from error
     if "\0" in text:
         raise InputError(
-            f"row {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: this is not a text file"
+            f"row {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: this is"
+            " not a text file"
         )
     text = text.removeprefix("\ufeff").lstrip("\r\n")
     if not text.strip():
@@ -333,25 +358,30 @@ def _read_sign(delimiter: str) -> str:
     )
     if len(sign) != 1 or sign in "\"\r\n'.+-\0" or sign.isalnum() or not sign.isascii():
         raise InputError(
-            f"delimiter={delimiter!r} is not a single sign; expected ',', ';', '|', 'tab' or 'space'"
+            f"delimiter={delimiter!r} is not a single sign; expected ',', ';', '|',"
+            " 'tab' or 'space'"
         )
     return sign
 
 
 def _only_sign(text: str, file: Path, decimal: str | None) -> str:
-    """Return the one delimiter in the first line; one that parts nothing where there is none."""
+    """Return the one delimiter in the first line; one that parts nothing where there is
+    none.
+    """
     first, _, below = text.partition("\n")
     inside = [sign for sign in _DELIMITERS if sign in re.sub('"[^"]*"', "", first)]
     if len(inside) > 1:
         listing = " and ".join(_DELIMITERS[sign] for sign in inside)
         raise InputError(
-            f"the first line may be cut at {listing}; give delimiter=',', ';', '|' or 'tab'"
+            f"the first line may be cut at {listing}; give delimiter=',', ';', '|' or"
+            " 'tab'"
         )
     if inside:
         return inside[0]
     if re.match(r"[^\s\"]+ +[^\s\"]", below) and " " in first.strip():
         raise InputError(
-            "blanks may separate the columns; give delimiter='space', or delimiter=',' for one column"
+            "blanks may separate the columns; give delimiter='space', or delimiter=','"
+            " for one column"
         )
     return "\t" if decimal == "," or ".tsv" in file.name.lower() else ","
 
@@ -370,7 +400,8 @@ def _rows(text: str, sign: str) -> list[list[str]]:
         rows = list(reader)
     except csv.Error as error:
         raise InputError(
-            f"line {reader.line_num} has a quotation mark or line break out of place: {error}"
+            f"line {reader.line_num} has a quotation mark or line break out of place:"
+            f" {error}"
         ) from error
     width, quoted = len(rows[0]), '"' in text
     # an empty line of a single column is a missing value
@@ -382,7 +413,8 @@ def _rows(text: str, sign: str) -> list[list[str]]:
             sign in cell and ("\n" in cell or "\r" in cell) for cell in row
         ):
             raise InputError(
-                f"a cell of row {number} goes over several lines; a quotation mark is amiss"
+                f"a cell of row {number} goes over several lines; a quotation mark is"
+                " amiss"
             )
     return rows
 
@@ -399,12 +431,17 @@ def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
     return (
         message
         if sign in text
-        else f"{message}. If not split at {_DELIMITERS.get(sign, sign)}, give delimiter=…"
+        else (
+            f"{message}. If not split at {_DELIMITERS.get(sign, sign)}, give"
+            " delimiter=…"
+        )
     )
 
 
 def _has_header(first: Sequence[str]) -> bool:
-    """Return True for a line of words; refuse numbers, dates and empty cells without a standard name beside them."""
+    """Return True for a line of words; refuse numbers, dates and empty cells without a
+    standard name beside them.
+    """
     dates = [cell for cell in first if _DATE.fullmatch(cell)]
     values = [
         cell
@@ -416,8 +453,8 @@ def _has_header(first: Sequence[str]) -> bool:
     )
     if not has_standard and (dates or values or all(cell in MISSING for cell in first)):
         raise InputError(
-            f"the first line ({', '.join(map(repr, first[:6]))}) may be names or values; give header=True or "
-            "header=False"
+            f"the first line ({', '.join(map(repr, first[:6]))}) may be names or"
+            " values; give header=True or header=False"
         )
     return True
 
@@ -427,14 +464,18 @@ def _mask(array: pa.Array) -> np.ndarray:
 
 
 def defused(text: str) -> str:
-    """Change a text so that no spreadsheet runs it as a formula; numbers stay as they are."""
+    """Change a text so that no spreadsheet runs it as a formula; numbers stay as they
+    are.
+    """
     if _NUMBER.fullmatch(text):
         return text
     return _RISKY.sub(r"\1'\2", text)
 
 
 def restored(texts: Sequence[str]) -> list[str]:
-    """Undo :func:`defused` for one column or header; one in which some text would run is not ours and stays."""
+    """Undo :func:`defused` for one column or header; one in which some text would run
+    is not ours and stays.
+    """
     if not any("'" in text for text in texts):
         return list(texts)
     if any(_RAW.search(text) and not _NUMBER.fullmatch(text) for text in texts):

@@ -1,4 +1,6 @@
-"""Columns of time, of dates, text or step numbers, and the regular grids that they stand on."""
+"""Columns of time, of dates, text or step numbers, and the regular grids that they
+stand on.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _MONTH = re.compile(r"(0[1-9]|1[0-2])\.(1[789]|2[01])\d{2}")
 _YEAR_MONTH = re.compile(r"(1[789]|2[01])\d\d\.(0?[1-9]|1[0-2])")
 _CENTURY = r"(?:1[789]|2[01])\d\d"
 _DATE_NAME = re.compile(
-    rf"{_CENTURY}(?:[-/](?:0?[1-9]|1[0-2])|[-/.](?:0?[1-9]|1[0-2])[-/.]\d{{1,2}})(?:[T ]\d.*)?"
+    rf"{_CENTURY}(?:[-/](?:0?[1-9]|1[0-2])|[-/.](?:0?[1-9]|1[0-2])[-/.]\d{{1,2}})(?:[T"
+    r" ]\d.*)?"
     rf"|\d{{1,2}}[-/.]\d{{1,2}}[-/.]{_CENTURY}(?:[T ]\d.*)?|{_CENTURY}-?[QW]\d\d?"
 )
 _DIGITS = {
@@ -45,11 +48,18 @@ _INTERVALS = "1s 2s 5s 10s 15s 30s 1min 2min 5min 10min 15min 20min 30min 1h 2h 
 _STEPS = 10**8  # larger numbers are no steps
 # the whole years that nanoseconds hold, so that no offset from UTC leads beyond them
 _FIRST, _END = pd.Timestamp("1678-01-01"), pd.Timestamp("2262-01-01")
-_BEYOND = "beyond the dates from 1678-01-01 to 2261-12-31; leave the column out to read the values without dates"
+_BEYOND = (
+    "beyond the dates from 1678-01-01 to 2261-12-31; leave the column out to read the"
+    " values without dates"
+)
 _SLACK, _FREE = 50, 1000
-"""A grid may have _FREE steps and _SLACK for every value; a longer one comes from a mistyped date or frequency."""
+"""A grid may have _FREE steps and _SLACK for every value; a longer one comes from a
+mistyped date or frequency.
+"""
 _SPARSE = 0.2
-"""Step numbers may leave this share of their grid empty; 201752 and 201801 are no such numbers."""
+"""Step numbers may leave this share of their grid empty; 201752 and 201801 are no such
+numbers.
+"""
 _SCAN_LIMIT = 200
 _DAY = 86_400 * 10**9
 _LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the wall
@@ -57,7 +67,9 @@ _LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """Times in datetime64[ns], as a clock on the wall shows them and in UTC; or numbers of steps, with a note."""
+    """Times in datetime64[ns], as a clock on the wall shows them and in UTC; or numbers
+    of steps, with a note.
+    """
 
     clock: np.ndarray
     utc: np.ndarray | None = None
@@ -70,10 +82,13 @@ class Times:
 
 
 def read_times(column: pd.Series, name: str, time_format: str | None = None) -> Times:
-    """Read a column of time; a week, of a format as %G%V or %Y%U, stands for its first day."""
+    """Read a column of time; a week, of a format as %G%V or %Y%U, stands for its first
+    day.
+    """
     if time_format is not None and time_format not in _UNITS and "%" not in time_format:
         raise InputError(
-            f"time_format={time_format!r} is not a format such as '%d.%m.%Y', and none of {', '.join(_UNITS)}"
+            f"time_format={time_format!r} is not a format such as '%d.%m.%Y', and none"
+            f" of {', '.join(_UNITS)}"
         )
     missing = column.isna().to_numpy()
     column = _plain(column) if not missing.any() else column
@@ -83,7 +98,8 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
         )
     if missing.any():
         raise InputError(
-            f"column {name!r} has no timestamp in row {column.index[np.flatnonzero(missing)[0]]}"
+            f"column {name!r} has no timestamp in row"
+            f" {column.index[np.flatnonzero(missing)[0]]}"
         )
     if column.dtype.kind == "M":
         stamps = pd.DatetimeIndex(column)
@@ -125,7 +141,8 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
         if type(cell) is not type(cells[0]) or not isinstance(cell, str)
     )
     raise InputError(
-        f"column {name!r} holds {odd!r} beside other kinds of cells, expected timestamps of one kind"
+        f"column {name!r} holds {odd!r} beside other kinds of cells, expected"
+        " timestamps of one kind"
     )
 
 
@@ -135,7 +152,9 @@ def holds_dates(dtype: Any) -> bool:
 
 
 def looks_like_dates(column: pd.Series) -> bool:
-    """Return True for a column whose first cells are dates or in ISO 8601, also such as :func:`read_times` refuses."""
+    """Return True for a column whose first cells are dates or in ISO 8601, also such as
+    :func:`read_times` refuses.
+    """
     cells = _plain(column.dropna().head(20))
     if cells.empty or holds_dates(cells.dtype):
         return not cells.empty
@@ -155,7 +174,9 @@ def is_date_name(name: Any) -> bool:
 
 
 def digit_dates(names: Sequence[Any]) -> tuple[list[Any], str | None]:
-    """Return names of digits if all of them are dates of one format, such as years, and that; no names if not."""
+    """Return names of digits if all of them are dates of one format, such as years, and
+    that; no names if not.
+    """
     digits = [name for name in names if re.fullmatch(r"\d{4}|\d{6}|\d{8}", str(name))]
     formats = _date_formats(np.array([int(name) for name in digits])) if digits else []
     if not formats or formats[0] in _UNITS:
@@ -184,12 +205,15 @@ def _plain(column: pd.Series) -> pd.Series:
 def _dates(
     clock: pd.DatetimeIndex, utc: pd.DatetimeIndex | None, column: pd.Series, name: str
 ) -> Times:
-    """Convert dates of any unit, without a zone, into nanoseconds; refuse those beyond the years that these hold."""
+    """Convert dates of any unit, without a zone, into nanoseconds; refuse those beyond
+    the years that these hold.
+    """
     instants = clock if utc is None else utc
     beyond = np.flatnonzero((instants < _FIRST) | (instants >= _END))
     if len(beyond):
         raise InputError(
-            f"column {name!r}: {instants[beyond[0]]} in row {column.index[beyond[0]]} is {_BEYOND}"
+            f"column {name!r}: {instants[beyond[0]]} in row {column.index[beyond[0]]}"
+            f" is {_BEYOND}"
         )
     return Times(
         clock.as_unit("ns").to_numpy(),
@@ -198,7 +222,9 @@ def _dates(
 
 
 def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
-    """Read Python's dates and datetimes, and pandas' timestamps and periods, of any zones."""
+    """Read Python's dates and datetimes, and pandas' timestamps and periods, of any
+    zones.
+    """
     clock, utc = [], []
     for cell, row in zip(cells, column.index, strict=True):
         try:
@@ -218,7 +244,8 @@ def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
         utc += [] if stamp.tz is None else [since.as_unit("ns").to_datetime64()]
     if utc and len(utc) < len(clock):
         raise InputError(
-            f"column {name!r} has times with a zone and times without; give all of them one"
+            f"column {name!r} has times with a zone and times without; give all of"
+            " them one"
         )
     return Times(
         np.array(clock, dtype="datetime64[ns]"),
@@ -239,7 +266,8 @@ def _from_numbers(
         ) from error
     if numbers.dtype.kind != "i" and (time_format is not None or full):
         raise InputError(
-            f"column {name!r} holds {cells[0]!r}…, no whole numbers or too large ones for times"
+            f"column {name!r} holds {cells[0]!r}…, no whole numbers or too large ones"
+            " for times"
         )
     if time_format in _UNITS:
         return _dates(
@@ -256,8 +284,9 @@ def _from_numbers(
     formats = _date_formats(numbers) if full else ["%Y.%m"] if months else []
     if formats:
         raise InputError(
-            f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give time_format="
-            f"{' or '.join(map(repr, formats))}, or leave the column out to read the values without dates"
+            f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give"
+            f" time_format={' or '.join(map(repr, formats))}, or leave the column out"
+            " to read the values without dates"
         )
     kind, reading = (
         ("whole", "are read as step numbers") if full else ("broken", "as positions")
@@ -268,7 +297,9 @@ def _from_numbers(
 
 
 def _date_formats(numbers: np.ndarray) -> list[str]:
-    """List the formats in which most of these whole numbers are dates, or all are weeks of years; none of steps."""
+    """List the formats in which most of these whole numbers are dates, or all are weeks
+    of years; none of steps.
+    """
     years, weeks = np.divmod(numbers, 100)
     if 1700 < years.min() < years.max() < 2200 and 12 < weeks.max() <= 53:
         return ["%G%V", "%Y%U"]
@@ -299,7 +330,8 @@ def _months(cells: list[Any], name: str) -> list[str]:
     short = [text for text in texts if len(text) == 6]
     if short and all(text.endswith(".1") for text in short):
         raise InputError(
-            f"column {name!r}: {short[0]!r} may be January or October; write months with two digits"
+            f"column {name!r}: {short[0]!r} may be January or October; write months"
+            " with two digits"
         )
     return texts
 
@@ -307,12 +339,15 @@ def _months(cells: list[Any], name: str) -> list[str]:
 def _from_text(
     texts: list[str], column: pd.Series, name: str, time_format: str | None
 ) -> Times:
-    """Read text in one format, by default ISO 8601, with an offset from UTC in all cells or none."""
+    """Read text in one format, by default ISO 8601, with an offset from UTC in all
+    cells or none.
+    """
     zones = {text: _ZONED.fullmatch(text) for text in dict.fromkeys(texts)}
     if 0 < sum(zone is not None for zone in zones.values()) < len(zones):
         odd = next(text for text, zone in zones.items() if zone is None)
         raise InputError(
-            f"column {name!r} has times with an offset and times without, such as {odd!r}"
+            f"column {name!r} has times with an offset and times without, such as"
+            f" {odd!r}"
         )
     bare = pd.Series(
         [zone[1].strip() if (zone := zones[text]) else text for text in texts]
@@ -349,16 +384,18 @@ def _from_text(
             else "ISO 8601; give time_format=…, as in '%d.%m.%Y'"
         )
         raise InputError(
-            f"column {name!r}: {texts[wrong[0]]!r} in row {column.index[wrong[0]]} is not a date of {expected}; or "
-            f"it is {_BEYOND}"
+            f"column {name!r}: {texts[wrong[0]]!r} in row {column.index[wrong[0]]} is"
+            f" not a date of {expected}; or it is {_BEYOND}"
         )
     clock = stamps.to_numpy(dtype="datetime64[ns]")
     offsets = {text: _offset(zone[2]) for text, zone in zones.items() if zone}
     return Times(
         clock,
-        clock - np.array([offsets[text] for text in texts], dtype="timedelta64[ns]")
-        if offsets
-        else None,
+        (
+            clock - np.array([offsets[text] for text in texts], dtype="timedelta64[ns]")
+            if offsets
+            else None
+        ),
     )
 
 
@@ -370,7 +407,9 @@ def _offset(text: str) -> np.timedelta64:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Regular time grid of a series: rows in order of time, their places, first timestamp, frequency or None."""
+    """Regular time grid of a series: rows in order of time, their places, first
+    timestamp, frequency or None.
+    """
 
     order: np.ndarray
     places: np.ndarray
@@ -395,14 +434,17 @@ def on_clock(
     zone: str | None,
     interval: str | None,
 ) -> Times:
-    """Place the times of a zone's local clock in UTC, of a repeated hour by the order of rows; and round them."""
+    """Place the times of a zone's local clock in UTC, of a repeated hour by the order
+    of rows; and round them.
+    """
     if (
         times is None
         or times.clock.dtype.kind != "M"
         or (zone is not None and times.utc is not None)
     ):
         raise InputError(
-            "timezone=… and round_time=… need a column of dates, and timezone=… one without offsets"
+            "timezone=… and round_time=… need a column of dates, and timezone=… one"
+            " without offsets"
         )
     utc = times.utc
     if zone is not None:
@@ -420,16 +462,21 @@ def on_clock(
                 )
             except Exception as error:
                 # of pytz, where pandas uses it
-                why = f"series {group!r} does not fit timezone={zone!r} ({type(error).__name__}: {error})"
+                why = (
+                    f"series {group!r} does not fit timezone={zone!r}"
+                    f" ({type(error).__name__}: {error})"
+                )
                 raise InputError(
-                    f"{why}; leave it out, or write offsets, as in 2024-10-27 02:00+01:00"
+                    f"{why}; leave it out, or write offsets, as in 2024-10-27"
+                    " 02:00+01:00"
                 ) from error
     clock = pd.DatetimeIndex(times.clock)
     try:
         shift = (clock.round(interval or "ns") - clock).to_numpy()
     except ValueError as error:
         raise InputError(
-            f"round_time={interval!r} is no fixed interval, as '5min', 'h' or 'D': {error}"
+            f"round_time={interval!r} is no fixed interval, as '5min', 'h' or 'D':"
+            f" {error}"
         ) from error
     note = (
         f"times are rounded to {interval}, by up to {pd.Timedelta(np.abs(shift).max())}"
@@ -442,7 +489,9 @@ def on_clock(
 
 
 def _jitter(index: pd.DatetimeIndex) -> str:
-    """Name the option that rounds sorted times which keep near a grid; "" of others, and of a single one."""
+    """Name the option that rounds sorted times which keep near a grid; "" of others,
+    and of a single one.
+    """
     if len(index) < 2:
         return ""
     middle = pd.Timedelta(np.median(np.diff(index)))
@@ -462,7 +511,9 @@ def make_grids(
     rows: pd.Index,
     freq: str | None,
 ) -> tuple[list[Grid], list[str], bool]:
-    """Return the grid of each series, all of one frequency, notes on how time was read, and whether it is in UTC."""
+    """Return the grid of each series, all of one frequency, notes on how time was read,
+    and whether it is in UTC.
+    """
     notes = [times.note] if times.note else []
     clocks = {"the local clock": times.clock}
     if times.utc is not None:
@@ -488,11 +539,13 @@ def make_grids(
                 ).any()
             ):
                 raise InputError(
-                    f"series {group!r} goes forward on {clock}, not in UTC; one of the offsets is wrong"
+                    f"series {group!r} goes forward on {clock}, not in UTC; one of the"
+                    " offsets is wrong"
                 )
         if times.utc is not None and (times.utc != times.clock).any():
             notes.append(
-                f"timestamps have a zone or offsets; the series stand on the grid of {clock}"
+                "timestamps have a zone or offsets; the series stand on the grid of"
+                f" {clock}"
             )
         return grids, notes, clock == "UTC"
     raise errors[0]
@@ -518,9 +571,11 @@ def _all_grids(
     freqs = sorted({item.freq for item in grids if item.freq is not None})
     if len(freqs) > 1:
         raise InputError(
-            f"the series have different frequencies ({', '.join(freqs)}); read them apart"
+            f"the series have different frequencies ({', '.join(freqs)}); read them"
+            " apart"
         )
-    # of fewer than three timestamps nothing can be inferred; they are to fit the others' grid
+    # of fewer than three timestamps nothing can be inferred; they are to fit the
+    # others' grid
     step = freqs[0] if freqs else None
     return [
         item if item.freq == step else grid(*group, step)
@@ -529,14 +584,17 @@ def _all_grids(
 
 
 def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Grid:
-    """Find the grid of one series from its datetime64[ns] or step numbers; messages name its rows."""
+    """Find the grid of one series from its datetime64[ns] or step numbers; messages
+    name its rows.
+    """
     order = np.argsort(times, kind="stable")
     times, rows = times[order], rows[order]
     same = np.flatnonzero(times[1:] == times[:-1])
     if len(same):
         first = same[0]
         raise InputError(
-            f"series {name!r} has two values at {time_text(times[first])} (rows {rows[first]} and {rows[first + 1]})"
+            f"series {name!r} has two values at {time_text(times[first])} (rows"
+            f" {rows[first]} and {rows[first + 1]})"
         )
     start, alias = None, freq
     if times.dtype.kind != "M":
@@ -546,8 +604,9 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
         alias = freq or (_frequency(index) if len(index) > 2 else None)
         if alias is None and len(index) > 2:
             raise InputError(
-                f"series {name!r} has irregular timestamps ({index[0]}, {index[1]}, {index[2]}, …) and no frequency "
-                f"can be inferred; give {_jitter(index) or 'freq=…'}, or resample it first"
+                f"series {name!r} has irregular timestamps ({index[0]}, {index[1]},"
+                f" {index[2]}, …) and no frequency can be inferred; give"
+                f" {_jitter(index) or 'freq=…'}, or resample it first"
             )
         step = f"frequency {alias!r}"
         positions = (
@@ -589,8 +648,9 @@ def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     if len(wrong) or (np.diff(positions) < 1).any():
         at = times[wrong[0]] if len(wrong) else times[0]
         raise InputError(
-            f"series {name!r} has a value at step {at}, which is off the regular steps of {step} from {times[0]}; "
-            "resample it first, or write the times as dates such as 2017-12-25"
+            f"series {name!r} has a value at step {at}, which is off the regular steps"
+            f" of {step} from {times[0]}; resample it first, or write the times as"
+            " dates such as 2017-12-25"
         )
     return f"step {step}", positions.astype(np.int64)
 
@@ -625,14 +685,15 @@ def _date_places(
             grid = pd.date_range(first, index[-1], freq=offset)
         except (ValueError, OverflowError) as error:
             raise InputError(
-                f"series {name!r} cannot stand on a grid of frequency {freq!r} from {first} to {index[-1]}: {error}"
+                f"series {name!r} cannot stand on a grid of frequency {freq!r} from"
+                f" {first} to {index[-1]}: {error}"
             ) from error
         positions = grid.get_indexer(index)
         off = np.flatnonzero(positions < 0)
     if len(off):
         message = (
-            f"series {name!r} has a value at {index[off[0]]} (row {rows[off[0]]}), which is off the regular grid of "
-            f"frequency {freq!r}"
+            f"series {name!r} has a value at {index[off[0]]} (row {rows[off[0]]}),"
+            f" which is off the regular grid of frequency {freq!r}"
         )
         if not isinstance(offset, pd.offsets.Tick):
             message += f"; {nearest_dates(index[off[0]], freq)}"
@@ -654,8 +715,9 @@ def _check_length(
     cure = "Fix the mistyped time, give the true freq=…, or cut the series in two"
     if sparse:
         cure = (
-            "The numbers of the time column may be years with days or quarters: give time_format=…, as in '%Y%j', "
-            "write dates such as 2017-12-25, leave the column out, or give missing steps their rows"
+            "The numbers of the time column may be years with days or quarters: give"
+            " time_format=…, as in '%Y%j', write dates such as 2017-12-25, leave the"
+            " column out, or give missing steps their rows"
         )
     widest = int(np.argmax(np.diff(places)))
     before, after = (
@@ -663,13 +725,16 @@ def _check_length(
         for position in (widest, widest + 1)
     )
     raise InputError(
-        f"series {name!r} has {values} values on a grid of {length} steps with {step}: between {before} and {after} "
-        f"{int(places[widest + 1] - places[widest]) - 1} are missing. {cure}"
+        f"series {name!r} has {values} values on a grid of {length} steps with {step}:"
+        f" between {before} and {after} {int(places[widest + 1] - places[widest]) - 1}"
+        f" are missing. {cure}"
     )
 
 
 def _frequency(index: pd.DatetimeIndex) -> str | None:
-    """Infer the frequency of sorted timestamps, with gaps from the first stretches without; None if irregular."""
+    """Infer the frequency of sorted timestamps, with gaps from the first stretches
+    without; None if irregular.
+    """
     # int64 ends at 292 years
     steps = np.diff(index.asi8.view(np.uint64))
     if (steps == steps[0]).all() and steps[0] < _DAY:

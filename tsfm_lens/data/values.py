@@ -30,11 +30,15 @@ _WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
 }
 _MOST_SIGNS = 60  # of a value in a message
 _NO_NUMBERS = "cmMSV"
-"""Kinds of arrays that are no real numbers: complex, durations, dates, bytes and records."""
+"""Kinds of arrays that are no real numbers: complex, durations, dates, bytes and
+records.
+"""
 
 
 def to_floats(values: Any, what: str) -> np.ndarray:
-    """Convert anything numeric into a fresh float64 array; masked values and None become NaN."""
+    """Convert anything numeric into a fresh float64 array; masked values and None
+    become NaN.
+    """
     array = plain_array(values, what)
     if array.dtype.kind in "OUS":
         floats = [
@@ -46,7 +50,9 @@ def to_floats(values: Any, what: str) -> np.ndarray:
 
 
 def plain_array(values: Any, what: str) -> np.ndarray:
-    """Convert any container into an array of real numbers, or of objects and text; masked values become NaN."""
+    """Convert any container into an array of real numbers, or of objects and text;
+    masked values become NaN.
+    """
     if hasattr(values, "detach"):
         values = _from_tensor(values, what)
     values = to_pandas(values)
@@ -57,7 +63,8 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     if isinstance(values, pd.Series) and values.index.nlevels > 1:
         levels = ", ".join(map(str, values.index.names))
         raise InputError(
-            f"{what} has the dimensions {levels}; give its plain values, (variate, time)"
+            f"{what} has the dimensions {levels}; give its plain values, (variate,"
+            " time)"
         )
     if isinstance(values, list | tuple) and any(_is_nested(item) for item in values):
         # numpy would drop the masks
@@ -87,7 +94,9 @@ def plain_array(values: Any, what: str) -> np.ndarray:
 
 
 def is_missing(item: object) -> bool:
-    """Return True for a missing value of a container of objects, False for a value that is not a number."""
+    """Return True for a missing value of a container of objects, False for a value that
+    is not a number.
+    """
     return (
         item is None
         or item is pd.NA
@@ -151,7 +160,9 @@ def texts(values: Any, what: str) -> tuple[str, ...]:
 
 
 def name_lists(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of reading, each list of columns as a tuple; a single name is one column."""
+    """Return options of reading, each list of columns as a tuple; a single name is one
+    column.
+    """
     lists = {
         name: texts(options[name], name)
         for name in LISTS
@@ -161,14 +172,17 @@ def name_lists(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def label(value: Any, what: str) -> str:
-    """Convert one id or name to text: decimals to their digits, others as Python writes them, but no containers."""
+    """Convert one id or name to text: decimals to their digits, others as Python writes
+    them, but no containers.
+    """
     if isinstance(value, str):
         return str(value)
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, bytes) or not isinstance(value, Hashable):
         raise InputError(
-            f"{what} is {type(value).__name__} ({str(value)[:60]}), expected text or a number"
+            f"{what} is {type(value).__name__} ({str(value)[:60]}), expected text or a"
+            " number"
         )
     return str(value)
 
@@ -180,16 +194,20 @@ def refuse_equal(values: Iterable[Any], names: Iterable[str], what: str) -> None
         first = seen.setdefault(value, name) if isinstance(value, Hashable) else name
         if first != name:
             raise InputError(
-                f"{what} are {first} and {name}, which are equal; write them as text to keep both"
+                f"{what} are {first} and {name}, which are equal; write them as text to"
+                " keep both"
             )
 
 
 def id_texts(column: pd.Series, name: str) -> np.ndarray:
-    """Convert the ids, or names of categories, of a column to text; refuse 1 beside 1.0 or "1", which read alike."""
+    """Convert the ids, or names of categories, of a column to text; refuse 1 beside 1.0
+    or "1", which read alike.
+    """
     missing = column.isna().to_numpy()
     if missing.any():
         raise InputError(
-            f"column {name!r} has no id in row {column.index[np.flatnonzero(missing)[0]]}"
+            f"column {name!r} has no id in row"
+            f" {column.index[np.flatnonzero(missing)[0]]}"
         )
     what = f"a value of column {name!r}"
     if (
@@ -212,14 +230,17 @@ def id_texts(column: pd.Series, name: str) -> np.ndarray:
     odd = np.flatnonzero(codes != text_codes)
     if len(odd):
         raise InputError(
-            f"column {name!r} holds a value like {ids[odd[0]]!r} that reads alike and differs, or is equal and reads "
-            "differently, such as 1 and '1', or 1 and 1.0; write all of them as text"
+            f"column {name!r} holds a value like {ids[odd[0]]!r} that reads alike and"
+            " differs, or is equal and reads differently, such as 1 and '1', or 1 and"
+            " 1.0; write all of them as text"
         )
     return ids
 
 
 def to_pandas(data: Any) -> Any:
-    """Convert a table or column with a name into a pandas frame or Series; anything else stays as it is."""
+    """Convert a table or column with a name into a pandas frame or Series; anything
+    else stays as it is.
+    """
     if isinstance(data, pd.DataFrame | pd.Series):
         return data
     if isinstance(data, xr.DataArray | xr.Dataset):
@@ -233,11 +254,13 @@ def to_pandas(data: Any) -> Any:
     except Exception as error:
         # any library's own errors, for values that Arrow does not have
         raise InputError(
-            f"the {name} cannot be converted to pandas: {error}; give the pandas frame itself"
+            f"the {name} cannot be converted to pandas: {error}; give the pandas frame"
+            " itself"
         ) from error
     if hasattr(data, "columns") and hasattr(data, "__array__"):
         raise InputError(
-            f"{name} has columns with names, which are not read as rows; give it as a pandas frame"
+            f"{name} has columns with names, which are not read as rows; give it as a"
+            " pandas frame"
         )
     return data
 
@@ -287,9 +310,10 @@ def _from_xarray(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
         set(variable.dims) != set(data.dims) for variable in variables
     ):
         raise InputError(
-            f"the {type(data).__name__} has the dimensions ({', '.join(map(str, data.dims))}), expected time, or time "
-            "and series, of all variables alike; select with .isel(…), or make columns of one dimension with "
-            ".to_dataset(…) and name them with variates=[…]"
+            f"the {type(data).__name__} has the dimensions"
+            f" ({', '.join(map(str, data.dims))}), expected time, or time and series,"
+            " of all variables alike; select with .isel(…), or make columns of one"
+            " dimension with .to_dataset(…) and name them with variates=[…]"
         )
     plain = data.reset_coords(drop=True)
     return (

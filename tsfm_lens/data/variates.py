@@ -12,12 +12,14 @@ _LABELS = ("series", "group", "variate")
 
 
 def by_variate(dataset: xr.Dataset) -> xr.Dataset:
-    """Split dim ``series`` of a dataset into ``series``, one entry per group, and ``variate``, in order of appearance.
+    """Split dim ``series`` of a dataset into ``series``, one entry per group, and
+    ``variate``, in order of appearance.
 
     Where a group lacks a variate, floats and integers are NaN, times NaT and text "".
 
     Raises:
-        InputError: coordinates ``group`` and ``variate`` are missing or incomplete, or a group has a variate twice.
+        InputError: coordinates ``group`` and ``variate`` are missing or incomplete, or
+            a group has a variate twice.
 
     Example:
         >>> pair = xr.Dataset({"load": ("series", [1.0, 2.0])}, coords={"series": ["a/0", "a/1"]})
@@ -28,8 +30,8 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
     for name in ("group", "variate"):
         if name not in dataset.coords or dataset[name].dims != ("series",):
             raise InputError(
-                f"the dataset has no coordinate {name!r} on dim 'series', so there are no variates to part; results "
-                "of multivariate input have one"
+                f"the dataset has no coordinate {name!r} on dim 'series', so there are"
+                " no variates to part; results of multivariate input have one"
             )
     row, groups = _number_names(dataset["group"])
     column, variates = _number_names(dataset["variate"])
@@ -65,6 +67,7 @@ def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     if (numbers < 0).any():
         where = int(np.flatnonzero(numbers < 0)[0])
         raise InputError(
-            f"coordinate {names.name!r} has no value at position {where} of dim 'series'"
+            f"coordinate {names.name!r} has no value at position {where} of dim"
+            " 'series'"
         )
     return numbers, np.asarray(unique, dtype=names.dtype)

@@ -1,4 +1,6 @@
-"""Explanations of a forecast: the inputs that moved it, their routes, and faithfulness tests of both."""
+"""Explanations of a forecast: the inputs that moved it, their routes, and faithfulness
+tests of both.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,6 @@
-"""Attention as an explanation: rollout and flow from input segments to the forecast's tokens."""
+"""Attention as an explanation: rollout and flow from input segments to the forecast's
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,16 @@ from tsfm_lens.explain.values import Masks
 _UNIT = 10**6
 
 Update = tuple[np.ndarray, np.ndarray, Array]
-"""Tokens that an attention writes, tokens that it reads, and its mean pattern between them."""
+"""Tokens that an attention writes, tokens that it reads, and its mean pattern between
+them.
+"""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Tokens of all stacks, attention between them in order, segments of tokens, and readout weights (step, token)."""
+    """Tokens of all stacks, attention between them in order, segments of tokens, and
+    readout weights (step, token).
+    """
 
     updates: tuple[tuple[Update, ...], ...]
     tokens: int
@@ -31,7 +37,9 @@ class Graph:
 
 
 def rollout_shares(masks: Masks) -> Array:
-    """Compute Abnar and Zuidema's attention rollout over all stacks, as shares of the forecast: (segment, step)."""
+    """Compute Abnar and Zuidema's attention rollout over all stacks, as shares of the
+    forecast: (segment, step).
+    """
     graph = build_graph(masks)
     mix = np.eye(graph.tokens)
     for attention in graph.updates:
@@ -41,14 +49,18 @@ def rollout_shares(masks: Masks) -> Array:
 
 
 def flow_shares(masks: Masks) -> Array:
-    """Compute Abnar and Zuidema's attention flow, as shares of the forecast: (segment, step), alike at all steps."""
+    """Compute Abnar and Zuidema's attention flow, as shares of the forecast: (segment,
+    step), alike at all steps.
+    """
     return _shares(
         np.tile(largest_flows(build_graph(masks))[:, None], masks.run.horizon)
     )
 
 
 def largest_flows(graph: Graph) -> Array:
-    """Compute the largest flow from each segment to the tokens that the forecast is read from, (segment,)."""
+    """Compute the largest flow from each segment to the tokens that the forecast is
+    read from, (segment,).
+    """
     layers = len(graph.updates) + 1
     starts = []
     bounds = []
@@ -98,12 +110,16 @@ def largest_flows(graph: Graph) -> Array:
 
 
 def _shares(mass: Array) -> Array:
-    """Normalise (segment, step) to sum to 1 over segments; 0 where no segment contributes."""
+    """Normalise (segment, step) to sum to 1 over segments; 0 where no segment
+    contributes.
+    """
     return ratio(mass, mass.sum(0), 0.0)
 
 
 def build_graph(masks: Masks) -> Graph:
-    """Build the graph of one item's tokens and their attention; errors as in :func:`rollout_shares`."""
+    """Build the graph of one item's tokens and their attention; errors as in
+    :func:`rollout_shares`.
+    """
     run = masks.run.in_one_pass()
     stacks = run.lens.wiring.stacks
     spans = run.encoded.spans
@@ -174,7 +190,9 @@ def build_graph(masks: Masks) -> Graph:
 def _parts(
     over_variates: bool, pattern: Array, own: int, keys: int, sizes: tuple[int, int]
 ) -> list[Update]:
-    """Split one attention into its independent parts: one for each series, or for each position over the series."""
+    """Split one attention into its independent parts: one for each series, or for each
+    position over the series.
+    """
     parts = []
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)

@@ -1,4 +1,6 @@
-"""Input attribution: effect of each input segment on each step and quantile of a forecast, in data units."""
+"""Input attribution: effect of each input segment on each step and quantile of a
+forecast, in data units.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ __all__ = ["METHODS", "input_attribution"]
 
 @dataclass
 class MethodResult:
-    """Result of a method: attribution (segment, quantile, step), half of 95 % intervals, and more."""
+    """Result of a method: attribution (segment, quantile, step), half of 95 %
+    intervals, and more.
+    """
 
     attribution: Array
     half_width: Array | None = None
@@ -44,7 +48,8 @@ def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult
     """Compute Shapley values: exact up to so many segments, from sampled masks beyond."""
     players = len(masks.segments)
     if players > exact:
-        # the mean over steps as one step more: its interval does not follow from those of the steps
+        # the mean over steps as one step more: its interval does not follow from those
+        # of the steps
         def values_and_mean(keep: np.ndarray) -> Array:
             values = masks(keep)
             return np.concatenate([values, values.mean(-1, keepdims=True)], -1)
@@ -81,7 +86,8 @@ def _single(masks: Masks, shown: bool) -> MethodResult:
 def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
     if not is_count(steps):
         raise InputError(
-            f"steps is {steps!r}, expected a number of points between reference and input, 1 or more"
+            f"steps is {steps!r}, expected a number of points between reference and"
+            " input, 1 or more"
         )
     # Gauss and Legendre, from -1 to 1
     nodes, weights = np.polynomial.legendre.leggauss(steps)
@@ -95,8 +101,9 @@ def _share_of_change(masks: Masks, shares_of: Callable[[Masks], Array]) -> Metho
     additive = [part.name for part in masks.segments if part.values is not None]
     if additive:
         raise InputError(
-            f"attention goes to stretches of time, and {additive[0]!r} is an additive part of one; choose "
-            "method='shapley' or 'occlusion', or cut stretches, such as parts=6"
+            f"attention goes to stretches of time, and {additive[0]!r} is an additive"
+            " part of one; choose method='shapley' or 'occlusion', or cut stretches,"
+            " such as parts=6"
         )
     shares, (full, nothing) = shares_of(masks), masks.ends
     return MethodResult(
@@ -161,42 +168,53 @@ def input_attribution(
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
-    """Attribute each step and quantile of one target's forecast to the segments of one item's input.
+    """Attribute each step and quantile of one target's forecast to the segments of one
+    item's input.
 
-    The value of a mask is the forecast from its visible input; see :func:`tsfm_lens.explain.forecasts`.
+    The value of a mask is the forecast from its visible input; see
+    :func:`tsfm_lens.explain.forecasts`.
 
-    - "shapley": exact up to ``exact`` segments; beyond, of up to ``budget`` forecasts, fewer if within ``tolerance``.
+    - "shapley": exact up to ``exact`` segments; beyond, of up to ``budget`` forecasts,
+      fewer if within ``tolerance``.
     - "occlusion": the forecast minus the forecast without the segment.
     - "inclusion": the forecast of the segment alone minus the reference forecast.
-    - "integrated gradients", "gradient × input": the slope towards the segment, integrated from a reference of numbers,
-      or at the input alone. They agree for a constant reference in models that normalise each series.
-    - "attention rollout", "attention flow": the share of attention on a segment, times the forecast minus the reference
-      forecast. They are for comparison and measure no effect.
+    - "integrated gradients", "gradient × input": the slope towards the segment,
+      integrated from a reference of numbers, or at the input alone. They agree for a
+      constant reference in models that normalise each series.
+    - "attention rollout", "attention flow": the share of attention on a segment, times
+      the forecast minus the reference forecast. They are for comparison and measure no
+      effect.
 
     Args:
         run: the forecast to explain.
         item: of the run's batch: a position or a name; the only one if None.
         method: one of the above.
-        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps, see
+            :func:`tsfm_lens.explain.reference_values`.
         target: of the item's targets, by position or name.
-        parts: segments; arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone; or "components", for
-            trend, seasons and rest (in a mapping beside arguments of :func:`tsfm_lens.explain.components`).
+        parts: segments; arguments of :func:`tsfm_lens.explain.segments`, or its
+            ``parts`` alone; or "components", for trend, seasons and rest (in a mapping
+            beside arguments of :func:`tsfm_lens.explain.components`).
         seed: of a shuffled reference.
         repeats: number of seeds of the sample paths, in rollouts of models that sample.
         progress: called with the masks done and their number.
         how: arguments of the method.
 
     Returns:
-        Dataset of kind "input_attribution", in data units: ``attribution`` (segment, step, quantile); ``forecast`` with
-        everything shown and ``reference_forecast`` with all segments masked (step, quantile); ``remainder`` (step,
-        quantile), their difference less the sum over segments; where masks or sample paths are drawn, half of the 95 %
-        intervals: ``half_width`` (segment, step, quantile), and of the mean over steps ``mean_half_width`` (segment,
-        quantile); ``share`` (segment, step) of attention. Attributes ``rounding``: how far rounding moves the forecast;
-        ``reference_distance``: from the middle of the reference forecast to the mean of the context, in its standard
-        deviations; ``missing_values``: the model's own mask, or what its library fills gaps by.
+        Dataset of kind "input_attribution", in data units: ``attribution`` (segment,
+        step, quantile); ``forecast`` with everything shown and ``reference_forecast``
+        with all segments masked (step, quantile); ``remainder`` (step, quantile), their
+        difference less the sum over segments; where masks or sample paths are drawn,
+        half of the 95 % intervals: ``half_width`` (segment, step, quantile), and of the
+        mean over steps ``mean_half_width`` (segment, quantile); ``share`` (segment,
+        step) of attention. Attributes ``rounding``: how far rounding moves the
+        forecast; ``reference_distance``: from the middle of the reference forecast to
+        the mean of the context, in its standard deviations; ``missing_values``: the
+        model's own mask, or what its library fills gaps by.
 
     Source:
-        Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014, arXiv:1311.2901.
+        Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014,
+        arXiv:1311.2901.
 
     Raises:
         UnknownNameError: no such method, reference, item or target.
@@ -211,7 +229,8 @@ def input_attribution(
         raise unknown_name("method", method, METHODS)
     if not is_count(repeats):
         raise InputError(
-            f"repeats is {repeats!r}, expected a number of seeds for sample paths, 1 or more"
+            f"repeats is {repeats!r}, expected a number of seeds for sample paths, 1 or"
+            " more"
         )
     masks = Masks(run, parts, reference, item, target, seed, progress, repeats)
     function, source = METHODS[method]

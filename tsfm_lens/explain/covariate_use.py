@@ -61,37 +61,46 @@ def covariate_use(
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure the worth, the response and the share of each covariate by forecasts with other values of it.
+    """Measure the worth, the response and the share of each covariate by forecasts with
+    other values of it.
 
-    A covariate is "removed" with its row, "constant" at the mean of its context, or "shuffled" several times, past and
-    known future together. For the response its known future, or else the last ``horizon`` steps of its past, is shifted
-    by -2 to 2 standard deviations; a covariate of two values is held at each.
+    A covariate is "removed" with its row, "constant" at the mean of its context, or
+    "shuffled" several times, past and known future together. For the response its known
+    future, or else the last ``horizon`` steps of its past, is shifted by -2 to 2
+    standard deviations; a covariate of two values is held at each.
 
     Args:
         run: with covariates; a truth is needed to measure their worth.
-        shuffles: number of random orders; 8 if None, and 2 over more than 32 series, which vary themselves.
+        shuffles: number of random orders; 8 if None, and 2 over more than 32 series,
+            which vary themselves.
         seed: of the orders; the run's own if None.
         progress: called with per cent done, and 100.
 
     Returns:
-        Dataset of kind "covariate_use" over the forecast series. Changes of forecasts and errors are in multiples of
-        the context's mean absolute seasonal difference, as in MASE. ``moved`` (covariate, way, series): mean absolute
-        change of the median forecast. With a truth ``error`` (series), the MASE with all covariates, ``error_without``
-        (covariate, way, series), and ``worth``, their difference: above 0 the covariate helps. ``response`` (covariate,
-        shift, series): change of the median forecast, mean over steps, where the mean of the shifted values is
-        ``value``; ``slope`` (covariate, series) of that line for ``step_size``, one standard deviation or the distance
-        of the two values. ``share`` (covariate, part, series): the mean absolute change from "constant", split into
-        past and known future by Shapley values, which sum to it; below 0 where a part acts against the whole. What
-        :func:`.estimates.judge` adds for ``moved`` and ``worth`` within each way, and for ``slope``.
-        ``role_of`` (covariate). NaN of a series whose context never changes, or in which the covariate is missing,
-        never changes, or is the target; of the response to more than two categories.
+        Dataset of kind "covariate_use" over the forecast series. Changes of forecasts
+        and errors are in multiples of the context's mean absolute seasonal difference,
+        as in MASE. ``moved`` (covariate, way, series): mean absolute change of the
+        median forecast. With a truth ``error`` (series), the MASE with all covariates,
+        ``error_without`` (covariate, way, series), and ``worth``, their difference:
+        above 0 the covariate helps. ``response`` (covariate, shift, series): change of
+        the median forecast, mean over steps, where the mean of the shifted values is
+        ``value``; ``slope`` (covariate, series) of that line for ``step_size``, one
+        standard deviation or the distance of the two values. ``share`` (covariate,
+        part, series): the mean absolute change from "constant", split into past and
+        known future by Shapley values, which sum to it; below 0 where a part acts
+        against the whole. What :func:`.estimates.judge` adds for ``moved`` and
+        ``worth`` within each way, and for ``slope``. ``role_of`` (covariate). NaN of a
+        series whose context never changes, or in which the covariate is missing, never
+        changes, or is the target; of the response to more than two categories.
 
     Source:
-        Permutation importance (Breiman 2001) of whole series; partial dependence (Friedman 2001).
+        Permutation importance (Breiman 2001) of whole series; partial dependence
+        (Friedman 2001).
 
     Raises:
-        InputError: the run has no covariates; one never changes, or is the target, in every series; no context changes,
-            so there is no unit; or shuffles is not a count.
+        InputError: the run has no covariates; one never changes, or is the target, in
+            every series; no context changes, so there is no unit; or shuffles is not a
+            count.
 
     Example:
         >>> explain.covariate_use(driven)["moved"].dims
@@ -117,7 +126,8 @@ def covariate_use(
     )
     if np.isnan(unit).all():
         raise InputError(
-            f"the context of {batch.ids[rows[0]]!r} is constant, MASE is undefined; use series that vary"
+            f"the context of {batch.ids[rows[0]]!r} is constant, MASE is undefined; use"
+            " series that vary"
         )
     rng = np.random.default_rng(run.seed if seed is None else seed)
     numbers = category_numbers(run.lens, batch)
@@ -242,7 +252,9 @@ def _trials(
 def _shifted(
     batch: SeriesBatch, horizon: int, shift: int, row: int
 ) -> np.ndarray | None:
-    """Return the stretch that acts, shifted or held at one of two values; None where neither is defined."""
+    """Return the stretch that acts, shifted or held at one of two values; None where
+    neither is defined.
+    """
     past = batch.values[row]
     future = batch.futures[row]
     stretch = past[-horizon:] if future is None else future[:horizon]
@@ -275,7 +287,9 @@ def _with_shift(
 def _unit_step(
     batch: SeriesBatch, row: int
 ) -> tuple[float, tuple[float, float] | None]:
-    """Return the step of a covariate's response, and its two values if it has no more; NaN of more categories."""
+    """Return the step of a covariate's response, and its two values if it has no more;
+    NaN of more categories.
+    """
     values = whole(batch, row)
     levels = np.unique(values[np.isfinite(values)])
     if len(levels) == 2:
@@ -286,7 +300,8 @@ def _unit_step(
 def _measure(
     run: Run, medians: dict[str | int, list[np.ndarray]], owners: list[int | None]
 ) -> dict[str, np.ndarray]:
-    """Compute the variables of one covariate, (…, series), from forecasts (series, step) by trial, in data units.
+    """Compute the variables of one covariate, (…, series), from forecasts (series,
+    step) by trial, in data units.
 
     ``owners`` are the covariate's rows, by target; None where it tells nothing.
     """
@@ -352,11 +367,13 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _informative_rows(batch: SeriesBatch) -> list[int]:
-    """Return rows of the informative covariates; refuse one that never changes or is the target in every series."""
+    """Return rows of the informative covariates; refuse one that never changes or is
+    the target in every series.
+    """
     if not batch.has_covariates:
         raise InputError(
-            "these series have no covariates; name columns with known=… and past=…, or give entries with "
-            "past_covariates"
+            "these series have no covariates; name columns with known=… and past=…, or"
+            " give entries with past_covariates"
         )
     faults = {
         row: _fault(batch, row)
@@ -373,7 +390,9 @@ def _informative_rows(batch: SeriesBatch) -> list[int]:
 
 
 def _fault(batch: SeriesBatch, row: int) -> str:
-    """Return the reason for which a covariate is not informative in its item; "" if it is."""
+    """Return the reason for which a covariate is not informative in its item; "" if it
+    is.
+    """
     name = batch.ids[row]
     values = whole(batch, row)
     finite = values[np.isfinite(values)]
@@ -393,8 +412,8 @@ def _fault(batch: SeriesBatch, row: int) -> str:
         )
         if alike and np.array_equal(target, batch.values[row], equal_nan=True):
             return (
-                f"covariate {name!r} equals the target {batch.ids[other]!r} at every step, so their effects "
-                "cannot be told apart"
+                f"covariate {name!r} equals the target {batch.ids[other]!r} at every"
+                " step, so their effects cannot be told apart"
             )
     return ""
 

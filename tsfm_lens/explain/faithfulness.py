@@ -1,4 +1,6 @@
-"""Faithfulness of explanations: masking in their order and cutting their routes, against random ones."""
+"""Faithfulness of explanations: masking in their order and cutting their routes,
+against random ones.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +38,22 @@ from tsfm_lens.probes.places import parse_places
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
-# components named for a segment at most, sets of others at random, segments that are proved
+# components named for a segment at most, sets of others at random, segments that are
+# proved
 _MOST = 6
 _CONTROLS = 32
 _SEGMENTS = 4
 WORTH_NAMING = 0.25
 """Of a segment's largest route: smaller ones are not named."""
 MATTERS = 0.1
-"""Of the largest total effect of a segment: routes of others are not named. A model that scales a series by its own
-mean moves every activation with any of its values, and takes that back with the scale in the end."""
+"""Of the largest total effect of a segment: routes of others are not named. A model
+that scales a series by its own mean moves every activation with any of its values, and
+takes that back with the scale in the end."""
 
 
 def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str]]:
-    """Return the components of most influence by segment, largest first: above noise and a quarter of the largest.
+    """Return the components of most influence by segment, largest first: above noise
+    and a quarter of the largest.
 
     Components that work against the segment's effect are not named.
     """
@@ -87,7 +92,10 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
         "the forecast without the segment. They explain its effect if cutting "
         "removes it and restoring brings it back, more than with random components."
     ),
-    source="Geiger et al. 2021, arXiv:2106.02997 (interchange); Wang et al. 2022 (faithfulness of circuits)",
+    source=(
+        "Geiger et al. 2021, arXiv:2106.02997 (interchange); Wang et al. 2022"
+        " (faithfulness of circuits)"
+    ),
     needs="series",
     computes="route_faithfulness of input_routes of the first item",
     one_item=True,
@@ -107,36 +115,44 @@ def route_faithfulness(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Cut the named routes of each segment, restore them, and do the same to random components of the same kinds.
+    """Cut the named routes of each segment, restore them, and do the same to random
+    components of the same kinds.
 
-    A cut component writes its activation of the run without the segment; a restored one writes that of the whole run.
-    Routes are necessary if cutting them removes the effect, and sufficient if restoring them brings it back.
+    A cut component writes its activation of the run without the segment; a restored one
+    writes that of the whole run. Routes are necessary if cutting them removes the
+    effect, and sufficient if restoring them brings it back.
 
     Args:
         run: the forecast that is explained.
-        routes: the routes to test, of kind "input_routes", of the same run, item and target.
+        routes: the routes to test, of kind "input_routes", of the same run, item and
+            target.
         item, target, reference: as for the routes.
         named: components by segment; those of :func:`named_routes` if None.
-        controls: number of random sets, with as many components of each stack and kind as are named.
+        controls: number of random sets, with as many components of each stack and kind
+            as are named.
         most: number of segments to test, by largest total effect.
         seed: of the controls, and of a shuffled reference.
         progress: called with (segments done, of).
 
     Returns:
-        Dataset of kind "route_faithfulness" over segments that have named routes: ``cut`` counts components, the last
-        place all of them together; ``cut_name`` (segment, cut). Over (segment, cut, step), in data units,
-        ``predicted``, of all together the total effect that the routes state, of single ones their effect to first
-        order (NaN without gradients); and ``measured``. ``prediction_error`` (segment), of all together: the root of
-        squared error over squared change. As shares of the total effect ``necessity`` and ``sufficiency`` (segment),
-        ``random_necessity`` and ``random_sufficiency`` (segment, draw), and ``necessity_p`` and ``sufficiency_p``, the
-        share of random sets, the named one included, that come as near to all of the effect. ``overlap`` (segment):
-        single necessities over that of all together. ``total`` (segment, step).
+        Dataset of kind "route_faithfulness" over segments that have named routes:
+        ``cut`` counts components, the last place all of them together; ``cut_name``
+        (segment, cut). Over (segment, cut, step), in data units, ``predicted``, of all
+        together the total effect that the routes state, of single ones their effect to
+        first order (NaN without gradients); and ``measured``. ``prediction_error``
+        (segment), of all together: the root of squared error over squared change. As
+        shares of the total effect ``necessity`` and ``sufficiency`` (segment),
+        ``random_necessity`` and ``random_sufficiency`` (segment, draw), and
+        ``necessity_p`` and ``sufficiency_p``, the share of random sets, the named one
+        included, that come as near to all of the effect. ``overlap`` (segment): single
+        necessities over that of all together. ``total`` (segment, step).
 
     Source:
         Geiger et al. 2021; Wang et al. 2022.
 
     Raises:
-        InputError: no segment has named routes; controls or most is not a count; the routes are of another item.
+        InputError: no segment has named routes; controls or most is not a count; the
+            routes are of another item.
         UnknownNameError: no such component.
 
     Example:
@@ -246,7 +262,9 @@ def _cut_and_restore(
     components: Sequence[Component],
     sets: Sequence[Sequence[Component]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the effect lost by cutting single components and sets, and that restored by sets, (cut, step) each."""
+    """Compute the effect lost by cutting single components and sets, and that restored
+    by sets, (cut, step) each.
+    """
     points = sorted(
         {
             position.point
@@ -267,15 +285,18 @@ def _cut_and_restore(
         Variant("restored", tuple(PatchFrom(item, full) for item in each_set))
         for each_set in sets
     ]
-    return lost, point_forecasts(without, restorations)[:, pair.row] - without.point[
-        pair.row
-    ]
+    return (
+        lost,
+        point_forecasts(without, restorations)[:, pair.row] - without.point[pair.row],
+    )
 
 
 def matched_sets(
     lens: Lens, components: Sequence[Component], count: int, rng: np.random.Generator
 ) -> list[list[Component]]:
-    """Draw sets of random components, as many of each stack and kind as among some, others where possible."""
+    """Draw sets of random components, as many of each stack and kind as among some,
+    others where possible.
+    """
     pools: dict[tuple[object, ...], list[Component]] = {}
     for fromkey in dict.fromkeys([*all_writers(lens), *components]):
         pools.setdefault(_kind(fromkey), []).append(fromkey)
@@ -300,7 +321,8 @@ def _kind(component: Component) -> tuple[object, ...]:
     return component.stack, component.kind, component.head is None
 
 
-# orders of all segments that are drawn, sets of one and two segments whose effects are predicted
+# orders of all segments that are drawn, sets of one and two segments whose effects are
+# predicted
 _ORDERS = 64
 _SETS = 78
 NOISE = 0.05
@@ -356,7 +378,10 @@ def _reference(results: Any) -> dict[str, Any]:
         "explanation moves the forecast sooner than most random orders (band: 95 "
         "%)."
     ),
-    source="Samek et al. 2017, arXiv:1509.06321; Petsiuk et al. 2018, arXiv:1806.07421 (deletion and insertion)",
+    source=(
+        "Samek et al. 2017, arXiv:1509.06321; Petsiuk et al. 2018, arXiv:1806.07421"
+        " (deletion and insertion)"
+    ),
     needs="series",
     computes="deletion_curves of attributions of the first item",
     one_item=True,
@@ -376,44 +401,55 @@ def deletion_curves(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Test explanations by masking: in their order, in random orders, and against the effects that they predict.
+    """Test explanations by masking: in their order, in random orders, and against the
+    effects that they predict.
 
-    Without the first segments of a true explanation, the forecast is far from the whole one (deletion). With them alone
-    it is near (insertion). The area between the two curves is 0 on average for random orders.
+    Without the first segments of a true explanation, the forecast is far from the whole
+    one (deletion). With them alone it is near (insertion). The area between the two
+    curves is 0 on average for random orders.
 
-    Sums of effects must predict the change by masking one or two segments, or all others; see :data:`RULES`.
+    Sums of effects must predict the change by masking one or two segments, or all
+    others; see :data:`RULES`.
 
     Args:
         run: the forecast that is explained.
-        explanations: results of kind "input_attribution" by name, or scores (segment,). The first is under test; a
-            single result is named by its method.
-        item, target, parts, reference: as they were explained; segments of the first result if ``parts`` is None.
+        explanations: results of kind "input_attribution" by name, or scores (segment,).
+            The first is under test; a single result is named by its method.
+        item, target, parts, reference: as they were explained; segments of the first
+            result if ``parts`` is None.
         orders: number of random orders.
-        twin: also try the explanation of the untrained twin; by default for models of up to 20 million weights.
+        twin: also try the explanation of the untrained twin; by default for models of
+            up to 20 million weights.
         seed: of all random draws.
         progress: called with the masks done and their number.
 
     Returns:
-        Dataset of kind "deletion_curves": over (explanation, masked), in data units, ``deletion`` and ``insertion``,
-        the mean absolute distance of the median forecast from the whole one without, or with only, the first ``masked``
-        segments; ``random_deletion`` and ``random_insertion`` (draw, masked), and their 95 % bands ``random_low`` and
-        ``random_high`` (curve, masked); ``area`` (explanation), the area between the curves as a share of the distance
-        with everything masked, ``random_area`` (draw), and ``p`` (explanation), the share of random orders, its own
-        included, that are as good. ``order`` (explanation, rank), places of segments. Over sets of segments
-        (``hidden``, (set, segment)) and steps ``measured``, and ``predicted`` by each explanation; their agreement
-        ``r2``, ``slope`` and ``sign_agreement`` (explanation), NaN of scores, and ``control_r2`` (explanation, control)
-        of the controls, which must predict worse; NaN where it was not tried. ``segment_control_r2`` (explanation,
-        segment, segment_control) of the explanation with one segment's effect at 0, or its sign flipped; and
-        ``segment_agreement`` (explanation, segment), how alike the sets with a segment are in what is left for it once
-        the other stated effects are taken off, or in what is missing: 1 for the same in each, 0 for chance, and for
+        Dataset of kind "deletion_curves": over (explanation, masked), in data units,
+        ``deletion`` and ``insertion``, the mean absolute distance of the median
+        forecast from the whole one without, or with only, the first ``masked``
+        segments; ``random_deletion`` and ``random_insertion`` (draw, masked), and their
+        95 % bands ``random_low`` and ``random_high`` (curve, masked); ``area``
+        (explanation), the area between the curves as a share of the distance with
+        everything masked, ``random_area`` (draw), and ``p`` (explanation), the share of
+        random orders, its own included, that are as good. ``order`` (explanation,
+        rank), places of segments. Over sets of segments (``hidden``, (set, segment))
+        and steps ``measured``, and ``predicted`` by each explanation; their agreement
+        ``r2``, ``slope`` and ``sign_agreement`` (explanation), NaN of scores, and
+        ``control_r2`` (explanation, control) of the controls, which must predict worse;
+        NaN where it was not tried. ``segment_control_r2`` (explanation, segment,
+        segment_control) of the explanation with one segment's effect at 0, or its sign
+        flipped; and ``segment_agreement`` (explanation, segment), how alike the sets
+        with a segment are in what is left for it once the other stated effects are
+        taken off, or in what is missing: 1 for the same in each, 0 for chance, and for
         less than 1 % of the change by all segments.
 
     Source:
         Samek et al. 2017; Petsiuk et al. 2018.
 
     Raises:
-        InputError: no explanation, another number of scores than segments, fewer than two segments, orders is not a
-            count, or masking moves the forecast by no more than its noise.
+        InputError: no explanation, another number of scores than segments, fewer than
+            two segments, orders is not a count, or masking moves the forecast by no
+            more than its noise.
 
     Example:
         >>> curves = explain.deletion_curves(run, {"newest first": [0, 1, 2]}, parts=3, reference="mean", orders=4)
@@ -463,8 +499,9 @@ def deletion_curves(
         ]
     ):
         raise InputError(
-            f"the forecast of {masks.name!r} changes by no more than its noise when all segments are "
-            "masked, so no order is better than another; choose another reference"
+            f"the forecast of {masks.name!r} changes by no more than its noise when all"
+            " segments are masked, so no order is better than another; choose another"
+            " reference"
         )
     area = (deletion - insertion).mean(-1) / everything
     count = len(scores)
@@ -506,7 +543,9 @@ def deletion_curves(
 
 
 def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute distances (order, masked) from the whole forecast without, and with only, each order's first segments."""
+    """Compute distances (order, masked) from the whole forecast without, and with only,
+    each order's first segments.
+    """
     players = orders.shape[1]
     first = np.argsort(orders, axis=1)[:, None, :] < np.arange(players + 1)[:, None]
     keep = np.stack([~first, first]).reshape(-1, players)
@@ -522,7 +561,9 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rank_segments(explanation: Any, players: int) -> np.ndarray:
-    """Compute the importance of each segment, (segment,): mean size over steps at the median, or scores as given."""
+    """Compute the importance of each segment, (segment,): mean size over steps at the
+    median, or scores as given.
+    """
     effects = median_effects(explanation)
     scores = (
         np.asarray(explanation, dtype=float)
@@ -531,13 +572,16 @@ def rank_segments(explanation: Any, players: int) -> np.ndarray:
     )
     if scores.shape != (players,) or not np.isfinite(scores).all():
         raise InputError(
-            f"an explanation has scores of shape {scores.shape}, expected {players} numbers, one a part"
+            f"an explanation has scores of shape {scores.shape}, expected {players}"
+            " numbers, one a part"
         )
     return scores
 
 
 def median_effects(explanation: Any) -> Any:
-    """Return effects (segment, step) at the median; None of scores, which are no effects."""
+    """Return effects (segment, step) at the median; None of scores, which are no
+    effects.
+    """
     if not isinstance(explanation, xr.Dataset):
         return None
     values = explanation["attribution"]
@@ -551,7 +595,9 @@ def median_effects(explanation: Any) -> Any:
 def _predictions(
     masks: Masks, explanations: Sequence[Any], twin: bool | None, seed: int
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """Measure what one and two segments do, masked and alone, and how well explanations and controls predict it."""
+    """Measure what one and two segments do, masked and alone, and how well explanations
+    and controls predict it.
+    """
     rng = np.random.default_rng([seed, 1])
     players = len(masks.segments)
     pairs = rng.permutation(list(combinations(range(players), 2)))[
@@ -629,9 +675,11 @@ def _predictions(
 
 
 def _alike(left: np.ndarray, effect: np.ndarray, negligible: float) -> float:
-    """Compute how alike sets are in what they leave for a segment (set, step), or in what its stated effect misses.
+    """Compute how alike sets are in what they leave for a segment (set, step), or in
+    what its stated effect misses.
 
-    This is the mean product of two sets over the mean square of one: the intraclass correlation.
+    This is the mean product of two sets over the mean square of one: the intraclass
+    correlation.
     """
     best = 0.0
     for rest in (left, left - effect):
@@ -646,7 +694,9 @@ def _alike(left: np.ndarray, effect: np.ndarray, negligible: float) -> float:
 def _other_effects(
     masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int
 ) -> list[np.ndarray]:
-    """Occlude the values in random order and the untrained twin, (segment, step); NaN where a model refuses that."""
+    """Occlude the values in random order and the untrained twin, (segment, step); NaN
+    where a model refuses that.
+    """
     run = masks.run
     effects = [np.full(shape, np.nan) for _ in range(2)]
     rest = [
@@ -686,7 +736,9 @@ def _other_effects(
 def agreement(
     measured: np.ndarray, predicted: np.ndarray
 ) -> tuple[float, float, float]:
-    """Compute R² of a prediction, the slope of the change on it, and the share of the change with its sign."""
+    """Compute R² of a prediction, the slope of the change on it, and the share of the
+    change with its sign.
+    """
     square, size, full = (
         np.maximum(item.sum(), np.finfo(float).tiny)
         for item in (np.square(measured), np.square(predicted), np.abs(measured))

@@ -1,4 +1,6 @@
-"""Gradients as input attribution: integrated from the reference to the input, or taken at the input alone."""
+"""Gradients as input attribution: integrated from the reference to the input, or taken
+at the input alone.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +24,33 @@ from tsfm_lens.models.architecture import Encoded
 _ROWS = 256
 
 Entries = dict[str, tuple[Tensor, np.ndarray]]
-"""Of each native input the places in the flattened tensor where values of the series stand, and which values."""
+"""Of each native input the places in the flattened tensor where values of the series
+stand, and which values.
+"""
 
 
 def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
-    """Compute slopes towards each segment's input, weighted over nodes from reference (0) to input (1)."""
+    """Compute slopes towards each segment's input, weighted over nodes from reference
+    (0) to input (1).
+    """
     run = masks.run
     lens = masks.run.lens
     name = lens.wiring.architecture
     steps = lens.longest_pass
     instead = "choose method='shapley' or 'occlusion'"
     refusals = {
-        f"the gradients of {name} are not its derivatives (a rescaled backward pass, or steps of bfloat16 inside); "
-        f"{instead}": not lens.wiring.true_gradients,
-        f"{name} reads values as tokens, so that its forecast has no slope towards them; {instead}": run.tokens_read
-        or lens.takes_ids,
-        f"{lens.model_id} rolls out sample paths, which have no gradient; use "
-        f"run.shortened({steps}).in_one_pass(), or {instead}": takes_draws(run),
-        f"horizon {run.horizon} takes several passes of {name}, and gradients are of one of at most {steps} steps; use "
-        f"run.shortened({steps})": run.horizon > steps,
+        f"the gradients of {name} are not its derivatives (a rescaled backward pass, or steps of bfloat16 inside); {instead}": (
+            not lens.wiring.true_gradients
+        ),
+        f"{name} reads values as tokens, so that its forecast has no slope towards them; {instead}": (
+            run.tokens_read or lens.takes_ids
+        ),
+        f"{lens.model_id} rolls out sample paths, which have no gradient; use run.shortened({steps}).in_one_pass(), or {instead}": takes_draws(
+            run
+        ),
+        f"horizon {run.horizon} takes several passes of {name}, and gradients are of one of at most {steps} steps; use run.shortened({steps})": (
+            run.horizon > steps
+        ),
         f"there are no gradients under torch.inference_mode(); leave it, torch.no_grad() may stay on, or {instead}": (
             torch.is_inference_mode_enabled()
         ),
@@ -73,7 +83,9 @@ def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
 
 
 def _bounds(masks: Masks) -> np.ndarray:
-    """Return the ends of each series, context and horizon, in the row of all values, (series + 1,)."""
+    """Return the ends of each series, context and horizon, in the row of all values,
+    (series + 1,).
+    """
     return np.cumsum(
         [0, *(length + masks.run.horizon for length in masks.batch.lengths)]
     )
@@ -85,7 +97,9 @@ def _read_values(masks: Masks, part: Segment) -> slice:
 
 
 def _ends(masks: Masks) -> tuple[Array, Array]:
-    """Return input and reference of all series in a row, (value,); equal where the reference would be no change."""
+    """Return input and reference of all series in a row, (value,); equal where the
+    reference would be no change.
+    """
     batch = masks.batch
     futures = batch.known_future(masks.run.horizon)
     actual = np.concatenate(
@@ -102,8 +116,9 @@ def _ends(masks: Masks) -> tuple[Array, Array]:
             continue
         if np.isnan(stands[inside][change]).any():
             raise InputError(
-                f"the reference of {batch.ids[part.row]!r} is missing values, towards which there is no gradient; "
-                "choose reference='mean', 'seasonal naive', 'shuffled' or 'zero'"
+                f"the reference of {batch.ids[part.row]!r} is missing values, towards"
+                " which there is no gradient; choose reference='mean', 'seasonal"
+                " naive', 'shuffled' or 'zero'"
             )
         reference[inside] = np.where(change, stands[inside], actual[inside])
     return actual, reference
@@ -130,7 +145,9 @@ def _encode(masks: Masks, values: Array) -> Encoded:
 
 
 def _entries(masks: Masks) -> Entries:
-    """Find where each value of each segment enters the model, by numbers that no other value has."""
+    """Find where each value of each segment enters the model, by numbers that no other
+    value has.
+    """
     count = _bounds(masks)[-1]
     # whole numbers below 2 ** 24 are exact in single precision
     marks = 2.0**16 + np.arange(count)
@@ -154,9 +171,10 @@ def _entries(masks: Masks) -> Entries:
             _encode(masks, marks), _encode(masks, rest)
         ):
             raise InputError(
-                f"{masks.run.lens.wiring.architecture} is not shown the values of {masks.batch.ids[part.row]!r}: its "
-                "library normalises series before they enter the model, which gradients do not pass; choose "
-                "method='shapley' or 'occlusion'"
+                f"{masks.run.lens.wiring.architecture} is not shown the values of"
+                f" {masks.batch.ids[part.row]!r}: its library normalises series before"
+                " they enter the model, which gradients do not pass; choose"
+                " method='shapley' or 'occlusion'"
             )
     return entries
 
@@ -173,7 +191,9 @@ def _same_inputs(first: Encoded, second: Encoded) -> bool:
 def _derivatives(
     masks: Masks, encoded: Encoded, entries: Entries, points: Array, direction: Array
 ) -> Array:
-    """Compute the forecast's derivatives at points (node, value) along a direction, (node, quantile, step)."""
+    """Compute the forecast's derivatives at points (node, value) along a direction,
+    (node, quantile, step).
+    """
     run = masks.run
     lens = masks.run.lens
     copies = len(points)
@@ -200,7 +220,8 @@ def _derivatives(
             output = forward_ad.unpack_dual(lens.adapter.run(inputs)).tangent
     if output is None:
         raise InputError(
-            f"no gradient comes through {lens.wiring.architecture}; choose method='shapley'"
+            f"no gradient comes through {lens.wiring.architecture}; choose"
+            " method='shapley'"
         )
     output = output[..., : run.horizon].cpu().double()
     derivatives = (

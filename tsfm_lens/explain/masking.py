@@ -1,4 +1,6 @@
-"""Series with some of their segments masked: copies side by side, each with other segments visible."""
+"""Series with some of their segments masked: copies side by side, each with other
+segments visible.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,17 @@ __all__ = ["REFERENCES", "masked", "reference_values"]
 REFERENCES = ("missing", "seasonal naive", "mean", "shuffled", "zero")
 """Names of the values of masked steps; see :func:`reference_values`."""
 Reference = str | Mapping[str, str] | Sequence[np.ndarray]
-"""A reference by name, one for each role, or the values themselves, (time + horizon,) for each series."""
+"""A reference by name, one for each role, or the values themselves, (time + horizon,)
+for each series.
+"""
 OWN_MASK = "the model's own mask"
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedBatch(SeriesBatch):
-    """Series of a checked batch with other values: some may be all missing values, and known futures have gaps."""
+    """Series of a checked batch with other values: some may be all missing values, and
+    known futures have gaps.
+    """
 
     def __post_init__(self) -> None:
         """Skip the checks of the base class."""
@@ -39,13 +45,15 @@ def reference_values(
 ) -> tuple[np.ndarray, ...]:
     """Return the value that replaces each step when it is masked.
 
-    "missing" is NaN. "mean" is that of the context; of categories, the most frequent one. "seasonal naive" is the value
-    one season before (in the first season, one season later; in the future, the last known of that phase). "shuffled"
-    is another order of context and known future. "zero" is 0.
+    "missing" is NaN. "mean" is that of the context; of categories, the most frequent
+    one. "seasonal naive" is the value one season before (in the first season, one
+    season later; in the future, the last known of that phase). "shuffled" is another
+    order of context and known future. "zero" is 0.
 
     Args:
         batch: series.
-        reference: one of :data:`REFERENCES`, or one for each role: "target", "past" and "known".
+        reference: one of :data:`REFERENCES`, or one for each role: "target", "past" and
+            "known".
         horizon: steps of known futures.
         seed: of the order of shuffled values.
 
@@ -74,13 +82,15 @@ def reference_values(
     for row, role in enumerate(batch.roles):
         if role not in by_role:
             raise InputError(
-                f"the reference has no value for {role} series, such as {batch.ids[row]!r}; give one"
+                f"the reference has no value for {role} series, such as"
+                f" {batch.ids[row]!r}; give one"
             )
         values = with_future(batch, row, horizon)
         if by_role[role] == "zero" and batch.categories[row] not in (None, TRUTHS):
             raise InputError(
-                f"covariate {batch.ids[row]!r} is of categories, which have no zero; choose reference='missing', "
-                "'shuffled' or 'mean', its most frequent one"
+                f"covariate {batch.ids[row]!r} is of categories, which have no zero;"
+                " choose reference='missing', 'shuffled' or 'mean', its most"
+                " frequent one"
             )
         references.append(_reference(batch, row, values, by_role[role], seed))
     return tuple(references)
@@ -89,22 +99,26 @@ def reference_values(
 def reference_rows(
     batch: SeriesBatch, reference: Reference, horizon: int, seed: int
 ) -> tuple[np.ndarray, ...]:
-    """Return a reference by name or as it is, (time + horizon,) for each series; see :func:`reference_values`."""
+    """Return a reference by name or as it is, (time + horizon,) for each series; see
+    :func:`reference_values`.
+    """
     if isinstance(reference, str | Mapping):
         return reference_values(batch, reference, horizon, seed)
     if not isinstance(reference, Sequence | np.ndarray):
         raise InputError(
-            f"reference={reference!r} is not known; expected one of {', '.join(map(repr, REFERENCES))}, "
-            "one of them for each role, or values for each series"
+            f"reference={reference!r} is not known; expected one of"
+            f" {', '.join(map(repr, REFERENCES))}, one of them for each role, or values"
+            " for each series"
         )
     return tuple(np.asarray(values, dtype=float) for values in reference)
 
 
 def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
-    """Return the number that the model reads for each category, by series; empty where it reads their codes.
+    """Return the number that the model reads for each category, by series; empty where
+    it reads their codes.
 
-    NaN stands for a category that the series lacks. Libraries number a category by the context, in which a change or a
-    mask may leave it out.
+    NaN stands for a category that the series lacks. Libraries number a category by the
+    context, in which a change or a mask may leave it out.
     """
     numbered = lens.adapter.numbered(batch)
     tables = {}
@@ -125,7 +139,9 @@ def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
 def in_numbers(
     codes: np.ndarray, batch: SeriesBatch, row: int, tables: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Replace codes of categories by the numbers of :func:`category_numbers`; gaps stay gaps."""
+    """Replace codes of categories by the numbers of :func:`category_numbers`; gaps stay
+    gaps.
+    """
     name = batch.ids[row]
     categories = batch.categories[row]
     if categories is None or name not in tables:
@@ -141,8 +157,8 @@ def in_numbers(
             else f"{rest[0]:g}"
         )
         raise InputError(
-            f"{name!r} is never {word} in its series, so the model has no number for it; it can be "
-            f"{', '.join(repr(categories[code]) for code in choices)}"
+            f"{name!r} is never {word} in its series, so the model has no number for"
+            f" it; it can be {', '.join(repr(categories[code]) for code in choices)}"
         )
     numbers = np.full(codes.shape, np.nan)
     numbers[is_there] = table[codes[is_there].astype(int)]
@@ -158,7 +174,9 @@ def whole(batch: SeriesBatch, row: int) -> np.ndarray:
 
 
 def with_future(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
-    """Append its known future to a series, (time + horizon,), NaN where nothing is known."""
+    """Append its known future to a series, (time + horizon,), NaN where nothing is
+    known.
+    """
     return np.concatenate([batch.values[row], batch.known_future(horizon)[row]])
 
 
@@ -190,7 +208,9 @@ def _most_frequent(values: np.ndarray) -> float:
 def _season_before(
     values: np.ndarray, length: int, season: int, typical: Callable[[np.ndarray], float]
 ) -> np.ndarray:
-    """Return the value one season before each step, as of the forecast start; gaps come from nearby seasons."""
+    """Return the value one season before each step, as of the forecast start; gaps come
+    from nearby seasons.
+    """
     steps = np.arange(len(values))
     before = steps - np.where(
         steps < length, season, season * (1 + (steps - length) // season)
@@ -204,7 +224,9 @@ def _season_before(
 
 
 def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
-    """Put values in random order, gaps where they were; the series of an item share one order, so they still agree."""
+    """Put values in random order, gaps where they were; the series of an item share one
+    order, so they still agree.
+    """
     values = list(batch.values)
     futures = list(batch.futures)
     for number, rows in enumerate(batch.rows_by_group().values()):
@@ -231,7 +253,9 @@ def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
 
 
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
-    """Test by its inputs whether a model sees that values are missing, or its library fills them first."""
+    """Test by its inputs whether a model sees that values are missing, or its library
+    fills them first.
+    """
     first = batch.select(item_rows(batch))
     values = np.nan_to_num(first.values[0].astype(float))
     length = len(values)
@@ -261,7 +285,9 @@ def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
 
 
 def _inputs(lens: Lens, batch: SeriesBatch, values: np.ndarray) -> list[Tensor]:
-    """Return the model's inputs when the first series has other values; NaN as numbers, so that they compare."""
+    """Return the model's inputs when the first series has other values; NaN as numbers,
+    so that they compare.
+    """
     inputs = lens.encode(replace(batch, values=(values, *batch.values[1:]))).inputs
     tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
     return [
@@ -280,13 +306,15 @@ def masked(
     horizon: int = 0,
     seed: int = 0,
 ) -> MaskedBatch:
-    """Copy one item, with some of its segments masked in each copy: stretches replaced, additive parts taken away.
+    """Copy one item, with some of its segments masked in each copy: stretches replaced,
+    additive parts taken away.
 
     Args:
         batch: the series of one item.
         segments: of that item; steps of none are shown in every copy.
         keep: (mask, segment) whether a copy shows a segment.
-        reference: by name (:func:`reference_values`), or (time + horizon,) for each series.
+        reference: by name (:func:`reference_values`), or (time + horizon,) for each
+            series.
         horizon: steps of known futures.
         seed: of a shuffled reference.
 
@@ -294,7 +322,8 @@ def masked(
         Copies, mask by mask, each a group of its own.
 
     Raises:
-        InputError: the batch has several items, segments overlap or lie outside, or keep has another shape.
+        InputError: the batch has several items, segments overlap or lie outside, or
+            keep has another shape.
         UnknownNameError: no such reference.
 
     Example:
@@ -304,7 +333,8 @@ def masked(
     """
     if len(set(batch.groups)) > 1:
         raise InputError(
-            f"masks are of one item, and this batch has {len(set(batch.groups))}; use run.select(…)"
+            f"masks are of one item, and this batch has {len(set(batch.groups))}; use"
+            " run.select(…)"
         )
     refuse_overlap(segments, batch, horizon)
     visible = checked_keep(keep, len(segments))
@@ -314,8 +344,8 @@ def masked(
         values = with_future(batch, row, horizon)
         if stands[row].shape != values.shape:
             raise InputError(
-                f"the reference of {batch.ids[row]!r} has shape {stands[row].shape}, expected {values.shape}: its "
-                "context and the horizon"
+                f"the reference of {batch.ids[row]!r} has shape {stands[row].shape},"
+                f" expected {values.shape}: its context and the horizon"
             )
         copies = np.tile(values, (len(visible), 1))
         for column, part in enumerate(segments):
@@ -367,7 +397,8 @@ def checked_keep(keep: Any, count: int) -> np.ndarray:
         or not np.isin(visible, (0, 1)).all()
     ):
         raise InputError(
-            f"keep has shape {np.shape(keep)}, expected bools (mask, segment) with {count} segments"
+            f"keep has shape {np.shape(keep)}, expected bools (mask, segment) with"
+            f" {count} segments"
         )
     return visible.astype(bool)
 

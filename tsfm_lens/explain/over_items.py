@@ -30,7 +30,7 @@ __all__ = ["input_effects", "route_effects", "untrained_twin"]
 @probe(
     title="Inputs over all series",
     theme="Inputs",
-    summary=("effects of the same segments over many series, with their sign"),
+    summary="effects of the same segments over many series, with their sign",
     description=(
         "Every item is explained by itself. A dot is a series. Its colour shows "
         "whether the segment's values are above or below the mean of their context."
@@ -48,22 +48,26 @@ def input_effects(
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
-    """Measure the effect of each segment of the input on the first target of every item.
+    """Measure the effect of each segment of the input on the first target of every
+    item.
 
-    Segments of the same name are compared over all items. Effects are in multiples of the context's mean absolute
-    seasonal difference, as in MASE.
+    Segments of the same name are compared over all items. Effects are in multiples of
+    the context's mean absolute seasonal difference, as in MASE.
 
     Args:
         run: the forecasts to explain.
-        method, reference, seed, parts, how: see :func:`tsfm_lens.explain.input_attribution`.
+        method, reference, seed, parts, how: see
+            :func:`tsfm_lens.explain.input_attribution`.
         progress: called with the items done and their number.
 
     Returns:
-        Dataset of kind "input_effects" over (segment, series), NaN where an item has no such segment or its target is
-        constant: ``effect``, the change of the median forecast, mean over steps; ``size``, its mean absolute value over
-        steps, with what :func:`.estimates.judge` adds within each kind; ``value``, the mean of the segment's
-        values, in standard deviations from the mean of their context (NaN of a whole context). ``unit`` (series) in
-        data units.
+        Dataset of kind "input_effects" over (segment, series), NaN where an item has no
+        such segment or its target is
+        constant: ``effect``, the change of the median forecast, mean over steps;
+        ``size``, its mean absolute value over steps, with what :func:`.estimates.judge`
+        adds within each kind; ``value``, the mean of the segment's values, in standard
+        deviations from the mean of their context (NaN of a whole context). ``unit``
+        (series) in data units.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874, the summary plot.
@@ -133,7 +137,9 @@ def _first_rows(run: Run) -> list[int]:
 
 
 def _heights(one: xr.Dataset) -> np.ndarray:
-    """Compute the mean of each segment's values, in standard deviations from their context's mean, (segment,)."""
+    """Compute the mean of each segment's values, in standard deviations from their
+    context's mean, (segment,).
+    """
     context = one["context"].values
     ahead = (
         one["known_future"].values
@@ -164,9 +170,7 @@ def _heights(one: xr.Dataset) -> np.ndarray:
     lambda results: (single_pass(results.run),),
     title="Routes over all series",
     theme="Inputs",
-    summary=(
-        "share of the input's effect that each component carries, over many series"
-    ),
+    summary="share of the input's effect that each component carries, over many series",
     description=(
         "For every series, the effects of all segments through a component divided "
         "by their total effects. Hollow points are not significant."
@@ -185,17 +189,20 @@ def route_effects(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure the share of the input's influence that goes through each component, over the first target of every item.
+    """Measure the share of the input's influence that goes through each component, over
+    the first target of every item.
 
     Args:
         run: the forecasts to explain.
-        parts, reference, components: as in :func:`tsfm_lens.explain.input_routes`; every component is tried.
+        parts, reference, components: as in :func:`tsfm_lens.explain.input_routes`;
+            every component is tried.
         seed: of a shuffled reference.
         progress: called with the items done and their number.
 
     Returns:
-        Dataset of kind "route_effects": ``carried`` (component, series), the mean absolute effect of all segments
-        through the component over their mean absolute total effect, with what ``judge`` adds within each kind.
+        Dataset of kind "route_effects": ``carried`` (component, series), the mean
+        absolute effect of all segments through the component over their mean absolute
+        total effect, with what ``judge`` adds within each kind.
 
     Source:
         Wang et al. 2022 (path patching).

@@ -1,4 +1,6 @@
-"""Additive parts of a series' past as units of an explanation: trend, seasons, calendar, named events, and the rest."""
+"""Additive parts of a series' past as units of an explanation: trend, seasons,
+calendar, named events, and the rest.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ CALENDAR = {
     "day of month": "day",
     "month of year": "month",
 }
-"""Parts of the calendar, each with the attribute of dates that tells its steps apart."""
+"""Parts of the calendar, each with the attribute of dates that tells its steps apart.
+"""
 Parts = Sequence[Segment] | Mapping[str, Any] | int | str | None
 """Units of an explanation; see :func:`tsfm_lens.explain.input_attribution`."""
 COMPONENTS = "components"
@@ -44,26 +47,34 @@ def components(
     events: Mapping[str, Any] | None = None,
     others: str = "past and future",
 ) -> tuple[Segment, ...]:
-    """Split the target's past into parts that sum to it, and cut the other series of the item.
+    """Split the target's past into parts that sum to it, and cut the other series of
+    the item.
 
-    Hidden, the trend is its mean over the past, and every other part is 0, whatever the reference of other series. Gaps
-    are filled by linear interpolation before the split, and stay gaps. At the steps of an event, the other parts are
-    those of the series without it; the event is the rest.
+    Hidden, the trend is its mean over the past, and every other part is 0, whatever the
+    reference of other series. Gaps are filled by linear interpolation before the split,
+    and stay gaps. At the steps of an event, the other parts are those of the series
+    without it; the event is the rest.
 
     Args:
-        run_or_batch, item, target, horizon, others: as in :func:`tsfm_lens.explain.segments`.
+        run_or_batch, item, target, horizon, others: as in
+            :func:`tsfm_lens.explain.segments`.
         seasons: steps of each season; the series' own if None, none if empty.
-        calendar: parts of :data:`CALENDAR`, each the mean of its steps after the trend, before the seasons.
-        events: by name a stretch (start, stop) in steps from the forecast start or dates, one step, or a list of these.
+        calendar: parts of :data:`CALENDAR`, each the mean of its steps after the trend,
+            before the seasons.
+        events: by name a stretch (start, stop) in steps from the forecast start or
+            dates, one step, or a list of these.
 
     Returns:
-        "trend", a "season of …" each, parts of the calendar, events, "rest"; then the other series in their order.
+        "trend", a "season of …" each, parts of the calendar, events, "rest"; then the
+        other series in their order.
 
     Source:
-        Cleveland et al. 1990 (STL); Bandara et al. 2021, arXiv:2107.13462 (MSTL); Cleveland 1979 (no seasons).
+        Cleveland et al. 1990 (STL); Bandara et al. 2021, arXiv:2107.13462 (MSTL);
+        Cleveland 1979 (no seasons).
 
     Raises:
-        InputError: the past has no two seasons, there are no dates for the calendar, or an event lies outside.
+        InputError: the past has no two seasons, there are no dates for the calendar, or
+            an event lies outside.
         UnknownNameError: no such part of the calendar, item or target.
 
     Example:
@@ -85,8 +96,10 @@ def components(
     for period in periods:
         if not is_count(period) or not 1 < period < length / 2:
             raise InputError(
-                f"a season of {period!r} steps, and {batch.ids[row]!r} shows {length}: expected more than two seasons "
-                "of 2 steps or more; give other seasons (none: seasons=[]), a longer past, or stretches of it (parts=6)"
+                f"a season of {period!r} steps, and {batch.ids[row]!r} shows {length}:"
+                " expected more than two seasons of 2 steps or more; give other"
+                " seasons (none: seasons=[]), a longer past, or stretches of it"
+                " (parts=6)"
             )
     filled = _interpolated(batch.values[row][-length:])
     occasions = _occasions(batch, row, length, events or {})
@@ -114,7 +127,9 @@ def components(
 def cut_parts(
     run: Run, item: Item, target: int | str, parts: Parts
 ) -> tuple[Segment, ...]:
-    """Return the segments that ``parts`` means; see :func:`tsfm_lens.explain.input_attribution`."""
+    """Return the segments that ``parts`` means; see
+    :func:`tsfm_lens.explain.input_attribution`.
+    """
     if not (parts is None or isinstance(parts, int | str | Mapping)):
         return tuple(parts)
     how = dict(parts) if isinstance(parts, Mapping) else {"parts": parts}
@@ -136,7 +151,8 @@ def _classes(
             raise unknown_name("part of the calendar", name, CALENDAR)
         if stamps is None:
             raise InputError(
-                f"{batch.ids[row]!r} has no dates, and so no {name}; give seasons in steps"
+                f"{batch.ids[row]!r} has no dates, and so no {name}; give seasons in"
+                " steps"
             )
         classes[name] = np.asarray(getattr(stamps[-length:], CALENDAR[name]))
     return classes
@@ -156,7 +172,8 @@ def _occasions(
             position = slice(first, *last or [first + 1])
             if not (0 <= first < position.stop <= length and free[position].all()):
                 raise InputError(
-                    f"event {name!r} at {item!r} overlaps another, or lies outside of the {length} steps"
+                    f"event {name!r} at {item!r} overlaps another, or lies outside of"
+                    f" the {length} steps"
                 )
             inside[position] = True
             free[position] = False
@@ -171,7 +188,9 @@ def _split(
     classes: Mapping[str, np.ndarray],
     occasions: Mapping[str, np.ndarray],
 ) -> list[tuple[str, np.ndarray]]:
-    """Split values (time,) into named parts, which sum to their distance from the mean of the trend."""
+    """Split values (time,) into named parts, which sum to their distance from the mean
+    of the trend.
+    """
     named = np.any([*occasions.values(), np.zeros(len(filled), dtype=bool)], axis=0)
     series = _interpolated(np.where(named, np.nan, filled))
     for _ in range(_ROUNDS if named.any() else 1):
@@ -215,9 +234,12 @@ def _smoothed(
     if not periods:
         from statsmodels.nonparametric.smoothers_lowess import lowess
 
-        return np.asarray(
-            lowess(series, np.arange(len(series)), _SPAN, it=0, return_sorted=False)
-        ), []
+        return (
+            np.asarray(
+                lowess(series, np.arange(len(series)), _SPAN, it=0, return_sorted=False)
+            ),
+            [],
+        )
     from statsmodels.tsa.seasonal import MSTL
 
     split = MSTL(series, periods=tuple(periods)).fit()

@@ -43,14 +43,17 @@ from tsfm_lens.probes.places import (
 
 __all__ = ["input_routes"]
 
-# steps of a forecast that have gradients of their own at most, and numbers that are held of all gradients
+# steps of a forecast that have gradients of their own at most, and numbers that are
+# held of all gradients
 _STEPS = 48
 _NUMBERS = 2**26
 
 
 @dataclass(eq=False)
 class PairedRuns(Masks):
-    """One item's run with everything shown, and runs of the same item with segments masked."""
+    """One item's run with everything shown, and runs of the same item with segments
+    masked.
+    """
 
     def without(self, hidden: Sequence[int]) -> Run:
         """Run the item with some segments masked, with the options of the whole run."""
@@ -73,17 +76,22 @@ class PairedRuns(Masks):
         if other.spans != run.spans:
             names = ", ".join(self.segments[index].name for index in hidden[:3])
             raise InputError(
-                f"{run.lens.model_id} drops tokens where {names} is masked, so that activations do not fit; choose "
-                "another reference, such as 'mean' or 'seasonal naive'"
+                f"{run.lens.model_id} drops tokens where {names} is masked, so that"
+                " activations do not fit; choose another reference, such as 'mean' or"
+                " 'seasonal naive'"
             )
         return other
 
     def total(self, without: Run) -> np.ndarray:
-        """Compute the loss of the target's forecast in another run of the item, (step,), in data units."""
+        """Compute the loss of the target's forecast in another run of the item,
+        (step,), in data units.
+        """
         return self.run.point[self.row] - without.point[self.row]
 
     def change(self, variants: Sequence[Variant], of: Run | None = None) -> np.ndarray:
-        """Compute the loss of the target's forecast under variants of a run, (variant, step), in data units."""
+        """Compute the loss of the target's forecast under variants of a run, (variant,
+        step), in data units.
+        """
         if not variants:
             return np.empty((0, self.run.horizon))
         return (
@@ -107,7 +115,9 @@ class PairedRuns(Masks):
         ]
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
-        """Build variants in which one component alone writes ``acts``, and every later branch its own write."""
+        """Build variants in which one component alone writes ``acts``, and every later
+        branch its own write.
+        """
         full = self.run.record(self.list_points(self.branches))
         wiring = self.run.lens.wiring
         return [
@@ -126,7 +136,9 @@ class PairedRuns(Masks):
 
     @cached_property
     def floor(self) -> float:
-        """Mean absolute change of the target's forecast when nothing is changed, in data units."""
+        """Mean absolute change of the target's forecast when nothing is changed, in
+        data units.
+        """
         return float(
             noise_floor(self.run, lambda other, plain: np.abs(other - plain).mean(-1))[
                 self.row
@@ -155,7 +167,9 @@ class PairedRuns(Masks):
         return np.array_split(np.arange(self.run.horizon), min(fit, self.run.horizon))
 
     def slopes(self, places: Sequence[Place]) -> Activations:
-        """Record activations at places of the whole run, with gradients of the forecast: (block of steps, …)."""
+        """Record activations at places of the whole run, with gradients of the
+        forecast: (block of steps, …).
+        """
         run = self.run.in_one_pass()
 
         def means(output: Tensor) -> Tensor:
@@ -187,12 +201,15 @@ class PairedRuns(Masks):
         return effects
 
     def dataset(self) -> xr.Dataset:
-        """Return context, coordinates of segments, and the forecast with everything visible."""
+        """Return context, coordinates of segments, and the forecast with everything
+        visible.
+        """
         data = self.run.dataset().assign_coords(segment_coords(self.segments))
         return data.assign(forecast=(("step",), self.run.point[self.row]))
 
 
-# components up to which all are tried; how many are tried of more, and how many beside them at random
+# components up to which all are tried; how many are tried of more, and how many beside
+# them at random
 _ALL = 96
 _TOP = 32
 _SPOT = 8
@@ -215,7 +232,10 @@ LARGEST = 5
         "numbers do not add up. In a component's name the first number is its layer "
         "and a last one its head, from 0."
     ),
-    source="Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969 (path patching)",
+    source=(
+        "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023,"
+        " arXiv:2304.05969 (path patching)"
+    ),
     needs="series",
     computes="input_routes of the first item",
     one_item=True,
@@ -234,32 +254,40 @@ def input_routes(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure the part of each segment's effect on the forecast that goes through each component.
+    """Measure the part of each segment's effect on the forecast that goes through each
+    component.
 
-    This part is the change of the forecast if only the component writes its activation of the run without the segment;
-    later ones respond. Components in series carry the same effect. The total effect has three parts: the direct effects
-    of branches on the output head, the effect through no component, and ``rest``, their interaction in the output head.
-    Of many components, only the largest by gradient and a few random ones are tested.
+    This part is the change of the forecast if only the component writes its activation
+    of the run without the segment; later ones respond. Components in series carry the
+    same effect. The total effect has three parts: the direct effects of branches on the
+    output head, the effect through no component, and ``rest``, their interaction in the
+    output head. Of many components, only the largest by gradient and a few random ones
+    are tested.
 
     Args:
         run: the forecast to explain.
         item, target: by position or name.
         parts: as in :func:`tsfm_lens.explain.input_attribution`.
-        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps, see
+            :func:`tsfm_lens.explain.reference_values`.
         components: heads and branches; all heads and MLPs of all stacks if None.
-        top: components to test for each segment; if None, all if there are up to 96, else 32.
+        top: components to test for each segment; if None, all if there are up to 96,
+            else 32.
         seed: of a shuffled reference, and of the random components.
         progress: called with (segments done, of).
 
     Returns:
-        Dataset of kind "input_routes" over (segment, component, step), in data units: ``effect``, NaN where it was not
-        tried, and ``estimate``, the same to first order where gradients exist. Over (segment, step)
-        ``total``, ``no_component``, ``no_attention`` (every attention held at what it writes with the segment) and
-        ``rest``; over (segment, branch, step) ``branch_direct``. Over (segment, component) ``size``, the mean absolute
-        effect, with what :func:`.estimates.judge` adds, and ``share``, the projection of the effect on
-        the total (NaN where the total is noise). Over (segment) ``no_attention_share``. Attributes ``search`` ("full"
-        or "gradient"), and of the latter ``spot_checks``, ``miss_rate`` (of random components, those above the fifth
-        largest that was tried) and ``miss_rate_high``, the end of its 95 % interval.
+        Dataset of kind "input_routes" over (segment, component, step), in data units:
+        ``effect``, NaN where it was not tried, and ``estimate``, the same to first
+        order where gradients exist. Over (segment, step) ``total``, ``no_component``,
+        ``no_attention`` (every attention held at what it writes with the segment) and
+        ``rest``; over (segment, branch, step) ``branch_direct``. Over (segment,
+        component) ``size``, the mean absolute effect, with what
+        :func:`.estimates.judge` adds, and ``share``, the projection of the effect on
+        the total (NaN where the total is noise). Over (segment) ``no_attention_share``.
+        Attributes ``search`` ("full" or "gradient"), and of the latter ``spot_checks``,
+        ``miss_rate`` (of random components, those above the fifth largest that was
+        tried) and ``miss_rate_high``, the end of its 95 % interval.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023. Attribution patching: Nanda 2023.
@@ -358,7 +386,9 @@ def input_routes(
 def all_effects(
     pair: PairedRuns, components: Any = None
 ) -> tuple[list[Place], np.ndarray, np.ndarray]:
-    """Return components, the effects of all segments through them (segment, component, step), and the total effects."""
+    """Return components, the effects of all segments through them (segment, component,
+    step), and the total effects.
+    """
     positions = _candidates(pair.run.lens, components)
     runs = (pair.without([number]) for number in range(len(pair.segments)))
     results = [
@@ -369,7 +399,9 @@ def all_effects(
 
 
 def route_coords(places: Sequence[Place]) -> dict[str, Any]:
-    """Return coordinates of components beside segments, whose own kind has the plain name."""
+    """Return coordinates of components beside segments, whose own kind has the plain
+    name.
+    """
     return {
         "component_kind" if name == "kind" else name: coord
         for name, coord in place_coords(places).items()
@@ -386,7 +418,9 @@ def all_writers(lens: Lens) -> list[Component]:
 
 
 def by_size(effects: np.ndarray) -> np.ndarray:
-    """Sort places of (component, step) by their mean size, largest first; NaN comes first."""
+    """Sort places of (component, step) by their mean size, largest first; NaN comes
+    first.
+    """
     return np.argsort(
         -np.nan_to_num(np.abs(effects).mean(-1), nan=np.inf), kind="stable"
     )
@@ -399,7 +433,8 @@ def _candidates(lens: Lens, components: Any) -> list[Place]:
     )
     if any(isinstance(position.target, str) for position in positions):
         raise InputError(
-            "routes go through heads and branches; name components, not the residual stream"
+            "routes go through heads and branches; name components, not the residual"
+            " stream"
         )
     return positions
 
@@ -418,7 +453,9 @@ def _effects(pair: PairedRuns, without: Run, places: Sequence[Place]) -> np.ndar
 def _terms(
     pair: PairedRuns, without: Run, branches: Sequence[Component]
 ) -> dict[str, np.ndarray]:
-    """Compute the terms of one segment's total effect, (step,), and direct effects of branches (branch, step)."""
+    """Compute the terms of one segment's total effect, (step,), and direct effects of
+    branches (branch, step).
+    """
     direct = pair.change(
         pair.directly(without.record(pair.list_points(branches)), branches)
     )

@@ -1,4 +1,6 @@
-"""Scenarios: the forecast if the input were another, and why it changed since an earlier run."""
+"""Scenarios: the forecast if the input were another, and why it changed since an
+earlier run.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ _OPERATORS = {
 _EDIT = re.compile(r"\s*([-+*/=])\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 _MOST = 4  # stretches of new values
 Edit = str | float | Sequence[float] | np.ndarray
-"""New values of a stretch: "+5", "-5", "*1.1", "/2", "=7", the name of a category, one value, or one for each step."""
+"""New values of a stretch: "+5", "-5", "*1.1", "/2", "=7", the name of a category, one
+value, or one for each step.
+"""
 
 
 @saying_once
@@ -64,31 +68,37 @@ def what_if(
 ) -> Result:
     """Forecast with another input, and say through which components the change came.
 
-    Both forecasts are the library's own, those of a model that draws from sample paths with the same random numbers.
+    Both forecasts are the library's own, those of a model that draws from sample paths
+    with the same random numbers.
 
     Args:
         run: the forecast to compare with.
-        changes: new values by series or variate of the item; those with plain names as keywords, ``temperature="+5"``.
-            Categories keep the numbers that the model reads for them in the run.
+        changes: new values by series or variate of the item; those with plain names as
+            keywords, ``temperature="+5"``. Categories keep the numbers that the model
+            reads for them in the run.
         item, target: by position or name; the only item if None.
-        start, stop: steps [start, stop) that change, counted from the forecast start, or dates. A change starts at the
-            forecast start (0) and lasts to the end of the series unless they say otherwise, so that a series without a
-            known future needs a ``start`` in its past.
+        start, stop: steps [start, stop) that change, counted from the forecast start,
+            or dates. A change starts at the forecast start (0) and lasts to the end of
+            the series unless they say otherwise, so that a series without a known
+            future needs a ``start`` in its past.
         routes: whether the parts through components are measured.
         progress: called with the forecasts done and their number.
         more: more changes.
 
     Returns:
-        Dataset of kind "what_if", in data units: ``forecast`` and ``changed_forecast`` (step, quantile); ``effect``
-        (change, step, quantile), Shapley values of the changes, which sum to their difference. With ``routes``,
-        ``through`` (change, component, step), the part of each change alone that goes through each component, and
-        ``through_total`` (change, step), all of it, see :func:`tsfm_lens.explain.input_routes`; their attribute
-        ``statistic`` is that of :attr:`Run.point`. ``changed_context`` (series, time), ``changed_future`` (series,
-        step). Attributes: ``statistic``; of a model that draws ``num_samples`` and ``redraw``, how far other sample
-        paths move the median at a step.
+        Dataset of kind "what_if", in data units: ``forecast`` and ``changed_forecast``
+        (step, quantile); ``effect`` (change, step, quantile), Shapley values of the
+        changes, which sum to their difference. With ``routes``, ``through`` (change,
+        component, step), the part of each change alone that goes through each
+        component, and ``through_total`` (change, step), all of it, see
+        :func:`tsfm_lens.explain.input_routes`; their attribute ``statistic`` is that of
+        :attr:`Run.point`. ``changed_context`` (series, time), ``changed_future``
+        (series, step). Attributes: ``statistic``; of a model that draws ``num_samples``
+        and ``redraw``, how far other sample paths move the median at a step.
 
     Raises:
-        InputError: no change, one that cannot be read, a stretch outside of its series, or several items and no choice.
+        InputError: no change, one that cannot be read, a stretch outside of its series,
+            or several items and no choice.
         UnknownNameError: no such series, item or target.
 
     Example:
@@ -166,30 +176,36 @@ def explain_change(
     shift: int | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Split the difference of two forecasts of the same steps over what is new in the later one.
+    """Split the difference of two forecasts of the same steps over what is new in the
+    later one.
 
-    Shapley values of the new inputs, in the later run: what is hidden of new values of a target is replaced by the
-    earlier median forecast, of a past covariate by its last value, and what was revised or announced differently by
-    what it was. What remains is ``origin``, without any new value: each step is nearer, the context goes on with the
-    earlier forecast, and its oldest steps may be gone. Forecasts are the library's own, as in :func:`what_if`.
+    Shapley values of the new inputs, in the later run: what is hidden of new values of
+    a target is replaced by the earlier median forecast, of a past covariate by its last
+    value, and what was revised or announced differently by what it was. What remains is
+    ``origin``, without any new value: each step is nearer, the context goes on with the
+    earlier forecast, and its oldest steps may be gone. Forecasts are the library's own,
+    as in :func:`what_if`.
 
     Args:
-        before, after: runs of one model on the same item, made at the same or a later step.
+        before, after: runs of one model on the same item, made at the same or a later
+            step.
         item, target: by position or name; the only item if None.
-        shift: steps by which the later forecast starts later; if None, from the dates, or from the lengths where the
-            earlier context goes on in the later one.
+        shift: steps by which the later forecast starts later; if None, from the dates,
+            or from the lengths where the earlier context goes on in the later one.
         progress: called with the forecasts done and their number.
 
     Returns:
-        Dataset of kind "forecast_change" over the steps that both forecast, in data units: ``before`` and ``after``
-        (step, quantile); ``effect`` (part, step, quantile), which sums to their difference: "origin", then the new
-        inputs. Attributes: ``shift``; ``lost``, how many of the oldest steps the later run has no more (below 0, how
-        many older ones it has); ``statistic``; ``rounding``, how far it moves the forecast; of a model that draws
-        ``num_samples`` and ``redraw``, see :func:`what_if`.
+        Dataset of kind "forecast_change" over the steps that both forecast, in data
+        units: ``before`` and ``after`` (step, quantile); ``effect`` (part, step,
+        quantile), which sums to their difference: "origin", then the new inputs.
+        Attributes: ``shift``; ``lost``, how many of the oldest steps the later run has
+        no more (below 0, how many older ones it has); ``statistic``; ``rounding``, how
+        far it moves the forecast; of a model that draws ``num_samples`` and ``redraw``,
+        see :func:`what_if`.
 
     Raises:
-        InputError: the runs are of other models or items, share no step, nothing says how far they are apart, or they
-            have several items and none is chosen.
+        InputError: the runs are of other models or items, share no step, nothing says
+            how far they are apart, or they have several items and none is chosen.
         UnknownNameError: no such item or target.
 
     Example:
@@ -199,20 +215,22 @@ def explain_change(
     """
     if before.lens is not after.lens:
         raise InputError(
-            f"the runs are of {before.lens.model_id} and {after.lens.model_id}; make both with one lens"
+            f"the runs are of {before.lens.model_id} and {after.lens.model_id}; make"
+            " both with one lens"
         )
     old = alone_as_forecast(before, item)
     new = alone_as_forecast(after, item)
     if (old.batch.ids, old.batch.roles) != (new.batch.ids, new.batch.roles):
         raise InputError(
-            f"the items hold {', '.join(old.batch.ids)} and {', '.join(new.batch.ids)}; give the same one"
+            f"the items hold {', '.join(old.batch.ids)} and {', '.join(new.batch.ids)};"
+            " give the same one"
         )
     ahead = _shift(old, new) if shift is None else shift
     shared = min(old.horizon - ahead, new.horizon)
     if ahead < 0 or shared < 1:
         raise InputError(
-            f"the later forecast starts {ahead} steps after the earlier one, which has {old.horizon}; they need a step "
-            "in common, and the earlier run first"
+            f"the later forecast starts {ahead} steps after the earlier one, which has"
+            f" {old.horizon}; they need a step in common, and the earlier run first"
         )
     values = _expected(old, new, ahead)
     position = target_row(new.batch, target)
@@ -265,7 +283,9 @@ def _everything(run: Run) -> Segment:
 
 
 def _inputs(run: Run) -> list[np.ndarray]:
-    """Return each series with its known future, (time + horizon,), NaN where nothing is known."""
+    """Return each series with its known future, (time + horizon,), NaN where nothing is
+    known.
+    """
     return [with_future(run.batch, row, run.horizon) for row in range(len(run.batch))]
 
 
@@ -282,7 +302,9 @@ def _row(batch: SeriesBatch, name: str) -> int:
 
 
 def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
-    """Return the steps of a series that change; those of a known covariate's future unless others are asked for."""
+    """Return the steps of a series that change; those of a known covariate's future
+    unless others are asked for.
+    """
     batch = run.batch
     known = run.batch.roles[row] == "known"
     first = -batch.lengths[row]
@@ -291,12 +313,14 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
     end = last if stop is None else find_step(batch, row, stop)
     if start is None and end <= 0:
         raise InputError(
-            f"a change starts at the forecast start (0), and that of {batch.ids[row]!r} ends at {end}; give the first "
-            f"step too, such as start={max(first, end - 24)}, stop={end}, or dates"
+            f"a change starts at the forecast start (0), and that of {batch.ids[row]!r}"
+            f" ends at {end}; give the first step too, such as"
+            f" start={max(first, end - 24)}, stop={end}, or dates"
         )
     if not first <= begin < end <= last:
         raise InputError(
-            f"steps {begin} to {end} of {batch.ids[row]!r}, expected a stretch between {first} and {last}"
+            f"steps {begin} to {end} of {batch.ids[row]!r}, expected a stretch between"
+            f" {first} and {last}"
         )
     return Segment(
         batch.variates[row] or batch.ids[row],
@@ -315,7 +339,8 @@ def _edited(
         texts = np.ravel(np.asarray(edit, dtype=object)).tolist()
         if len(texts) not in (1, len(values)):
             raise InputError(
-                f"{name} has {len(texts)} new values, expected one, or one for each of {len(values)} steps"
+                f"{name} has {len(texts)} new values, expected one, or one for each of"
+                f" {len(values)} steps"
             )
         codes = [
             level_code(str(word).removeprefix("=").strip(), categories, name)
@@ -325,7 +350,8 @@ def _edited(
     if isinstance(edit, str):
         if (match := _EDIT.fullmatch(edit)) is None:
             raise InputError(
-                f"{name}={edit!r} is no change; expected such as '+5', '-5', '*1.1', '/2' or '=7'"
+                f"{name}={edit!r} is no change; expected such as '+5', '-5', '*1.1',"
+                " '/2' or '=7'"
             )
         with np.errstate(all="ignore"):
             edited = _OPERATORS[match[1]](values, np.full(len(values), float(match[2])))
@@ -333,19 +359,23 @@ def _edited(
         column = np.asarray(edit, dtype=float)
         if column.shape not in ((), values.shape):
             raise InputError(
-                f"{name} has {column.shape} new values, expected one, or one for each of {len(values)} steps"
+                f"{name} has {column.shape} new values, expected one, or one for each"
+                f" of {len(values)} steps"
             )
         edited = np.broadcast_to(column, values.shape)
     # gaps stay gaps
     if not np.isfinite(edited[np.isfinite(values)]).all():
         raise InputError(
-            f"{name}={edit!r} makes values that are not finite, of which nothing can be forecast"
+            f"{name}={edit!r} makes values that are not finite, of which nothing can be"
+            " forecast"
         )
     return edited
 
 
 def _shift(old: Run, new: Run) -> int:
-    """Return by how many steps a run starts later than another, from their dates, or from lengths if it only grew."""
+    """Return by how many steps a run starts later than another, from their dates, or
+    from lengths if it only grew.
+    """
     first, last = (run.batch.timestamps(0, ahead=1) for run in (old, new))
     if first is not None and last is not None:
         if first[-1] > last[-1]:
@@ -357,7 +387,8 @@ def _shift(old: Run, new: Run) -> int:
         )
         if not len(between) or (between[0], between[-1]) != (first[-1], last[-1]):
             raise InputError(
-                f"the forecasts start at {first[-1]} and {last[-1]}, which are no whole steps apart"
+                f"the forecasts start at {first[-1]} and {last[-1]}, which are no whole"
+                " steps apart"
             )
         return len(between) - 1
     before = old.batch.values[0]
@@ -365,12 +396,15 @@ def _shift(old: Run, new: Run) -> int:
     if np.array_equal(before, after[: len(before)], equal_nan=True):
         return len(after) - len(before)
     raise InputError(
-        "neither dates nor one context that goes on in the other say how far they are apart; give shift="
+        "neither dates nor one context that goes on in the other say how far they are"
+        " apart; give shift="
     )
 
 
 def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
-    """Return what the earlier run read, or else forecast, for each step of the later one, (time + horizon,)."""
+    """Return what the earlier run read, or else forecast, for each step of the later
+    one, (time + horizon,).
+    """
     values = _inputs(new)
     for row, (value, length) in enumerate(zip(values, new.batch.lengths, strict=True)):
         before = old.batch.values[row]
@@ -400,7 +434,9 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
 def _coded(
     old: SeriesBatch, new: SeriesBatch, row: int, values: np.ndarray
 ) -> np.ndarray:
-    """Return values of the earlier run, its categories by the codes that the same words have in the later one."""
+    """Return values of the earlier run, its categories by the codes that the same words
+    have in the later one.
+    """
     name = new.ids[row]
     text = old.categories[row]
     choices = new.categories[row]
@@ -408,15 +444,16 @@ def _coded(
         return values
     if text is None or choices is None:
         raise InputError(
-            f"{name!r} is of words in one run and of numbers in the other; make it the same in both"
+            f"{name!r} is of words in one run and of numbers in the other; make it the"
+            " same in both"
         )
     is_there = np.isfinite(values)
     positions = values[is_there].astype(int)
     gone = [text[position] for position in positions if text[position] not in choices]
     if gone:
         raise InputError(
-            f"{name!r} was {gone[0]!r} in the earlier run and is only {', '.join(choices)} in the later one, so the "
-            "model has no number for it"
+            f"{name!r} was {gone[0]!r} in the earlier run and is only"
+            f" {', '.join(choices)} in the later one, so the model has no number for it"
         )
     codes = np.full(values.shape, np.nan)
     codes[is_there] = [choices.index(text[position]) for position in positions]
@@ -426,7 +463,9 @@ def _coded(
 def _news(
     new: Run, row: int, target: int, before: np.ndarray, ahead: int
 ) -> list[Segment]:
-    """Return the stretches of a series that differ from what they were before: revised, new, and of the future."""
+    """Return the stretches of a series that differ from what they were before: revised,
+    new, and of the future.
+    """
     batch = new.batch
     own = _inputs(new)[row]
     name = batch.variates[row] or batch.ids[row]

@@ -1,4 +1,6 @@
-"""Units of an explanation: stretches of the target's past, other variates, past and known covariates."""
+"""Units of an explanation: stretches of the target's past, other variates, past and
+known covariates.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,18 @@ _FEWEST = 4
 
 @dataclass(frozen=True)
 class Segment:
-    """Stretch of one series of an item, as the model sees it, or an additive part of it.
+    """Stretch of one series of an item, as the model sees it, or an additive part of
+    it.
 
     Attributes:
         name: unique among the segments of an item.
         row: of the series in its item.
-        start, stop: steps ``[start, stop)`` from the forecast start: negative in the context, from 0 on of a known
-            future.
-        kind: "past" of the explained target, another "variate", "past covariate" or "known covariate".
-        values: what hiding takes away at each step (time,), of an additive part; None of a stretch, which is replaced.
+        start, stop: steps ``[start, stop)`` from the forecast start: negative in the
+            context, from 0 on of a known future.
+        kind: "past" of the explained target, another "variate", "past covariate" or
+            "known covariate".
+        values: what hiding takes away at each step (time,), of an additive part; None
+            of a stretch, which is replaced.
     """
 
     name: str
@@ -55,7 +60,9 @@ class Segment:
 
 
 def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
-    """Return the row of a target in its item, by its position among targets or the name of its variate or series."""
+    """Return the row of a target in its item, by its position among targets or the name
+    of its variate or series.
+    """
     rows = [row for row, role in enumerate(batch.roles) if role == "target"]
     if isinstance(target, str):
         by_name = {batch.ids[row]: row for row in rows} | {
@@ -66,13 +73,16 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
         return by_name[target]
     if not is_position(target, 0, len(rows)):
         raise InputError(
-            f"target {target!r} of an item with {len(rows)}; expected a position from 0, or a name"
+            f"target {target!r} of an item with {len(rows)}; expected a position from"
+            " 0, or a name"
         )
     return rows[int(target)]
 
 
 def token_edges(run: Run) -> tuple[int, ...]:
-    """Return steps at which a token of the input stack begins or ends, ascending; those of the context alone."""
+    """Return steps at which a token of the input stack begins or ends, ascending; those
+    of the context alone.
+    """
     spans = run.spans[run.lens.wiring.stacks[0].name]
     return tuple(sorted(edge for edge in {*spans.start, *spans.stop} if edge <= 0))
 
@@ -87,26 +97,31 @@ def segments(
     season: int | None = None,
     others: str = "past and future",
 ) -> tuple[Segment, ...]:
-    """Cut the visible input of one item, each step of each series into exactly one segment.
+    """Cut the visible input of one item, each step of each series into exactly one
+    segment.
 
-    The target's past is cut into stretches of equal length, counted back from the forecast start. They are multiples of
-    a season if they are long enough, and end at the end of a token.
+    The target's past is cut into stretches of equal length, counted back from the
+    forecast start. They are multiples of a season if they are long enough, and end at
+    the end of a token.
 
     Args:
         run_or_batch: a run, or series, which have no tokens.
         item: by position or name; the only one if None.
         target: by position among the item's targets, or by name.
-        horizon: forecast steps; those of the run if None. A batch with known covariates needs it.
-        parts: largest number of stretches of the target's past; if None, so that there are 12 segments, at least 4.
+        horizon: forecast steps; those of the run if None. A batch with known covariates
+            needs it.
+        parts: largest number of stretches of the target's past; if None, so that there
+            are 12 segments, at least 4.
         season: steps of a season; the series' own if None, and 1 for none.
-        others: cut other series into "past and future", leave each "whole", or cut into "stretches" like the target.
+        others: cut other series into "past and future", leave each "whole", or cut into
+            "stretches" like the target.
 
     Returns:
         The target's stretches from the oldest on, then the other series in their order.
 
     Raises:
-        InputError: no such item or target, parts or season is not a number, others is none of these, or a known
-            covariate ends before the horizon.
+        InputError: no such item or target, parts or season is not a number, others is
+            none of these, or a known covariate ends before the horizon.
 
     Example:
         >>> [part.name for part in explain.segments(driven, parts=2)]
@@ -124,7 +139,8 @@ def segments(
     )
     if steps is None and "known" in batch.roles:
         raise InputError(
-            "series with known covariates are cut up to the horizon; give horizon=…, or a run"
+            "series with known covariates are cut up to the horizon; give horizon=…, or"
+            " a run"
         )
     ahead = 0 if steps is None else steps
     batch.known_future(ahead)
@@ -166,7 +182,9 @@ def segments(
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
-    """Choose the steps of a stretch, at most ``count`` in the length: whole seasons and whole tokens where possible."""
+    """Choose the steps of a stretch, at most ``count`` in the length: whole seasons and
+    whole tokens where possible.
+    """
     width = -(-length // count)
     token = (
         Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0]
@@ -235,13 +253,15 @@ def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
         raise InputError(f"{where!r} is no step and no date") from error
     if stamps is None:
         raise InputError(
-            f"{batch.ids[row]!r} has no dates; give steps from the forecast start instead of {where!r}"
+            f"{batch.ids[row]!r} has no dates; give steps from the forecast start"
+            f" instead of {where!r}"
         )
     date = _on_grid(date, batch, stamps)
     if not stamps[0] <= date <= stamps[-1]:
         of = " (UTC)" if batch.clock else ""
         raise InputError(
-            f"{where!r} lies outside of what the model is shown of {batch.ids[row]!r}, {stamps[0]} to {stamps[-1]}{of}"
+            f"{where!r} lies outside of what the model is shown of {batch.ids[row]!r},"
+            f" {stamps[0]} to {stamps[-1]}{of}"
         )
     return int(stamps.searchsorted(date)) - batch.lengths[row]
 
@@ -249,11 +269,14 @@ def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
 def _on_grid(
     date: pd.Timestamp, batch: SeriesBatch, stamps: pd.DatetimeIndex
 ) -> pd.Timestamp:
-    """Return a date on the clock that the series stand on; InputError where an offset would decide, or has no sense."""
+    """Return a date on the clock that the series stand on; InputError where an offset
+    would decide, or has no sense.
+    """
     if batch.clock:
         if date.tzinfo is None and batch.clock == "UTC":
             raise InputError(
-                f"the timestamps came with offsets; write one in {str(date)!r} too, as in '{date}+00:00'"
+                f"the timestamps came with offsets; write one in {str(date)!r} too, as"
+                f" in '{date}+00:00'"
             )
         try:
             return (
@@ -262,7 +285,8 @@ def _on_grid(
         except Exception as error:
             # of pytz, where pandas uses it
             raise InputError(
-                f"{str(date)!r} is no one instant in {batch.clock}; write its offset ({error})"
+                f"{str(date)!r} is no one instant in {batch.clock}; write its offset"
+                f" ({error})"
             ) from error
     if (
         date.tzinfo is not None
@@ -270,16 +294,20 @@ def _on_grid(
         and stamps[1] - stamps[0] < pd.Timedelta("1D")
     ):
         raise InputError(
-            f"{str(date)!r} has an offset, and the timestamps have none; write it as they are written"
+            f"{str(date)!r} has an offset, and the timestamps have none; write it as"
+            " they are written"
         )
     return date.tz_localize(None)
 
 
 def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:
-    """Refuse segments that lie outside of their series in the item or share a name, and stretches that overlap."""
+    """Refuse segments that lie outside of their series in the item or share a name, and
+    stretches that overlap.
+    """
     if not parts:
         raise InputError(
-            "there are no segments to explain by; tsfm_lens.explain.segments(run) cuts an item"
+            "there are no segments to explain by; tsfm_lens.explain.segments(run) cuts"
+            " an item"
         )
     duplicates = [
         name
@@ -294,32 +322,37 @@ def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -
     for part in parts:
         if not 0 <= part.row < len(batch):
             raise InputError(
-                f"segment {part.name!r} is of series {part.row} of an item with {len(batch)}"
+                f"segment {part.name!r} is of series {part.row} of an item with"
+                f" {len(batch)}"
             )
         first = -batch.lengths[part.row]
         last = horizon if batch.roles[part.row] == "known" else 0
         if not first <= part.start < part.stop <= last:
             raise InputError(
-                f"segment {part.name!r} covers steps {part.start} to {part.stop - 1}, and {batch.ids[part.row]!r} is "
-                f"shown from {first} to {last - 1}"
+                f"segment {part.name!r} covers steps {part.start} to {part.stop - 1},"
+                f" and {batch.ids[part.row]!r} is shown from {first} to {last - 1}"
             )
         if part.values is not None and (
             np.shape(part.values) != (len(part),) or not np.isfinite(part.values).all()
         ):
             raise InputError(
-                f"segment {part.name!r} has {np.shape(part.values)} values, expected {len(part)} numbers"
+                f"segment {part.name!r} has {np.shape(part.values)} values, expected"
+                f" {len(part)} numbers"
             )
         for other in by_row.setdefault(part.row, []):
             additive = part.values is not None and other.values is not None
             if part.start < other.stop and other.start < part.stop and not additive:
                 raise InputError(
-                    f"segments {other.name!r} and {part.name!r} overlap; each step belongs to one"
+                    f"segments {other.name!r} and {part.name!r} overlap; each step"
+                    " belongs to one"
                 )
         by_row[part.row].append(part)
 
 
 def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
-    """Return coordinates of segments: name, row, start, stop and kind; values of additive parts, NaN of stretches."""
+    """Return coordinates of segments: name, row, start, stop and kind; values of
+    additive parts, NaN of stretches.
+    """
     columns = {
         name: ("segment", [getattr(part, name) for part in parts])
         for name in ("row", "start", "stop", "kind")

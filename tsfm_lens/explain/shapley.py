@@ -1,4 +1,6 @@
-"""Shapley values of a function of visible segments: exact over all masks, or by regression on some of them."""
+"""Shapley values of a function of visible segments: exact over all masks, or by
+regression on some of them.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +24,35 @@ Value = Callable[[NDArray[np.bool_]], Array]
 
 # all masks of more players would take days
 _MOST = 20
-# expected interactions of a player with all others, least size of a player in means, variance of a half difference
+# expected interactions of a player with all others, least size of a player in means,
+# variance of a half difference
 _JOINT = 2.0
 _LEAST = 0.1
 _NOISE = 1e-9
 
 
 def all_masks(players: int) -> NDArray[np.bool_]:
-    """Return every mask of 1 to 20 players, (2 ** players, player): the first shows none, the last all."""
+    """Return every mask of 1 to 20 players, (2 ** players, player): the first shows
+    none, the last all.
+    """
     if not 1 <= players <= _MOST:
         raise InputError(
-            f"{players} segments have {2**players} masks; exact values need 1 to {_MOST}. Sample masks, or cut coarser"
+            f"{players} segments have {2**players} masks; exact values need 1 to"
+            f" {_MOST}. Sample masks, or cut coarser"
         )
     return (np.arange(2**players)[:, None] >> np.arange(players)) & 1 == 1
 
 
 def exact_shapley(values: Any, players: int) -> Array:
-    """Compute Shapley values (player, …) from values (2 ** player, …) of :func:`all_masks`."""
+    """Compute Shapley values (player, …) from values (2 ** player, …) of
+    :func:`all_masks`.
+    """
     table = np.asarray(values, dtype=float)
     masks = all_masks(players)
     if table.shape[:1] != (len(masks),):
         raise InputError(
-            f"values have shape {table.shape}, expected one for each of {len(masks)} masks"
+            f"values have shape {table.shape}, expected one for each of {len(masks)}"
+            " masks"
         )
     size = masks.sum(1)
     share = np.array(
@@ -61,7 +70,9 @@ def exact_shapley(values: Any, players: int) -> Array:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Shapley values (player, …), half of 95 % intervals, masks, and whether standard errors met the tolerance."""
+    """Shapley values (player, …), half of 95 % intervals, masks, and whether standard
+    errors met the tolerance.
+    """
 
     attribution: Array
     half_width: Array
@@ -77,30 +88,36 @@ def sampled_shapley(
     tolerance: float = 0.02,
     seed: int = 0,
 ) -> Sampled:
-    """Estimate Shapley values by regression on masks and their complements, until errors are within the tolerance.
+    """Estimate Shapley values by regression on masks and their complements, until
+    errors are within the tolerance.
 
-    Values are exact up to a rounding where players act alone or in twos, and always sum to the whole. Masks of all
-    sizes are drawn alike, which is by leverage, and without replacement. The regression is polynomial: each player's
-    slope is free, interactions are expected to be as small as the players. Standard errors are the larger of two: those
-    of the jackknife, with the correction for a finite population, and those of the regression's own model of the masks
-    that are not run. Intervals have as many degrees of freedom as there are pairs that carry the errors. They hold at
-    least 90 % of the exact values in games of products and of alternatives, about 88 % where a few masks outweigh all
-    others a hundredfold. Time grows with the cube of the budget.
+    Values are exact up to a rounding where players act alone or in twos, and always sum
+    to the whole. Masks of all sizes are drawn alike, which is by leverage, and without
+    replacement. The regression is polynomial: each player's slope is free, interactions
+    are expected to be as small as the players. Standard errors are the larger of two:
+    those of the jackknife, with the correction for a finite population, and those of
+    the regression's own model of the masks that are not run. Intervals have as many
+    degrees of freedom as there are pairs that carry the errors. They hold at least 90 %
+    of the exact values in games of products and of alternatives, about 88 % where a few
+    masks outweigh all others a hundredfold. Time grows with the cube of the budget.
 
     Args:
         value: of masks (mask, player), (mask, …).
         players: number of them.
-        budget: largest number of masks, at least four for each player; all masks are run if it allows.
-        tolerance: of the largest mean standard error of a player, as a share of the mean change of the whole.
+        budget: largest number of masks, at least four for each player; all masks are
+            run if it allows.
+        tolerance: of the largest mean standard error of a player, as a share of the
+            mean change of the whole.
         seed: of the masks.
 
     Source:
-        Musco and Witter 2024, arXiv:2410.01917 (leverage, pairs); Fumagalli et al. 2026, arXiv:2601.18608 (regression).
+        Musco and Witter 2024, arXiv:2410.01917 (leverage, pairs); Fumagalli et al.
+        2026, arXiv:2601.18608 (regression).
     """
     if not is_count(budget) or budget < 4 * players or not tolerance >= 0:
         raise InputError(
-            f"budget={budget!r}, tolerance={tolerance!r} for {players} segments; expected at least {4 * players} "
-            "forecasts and a share of 0 or more"
+            f"budget={budget!r}, tolerance={tolerance!r} for {players} segments;"
+            f" expected at least {4 * players} forecasts and a share of 0 or more"
         )
     if 2**players <= budget:
         exact = exact_shapley(value(all_masks(players)), players)
@@ -125,7 +142,8 @@ def sampled_shapley(
         halves = np.concatenate(parts)
         count = len(masks)
         attribution, error, freedom = _regressed(masks, halves.reshape(count, -1))
-        # where complements are equal but masks differ, what tells players apart was not met: a rule of three bounds it
+        # where complements are equal but masks differ, what tells players apart was not
+        # met: a rule of three bounds it
         silent = ~halves.reshape(count, -1).any(0)
         change = (highest - lowest).reshape(-1)
         error[:, silent] = change[silent] * min(1.0, 3 * players / count) / 2
@@ -143,7 +161,9 @@ def sampled_shapley(
 
 
 def _pairs(players: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
-    """Yield one mask of each pair of complements, each once: that of all players, then sizes in turn."""
+    """Yield one mask of each pair of complements, each once: that of all players, then
+    sizes in turn.
+    """
     yield np.ones(players, dtype=bool)
     left = {size: _number(players, size) for size in range(1, players // 2 + 1)}
     before = set()
@@ -175,15 +195,18 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     """Regress half differences (pair, value) on masks.
 
     Returns:
-        Shapley values and standard errors, (player, value), and degrees of freedom of the latter, (value,).
+        Shapley values and standard errors, (player, value), and degrees of freedom of
+        the latter, (value,).
     """
     count, players = masks.shape
     signs = np.where(masks, 1.0, -1.0)
-    # the values are integrals of slopes along the diagonal (Owen 1972), here polynomials of the number of players
+    # the values are integrals of slopes along the diagonal (Owen 1972), here
+    # polynomials of the number of players
     nodes, weights = np.polynomial.legendre.leggauss(players // 2 + 1)
     size = np.full(players, 1 / players)
     for _ in range(2):
-        # interactions of all orders at once: products over players, of which odd ones remain
+        # interactions of all orders at once: products over players, of which odd ones
+        # remain
         plus = np.ones((count, count))
         minus = np.ones((count, count))
         along = np.ones((count, len(nodes)))
@@ -220,7 +243,8 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     counts = np.bincount(sizes)
     rest = np.array([1 - counts[size] / _number(players, int(size)) for size in sizes])
     jackknife = (np.square(by_half) * rest) @ np.square(without_one)
-    # what no mask of the sample shows: the variance of the regression's own model of interactions
+    # what no mask of the sample shows: the variance of the regression's own model of
+    # interactions
     products = np.outer(nodes, nodes)[..., None] * scales
     factors = 1 + products
     along_twice = np.einsum(
@@ -235,7 +259,8 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     interactions = halves - signs @ (linear @ halves)
     spread = (interactions * (inverse @ interactions)).sum(0) / (count - players)
     model = np.outer(np.maximum(unseen, 0.0), np.maximum(spread, 0.0))
-    # a few pairs that are far off say that others may be: normal ones have as many degrees as they are
+    # a few pairs that are far off say that others may be: normal ones have as many
+    # degrees as they are
     squares = np.square(without_one)
     shares = squares / np.maximum(squares.max(0), np.finfo(float).tiny)
     fourth = np.square(shares).sum(0)

@@ -58,25 +58,30 @@ def forecasts(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """Compute a run's forecast of one target under each mask: the library's own of the masked series, up to rounding.
+    """Compute a run's forecast of one target under each mask: the library's own of the
+    masked series, up to rounding.
 
-    In one pass, token models give the expected value at each step along the run's own path, and distributions their
-    mean. In a rollout of a model that samples, every mask uses the random numbers that the item alone would use.
+    In one pass, token models give the expected value at each step along the run's own
+    path, and distributions their mean. In a rollout of a model that samples, every mask
+    uses the random numbers that the item alone would use.
 
     Args:
         run: the forecast to explain.
         segments: of the item, see :func:`tsfm_lens.explain.segments`.
         keep: (mask, segment) whether a segment is shown.
-        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of masked steps, see
+            :func:`tsfm_lens.explain.reference_values`.
         item, target: of the run's batch, and of the item's targets.
         seed: of a shuffled reference.
         progress: called with the masks done and their number.
 
     Returns:
-        (mask, quantile, step), data units; one quantile, 0.5, of means and expected values.
+        (mask, quantile, step), data units; one quantile, 0.5, of means and expected
+        values.
 
     Raises:
-        InputError: segments, masks or the reference do not fit the item; the model cannot forecast the visible rest.
+        InputError: segments, masks or the reference do not fit the item; the model
+            cannot forecast the visible rest.
         UnknownNameError: no such reference, item or target.
 
     Example:
@@ -90,7 +95,9 @@ def forecasts(
 
 
 def list_levels(run: Run) -> tuple[float, ...]:
-    """Return levels of a run's values under masks; (0.5,) for the expected value of a model that draws, in one pass."""
+    """Return levels of a run's values under masks; (0.5,) for the expected value of a
+    model that draws, in one pass.
+    """
     return (
         default_levels(run.lens.adapter)
         if run.lens.emits == "quantile" or run.rollout
@@ -99,7 +106,9 @@ def list_levels(run: Run) -> tuple[float, ...]:
 
 
 def name_statistic(run: Run) -> str:
-    """Name these values: "quantiles", "quantiles of sample paths", "expected value" or "mean"."""
+    """Name these values: "quantiles", "quantiles of sample paths", "expected value" or
+    "mean".
+    """
     by_readout = {"quantile": "quantiles", "token": "expected value"}
     return (
         "quantiles of sample paths"
@@ -110,10 +119,11 @@ def name_statistic(run: Run) -> str:
 
 @dataclass(eq=False)
 class Masks:
-    """Forecast of one target as a function of the visible segments of its item; each mask is run once.
+    """Forecast of one target as a function of the visible segments of its item; each
+    mask is run once.
 
-    In causal models whose wiring allows it (TimesFM 2.5), masks with the same beginning share its computation, up to
-    rounding, if the reference is numbers.
+    In causal models whose wiring allows it (TimesFM 2.5), masks with the same beginning
+    share its computation, up to rounding, if the reference is numbers.
 
     Attributes:
         progress: called with the masks done and their number.
@@ -183,7 +193,9 @@ class Masks:
 
     @cached_property
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """Forecast of everything, and of nothing but the reference, (quantile, step) each, mean over seeds."""
+        """Forecast of everything, and of nothing but the reference, (quantile, step)
+        each, mean over seeds.
+        """
         both = np.repeat([[True], [False]], len(self.segments), axis=1)
         full, nothing = np.mean([item(both) for item in self.per_seed], axis=0)
         if self.run.lens.emits == "quantile":
@@ -197,13 +209,15 @@ class Masks:
         bound = _FAR * float(measured_rounding(self.run)[self.row])
         if not gap <= bound:
             raise InputError(
-                f"the forecast of {self.name!r} is {gap:.3g} off the run's, where rounding moves it by up to "
-                f"{bound:.3g}; explain whole items"
+                f"the forecast of {self.name!r} is {gap:.3g} off the run's, where"
+                f" rounding moves it by up to {bound:.3g}; explain whole items"
             )
 
     @cached_property
     def per_seed(self) -> tuple[Masks, ...]:
-        """Copies under this seed and the ones after it, as many as repeats; itself where none is drawn."""
+        """Copies under this seed and the ones after it, as many as repeats; itself
+        where none is drawn.
+        """
         if self.repeats < 2 or not takes_draws(self.run):
             return (self,)
         seeds = [self]
@@ -276,14 +290,17 @@ class Masks:
                 for index in np.flatnonzero(~visible[finite.argmin()])
             ]
             raise InputError(
-                f"{run.lens.wiring.architecture} forecasts no value with {', '.join(hidden[:3])} masked; choose "
-                "another reference, such as 'mean' or 'seasonal naive'"
+                f"{run.lens.wiring.architecture} forecasts no value with"
+                f" {', '.join(hidden[:3])} masked; choose another reference, such as"
+                " 'mean' or 'seasonal naive'"
             )
         return values
 
     @cached_property
     def _shares(self) -> bool:
-        """True if masks that begin alike can share the model's work on it: nothing may look ahead."""
+        """True if masks that begin alike can share the model's work on it: nothing may
+        look ahead.
+        """
         lens = self.run.lens
         series = self.batch
         full = [*series.values, *self.stands]
@@ -295,7 +312,9 @@ class Masks:
         )
 
     def _prefixes(self, visible: np.ndarray) -> np.ndarray:
-        """Give one number to the visible part of each mask up to the end of each token, (mask, token)."""
+        """Give one number to the visible part of each mask up to the end of each token,
+        (mask, token).
+        """
         columns = []
         for stop in token_edges(self.run)[1:]:
             before = [
@@ -310,7 +329,9 @@ class Masks:
         return np.stack(columns, axis=1)
 
     def _refuse_nothing(self, visible: np.ndarray) -> None:
-        """Refuse masks that leave nothing of a series whose gaps the library fills from the rest."""
+        """Refuse masks that leave nothing of a series whose gaps the library fills from
+        the rest.
+        """
         for row, name in enumerate(self.batch.ids):
             if not np.isnan(self.stands[row]).all() or self.mask == OWN_MASK:
                 continue
@@ -325,8 +346,9 @@ class Masks:
             )
             if columns and not rest_visible and not visible[:, columns].any(1).all():
                 raise InputError(
-                    f"{self.run.lens.wiring.architecture} has no mask: its library fills gaps by {self.mask}, and of "
-                    f"{name!r} nothing would be left to fill from; choose reference='mean' or 'seasonal naive'"
+                    f"{self.run.lens.wiring.architecture} has no mask: its library"
+                    f" fills gaps by {self.mask}, and of {name!r} nothing would be left"
+                    " to fill from; choose reference='mean' or 'seasonal naive'"
                 )
 
 
@@ -336,7 +358,9 @@ def takes_draws(run: Run) -> bool:
 
 
 def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
-    """Roll out sample paths, (series, quantile, step): every copy draws the random numbers of the item alone."""
+    """Roll out sample paths, (series, quantile, step): every copy draws the random
+    numbers of the item alone.
+    """
     request = check_request(
         run.lens, batch, run.horizon, list_levels(run), run.num_samples, run.seed
     )
@@ -353,7 +377,9 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
 
 
 def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarray:
-    """Compute the library's own forecast, (series, quantile, step), common beginnings once."""
+    """Compute the library's own forecast, (series, quantile, step), common beginnings
+    once.
+    """
     lens = run.lens
     request = check_request(lens, batch, run.horizon, seed=run.seed)
     parts = []
@@ -393,9 +419,11 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
 
 
 def alone_as_forecast(run: Run, item: Item = None) -> Run:
-    """Select one item, in a run whose values under masks are the library's forecast of it.
+    """Select one item, in a run whose values under masks are the library's forecast of
+    it.
 
-    Of a model that draws, this is the rollout of sample paths, with the random numbers of the item alone.
+    Of a model that draws, this is the rollout of sample paths, with the random numbers
+    of the item alone.
     """
     one = full = run.item(item)
     if one.lens.emits == "quantile":
@@ -407,7 +435,9 @@ def alone_as_forecast(run: Run, item: Item = None) -> Run:
 
 
 def draw_facts(run: Run, row: int) -> dict[str, object]:
-    """Return attributes of a result of sample paths: their number, and how far other ones move the median at a step."""
+    """Return attributes of a result of sample paths: their number, and how far other
+    ones move the median at a step.
+    """
     if not takes_draws(run):
         return {}
     separate = np.abs(
@@ -420,7 +450,9 @@ def draw_facts(run: Run, row: int) -> dict[str, object]:
 
 
 def single_pass(run: Run) -> Run:
-    """Return the run in one pass, which takes no draw, over as many steps as it has, if its model draws samples."""
+    """Return the run in one pass, which takes no draw, over as many steps as it has, if
+    its model draws samples.
+    """
     return (
         run.shortened(run.lens.longest_pass).in_one_pass() if takes_draws(run) else run
     )

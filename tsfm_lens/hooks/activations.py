@@ -19,15 +19,19 @@ from tsfm_lens.hooks.tl_names import CACHE, Key, find_point, full_name
 
 @dataclass(frozen=True)
 class TokenSpans:
-    """Time steps ``[start, stop)`` of every token of one stack, counted from the forecast start (the first step is 0).
+    """Time steps ``[start, stop)`` of every token of one stack, counted from the
+    forecast start (the first step is 0).
 
-    Encoder tokens cover the steps of their input; decoder tokens cover the steps that are forecast from them.
+    Encoder tokens cover the steps of their input; decoder tokens cover the steps that
+    are forecast from them.
 
     Attributes:
         start, stop: one entry per token; equal for special tokens that cover no step.
-        special: "" for a token of the series, else its kind: "EOS", "REG", "IDLE" for a query that is not read, "KNOWN"
-            for one that shows the future of covariates and is not read.
-        variate: the variate of each token, if the variates of an item share one sequence; else ().
+        special: "" for a token of the series, else its kind: "EOS", "REG", "IDLE" for a
+            query that is not read, "KNOWN" for one that shows the future of covariates
+            and is not read.
+        variate: the variate of each token, if the variates of an item share one
+            sequence; else ().
     """
 
     start: tuple[int, ...]
@@ -48,7 +52,9 @@ class TokenSpans:
         *,
         stride: int | None = None,
     ) -> TokenSpans:
-        """Make ``n`` tokens of ``width`` steps each from ``first`` on, ``stride`` apart, then special tokens."""
+        """Make ``n`` tokens of ``width`` steps each from ``first`` on, ``stride``
+        apart, then special tokens.
+        """
         step = stride or width
         bounds = ((first + step * (n - 1) + width) if n else first,) * len(
             special_after
@@ -68,7 +74,9 @@ class TokenSpans:
         )
 
     def shifted(self, steps: int) -> TokenSpans:
-        """Return the same tokens counted from a forecast start that lies ``steps`` earlier."""
+        """Return the same tokens counted from a forecast start that lies ``steps``
+        earlier.
+        """
         start, stop = (
             tuple(edge + steps for edge in edges) for edges in (self.start, self.stop)
         )
@@ -88,18 +96,22 @@ class Call:
 class Activations(Decomposed):
     """Values of hook points during a run, by name.
 
-    Names are those of hook points or of TransformerLens: ``acts["pattern", 0]``, ``acts["resid_post", -1, "decoder"]``
-    if a model has two stacks, ``acts["pattern", 0, "cross_attn"]`` if a block has two attentions. Components work, too:
-    ``acts["decoder.2.mlp"]`` is its write, ``acts["decoder.2.cross_attn.3"]`` one head's z. After a rollout a tensor
-    has a leading axis ``step``, one entry per pass; ``name + "_grad"`` holds a gradient.
+    Names are those of hook points or of TransformerLens: ``acts["pattern", 0]``,
+    ``acts["resid_post", -1, "decoder"]`` if a model has two stacks, ``acts["pattern",
+    0, "cross_attn"]`` if a block has two attentions. Components work, too:
+    ``acts["decoder.2.mlp"]`` is its write, ``acts["decoder.2.cross_attn.3"]`` one
+    head's z. After a rollout a tensor has a leading axis ``step``, one entry per pass;
+    ``name + "_grad"`` holds a gradient.
 
     Attributes:
         points: the hook point of each name.
         rollout: whether the run was a rollout, so that tensors have the axis ``step``.
         ids: the ids of the series in the batch.
         spans: by stack, the time steps that each token of a single forward covers.
-        sample_major: whether rows are sample paths of all series, not series with their sample paths.
-        spans_at: in a rollout, these by (stack, step, first position, number of tokens, tokens of the first pass).
+        sample_major: whether rows are sample paths of all series, not series with their
+            sample paths.
+        spans_at: in a rollout, these by (stack, step, first position, number of tokens,
+            tokens of the first pass).
         attrs: provenance of the run.
         source: hook points and weights of the model that ran; None if unknown.
         has_batch_dim: whether an axis "batch" of length 1 is shown.
@@ -132,7 +144,10 @@ class Activations(Decomposed):
 
     def __repr__(self) -> str:
         kind = "rollout" if self.rollout else "forward"
-        return f"Activations({len(self)} hook points of one {kind}, {len(self.ids)} series{self.remark})"
+        return (
+            f"Activations({len(self)} hook points of one {kind}, {len(self.ids)}"
+            f" series{self.remark})"
+        )
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self.recorded)
@@ -177,7 +192,10 @@ class Activations(Decomposed):
             return requested
         hint = "Was it in the names filter?"
         if (name or "").endswith("hook_result"):
-            hint = "Without a names filter hook_result is left out; names_filter='**.hook_result' records it."
+            hint = (
+                "Without a names filter hook_result is left out;"
+                " names_filter='**.hook_result' records it."
+            )
         raise unknown_name(
             "recorded activation",
             requested,
@@ -193,11 +211,15 @@ class Activations(Decomposed):
         )
 
     def calls(self, name: Key) -> list[Call]:
-        """Return every recorded pass through one hook point, in order; UnknownNameError if there is none."""
+        """Return every recorded pass through one hook point, in order; UnknownNameError
+        if there is none.
+        """
         return self.recorded[self._name(name)]
 
     def remove_batch_dim(self) -> Activations:
-        """Show activations of a single row without their axis "batch"; InputError if there are several rows."""
+        """Show activations of a single row without their axis "batch"; InputError if
+        there are several rows.
+        """
         names = [name for name in self.recorded if self._batch_axis(name) is not None]
         rows = {
             self.recorded[name][0].value.shape[self._call_axes(name).index("batch")]
@@ -205,8 +227,8 @@ class Activations(Decomposed):
         }
         if rows - {1}:
             raise InputError(
-                f"the activations have {max(rows)} rows, expected 1 to leave the axis out; run one series alone, with "
-                "one sample path"
+                f"the activations have {max(rows)} rows, expected 1 to leave the axis"
+                " out; run one series alone, with one sample path"
             )
         self.has_batch_dim = False
         return self
@@ -221,7 +243,9 @@ class Activations(Decomposed):
         return self.points[name.removesuffix("_grad")]
 
     def axes(self, name: Key) -> tuple[str, ...]:
-        """Return the names of the axes of ``acts[name]``; "axis_0", … if a reducer made new axes."""
+        """Return the names of the axes of ``acts[name]``; "axis_0", … if a reducer made
+        new axes.
+        """
         exact = self._name(name)
         axes, batch = self._axes(exact), self._batch_axis(exact)
         return (
@@ -245,7 +269,9 @@ class Activations(Decomposed):
         )
 
     def _batch_axis(self, name: str) -> int | None:
-        """Return the axis of the batch's rows; None where they were reduced, or attention between series has others."""
+        """Return the axis of the batch's rows; None where they were reduced, or
+        attention between series has others.
+        """
         axes = self._axes(name)
         return (
             axes.index("batch")
@@ -254,7 +280,9 @@ class Activations(Decomposed):
         )
 
     def to_xarray(self, name: Key) -> xr.DataArray:
-        """Return one activation with ``series`` and ``sample`` along batch, ``step``, and the steps of each token."""
+        """Return one activation with ``series`` and ``sample`` along batch, ``step``,
+        and the steps of each token.
+        """
         name = self._name(name)
         tensor, axes = self[name].detach().cpu().float(), self.axes(name)
         array = xr.DataArray(tensor.numpy(), dims=axes, name=name)
@@ -283,7 +311,9 @@ class Activations(Decomposed):
     def token_spans(
         self, name: Key, call: int = 0, axis: str = "pos"
     ) -> TokenSpans | None:
-        """Return the steps that tokens of a pass cover on "pos", "query" or "key"; None if unknown."""
+        """Return the steps that tokens of a pass cover on "pos", "query" or "key"; None
+        if unknown.
+        """
         name = self._name(name)
         point, entry, axes = (
             self._point(name),
@@ -320,22 +350,25 @@ class Activations(Decomposed):
             rows = [list(getattr(spans, part)) for spans in labels]
             array = array.assign_coords(
                 {
-                    f"{axis}_{part}": (("step", axis), rows)
-                    if by_step
-                    else (axis, rows[0])
+                    f"{axis}_{part}": (
+                        (("step", axis), rows) if by_step else (axis, rows[0])
+                    )
                 }
             )
         return array
 
 
 def _pad_keys(name: str, point: Point, values: list[Tensor]) -> list[Tensor]:
-    """Pad patterns and scores of a growing cache to one length; keys that were not cached yet get no attention."""
+    """Pad patterns and scores of a growing cache to one length; keys that were not
+    cached yet get no attention.
+    """
     fill = {"pattern": 0.0, "scores": float("-inf")}.get(point.how)
     if fill is None or any(v.shape[:-1] != values[0].shape[:-1] for v in values):
         shapes = sorted({tuple(value.shape) for value in values})
         raise HookError(
-            f"{name} changed its shape during the rollout ({shapes[0]} … {shapes[-1]}), so its passes do not "
-            "stack. Take them one by one with acts.calls(name), or record with a reducer."
+            f"{name} changed its shape during the rollout ({shapes[0]} … {shapes[-1]}),"
+            " so its passes do not stack. Take them one by one with acts.calls(name),"
+            " or record with a reducer."
         )
     width = max(value.shape[-1] for value in values)
     return [

@@ -1,4 +1,6 @@
-"""Attention capture: scaled dot-product attention with an explicit softmax if a hook needs it, else fused."""
+"""Attention capture: scaled dot-product attention with an explicit softmax if a hook
+needs it, else fused.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +32,27 @@ Looks = list[tuple[Any, str]]
 
 
 def brackets(path: str, module: nn.Module) -> Iterator[str]:
-    """Yield paths of the modules inside which the interceptor must be on, for the attention of one to be seen."""
+    """Yield paths of the modules inside which the interceptor must be on, for the
+    attention of one to be seen.
+    """
     if isinstance(module, nn.MultiheadAttention):
-        # encoders of torch's own leave their fused paths, and nested tensors, where a mode is on around them
+        # encoders of torch's own leave their fused paths, and nested tensors, where a
+        # mode is on around them
         parts = path.split(".")
         yield from (".".join(parts[:depth]) for depth in range(len(parts)))
     yield path
 
 
 class Interceptor(TorchFunctionMode):
-    """Interceptor of one thread's attention calls, for every dispatcher that looks at the calling module."""
+    """Interceptor of one thread's attention calls, for every dispatcher that looks at
+    the calling module.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._dispatchers: list[Any] = []
-        # the modules inside which it is on; those of a run that was broken off stay until the next look
+        # the modules inside which it is on; those of a run that was broken off stay
+        # until the next look
         self._inside: list[nn.Module] = []
 
     def listen(self, dispatcher: Any) -> None:
@@ -94,7 +102,9 @@ class Interceptor(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func``, or attention with hooks when the call comes from a module that is looked at."""
+        """Run ``func``, or attention with hooks when the call comes from a module that
+        is looked at.
+        """
         kwargs = kwargs or {}
         scores_of = getattr(func, "scores_of", None)
         if scores_of is None and func not in (
@@ -107,7 +117,8 @@ class Interceptor(TorchFunctionMode):
             return func(*args, **kwargs)
         for dispatcher, path in modules:
             dispatcher.called[path] = True
-        # torch has this mode off until the call returns, so what a hook runs turns it on anew
+        # torch has this mode off until the call returns, so what a hook runs turns it
+        # on anew
         inside, self._inside = self._inside, []
         try:
             if scores_of is not None:
@@ -124,7 +135,9 @@ class Interceptor(TorchFunctionMode):
             self._inside = inside
 
     def _find_dispatchers(self, frame: FrameType | None) -> Looks:
-        """Return the dispatchers that look at the innermost running module that any looks at, with its path."""
+        """Return the dispatchers that look at the innermost running module that any
+        looks at, with its path.
+        """
         for module in _running_modules(frame):
             modules = [
                 (dispatcher, dispatcher.attentions[module])
@@ -137,7 +150,9 @@ class Interceptor(TorchFunctionMode):
 
 
 def _running_modules(frame: FrameType | None) -> Iterator[nn.Module]:
-    """Yield the modules that the thread is inside of, the innermost first; counts would fail after an interrupt."""
+    """Yield the modules that the thread is inside of, the innermost first; counts would
+    fail after an interrupt.
+    """
     while frame is not None:
         if frame.f_code is nn.Module._call_impl.__code__:
             yield frame.f_locals["self"]
@@ -155,15 +170,19 @@ LOCAL = _Local()
 
 
 def _multi_head(modules: Looks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run torch's own multi-head attention with the captures in the place of the attention call inside it."""
+    """Run torch's own multi-head attention with the captures in the place of the
+    attention call inside it.
+    """
     native = F.multi_head_attention_forward
     call = inspect.signature(native).bind(*args, **kwargs)
     call.apply_defaults()
     if call.arguments["need_weights"]:
         raise WiringError(
-            f"{modules[0][1]} (MultiheadAttention) was called with need_weights=True, under which torch computes "
-            "attention without scaled_dot_product_attention, so that its inside cannot be seen. Call it with "
-            "need_weights=False, as nn.TransformerEncoderLayer does; `hook_pattern` has the weights."
+            f"{modules[0][1]} (MultiheadAttention) was called with need_weights=True,"
+            " under which torch computes attention without"
+            " scaled_dot_product_attention, so that its inside cannot be seen. Call it"
+            " with need_weights=False, as nn.TransformerEncoderLayer does;"
+            " `hook_pattern` has the weights."
         )
     names = {
         **vars(F),
@@ -214,7 +233,9 @@ def _attend(
 
 
 def in_two(mask: Tensor, first: int) -> Tensor:
-    """Mark the mask of two calls: of the first queries, over as many keys, and of all others, over all keys."""
+    """Mark the mask of two calls: of the first queries, over as many keys, and of all
+    others, over all keys.
+    """
     # the fused kernel leaves other roundings in one call than in two
     mask.first = first  # type: ignore[attr-defined]
     return mask
@@ -230,7 +251,9 @@ def _with_hooks(
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute attention with hooks: fused where no hook looks at scores or pattern, else from the scores on."""
+    """Compute attention with hooks: fused where no hook looks at scores or pattern,
+    else from the scores on.
+    """
 
     def fire(how: str, tensor: Tensor) -> Tensor:
         for dispatcher, path in modules:
@@ -257,14 +280,16 @@ def _with_hooks(
 def declare_scores(
     scores: Callable[..., Tensor],
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Declare how an attention function computes its scores, so that it can be hooked like torch's own attention.
+    """Declare how an attention function computes its scores, so that it can be hooked
+    like torch's own attention.
 
     Args:
-        scores: (query, key, …the arguments after value) -> (…, query, key), before the softmax, with -inf where a key
-            may not be seen.
+        scores: (query, key, …the arguments after value) -> (…, query, key), before the
+            softmax, with -inf where a key may not be seen.
 
     Returns:
-        A decorator of ``fused(query, key, value, …)``, which returns softmax(scores) · value.
+        A decorator of ``fused(query, key, value, …)``, which returns softmax(scores) ·
+        value.
     """
 
     def declare(fused: Callable[..., Tensor]) -> Callable[..., Tensor]:

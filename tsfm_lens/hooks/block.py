@@ -1,4 +1,6 @@
-"""Blocks that undo everything at their end, even after an interrupt, and the torch hooks that they set."""
+"""Blocks that undo everything at their end, even after an interrupt, and the torch
+hooks that they set.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ T_co = TypeVar("T_co", covariant=True)
 _ENTERED: weakref.WeakKeyDictionary[Scope[Any], int] = weakref.WeakKeyDictionary()
 
 Side = Literal["in", "out", "end"]
-"""Side of a module: before its forward, after it, or after it even where it raised an error."""
+"""Side of a module: before its forward, after it, or after it even where it raised an
+error.
+"""
 
 
 class Scope(Protocol[T_co]):
@@ -76,10 +80,12 @@ class _Exit(partial[None]):
 
 
 class _Way:
-    """``__enter__`` or ``__exit__`` as a ``partial``: an interrupt then finds no Python frame that holds the block.
+    """``__enter__`` or ``__exit__`` as a ``partial``: an interrupt then finds no Python
+    frame that holds the block.
 
-    A traceback keeps the frames that an interrupt broke off. They hold the scope, while the ``with`` statement alone
-    holds the way out: however it is broken off, it drops that.
+    A traceback keeps the frames that an interrupt broke off. They hold the scope, while
+    the ``with`` statement alone holds the way out: however it is broken off, it drops
+    that.
     """
 
     def __init__(self, kind: type[partial[Any]], act: Callable[..., Any]) -> None:
@@ -97,7 +103,8 @@ class _Way:
 def _enter(scope: Scope[T_co]) -> T_co:
     if scope.is_open:
         raise HookError(
-            "this block is open already; make another of the same kind to enter it once more"
+            "this block is open already; make another of the same kind to enter it once"
+            " more"
         )
     _ENTERED.pop(scope, None)
     _ENTERED[scope] = threading.get_ident()
@@ -117,9 +124,11 @@ def _leave(
 
 
 def _leave_those_of_other_threads() -> None:
-    """Leave the blocks whose threads the child of a fork does not have: nobody else would, and their turns would last.
+    """Leave the blocks whose threads the child of a fork does not have: nobody else
+    would, and their turns would last.
 
-    What they changed is undone in the child as at their end: hooks, shadowed forwards, the random state.
+    What they changed is undone in the child as at their end: hooks, shadowed forwards,
+    the random state.
     """
     mine = threading.get_ident()
     for scope, thread in reversed(list(_ENTERED.items())):
@@ -132,7 +141,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class Block(Generic[T_co]):
-    """A ``with`` block that begins and ends a scope; it yields what the scope's ``open`` returns."""
+    """A ``with`` block that begins and ends a scope; it yields what the scope's
+    ``open`` returns.
+    """
 
     def __init__(self, scope: Scope[T_co]) -> None:
         self._scope = scope
@@ -156,21 +167,25 @@ class Block(Generic[T_co]):
 
 
 class TorchHook:
-    """Torch hook ``act(module, args, kwargs[, output])``; the module itself says whether it is on."""
+    """Torch hook ``act(module, args, kwargs[, output])``; the module itself says
+    whether it is on.
+    """
 
     def __init__(self, module: nn.Module, side: Side, act: Callable[..., Any]) -> None:
         self._module, self._side, self._act = module, side, act
         self._ids: set[int] = set()
 
     def __call__(self, *call: Any) -> Any:
-        # torch leaves the keywords out where another thread takes the hook off while this one is about to call it
+        # torch leaves the keywords out where another thread takes the hook off while
+        # this one is about to call it
         return (
             self._act(*call) if len(call) == (3 if self._side == "in" else 4) else None
         )
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise HookError(
-            f"a context is open, and its hook on a {type(self._module).__name__} would stay on a copy; leave it first"
+            f"a context is open, and its hook on a {type(self._module).__name__} would"
+            " stay on a copy; leave it first"
         )
 
     def set(self) -> None:
@@ -208,7 +223,9 @@ class TorchHook:
 def hooked(
     hooks: Iterable[TorchHook], value: T, check: Callable[[], None] | None = None
 ) -> Block[T]:
-    """Set torch hooks while a block runs; it yields ``value``, and ``check`` is called after it unless it raised."""
+    """Set torch hooks while a block runs; it yields ``value``, and ``check`` is called
+    after it unless it raised.
+    """
     hooks = tuple(hooks)
 
     def begin() -> None:

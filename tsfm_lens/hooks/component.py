@@ -1,4 +1,6 @@
-"""Components: the writers to the residual stream that attributions, ablations and sweeps name."""
+"""Components: the writers to the residual stream that attributions, ablations and
+sweeps name.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ from tsfm_lens.hooks.names import select
 from tsfm_lens.hooks.tl_names import find_component
 from tsfm_lens.hooks.wiring import Attention, Wiring
 
-_HINT = "`lens.components()` lists them all; a target is a component (decoder.3.cross_attn.5) or a hook point."
+_HINT = (
+    "`lens.components()` lists them all; a target is a component"
+    " (decoder.3.cross_attn.5) or a hook point."
+)
 _LABEL = re.compile(
     r"\(?L?(?P<layer>\d+)(?:\.(?P<kind>[a-z_]+))?(?:\.H?|H|, )(?P<head>\d+)\)?"
 )
@@ -19,7 +24,8 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Component:
-    """One head (``decoder.3.cross_attn.5``), one branch (``decoder.3.mlp``), or one whole layer (``decoder.3``).
+    """One head (``decoder.3.cross_attn.5``), one branch (``decoder.3.mlp``), or one
+    whole layer (``decoder.3``).
 
     In a model with one stack, the stack's name is omitted: ``3.attn.5``.
 
@@ -41,14 +47,16 @@ class Component:
 
     @classmethod
     def parse(cls, text: str) -> Component:
-        """Read a component from its printed form; UnknownNameError if the text is no component."""
+        """Read a component from its printed form; UnknownNameError if the text is no
+        component.
+        """
         parts = text.split(".")
         stack = "" if parts[0].isdigit() else parts.pop(0)
         numbers = parts[:1] + parts[2:]
         if not 1 <= len(parts) <= 3 or not all(number.isdigit() for number in numbers):
             raise UnknownNameError(
-                f"no component {text!r}. A component reads like decoder.3.cross_attn.5 (a head), "
-                "decoder.3.mlp (a branch) or decoder.3 (a layer)."
+                f"no component {text!r}. A component reads like decoder.3.cross_attn.5"
+                " (a head), decoder.3.mlp (a branch) or decoder.3 (a layer)."
             )
         kind = parts[1] if len(parts) > 1 else None
         head = int(parts[2]) if len(parts) > 2 else None
@@ -63,7 +71,8 @@ class Component:
 
 
 def components(wiring: Wiring) -> Iterator[Component]:
-    """Iterate over every component of a model: for each layer the layer itself, then each branch and its heads.
+    """Iterate over every component of a model: for each layer the layer itself, then
+    each branch and its heads.
 
     Example:
         >>> [str(each) for each in hooks.components(lens.wiring)][:3]
@@ -82,12 +91,14 @@ def components(wiring: Wiring) -> Iterator[Component]:
 def select_components(wiring: Wiring, *patterns: str | Component) -> list[Component]:
     """Select components by name or glob, in model order and each once.
 
-    A glob matches part by part: ``decoder.*.mlp`` is every MLP of the decoder, ``decoder.*`` every whole layer. The
-    hook point of a write also names its component: ``decoder_blocks.2.mlp.hook_out`` is ``decoder.2.mlp``. So does the
-    label of a head: ``L2.cross_attn.H0``, or ``L2H0`` where a layer has one attention.
+    A glob matches part by part: ``decoder.*.mlp`` is every MLP of the decoder,
+    ``decoder.*`` every whole layer. The hook point of a write also names its component:
+    ``decoder_blocks.2.mlp.hook_out`` is ``decoder.2.mlp``. So does the label of a head:
+    ``L2.cross_attn.H0``, or ``L2H0`` where a layer has one attention.
 
     Raises:
-        UnknownNameError: a pattern matches nothing, or a label several heads; the message has the nearest components.
+        UnknownNameError: a pattern matches nothing, or a label several heads; the
+            message has the nearest components.
 
     Example:
         >>> len(hooks.select_components(lens.wiring, "decoder.*.cross_attn.*"))
@@ -117,7 +128,9 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
 
 
 def _labelled(by_name: Mapping[str, Component], text: str) -> list[str]:
-    """Return the heads that a label means: "L2.cross_attn.H0", "2.cross_attn.0", "L1H2", "1.2" or "(1, 2)"."""
+    """Return the heads that a label means: "L2.cross_attn.H0", "2.cross_attn.0",
+    "L1H2", "1.2" or "(1, 2)".
+    """
     if text in by_name or (match := _LABEL.fullmatch(text)) is None:
         return []
     position = (int(match["layer"]), int(match["head"]))
@@ -130,7 +143,8 @@ def _labelled(by_name: Mapping[str, Component], text: str) -> list[str]:
 
 
 def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
-    """Return every head and every MLP that writes to a stack's stream; the output stack if None.
+    """Return every head and every MLP that writes to a stack's stream; the output stack
+    if None.
 
     Example:
         >>> str(hooks.writers(lens.wiring)[-1])

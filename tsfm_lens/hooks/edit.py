@@ -35,7 +35,8 @@ def resolve(
 ) -> list[tuple[str, int | None]]:
     """Resolve the hook points that an intervention concerns, and the head at each."""
     target = intervention.target
-    # a table never changes, and of interventions only these two have targets of their own
+    # a table never changes, and of interventions only these two have targets of their
+    # own
     cache_key = (
         target,
         isinstance(intervention, EditPattern),
@@ -93,7 +94,9 @@ def _points(
 def edited(
     registry: HookRegistry, interventions: tuple[Intervention, ...], value: T
 ) -> Block[T]:
-    """Apply interventions at their hook points, in the order given, while the block runs; it yields ``value``."""
+    """Apply interventions at their hook points, in the order given, while the block
+    runs; it yields ``value``.
+    """
     activations: dict[str, list[_Act]] = {}
     for intervention in interventions:
         for name, head in resolve(registry, intervention):
@@ -117,7 +120,9 @@ def acts_by_row(intervention: Intervention, point: Point) -> bool:
 
 
 def acts_by_place(intervention: Intervention, point: Point) -> bool:
-    """Return whether an intervention can act on a part of a batch, if it knows which rows run."""
+    """Return whether an intervention can act on a part of a batch, if it knows which
+    rows run.
+    """
     is_placed = isinstance(intervention, PatchFrom) or getattr(
         intervention, "by_place", False
     )
@@ -147,7 +152,9 @@ class _Edit:
         self.by_place = all(acts_by_place(act.intervention, point) for act in acts)
 
     def __call__(self, value: Tensor, hook: HookPoint) -> Tensor:
-        """Return the edited activation; the argument may be another hook's own, and is not written to."""
+        """Return the edited activation; the argument may be another hook's own, and is
+        not written to.
+        """
         mine = False
         for act in self._acts:
             here, part, new = self._change(act, value)
@@ -175,7 +182,9 @@ class _Edit:
         return value
 
     def _change(self, act: _Act, value: Tensor) -> tuple[Index, Tensor, Tensor]:
-        """Return the rows where an intervention acts, () being all, their values, and the new values."""
+        """Return the rows where an intervention acts, () being all, their values, and
+        the new values.
+        """
         state, point, axis = self._registry.state, self._point, self._point.row_axis
         rows = _row_index(
             unwrapped(act.intervention.rows), value.shape[axis], self._registry, point
@@ -187,7 +196,8 @@ class _Edit:
         )
         part = value[here] if here else value
         if rows is not None and axis != 0 and state.block_rows is not None:
-            # several variants run as rows of one batch: of the attention between series, that of one variant only
+            # several variants run as rows of one batch: of the attention between
+            # series, that of one variant only
             first = int(rows[0]) // state.block_rows * state.block_rows
             own = slice(first, first + state.block_rows)
             new = part.clone()
@@ -196,8 +206,9 @@ class _Edit:
             new = act.change(part, state)
         if new.shape != part.shape:
             raise HookError(
-                f"{point.name}: {type(act.intervention).__name__} gave shape {tuple(new.shape)}, "
-                f"expected {tuple(part.shape)} ({' '.join(point.axes)})"
+                f"{point.name}: {type(act.intervention).__name__} gave shape"
+                f" {tuple(new.shape)}, expected {tuple(part.shape)}"
+                f" ({' '.join(point.axes)})"
             )
         return here, part, new
 
@@ -216,7 +227,9 @@ def _stretch(index: Tensor) -> slice | Tensor:
 def _row_index(
     rows: Rows, n_rows: int, registry: HookRegistry, point: Point
 ) -> Tensor | None:
-    """Return the rows of the activation for the chosen series; a series may have several (samples, quantile paths)."""
+    """Return the rows of the activation for the chosen series; a series may have
+    several (samples, quantile paths).
+    """
     if rows is None:
         return None
     state = registry.state
@@ -226,7 +239,8 @@ def _row_index(
     units = series // variates if tokens else series
     if units < 1 or n_rows % units:
         raise HookError(
-            f"{point.name} has {n_rows} rows in a run of {series} series; rows=… cannot be told apart"
+            f"{point.name} has {n_rows} rows in a run of {series} series; rows=… cannot"
+            " be told apart"
         )
     index = as_index(rows, units * variates if tokens else units, f"{point.name}: rows")
     if tokens:

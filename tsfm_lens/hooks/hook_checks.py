@@ -1,4 +1,6 @@
-"""Obstacles to hooks: tables that do not fit the model, compilation, replaced modules, recomputation."""
+"""Obstacles to hooks: tables that do not fit the model, compilation, replaced modules,
+recomputation.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def _faults(
     """Yield what is wrong with a table; each check presupposes those before it."""
     names = [stack.name for stack in wiring.stacks]
     if len(set(names)) < len(names) or not names:
-        yield f"the stacks of {wiring.architecture!r} are named {names}; expected one name each"
+        yield (
+            f"the stacks of {wiring.architecture!r} are named {names}; expected one"
+            " name each"
+        )
     if wiring.unembed.side != "out":
         yield f"unembed is what {wiring.unembed.module!r} gives, expected side='out'"
     axes = wiring.unembed.layout.replace("series variate", "batch").split()
@@ -52,18 +57,23 @@ def _faults(
         or not set(axes) - {"batch", "pos"}
     ):
         yield (
-            f"unembed has the layout {wiring.unembed.layout!r}; expected 'batch' (or 'series variate'), 'pos' where "
-            "there is one, and names of its own axes, each once"
+            f"unembed has the layout {wiring.unembed.layout!r}; expected 'batch' (or"
+            " 'series variate'), 'pos' where there is one, and names of its own axes,"
+            " each once"
         )
     for where, path in _paths(wiring):
         if path not in modules:
             near = get_close_matches(path, modules, n=3, cutoff=0.4)
             cause = "Is this a model of another architecture or library version?"
             if any("_orig_mod" in name for name in modules):
-                cause = "Part of it is wrapped by torch.compile; give the lens what was compiled, its _orig_mod."
+                cause = (
+                    "Part of it is wrapped by torch.compile; give the lens what was"
+                    " compiled, its _orig_mod."
+                )
             yield (
-                f"the wiring of {wiring.architecture!r} expects a module {path!r} for {where}, but "
-                f"{type(model).__name__} has none. Closest: {', '.join(near) or 'none'}. {cause}"
+                f"the wiring of {wiring.architecture!r} expects a module {path!r} for"
+                f" {where}, but {type(model).__name__} has none. Closest:"
+                f" {', '.join(near) or 'none'}. {cause}"
             )
     for stack in wiring.stacks:
         yield from _faults_of_stack(stack, modules, names)
@@ -73,7 +83,10 @@ def _faults(
                 [row.kind for row in stack.rows(layer)],
             )
             if not kinds:
-                yield f"{at} has no branch that writes to the stream, expected one or more"
+                yield (
+                    f"{at} has no branch that writes to the stream, expected one or"
+                    " more"
+                )
             if len(set(kinds)) < len(kinds) or not all(kinds):
                 yield f"{at} has branches of the kinds {kinds}; expected one name each"
             for row in stack.rows(layer):
@@ -86,7 +99,9 @@ def _faults(
 
 
 def _paths(wiring: Wiring) -> Iterator[tuple[str, str]]:
-    """Yield every path of a table, absolute, with the field that it stands in; optional ones only where given."""
+    """Yield every path of a table, absolute, with the field that it stands in; optional
+    ones only where given.
+    """
     yield from (("unembed", wiring.unembed.module), ("embed", wiring.embed))
     yield from (("unread", path) for path in wiring.unread)
     if wiring.sizes_from is not None:
@@ -130,25 +145,37 @@ def _faults_of_stack(
         if (attends or name == "d_model") and getattr(stack, name) < 1:
             yield f"{where} has {name}={getattr(stack, name)}, expected at least 1"
     if n_blocks != stack.n_layers:
-        yield f"{where} has n_layers={stack.n_layers}, but {stack.blocks!r} holds {n_blocks} blocks"
+        yield (
+            f"{where} has n_layers={stack.n_layers}, but {stack.blocks!r} holds"
+            f" {n_blocks} blocks"
+        )
     for layer in sorted(set(stack.exceptions) - set(range(stack.n_layers))):
         yield f"{where} has an exception for layer {layer} of {stack.n_layers}"
     for row in branches:
         if not isinstance(row, Attention):
             continue
         if row.keys_from not in ("", *names):
-            yield f"{row.kind} has keys_from={row.keys_from!r}; expected one of the stacks {names}"
+            yield (
+                f"{row.kind} has keys_from={row.keys_from!r}; expected one of the"
+                f" stacks {names}"
+            )
         if row.n_kv_heads < 0 or stack.n_heads % row.count_heads("k", stack.n_heads):
-            yield f"{row.kind} has n_kv_heads={row.n_kv_heads}, which do not divide n_heads={stack.n_heads}"
+            yield (
+                f"{row.kind} has n_kv_heads={row.n_kv_heads}, which do not divide"
+                f" n_heads={stack.n_heads}"
+            )
         if not _patterns_fit(row):
             yield (
-                f"{row.kind} has pattern_layout={row.pattern_layout!r}; with qkv_layout={row.qkv_layout!r} the "
-                "same axes are expected, and 'query key' in the place of the last two"
+                f"{row.kind} has pattern_layout={row.pattern_layout!r}; with"
+                f" qkv_layout={row.qkv_layout!r} the same axes are expected, and 'query"
+                " key' in the place of the last two"
             )
 
 
 def _patterns_fit(row: Attention) -> bool:
-    """Return whether patterns have the axes of scores of such queries and keys; names of leading axes are free."""
+    """Return whether patterns have the axes of scores of such queries and keys; names
+    of leading axes are free.
+    """
     qkv, pattern = split_axes(row.qkv_layout), split_axes(row.pattern_layout)
     if (
         len(qkv) != len(pattern)
@@ -213,14 +240,20 @@ def _faults_of_matrix(
     if part is not None and (
         not 0 <= part.part < parts or ("part" in part.layout) != (parts > 1)
     ):
-        yield f"{where} is part {part.part} of {parts} with the layout {part.layout!r}; name the axis 'part'"
+        yield (
+            f"{where} is part {part.part} of {parts} with the layout {part.layout!r};"
+            " name the axis 'part'"
+        )
     shape = parts * prod(out.values()), prod(into.values())
     if tuple(weight.shape) != shape:
         text = ", ".join(
             f"{name}={size}" for side in (out, into) for name, size in side.items()
         )
         text += f", parts={parts}" if parts > 1 else ""
-        yield f"{where}: the weight of {path!r} is {tuple(weight.shape)}, but the table says {shape} ({text})"
+        yield (
+            f"{where}: the weight of {path!r} is {tuple(weight.shape)}, but the table"
+            f" says {shape} ({text})"
+        )
 
 
 def refuse_no_sums(wiring: Wiring, stack: Stack) -> None:
@@ -228,14 +261,18 @@ def refuse_no_sums(wiring: Wiring, stack: Stack) -> None:
     if not stack.sums:
         name = f" of stack {stack.name!r}" if stack.name else ""
         raise InputError(
-            f"the stream{name} of {wiring.architecture!r} is no sum of writes: a norm follows each sum, so "
-            "nothing reads a write by itself and no lens or attribution is defined. Ablation, patching, recording and "
-            "explanations of inputs are: run.without, probes.causal_effects, probes.activation_patching, run.explain"
+            f"the stream{name} of {wiring.architecture!r} is no sum of writes: a norm"
+            " follows each sum, so nothing reads a write by itself and no lens or"
+            " attribution is defined. Ablation, patching, recording and explanations"
+            " of inputs are: run.without, probes.causal_effects,"
+            " probes.activation_patching, run.explain"
         )
 
 
 def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> None:
-    """Refuse hooks on modules that are compiled, were replaced since the lens was made, or lie inside such a module."""
+    """Refuse hooks on modules that are compiled, were replaced since the lens was made,
+    or lie inside such a module.
+    """
     _refuse_compiled("", model)
     by_path: dict[str, nn.Module | None] = {"": model}
     for path, module in modules:
@@ -250,31 +287,39 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
                     _refuse_compiled(at, here)
         if by_path[path] is not module:
             raise WiringError(
-                f"module {path!r} was taken out of the model or replaced after the lens was made, so a hook on it "
-                "would do nothing. Make a new lens of the changed model: load(model)."
+                f"module {path!r} was taken out of the model or replaced after the lens"
+                " was made, so a hook on it would do nothing. Make a new lens of the"
+                " changed model: load(model)."
             )
         _refuse_compiled(path, module)
 
 
 def _refuse_compiled(path: str, module: nn.Module) -> None:
-    """Refuse ``module.compile()``, and ``torch.compile`` of a module or of its forward, by what torch sets on each."""
+    """Refuse ``module.compile()``, and ``torch.compile`` of a module or of its forward,
+    by what torch sets on each.
+    """
     forward = module.__dict__.get("forward", type(module).forward)
     is_wrapped = "_orig_mod" in module._modules or hasattr(
         forward, "_torchdynamo_orig_callable"
     )
     if is_wrapped or module._compiled_call_impl is not None:
         raise WiringError(
-            f"{path or 'the model'} ({type(module).__name__}) is compiled, and compiled code passes hooks by. Set "
-            "hooks on a model that is not: load it without torch.compile, or undo it, module._compiled_call_impl = "
-            "None after module.compile(), module._orig_mod in place of torch.compile(module), and "
-            "del module.__dict__['forward'] after module.forward = torch.compile(module.forward)."
+            f"{path or 'the model'} ({type(module).__name__}) is compiled, and compiled"
+            " code passes hooks by. Set hooks on a model that is not: load it without"
+            " torch.compile, or undo it, module._compiled_call_impl = None after"
+            " module.compile(), module._orig_mod in place of torch.compile(module),"
+            " and del module.__dict__['forward'] after module.forward ="
+            " torch.compile(module.forward)."
         )
 
 
 def refuse_recomputation(name: str, gradients_at_start: bool) -> None:
-    """Refuse a hook in code that gradient checkpointing will run again in the backward pass, maybe without the hook."""
+    """Refuse a hook in code that gradient checkpointing will run again in the backward
+    pass, maybe without the hook.
+    """
     if torch.is_grad_enabled():
-        # a checkpoint that keeps recording shows as a pair of hooks on what autograd saves
+        # a checkpoint that keeps recording shows as a pair of hooks on what autograd
+        # saves
         is_possible = (
             torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
         )
@@ -283,10 +328,11 @@ def refuse_recomputation(name: str, gradients_at_start: bool) -> None:
         is_possible = gradients_at_start
     if is_possible and _inside_checkpoint():
         raise HookError(
-            f"{name} is passed inside a gradient checkpoint: backward() would run that part of the model again, "
-            "and after the block without its hooks, which gives wrong gradients. Turn checkpointing off "
-            "(model.gradient_checkpointing_disable(), or model.eval() where it is for training only), or run under "
-            "torch.no_grad()."
+            f"{name} is passed inside a gradient checkpoint: backward() would run that"
+            " part of the model again, and after the block without its hooks, which"
+            " gives wrong gradients. Turn checkpointing off"
+            " (model.gradient_checkpointing_disable(), or model.eval() where it is for"
+            " training only), or run under torch.no_grad()."
         )
 
 

@@ -1,4 +1,6 @@
-"""Interventions: small value objects with a target, an edit, and the rows to which it applies."""
+"""Interventions: small value objects with a target, an edit, and the rows to which it
+applies.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ from tsfm_lens.hooks.scopes import RunState
 Target = str | Component
 Rows = int | slice | Sequence[int] | Sequence[bool] | Tensor | None
 Change = Callable[[Tensor, RunState], Tensor]
-"""(the selected rows of an activation, the state of the run) -> their new value, same shape."""
+"""(the selected rows of an activation, the state of the run) -> their new value, same
+shape.
+"""
 
 
 class Intervention(Protocol):
-    """Interface of every intervention; write a frozen dataclass with these members to add your own."""
+    """Interface of every intervention; write a frozen dataclass with these members to
+    add your own.
+    """
 
     @property
     def target(self) -> Target: ...
@@ -55,8 +61,10 @@ class Mean:
     """Intervention that replaces an activation by its mean over a reference set.
 
     Attributes:
-        reference: activations recorded on the reference series; must hold the hook points concerned.
-        per: "position" keeps one mean per token position, "pooled" averages over positions too.
+        reference: activations recorded on the reference series; must hold the hook
+            points concerned.
+        per: "position" keeps one mean per token position, "pooled" averages over
+            positions too.
     """
 
     target: Target
@@ -84,8 +92,9 @@ class Mean:
             stop = first + value.shape[1]
             if stop > len(means) or not bool(counts[first:stop].all()):
                 raise HookError(
-                    f"{point.name}: the reference set covers {int((counts > 0).sum())} positions, the run is at "
-                    f"{first}..{stop - 1}. Record a longer reference or use per='pooled'."
+                    f"{point.name}: the reference set covers {int((counts > 0).sum())}"
+                    f" positions, the run is at {first}..{stop - 1}. Record a longer"
+                    " reference or use per='pooled'."
                 )
             return means[first:stop].to(value).expand_as(value)
 
@@ -94,10 +103,11 @@ class Mean:
 
 @dataclass(frozen=True, eq=False)
 class Resample:
-    """Intervention that replaces an activation by that of another series, drawn from a reference set.
+    """Intervention that replaces an activation by that of another series, drawn from a
+    reference set.
 
-    The seed alone draws one series of the reference for every series of the batch. So all hook points, steps and paths
-    of a series agree.
+    The seed alone draws one series of the reference for every series of the batch. So
+    all hook points, steps and paths of a series agree.
     """
 
     target: Target
@@ -121,7 +131,9 @@ class Resample:
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Intervention that adds Gaussian noise of standard deviation ``scale`` times the token's root mean square."""
+    """Intervention that adds Gaussian noise of standard deviation ``scale`` times the
+    token's root mean square.
+    """
 
     target: Target
     scale: float = 1.0
@@ -152,7 +164,8 @@ class PatchFrom:
     """Intervention that replaces an activation by the same one of another run.
 
     Attributes:
-        source: activations of that run. A single row serves all rows; one row per series serves all of its paths.
+        source: activations of that run. A single row serves all rows; one row per
+            series serves all of its paths.
     """
 
     target: Target
@@ -167,8 +180,9 @@ class PatchFrom:
             source = rows_in_place(self.source, point, value, state)
             if len(value) % len(source):
                 raise HookError(
-                    f"{point.name}: the source run has {len(source)} rows, which do not fit the {len(value)} "
-                    "rows of this run. Use rows=… to choose as many, or record the source with as many series."
+                    f"{point.name}: the source run has {len(source)} rows, which do not"
+                    f" fit the {len(value)} rows of this run. Use rows=… to choose as"
+                    " many, or record the source with as many series."
                 )
             return _copied(source, len(value) // len(source), state).to(value)
 
@@ -180,7 +194,8 @@ class Steer:
     """Intervention that adds a vector.
 
     Attributes:
-        vector: (d_model,) for a layer or branch, (d_head,) at ``hook_z``, or any shape that broadcasts to (pos, …).
+        vector: (d_model,) for a layer or branch, (d_head,) at ``hook_z``, or any shape
+            that broadcasts to (pos, …).
         scale: factor on the vector.
     """
 
@@ -198,8 +213,9 @@ class Steer:
                 return value + self.scale * self.vector.to(value)
             except RuntimeError as error:
                 raise HookError(
-                    f"{point.name}: a vector of shape {tuple(self.vector.shape)} does not fit an activation of "
-                    f"shape {tuple(value.shape)} ({' '.join(point.axes)})"
+                    f"{point.name}: a vector of shape {tuple(self.vector.shape)} does"
+                    f" not fit an activation of shape {tuple(value.shape)}"
+                    f" ({' '.join(point.axes)})"
                 ) from error
 
         return steer
@@ -211,7 +227,8 @@ class EditPattern:
 
     Attributes:
         target: an attention branch or head.
-        edit: takes (batch, head, query, key) and returns the same shape; rows need not sum to 1 after it.
+        edit: takes (batch, head, query, key) and returns the same shape; rows need not
+            sum to 1 after it.
     """
 
     target: Target
@@ -225,7 +242,9 @@ class EditPattern:
 
 
 def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tensor]:
-    """Compute means (pos, …) over all rows of a reference run, and counts (pos,) of the rows that entered each."""
+    """Compute means (pos, …) over all rows of a reference run, and counts (pos,) of the
+    rows that entered each.
+    """
     if len(point.axes) < 2 or point.axes[1] != "pos":
         raise HookError(
             f"{point.name} has axes {' '.join(point.axes)}; a mean needs batch pos …"
@@ -248,7 +267,9 @@ def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tenso
 def _source_rows(
     source: Activations, point: Point, value: Tensor, state: RunState
 ) -> Tensor:
-    """Return the stored activation (source rows, …) for the current step and token positions of a run."""
+    """Return the stored activation (source rows, …) for the current step and token
+    positions of a run.
+    """
     offset = state.offset.get(point.stack, 0)
     calls = source.calls(point.name)
     for call in calls:
@@ -264,17 +285,21 @@ def _source_rows(
         if part.shape[1:] == value.shape[1:]:
             return part
     raise HookError(
-        f"{point.name}: the source run has no activation of shape (…, {', '.join(map(str, value.shape[1:]))}) at "
-        f"step {state.step}, position {offset}; it has {len(calls)} of shape {tuple(calls[0].value.shape)}. "
-        "Both runs need the same context length and horizon: record the source at the horizon of this run "
-        "(lens.ablate has the argument horizon for its reference)."
+        f"{point.name}: the source run has no activation of shape (…,"
+        f" {', '.join(map(str, value.shape[1:]))}) at step {state.step}, position"
+        f" {offset}; it has {len(calls)} of shape {tuple(calls[0].value.shape)}. Both"
+        " runs need the same context length and horizon: record the source at the"
+        " horizon of this run (lens.ablate has the argument horizon for its"
+        " reference)."
     )
 
 
 def rows_in_place(
     source: Activations, point: Point, value: Tensor, state: RunState
 ) -> Tensor:
-    """Return the rows of another run for the current step and positions, those of the part of the batch that runs."""
+    """Return the rows of another run for the current step and positions, those of the
+    part of the batch that runs.
+    """
     rows = _source_rows(source, point, value, state)
     if state.whole is None or len(rows) == 1:
         return rows
@@ -299,7 +324,9 @@ def _drawn_rows(
     rows: Rows,
     seed: int,
 ) -> Tensor:
-    """Draw the rows (n_rows,) below ``n_source`` of a reference run that replace rows of this one, one series each."""
+    """Draw the rows (n_rows,) below ``n_source`` of a reference run that replace rows
+    of this one, one series each.
+    """
     series = state.n_series or n_rows
     index = torch.arange(series)
     if rows is not None:

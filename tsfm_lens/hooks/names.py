@@ -37,15 +37,20 @@ class Point:
     Attributes:
         name: as TransformerLens has it.
         axes: of its value, in the order in which a user sees them.
-        how: "site" for the input or output of a module; else which value inside an attention call.
+        how: "site" for the input or output of a module; else which value inside an
+            attention call.
         site: the module, its side and the layout of its value.
-        stack, layer, kind: where it stands; layer -1 before the first or after the last.
+        stack, layer, kind: where it stands; layer -1 before the first or after the
+            last.
         over: what an attention mixes.
-        row_axis: axis that counts series; in patterns between series it is the axis of queries.
-        aside: hook point of the write to which edits are added, if this value is only the input of a branch.
+        row_axis: axis that counts series; in patterns between series it is the axis of
+            queries.
+        aside: hook point of the write to which edits are added, if this value is only
+            the input of a branch.
         heads: number of heads along the axis of heads, 0 without one.
         mix: the factors that a block puts on a write and on the stream.
-        joined: as in :class:`tsfm_lens.hooks.wiring.Attention`, of a value inside an attention call.
+        joined: as in :class:`tsfm_lens.hooks.wiring.Attention`, of a value inside an
+            attention call.
     """
 
     name: str
@@ -64,10 +69,13 @@ class Point:
 
 
 def hook_points(wiring: Wiring) -> dict[str, Point]:
-    """Return all hook points of a model by name, in order of execution within each stack."""
+    """Return all hook points of a model by name, in order of execution within each
+    stack.
+    """
     points = [point for stack in wiring.stacks for point in _stack_points(stack)]
     axes = wiring.unembed.layout.replace("series variate", "batch").split()
-    # batch, position where the readout has one, then the table's own axes in their order there
+    # batch, position where the readout has one, then the table's own axes in their
+    # order there
     axes.sort(key=lambda axis: {"batch": 0, "pos": 1}.get(axis, 2))
     points.append(
         Point(
@@ -172,14 +180,17 @@ def _attention_points(
 
 
 def get_name(point: Any) -> Any:
-    """Return the name of a hook point that is given itself; a name or another key as it is."""
+    """Return the name of a hook point that is given itself; a name or another key as it
+    is.
+    """
     return point.name if isinstance(point, HookPoint) else point
 
 
 def select(
     names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = ""
 ) -> list[str]:
-    """Return names that equal ``pattern`` or match it as a glob, or the one with this name in TransformerLens.
+    """Return names that equal ``pattern`` or match it as a glob, or the one with this
+    name in TransformerLens.
 
     A component selects the hook point of its write, see :func:`find_point`.
     """
@@ -209,7 +220,9 @@ def select(
 
 
 def nearest(names: Iterable[str], key: Key) -> list[str]:
-    """Return names whose ends are closest to a key's, at the stack and attention that it names; all if none is."""
+    """Return names whose ends are closest to a key's, at the stack and attention that
+    it names; all if none is.
+    """
     available = list(names)
     short, *texts = key if isinstance(key, tuple) else (key,)
     # a whole name is compared as a whole

@@ -16,7 +16,9 @@ from tsfm_lens.core.errors import WiringError
 
 
 def get_output(output: Any, arg: int | str) -> Tensor:
-    """Return the tensor at ``arg`` of a module's output; a bare tensor is its own only element."""
+    """Return the tensor at ``arg`` of a module's output; a bare tensor is its own only
+    element.
+    """
     if isinstance(output, Tensor):
         return output
     try:
@@ -27,7 +29,8 @@ def get_output(output: Any, arg: int | str) -> Tensor:
         ) from error
     if not isinstance(value, Tensor):
         raise WiringError(
-            f"element {arg!r} of the module output is {type(value).__name__}, not a tensor"
+            f"element {arg!r} of the module output is {type(value).__name__}, not a"
+            " tensor"
         )
     return value
 
@@ -47,7 +50,9 @@ def put_output(output: Any, arg: int | str, value: Tensor) -> Any:
 
 
 def get_input(args: tuple[Any, ...], kwargs: dict[str, Any], arg: int | str) -> Tensor:
-    """Return the tensor at ``arg`` of a module's inputs; an index past the positional ones counts the keywords."""
+    """Return the tensor at ``arg`` of a module's inputs; an index past the positional
+    ones counts the keywords.
+    """
     value: Any = None
     if isinstance(arg, str):
         value = kwargs.get(arg)
@@ -73,7 +78,9 @@ def put_input(
 
 
 def list_modules(model: nn.Module) -> list[nn.Module]:
-    """List a module and all within it, a shared one at each of its places; a tenth of the time of torch's own walk."""
+    """List a module and all within it, a shared one at each of its places; a tenth of
+    the time of torch's own walk.
+    """
     modules: list[nn.Module | None] = [model]
     for module in modules:
         # a place may be empty
@@ -83,7 +90,9 @@ def list_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the precision of ``torch.autocast`` where it is on for a device, else None."""
+    """Return the precision of ``torch.autocast`` where it is on for a device, else
+    None.
+    """
     kind = device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
@@ -92,7 +101,9 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of one shape and type have the same bits, NaN included."""
+    """Return whether two tensors of one shape and type have the same bits, NaN
+    included.
+    """
     kind = _INTEGERS.get(a.element_size(), a.dtype)
     return torch.equal(a.detach().view(kind), b.detach().view(kind))
 
@@ -104,7 +115,9 @@ Sizes = Mapping[str, int]
 def to_vocabulary(
     tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes
 ) -> Tensor:
-    """Return a native tensor in the axes of the vocabulary; a view wherever torch can make one."""
+    """Return a native tensor in the axes of the vocabulary; a view wherever torch can
+    make one.
+    """
     if _is_vocabulary(layout, axes):
         return tensor.squeeze(layout.split().index("1")) if " 1 " in layout else tensor
     side = _vocabulary_side(layout, axes)
@@ -113,7 +126,8 @@ def to_vocabulary(
     except EinopsError as error:
         reason = str(error).strip().splitlines()[-1]
         raise WiringError(
-            f"a tensor of shape {tuple(tensor.shape)} does not have the layout {layout!r} of the wiring: {reason}"
+            f"a tensor of shape {tuple(tensor.shape)} does not have the layout"
+            f" {layout!r} of the wiring: {reason}"
         ) from error
 
 
@@ -130,7 +144,9 @@ def to_native(
 
 
 def fold_leading(tensor: Tensor, layout: str) -> Tensor:
-    """Fold axes in front of those of the layout (quantile paths of a rollout) into its first axis."""
+    """Fold axes in front of those of the layout (quantile paths of a rollout) into its
+    first axis.
+    """
     extra = tensor.ndim - len(split_axes(layout))
     return tensor.flatten(0, extra) if extra > 0 else tensor
 
@@ -143,12 +159,16 @@ def split_axes(layout: str) -> list[str]:
 
 @cache
 def _is_vocabulary(layout: str, axes: tuple[str, ...]) -> bool:
-    """Return whether a native tensor has the axes of the vocabulary already, apart from axes of length 1."""
+    """Return whether a native tensor has the axes of the vocabulary already, apart from
+    axes of length 1.
+    """
     return layout.split() == list(axes) or axes[-2:] == ("query", "key")
 
 
 def _vocabulary_side(layout: str, axes: tuple[str, ...]) -> str:
-    """Write the vocabulary's side of a rearrangement; its batch counts variates where a layout separates them."""
+    """Write the vocabulary's side of a rearrangement; its batch counts variates where a
+    layout separates them.
+    """
     return " ".join(
         "(series variate)" if axis == "batch" and "variate" in layout else axis
         for axis in axes
@@ -173,7 +193,9 @@ def explicit_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute attention scores before the softmax, with mask and bias, as scaled_dot_product_attention forms them."""
+    """Compute attention scores before the softmax, with mask and bias, as
+    scaled_dot_product_attention forms them.
+    """
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q @ k.transpose(-2, -1) * factor
     if is_causal:
@@ -191,7 +213,9 @@ def explicit_attention(
 
 
 def softmax_rows(scores: Tensor) -> Tensor:
-    """Apply the softmax over keys; a row with no allowed key gets pattern 0, as the fused kernels give."""
+    """Apply the softmax over keys; a row with no allowed key gets pattern 0, as the
+    fused kernels give.
+    """
     pattern = torch.softmax(scores, dim=-1)
     empty = (scores == float("-inf")).all(dim=-1, keepdim=True)
     return torch.where(empty, torch.zeros_like(pattern), pattern)
@@ -201,7 +225,9 @@ _RMS_NORMS: WeakSet[Any] = WeakSet()
 
 
 def rms_scale(norm: Any, x: Tensor) -> Tensor:
-    """Return the factor per channel that a root-mean-square norm puts on ``x``: (…, d_model) or (…, 1)."""
+    """Return the factor per channel that a root-mean-square norm puts on ``x``: (…,
+    d_model) or (…, 1).
+    """
     if norm not in _RMS_NORMS:
         probe = (
             torch.linspace(-2.0, 3.0, x.shape[-1], dtype=x.dtype, device=x.device)[None]
@@ -219,9 +245,10 @@ def rms_scale(norm: Any, x: Tensor) -> Tensor:
                 atol=1e-5,
             ):
                 raise WiringError(
-                    f"{type(norm).__name__} is not a root-mean-square norm with a plain gain; its scale cannot be "
-                    "frozen. For the last norm, give the adapter its own final_norm(resid, like), which divides by "
-                    "the scale of like"
+                    f"{type(norm).__name__} is not a root-mean-square norm with a plain"
+                    " gain; its scale cannot be frozen. For the last norm, give the"
+                    " adapter its own final_norm(resid, like), which divides by the"
+                    " scale of like"
                 )
         _RMS_NORMS.add(norm)
     return _rms_scale(norm, x)
@@ -252,7 +279,9 @@ def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:
 
 
 def without_gain(norm: Any, parts: Tensor, like: Tensor) -> Tensor:
-    """Normalise parts of a stream by a norm that has the scale of the whole stream: no gain, no bias."""
+    """Normalise parts of a stream by a norm that has the scale of the whole stream: no
+    gain, no bias.
+    """
     if isinstance(norm, nn.LayerNorm):
         deviation = (like.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
         return (parts - parts.mean(-1, keepdim=True)) / deviation

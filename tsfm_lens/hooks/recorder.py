@@ -1,4 +1,6 @@
-"""Recording activations while a model runs, and forwards that end where a layer would begin."""
+"""Recording activations while a model runs, and forwards that end where a layer would
+begin.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def last_query(tensor: Tensor) -> Tensor:
-    """Reduce activations to the last position (streams, heads) or the last query (patterns).
+    """Reduce activations to the last position (streams, heads) or the last query
+    (patterns).
 
     Example:
         >>> hooks.last_query(torch.zeros(2, 7, 64)).shape
@@ -38,10 +41,11 @@ def last_query(tensor: Tensor) -> Tensor:
 
 
 def by_row(function: _Function) -> _Function:
-    """Mark a hook or reducer that treats every row of a batch by itself, so that a batch may run in parts.
+    """Mark a hook or reducer that treats every row of a batch by itself, so that a
+    batch may run in parts.
 
-    The result of such a reducer has the rows of its argument along its first axis. It may be called more often than
-    there are passes.
+    The result of such a reducer has the rows of its argument along its first axis. It
+    may be called more often than there are passes.
 
     Example:
         >>> first_token = hooks.by_row(lambda tensor: tensor[:, :1])
@@ -66,7 +70,9 @@ def record(
     reduce: Reducer | Mapping[str, Reducer] | None = None,
     gradients: bool = False,
 ) -> Block[Activations]:
-    """Record the values of the named hook points while the block runs, in this thread and task."""
+    """Record the values of the named hook points while the block runs, in this thread
+    and task.
+    """
     selection = list(names)
     reducers = select_reducers(selection, reduce)
     state = registry.state
@@ -83,7 +89,8 @@ def record(
             getattr(handle.user_hook, "reads_only", False)
             for handle in tuple(hook.fwd_hooks)
         ):
-            # a later hook may write into the value; a small view would keep the whole tensor alive
+            # a later hook may write into the value; a small view would keep the whole
+            # tensor alive
             tensor = tensor.clone()
         if device is not None:
             tensor = tensor.to(device)
@@ -104,7 +111,9 @@ def record(
 def at_positions(
     points: Mapping[str, Point], names: Iterable[str], which: Any
 ) -> dict[str, Reducer]:
-    """Make reducers that keep some positions (of patterns, queries); activations without positions are kept whole."""
+    """Make reducers that keep some positions (of patterns, queries); activations
+    without positions are kept whole.
+    """
     part = Slice.unwrap(which)
 
     def keep(place: int | None, tensor: Tensor) -> Tensor:
@@ -142,7 +151,9 @@ def select_reducers(
 def axes_after(
     axes: tuple[str, ...], value: Tensor, result: Tensor, reducer: Reducer
 ) -> tuple[str, ...]:
-    """Return the names of the axes of a reduced activation; "axis_0", … for those that are ambiguous."""
+    """Return the names of the axes of a reduced activation; "axis_0", … for those that
+    are ambiguous.
+    """
     if result.ndim == value.ndim == len(axes):
         return axes
     unknown = tuple(f"axis_{index}" for index in range(result.ndim))
@@ -191,7 +202,8 @@ def _stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
         location = Component.parse(str(layer))
         if location.kind is not None:
             raise InputError(
-                f"stop_at_layer {str(layer)!r} is a {location.level}; expected a layer, such as {location.layer}"
+                f"stop_at_layer {str(layer)!r} is a {location.level}; expected a layer,"
+                f" such as {location.layer}"
             )
         stack, index = wiring.stack(location.stack), location.layer
     position = index + stack.n_layers if index < 0 else index
@@ -213,7 +225,9 @@ def passed_before(registry: HookRegistry, layer: int | str | Component) -> list[
 def record_stream(
     registry: HookRegistry, layer: int | str | Component, run: Callable[[], Any]
 ) -> Tensor:
-    """Run a forward up to a layer and return its input stream, (row, pos, d_model), edits of other hooks included."""
+    """Run a forward up to a layer and return its input stream, (row, pos, d_model),
+    edits of other hooks included.
+    """
 
     def stop(value: Tensor, hook: Any) -> None:
         raise _Arrival(value)

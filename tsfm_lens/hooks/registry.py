@@ -1,10 +1,12 @@
-"""Hook registry: TransformerLens hook points on a native model that is never edited, and each thread's hooks there.
+"""Hook registry: TransformerLens hook points on a native model that is never edited,
+and each thread's hooks there.
 
 Setting: Block -> HookScope.open -> HookDispatcher.settle -> _connect -> TorchHook.set.
-Firing: TorchHook.__call__ -> HookDispatcher._run -> pass_through -> _fire -> _through -> the user's hook.
+Firing: TorchHook.__call__ -> HookDispatcher._run -> pass_through -> _fire -> _through
+-> the user's hook.
 
-Torch hooks are seen by every thread, so each of ours first asks whether it is in its own. The hooks on the model follow
-from the open blocks: nothing is counted up or down.
+Torch hooks are seen by every thread, so each of ours first asks whether it is in its
+own. The hooks on the model follow from the open blocks: nothing is counted up or down.
 """
 
 from __future__ import annotations
@@ -64,13 +66,14 @@ class HookRegistry:
         points: by name, in order of execution.
         rank: index of each in this order.
         hooked: the TransformerLens hook point of each.
-        inside_attention: the points inside an attention call, by path of the attention and what they are.
+        inside_attention: the points inside an attention call, by path of the attention
+            and what they are.
         sites: paths of the modules at which points are.
         targets: the resolved targets of interventions.
 
     Raises:
-        WiringError: a path of the wiring does not exist in the model, or a size differs. The message names the entry
-            and the model's value.
+        WiringError: a path of the wiring does not exist in the model, or a size
+            differs. The message names the entry and the model's value.
     """
 
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
@@ -98,7 +101,9 @@ class HookRegistry:
         return type(self), (self.model, self.wiring)
 
     def gains(self, point: Point) -> tuple[float, float]:
-        """Return the factors that the block puts on a write at a hook point, and on the stream that it is added to."""
+        """Return the factors that the block puts on a write at a hook point, and on the
+        stream that it is added to.
+        """
         return (
             point.mix(self.modules[self.wiring.stack(point.stack).block(point.layer)])
             if point.mix
@@ -144,7 +149,9 @@ class HookRegistry:
         return self.session.state
 
     def attach(self) -> AbstractContextManager[None]:
-        """While the block runs, connect hooks that ``add_hook`` set and that no open block has connected."""
+        """While the block runs, connect hooks that ``add_hook`` set and that no open
+        block has connected.
+        """
         return (
             Block(HookScope(self, None))
             if self.session.unconnected()
@@ -153,7 +160,9 @@ class HookRegistry:
 
 
 class OwnedHookPoint(HookPoint):
-    """Hook point of a registry, which connects it where a hook of a running model sets another hook here."""
+    """Hook point of a registry, which connects it where a hook of a running model sets
+    another hook here.
+    """
 
     name: str
 
@@ -162,20 +171,26 @@ class OwnedHookPoint(HookPoint):
         self._registry, self.name = registry, name
 
     def add_hook(self, *args: Any, **kwargs: Any) -> LensHandle:
-        """Add a hook as TransformerLens does; it acts from here on, in a pass that is under way, too."""
+        """Add a hook as TransformerLens does; it acts from here on, in a pass that is
+        under way, too.
+        """
         handle = super().add_hook(*args, **kwargs)
         self._registry.session.include(self.name)
         return handle
 
     def register_forward_hook(self, hook: Any, **options: Any) -> RemovableHandle:
-        """Register a hook of ``add_hook``; HookError for any other, see :meth:`_refuse_foreign`."""
+        """Register a hook of ``add_hook``; HookError for any other, see
+        :meth:`_refuse_foreign`.
+        """
         self._refuse_foreign(hook)
         return super().register_forward_hook(hook, **options)
 
     def register_full_backward_hook(
         self, hook: Any, prepend: bool = False
     ) -> RemovableHandle:
-        """Register a hook of ``add_hook``; HookError for any other, see :meth:`_refuse_foreign`."""
+        """Register a hook of ``add_hook``; HookError for any other, see
+        :meth:`_refuse_foreign`.
+        """
         self._refuse_foreign(hook)
         return super().register_full_backward_hook(hook, prepend)
 
@@ -185,14 +200,18 @@ class OwnedHookPoint(HookPoint):
         return super().register_forward_pre_hook(hook, **options)
 
     def _refuse_foreign(self, hook: Any) -> None:
-        """Refuse hooks that torch, or a library such as captum, sets: the native model does not call this module."""
+        """Refuse hooks that torch, or a library such as captum, sets: the native model
+        does not call this module.
+        """
         if not getattr(hook, "__qualname__", "").startswith("HookPoint.add_hook."):
             site = self._registry.points[self.name].site
             side = "input" if site.side == "in" else "output"
             raise HookError(
-                f"{self.name} is no module of the native model, so a torch hook on it would not be called. Name the "
-                f"native module instead, whose {side} it shows: lens.model.get_submodule({site.module!r}); hooks of "
-                f"TransformerLens's kind are set by lens.add_hook({self.name!r}, function)"
+                f"{self.name} is no module of the native model, so a torch hook on it"
+                f" would not be called. Name the native module instead, whose {side} it"
+                f" shows: lens.model.get_submodule({site.module!r}); hooks of"
+                f" TransformerLens's kind are set by lens.add_hook({self.name!r},"
+                " function)"
             )
 
     def add_scoped(
@@ -204,7 +223,9 @@ class OwnedHookPoint(HookPoint):
 
 @dataclass
 class Act:
-    """Callback at one side of a module: its rank (lowest first) and the points that it serves; None notes the end."""
+    """Callback at one side of a module: its rank (lowest first) and the points that it
+    serves; None notes the end.
+    """
 
     rank: float
     call: Callable[..., Any] | None
@@ -212,7 +233,9 @@ class Act:
 
 
 class HookDispatcher:
-    """One thread's hooks on a model: its open blocks, in order of entry, alone determine the torch hooks there."""
+    """One thread's hooks on a model: its open blocks, in order of entry, alone
+    determine the torch hooks there.
+    """
 
     def __init__(self, registry: HookRegistry) -> None:
         self._registry, self._wiring, self._thread = (
@@ -226,17 +249,21 @@ class HookDispatcher:
         self._acts: dict[ModuleSide, list[Act]] = {}
         self._connections: dict[str, list[Connection]] = {}
         self._tracking = list(self._track())
-        # attentions whose calls it looks at, and by path of one that was entered whether it has made its call
+        # attentions whose calls it looks at, and by path of one that was entered
+        # whether it has made its call
         self.attentions: dict[nn.Module, str] = {}
         self.called: dict[str, bool] = {}
         # whether gradients were recorded when the model was entered
         self._gradients = False
-        # by hook point: edits for a write to carry, and the output of heads in this pass
+        # by hook point: edits for a write to carry, and the output of heads in this
+        # pass
         self._edits: dict[str, Tensor] = {}
         self._heads: dict[str, Tensor] = {}
 
     def acting(self) -> list[HookScope[Any]]:
-        """Return the open blocks that act on what runs now; errors as in :meth:`HookScope.acts`."""
+        """Return the open blocks that act on what runs now; errors as in
+        :meth:`HookScope.acts`.
+        """
         return [*filter(HookScope.acts, self.scopes)]
 
     def _active_hooks(self, name: str) -> list[Any]:
@@ -268,10 +295,12 @@ class HookDispatcher:
             scopes[-1].include(name)
 
     def across_rows(self, *, parts: bool = True) -> list[str]:
-        """Return the hook points whose hooks may look at several series at once, so that a batch must stay whole.
+        """Return the hook points whose hooks may look at several series at once, so
+        that a batch must stay whole.
 
-        A function with a true attribute ``by_row`` treats every row of a batch by itself. One with a true attribute
-        ``by_place`` does so if the run's state says which rows run, as in ``parts`` of the lens's own.
+        A function with a true attribute ``by_row`` treats every row of a batch by
+        itself. One with a true attribute ``by_place`` does so if the run's state says
+        which rows run, as in ``parts`` of the lens's own.
         """
         marks = ("by_row", "by_place") if parts else ("by_row",)
 
@@ -298,22 +327,27 @@ class HookDispatcher:
             kind = type(self._registry.modules[path]).__name__
             rest = f" (and {len(inert) - 1} more hook points)" if len(inert) > 1 else ""
             raise HookError(
-                f"the model ran, but never passed {inert[0]}{rest}, so the hooks there did nothing: the wiring "
-                f"expects it at {path!r} ({kind}), which was not called. "
-                "Code that uses the weights of a module without calling it passes hooks by (nn.MultiheadAttention, "
-                "which is wired with z_inside=True; fused kernels), and so does a stack whose output was computed "
-                "before the block and handed in. Wire a module that is called, turn the fused path off, or run the "
-                "stack inside the block."
+                f"the model ran, but never passed {inert[0]}{rest}, so the hooks there"
+                f" did nothing: the wiring expects it at {path!r} ({kind}), which was"
+                " not called. Code that uses the weights of a module without calling"
+                " it passes hooks by (nn.MultiheadAttention, which is wired with"
+                " z_inside=True; fused kernels), and so does a stack whose output was"
+                " computed before the block and handed in. Wire a module that is"
+                " called, turn the fused path off, or run the stack inside the block."
             )
         if len(silent) == len(names) and not scope.full_runs and scope.elsewhere:
             raise HookError(
-                f"the model ran in another thread only, or in another task, and hooks act where their block was "
-                f"opened: those on {names[0]}{' and other points' if len(names) > 1 else ''} did nothing. Open the "
-                "block inside the function that the other thread or task runs."
+                "the model ran in another thread only, or in another task, and hooks"
+                " act where their block was opened: those on"
+                f" {names[0]}{' and other points' if len(names) > 1 else ''} did"
+                " nothing. Open the block inside the function that the other thread or"
+                " task runs."
             )
 
     def _witnesses(self, point: Point) -> tuple[str, ...]:
-        """Return modules that cannot run to their end without passing a hook point: the model, and its block."""
+        """Return modules that cannot run to their end without passing a hook point: the
+        model, and its block.
+        """
         block = self._wiring.stack(point.stack).block(max(point.layer, 0))
         return (
             ("", block)
@@ -322,9 +356,12 @@ class HookDispatcher:
         )
 
     def settle(self) -> None:
-        """Bring the hooks on the model in line with the open blocks; may be broken off, and called again."""
+        """Bring the hooks on the model in line with the open blocks; may be broken off,
+        and called again.
+        """
         if self._thread is not threading.current_thread() and self._thread.is_alive():
-            # a block that the collector ends in another thread; its hooks are inert, and this one's next block settles
+            # a block that the collector ends in another thread; its hooks are inert,
+            # and this one's next block settles
             return
         self.scopes = tuple([scope for scope in self.scopes if scope.is_open])
         activations: dict[ModuleSide, dict[str, Act]] = {}
@@ -371,7 +408,9 @@ class HookDispatcher:
     def _run(
         self, side: ModuleSide, module: nn.Module, args: Any, kwargs: Any, *output: Any
     ) -> Any:
-        """Call the acts at a side of a module in order of rank; torch's own order is that of setting."""
+        """Call the acts at a side of a module in order of rank; torch's own order is
+        that of setting.
+        """
         scopes, replacement = self.acting(), None
         activations = self._acts.get(side, [])
         if len(scopes) < len(self.scopes):
@@ -410,8 +449,8 @@ class HookDispatcher:
     def _connect(self, point: Point) -> list[Connection]:
         """Return the connections that one hook point needs on the model."""
         path, rank = point.site.module, self._registry.rank[point.name]
-        # notes the runs of modules that come to their end
-        # torch asks a module for hooks at its entry, so one that is inside a site may set another at the site's end
+        # notes the runs of modules that come to their end torch asks a module for hooks
+        # at its entry, so one that is inside a site may set another at the site's end
         around = [site for site in self._registry.sites if path.startswith(f"{site}.")]
         bounds = dict.fromkeys((*self._witnesses(point), *around))
         connections: list[Connection] = [
@@ -430,7 +469,9 @@ class HookDispatcher:
     def _connect_attention(
         self, path: str, joined: Callable[..., Any] | None = None
     ) -> Iterator[Connection]:
-        """Turn the interceptor on around an attention, and refuse one that runs without its attention call."""
+        """Turn the interceptor on around an attention, and refuse one that runs without
+        its attention call.
+        """
 
         def enter(module: nn.Module, *call: Any) -> Any:
             self.called[self.attentions.get(module, "")] = False
@@ -438,12 +479,14 @@ class HookDispatcher:
             return joined and joined(*call)
 
         def check(module: nn.Module, *_call: Any) -> None:
-            # one that was looked at from its middle on, by the hook of a hook, has not been entered
+            # one that was looked at from its middle on, by the hook of a hook, has not
+            # been entered
             if self.called.pop(path, True) is False:
                 raise WiringError(
-                    f"{path} ({type(module).__name__}) computed attention without torch's "
-                    "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its 'sdpa' "
-                    "attention, without xformers or another fused replacement."
+                    f"{path} ({type(module).__name__}) computed attention without"
+                    " torch's scaled_dot_product_attention, so its inside cannot be"
+                    " seen. Load the model with its 'sdpa' attention, without xformers"
+                    " or another fused replacement."
                 )
 
         for at in brackets(path, self._registry.modules[path]):
@@ -521,7 +564,9 @@ class HookDispatcher:
         return pass_through
 
     def _carry_edits(self, point: Point) -> Connection:
-        """Add an edit on the way into a branch to the branch's write, so that the stream has it too."""
+        """Add an edit on the way into a branch to the branch's write, so that the
+        stream has it too.
+        """
         registry, write = self._registry, self._registry.points[point.aside]
 
         def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
@@ -549,7 +594,9 @@ class HookDispatcher:
         )
 
     def _connect_result(self, point: Point) -> Iterator[Connection]:
-        """Compute each head's write, a norm behind it frozen to this pass's scale; only an edit changes the sum."""
+        """Compute each head's write, a norm behind it frozen to this pass's scale; only
+        an edit changes the sum.
+        """
         stack, rank = self._wiring.stack(point.stack), self._registry.rank[point.name]
         row, path = stack.attention(point.kind, point.layer), point.site.module
         layout = row.write.layout if row.post_norm else row.stream_layout
@@ -605,7 +652,9 @@ class HookDispatcher:
         )
 
     def fire_inside(self, path: str, how: str, tensor: Tensor) -> Tensor:
-        """Pass "q", "k", "v", "scores", "pattern", "z", or "result", which is z after all its hooks, to the hooks."""
+        """Pass "q", "k", "v", "scores", "pattern", "z", or "result", which is z after
+        all its hooks, to the hooks.
+        """
         if not self.in_use_inside(path, how):
             return tensor
         point = self._registry.inside_attention[path, how]
@@ -619,7 +668,9 @@ class HookDispatcher:
         return {**self.state.sizes, "head": self._wiring.stack(point.stack).n_heads}
 
     def _fire(self, point: Point, native: Tensor) -> Tensor:
-        """Pass a native tensor to a hook point's hooks; the very same tensor comes back if nobody changed it."""
+        """Pass a native tensor to a hook point's hooks; the very same tensor comes back
+        if nobody changed it.
+        """
         layout, axes, sizes = point.site.layout, point.axes, self._sizes(point)
         value = to_vocabulary(fold_leading(native, layout), layout, axes, sizes)
         factor = self._registry.gains(point)[0]
@@ -650,8 +701,9 @@ class HookDispatcher:
             acting_hooks(hook_point.bwd_hooks, scopes)
         ) < len(hook_point.bwd_hooks):
             raise HookError(
-                f"another thread has backward hooks on {point.name}, or another task has, and torch cannot keep them "
-                "apart. Let one block with backward hooks end before another thread or task hooks the same points."
+                f"another thread has backward hooks on {point.name}, or another task"
+                " has, and torch cannot keep them apart. Let one block with backward"
+                " hooks end before another thread or task hooks the same points."
             )
         hooks = acting_hooks(hook_point.fwd_hooks, scopes)
         if all(getattr(hook, "reads_only", False) for hook in hooks):
@@ -674,9 +726,11 @@ class HookDispatcher:
                 else f"a {type(new).__name__}"
             )
             raise WiringError(
-                f"the hook on {point.name} returned {kind}, expected {_kind(value)} ({' '.join(point.axes)})"
+                f"the hook on {point.name} returned {kind}, expected {_kind(value)}"
+                f" ({' '.join(point.axes)})"
             )
-        # a tensor made under torch.inference_mode() may not enter the graph of a run outside of it
+        # a tensor made under torch.inference_mode() may not enter the graph of a run
+        # outside of it
         return (
             new.clone()
             if new.is_inference() and not torch.is_inference_mode_enabled()
@@ -685,7 +739,10 @@ class HookDispatcher:
 
 
 def _kind(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+    return (
+        f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on"
+        f" {tensor.device}"
+    )
 
 
 class Namespace(nn.Module):
@@ -697,12 +754,15 @@ class Namespace(nn.Module):
         except AttributeError:
             names = ", ".join(self._modules) if "_modules" in self.__dict__ else ""
         raise AttributeError(
-            f"no {name!r} here, only hook points: {names}. Weights are in lens.weights.heads(layer) and .mlp(layer)"
+            f"no {name!r} here, only hook points: {names}. Weights are in"
+            " lens.weights.heads(layer) and .mlp(layer)"
         )
 
 
 def attach_point(root: nn.Module, name: str, point: nn.Module) -> None:
-    """Register a hook point in a tree of plain modules so that its dotted name is its path, and layers are counted."""
+    """Register a hook point in a tree of plain modules so that its dotted name is its
+    path, and layers are counted.
+    """
     parts = name.split(".")
     for part, inside in pairwise(parts):
         if part not in root._modules:

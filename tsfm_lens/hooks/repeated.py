@@ -1,4 +1,6 @@
-"""Rows that variants share, stored once and handed on as if they had been copied; a few functions keep it so."""
+"""Rows that variants share, stored once and handed on as if they had been copied; a few
+functions keep it so.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch.utils._pytree import tree_map
 
 
 class Repeated(Tensor):
-    """Tensor whose row ``(b * len(single) + r) * each + i`` is row r of ``single``, for every b and i."""
+    """Tensor whose row ``(b * len(single) + r) * each + i`` is row r of ``single``, for
+    every b and i.
+    """
 
     single: Tensor | None
     times: tuple[int, int]
@@ -67,7 +71,9 @@ class Repeated(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func`` on the rows stored once if it treats rows alike, otherwise on the copies."""
+        """Run ``func`` on the rows stored once if it treats rows alike, otherwise on
+        the copies.
+        """
         kwargs = kwargs or {}
         if func in _FACTS:
             with torch._C.DisableTorchFunctionSubclass():
@@ -90,7 +96,9 @@ class Repeated(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run on the copies any function that torch does not offer to ``__torch_function__``."""
+        """Run on the copies any function that torch does not offer to
+        ``__torch_function__``.
+        """
         return func(
             *tree_map(_materialize, args),
             **tree_map(_materialize, _release(func, args, kwargs or {})),
@@ -104,7 +112,9 @@ def _materialize(value: Any) -> Any:
 def _release(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the keywords; tensors that a function writes into hold their copies from now on."""
+    """Return the keywords; tensors that a function writes into hold their copies from
+    now on.
+    """
     name = getattr(func, "__name__", "").split(".")[0]
     in_place = (
         name == "__setitem__"
@@ -122,7 +132,8 @@ def _again(tensor: Repeated, single: Tensor) -> Repeated:
     return Repeated(single, *tensor.times)
 
 
-# --- functions that keep rows apart; each returns NotImplemented where it would not ----------------------------------
+# --- functions that keep rows apart; each returns NotImplemented where it would not
+# ----------------------------------
 
 
 def _each(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,7 +172,9 @@ def _swap(func: Any, tensor: Any, first: int, second: int) -> Any:
 def _concatenate(
     func: Any, tensors: Any, dim: int = 0, *, out: Tensor | None = None
 ) -> Any:
-    """Concatenate every row with the same row of others; torch leaves out a list of no numbers."""
+    """Concatenate every row with the same row of others; torch leaves out a list of no
+    numbers.
+    """
     parts = [
         part
         for part in tensors
@@ -204,7 +217,9 @@ def _attend(
     is_causal: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Attend with the queries of all copies folded into the query axis of the rows that they attend to."""
+    """Attend with the queries of all copies folded into the query axis of the rows that
+    they attend to.
+    """
     if (
         not isinstance(key, Repeated)
         or not key.like(value)
@@ -221,7 +236,8 @@ def _attend(
     copies = blocks, len(key.single), each
 
     def fold(rows: Tensor) -> Tensor:
-        # (variant · series · path, head, query, d) to (series, head, variant · path · query, d)
+        # (variant · series · path, head, query, d) to (series, head, variant · path ·
+        # query, d)
         return rows.unflatten(0, copies).permute(1, 3, 0, 2, 4, 5).flatten(2, 4)
 
     if mask is not None and (mask.ndim != 4 or mask.shape[-2] != 1 or len(mask) != 1):

@@ -1,4 +1,6 @@
-"""Native calls, recorded as they are, and modules that hand back stored outputs instead of computing them again."""
+"""Native calls, recorded as they are, and modules that hand back stored outputs instead
+of computing them again.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _FEW = 2**16
 
 
 class Turns:
-    """Queue in which one thread at a time holds a turn, by a token; each change is one call of C, for interrupts."""
+    """Queue in which one thread at a time holds a turn, by a token; each change is one
+    call of C, for interrupts.
+    """
 
     def __init__(self) -> None:
         self._queue: list[tuple[int, object]] = []
@@ -47,7 +51,9 @@ ONE_RUN = Turns()
 
 
 class OtherCalls(Exception):
-    """Error of a pass that calls a module more or less often than the recorded one, so that nothing can be replayed."""
+    """Error of a pass that calls a module more or less often than the recorded one, so
+    that nothing can be replayed.
+    """
 
 
 class NativeCall(NamedTuple):
@@ -69,7 +75,9 @@ class NativeCall(NamedTuple):
 def _noted(
     model: nn.Module, paths: Iterable[str], side: Side, note: Callable[..., Any]
 ) -> Block[dict[str, list[Any]]]:
-    """Keep ``note(path, args, kwargs[, output])`` of every call of each module, by path, while the block runs."""
+    """Keep ``note(path, args, kwargs[, output])`` of every call of each module, by
+    path, while the block runs.
+    """
     notes: dict[str, list[Any]] = {path: [] for path in paths}
 
     def keep(path: str, _module: nn.Module, *call: Any) -> None:
@@ -87,7 +95,9 @@ def _noted(
 def recorded_calls(
     model: nn.Module, paths: Iterable[str]
 ) -> Block[dict[str, list[NativeCall]]]:
-    """Keep every call of each module, by dotted path below the model, while the block runs."""
+    """Keep every call of each module, by dotted path below the model, while the block
+    runs.
+    """
     return _noted(
         model,
         paths,
@@ -99,7 +109,9 @@ def recorded_calls(
 def recorded_outputs(
     model: nn.Module, paths: Iterable[str]
 ) -> Block[dict[str, list[Any]]]:
-    """Record the full output of each call of each module, detached, while the block runs."""
+    """Record the full output of each call of each module, detached, while the block
+    runs.
+    """
     return _noted(
         model,
         paths,
@@ -111,7 +123,9 @@ def recorded_outputs(
 def recorded_inputs(
     model: nn.Module, paths: Iterable[str]
 ) -> Block[dict[str, list[Tensor]]]:
-    """Record the first input of each call of each module, detached, while the block runs."""
+    """Record the first input of each call of each module, detached, while the block
+    runs.
+    """
     return _noted(model, paths, "in", lambda _path, args, _kwargs: args[0].detach())
 
 
@@ -125,7 +139,9 @@ def called_once(model: nn.Module, path: str) -> Block[None]:
 
 
 def only(outputs: Mapping[str, Sequence[Any]], path: str) -> Any:
-    """Return the one call that was recorded of a module; OtherCalls if there are several, or none."""
+    """Return the one call that was recorded of a module; OtherCalls if there are
+    several, or none.
+    """
     calls = outputs.get(path, ())
     if len(calls) != 1:
         raise OtherCalls(
@@ -142,7 +158,9 @@ def replayed(
     copies: int,
     unfinished: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
 ) -> Block[None]:
-    """Let modules return stored outputs, rows repeated variant-major; an unfinished one runs its last layer alone."""
+    """Let modules return stored outputs, rows repeated variant-major; an unfinished one
+    runs its last layer alone.
+    """
     queues: dict[str, Iterator[Any]] = {
         path: iter(calls) for path, calls in outputs.items()
     }
@@ -193,7 +211,9 @@ def shadowed(
     *,
     turn: bool = False,
 ) -> Block[None]:
-    """Shadow forwards of modules in this thread while the block runs; with ``turn``, blocks of threads take turns."""
+    """Shadow forwards of modules in this thread while the block runs; with ``turn``,
+    blocks of threads take turns.
+    """
     token, before, shadows = (
         object(),
         list[tuple[nn.Module, Any, Any]](),
@@ -216,7 +236,8 @@ def shadowed(
             new = partial(
                 choose, threading.get_ident(), make(module.forward), module.forward
             )
-            # noted before it is set, so that it is taken off whenever an interrupt comes
+            # noted before it is set, so that it is taken off whenever an interrupt
+            # comes
             before.append((module, module.__dict__.get("forward"), new))
             module.__dict__["forward"] = new
 
@@ -234,7 +255,9 @@ def shadowed(
 
 
 def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
-    """Repeat a tensor variant-major along its first axis if that axis is the batch; many rows are stored once."""
+    """Repeat a tensor variant-major along its first axis if that axis is the batch;
+    many rows are stored once.
+    """
     if copies == 1 or tensor.ndim == 0 or tensor.shape[0] % rows:
         return tensor
     repeated = Repeated(tensor, copies)
@@ -242,7 +265,9 @@ def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor of a nested output (tuples, lists, mappings, model outputs)."""
+    """Apply a function to every tensor of a nested output (tuples, lists, mappings,
+    model outputs).
+    """
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, tuple | list):

@@ -1,4 +1,6 @@
-"""Residual stream as the sum of its writes, and TransformerLens's ways to take it apart, on any model."""
+"""Residual stream as the sum of its writes, and TransformerLens's ways to take it
+apart, on any model.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ Recorded = Mapping[Any, Tensor]
 def carry_factors(
     model: Any, stack: Stack, until: tuple[int, int] | None = None
 ) -> dict[Place, float]:
-    """Return the factor with which each write reaches the stack's last ``hook_resid_post``, or an earlier place."""
+    """Return the factor with which each write reaches the stack's last
+    ``hook_resid_post``, or an earlier place.
+    """
     factors: dict[Place, float] = {}
     later = 1.0
     for index, row in reversed(_writers(stack, *(until or (stack.n_layers, 0)))):
@@ -49,7 +53,9 @@ def carry_factors(
 
 
 def _writers(stack: Stack, layer: int, branches: int) -> list[tuple[int, Writer]]:
-    """Return layer and row of the branches before a layer, and of its own first few, in order."""
+    """Return layer and row of the branches before a layer, and of its own first few, in
+    order.
+    """
     rows = [(index, row) for index in range(layer) for row in stack.rows(index)]
     return rows + [
         (layer, row) for row in (stack.rows(layer)[:branches] if branches else ())
@@ -66,10 +72,11 @@ def _stream_gain(model: nn.Module, stack: Stack, layer: int, row: Writer) -> flo
 def relative_rounding(
     model: nn.Module, wiring: Wiring, recorded: Iterable[Tensor] = ()
 ) -> float:
-    """Estimate the relative rounding error of a forward's numbers: the square root of 100 roundings per block.
+    """Estimate the relative rounding error of a forward's numbers: the square root of
+    100 roundings per block.
 
-    Their precision is the coarsest of weights, of ``torch.autocast`` where it is on, and of what a forward ``recorded``
-    while it was.
+    Their precision is the coarsest of weights, of ``torch.autocast`` where it is on,
+    and of what a forward ``recorded`` while it was.
     """
     blocks = sum(stack.n_layers for stack in wiring.stacks)
     float32 = torch.finfo(torch.float32).eps
@@ -99,7 +106,9 @@ def relative_rounding(
 def excess(
     total: Tensor, size: Tensor, stream: Tensor, rounding: float
 ) -> tuple[float, float] | None:
-    """Return the largest deviation of a sum from a stream, and the rounding there; None where no row exceeds it."""
+    """Return the largest deviation of a sum from a stream, and the rounding there; None
+    where no row exceeds it.
+    """
     same = (total == stream) | (total.isnan() & stream.isnan())
     gap = _by_row((total - stream).abs().masked_fill(same, 0.0)).amax(1)
     bound = min(rounding, _MOST) * _by_row(size.nan_to_num(0.0, 0.0, 0.0)).amax(1)
@@ -118,7 +127,9 @@ def _by_row(tensor: Tensor) -> Tensor:
 def branch_sums(
     model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield place, value and the sum that it should equal: of every branch's write, and of the stream after it."""
+    """Yield place, value and the sum that it should equal: of every branch's write, and
+    of the stream after it.
+    """
     weights = Weights(model, wiring)
     for layer in range(stack.n_layers) if stack.sums else ():
         at, rows = f"{stack.prefix}.{layer}", stack.rows(layer)
@@ -148,7 +159,9 @@ def branch_sums(
 def first_deviation(
     model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded
 ) -> str:
-    """Name the first place of :func:`branch_sums` that deviates by more than rounding, "" if none does by itself."""
+    """Name the first place of :func:`branch_sums` that deviates by more than rounding,
+    "" if none does by itself.
+    """
     rounding = relative_rounding(model, wiring)
     for name, actual, target in branch_sums(model, wiring, stack, acts):
         if excess(target, actual.abs() + target.abs(), actual, rounding) is not None:
@@ -163,21 +176,26 @@ def no_sum(
     first: str = "",
     points: Sequence[str] = (),
 ) -> LensError:
-    """Compose the error for a stream that is not the sum of the writes that a wiring declares."""
+    """Compose the error for a stream that is not the sum of the writes that a wiring
+    declares.
+    """
     message = (
-        f"the writes of the wiring {wiring.architecture!r} do not sum to the residual stream {where}: they are off by "
-        f"{apart[0]:.3g}, and rounding allows {apart[1]:.1g}"
+        f"the writes of the wiring {wiring.architecture!r} do not sum to the residual"
+        f" stream {where}: they are off by {apart[0]:.3g}, and rounding allows"
+        f" {apart[1]:.1g}"
         + (f"; the first place to differ is {first}" if first else "")
     )
     if points:
         return InputError(
-            f"{message}. Hooks are set at {', '.join(points)}; an edit of the stream itself is no write, and one of an "
-            "attention's whole output is no head's. Decompose a run without, or edit hook_z or an MLP's hook_out"
+            f"{message}. Hooks are set at {', '.join(points)}; an edit of the stream"
+            " itself is no write, and one of an attention's whole output is no head's."
+            " Decompose a run without, or edit hook_z or an MLP's hook_out"
         )
     return WiringError(
-        f"{message}. A norm after the sum (post-norm) leaves no sum of writes to decompose, and neither does a hook "
-        "that edits the stream itself; else a row is missing there, or its write, post_norm, mix or o is not the "
-        "model's, which testing.check_wiring tells"
+        f"{message}. A norm after the sum (post-norm) leaves no sum of writes to"
+        " decompose, and neither does a hook that edits the stream itself; else a row"
+        " is missing there, or its write, post_norm, mix or o is not the model's,"
+        " which testing.check_wiring tells"
     )
 
 
@@ -208,7 +226,8 @@ class Before:
             or not 0 <= self.layer <= self.stack.n_layers
         ):
             raise InputError(
-                f"layer {layer!r}; expected 0 to {self.stack.n_layers}, or -1 or None for the stack's end"
+                f"layer {layer!r}; expected 0 to {self.stack.n_layers}, or -1 or None"
+                " for the stack's end"
             )
         self.at_the_end = self.layer == self.stack.n_layers
         kinds = (
@@ -218,7 +237,8 @@ class Before:
         )
         if mlp_input and Mlp not in kinds:
             raise InputError(
-                f"mlp_input=True at layer {self.layer}, which has no MLP; expected a layer with one"
+                f"mlp_input=True at layer {self.layer}, which has no MLP; expected a"
+                " layer with one"
             )
         self.branches = kinds.index(Mlp) if mlp_input else 0
         self._end = f"{self.stack.prefix}.{self.stack.n_layers - 1}.hook_resid_post"
@@ -229,7 +249,9 @@ class Before:
         )
 
     def streams(self, *, incl_mid: bool) -> dict[str, str]:
-        """Return the hook points of the stream at every layer up to the place, by label."""
+        """Return the hook points of the stream at every layer up to the place, by
+        label.
+        """
         names: dict[str, str] = {}
         for layer in range(self.layer + 1):
             at, count = (
@@ -269,7 +291,9 @@ class Before:
         )
 
     def heads(self) -> tuple[list[str], Tensor]:
-        """Return the labels of all heads, and each head's write as it arrives, (head, …, pos, d_model)."""
+        """Return the labels of all heads, and each head's write as it arrives, (head,
+        …, pos, d_model).
+        """
         labels, writes = [], [self.embed()[None][:0]]
         for layer, row in self.writers:
             if isinstance(row, Attention):
@@ -283,7 +307,9 @@ class Before:
         return labels, torch.cat(writes)
 
     def neurons(self, layer: int, row: Mlp) -> Tensor:
-        """Return the write of each neuron of one MLP, as it arrives, (neuron, …, pos, d_model)."""
+        """Return the write of each neuron of one MLP, as it arrives, (neuron, …, pos,
+        d_model).
+        """
         post = self.cut(f"{self._at(layer, row)}.hook_post")
         weights = self._weights.mlp(layer, row.kind, self.stack.name)
         gain = self._gain(layer, row)
@@ -305,13 +331,17 @@ class Before:
         return total
 
     def scaled(self, parts: Tensor) -> Tensor:
-        """Divide parts of the stream by its scale in the norm that reads it; unchanged where there is none."""
+        """Divide parts of the stream by its scale in the norm that reads it; unchanged
+        where there is none.
+        """
         norm = self._norm()
         return parts if norm is None else without_gain(norm, parts, self.stream())
 
     @torch.no_grad()
     def normed(self, parts: Tensor) -> Tensor:
-        """Pass each part through the norm that reads the stream, with a scale of its own."""
+        """Pass each part through the norm that reads the stream, with a scale of its
+        own.
+        """
         norm = self._norm()
         # forward itself, not the module: hooks must not see this
         return (
@@ -353,7 +383,9 @@ class Before:
         return results * (gain if isinstance(gain, float) else gain.unsqueeze(-2))
 
     def _out(self, layer: int, row: Attention | Mlp) -> tuple[Tensor, Tensor]:
-        """Return a branch's output matrix, of all heads or of the neurons, and its bias."""
+        """Return a branch's output matrix, of all heads or of the neurons, and its
+        bias.
+        """
         if isinstance(row, Mlp):
             mlp = self._weights.mlp(layer, row.kind, self.stack.name)
             return mlp.W_out, mlp.b_out
@@ -362,7 +394,9 @@ class Before:
 
     @torch.no_grad()
     def _gain(self, layer: int, row: Attention | Mlp) -> float | Tensor:
-        """Return the factor between an output matrix and the stream, with the frozen scale of a norm."""
+        """Return the factor between an output matrix and the stream, with the frozen
+        scale of a norm.
+        """
         factor = float(self._weights.scale(layer, row.kind, self.stack.name))
         if not row.post_norm:
             return factor
@@ -382,7 +416,9 @@ class Before:
 
     @torch.no_grad()
     def refuse_other_stream(self) -> None:
-        """Refuse a place whose stream is not the sum of the writes before it; nothing where one was not recorded."""
+        """Refuse a place whose stream is not the sum of the writes before it; nothing
+        where one was not recorded.
+        """
         try:
             stream, total = self.stream(), self.embed()
             writes = [self.branch(layer, row) for layer, row in self.writers]
@@ -399,21 +435,28 @@ class Before:
 
 
 Labelled = Tensor | tuple[Tensor, list[str]]
-"""(component, batch, pos, d_model), with a leading axis "step" after it in rollouts; with its labels if asked for."""
+"""(component, batch, pos, d_model), with a leading axis "step" after it in rollouts;
+with its labels if asked for.
+"""
 
 
 class Decomposed(Mapping[Any, Tensor]):
-    """Decomposition of a residual stream with the methods of TransformerLens's ``ActivationCache``.
+    """Decomposition of a residual stream with the methods of TransformerLens's
+    ``ActivationCache``.
 
-    Arguments, order and labels are those of TransformerLens. In models with an encoder and a decoder, ``stack`` names a
-    stack; the default is the output stack. If a block has several attentions, labels have the kind ("0_cross_attn_out",
-    "L0.cross_attn.H3"). If blocks rescale the stream, a write is given as it arrives at the end.
+    Arguments, order and labels are those of TransformerLens. In models with an encoder
+    and a decoder, ``stack`` names a stack; the default is the output stack. If a block
+    has several attentions, labels have the kind ("0_cross_attn_out",
+    "L0.cross_attn.H3"). If blocks rescale the stream, a write is given as it arrives at
+    the end.
 
-    Arguments that methods share: ``layer`` from 0 to the number of layers, the end of the stack if None or -1;
-    ``mlp_input``, up to the input of that layer's MLP; ``pos_slice``, an index, (start, stop) or list of positions;
-    ``apply_ln``, divide by the scale of the norm that reads there; ``return_labels``, also the labels. All raise
-    InputError if there is no such layer or it has no MLP, and UnknownNameError if an activation was not recorded. They
-    raise WiringError if recorded writes do not sum to the stream, as under a hook that edits the stream itself.
+    Arguments that methods share: ``layer`` from 0 to the number of layers, the end of
+    the stack if None or -1; ``mlp_input``, up to the input of that layer's MLP;
+    ``pos_slice``, an index, (start, stop) or list of positions; ``apply_ln``, divide by
+    the scale of the norm that reads there; ``return_labels``, also the labels. All
+    raise InputError if there is no such layer or it has no MLP, and UnknownNameError if
+    an activation was not recorded. They raise WiringError if recorded writes do not sum
+    to the stream, as under a hook that edits the stream itself.
     """
 
     source: HookRegistry | None
@@ -429,13 +472,15 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """Stack the residual stream at every layer up to the input of one; labels are "0_pre", …, "final_post".
+        """Stack the residual stream at every layer up to the input of one; labels are
+        "0_pre", …, "final_post".
 
         Args:
             layer, mlp_input, pos_slice, return_labels, stack: see the class.
             incl_mid: also the stream after each branch of a block but its last.
-            apply_ln: divide each by the scale of that layer's norm on its own stream; at the end of the stack, pass
-                each through the last norm, as the output head does (the logit lens).
+            apply_ln: divide each by the scale of that layer's norm on its own stream;
+                at the end of the stack, pass each through the last norm, as the output
+                head does (the logit lens).
         """
         position = self._before(stack, layer, mlp_input, pos_slice)
         names = position.streams(incl_mid=incl_mid)
@@ -461,7 +506,8 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """Stack the write of each branch to the stream that a layer reads; the sum of all of them is that stream.
+        """Stack the write of each branch to the stream that a layer reads; the sum of
+        all of them is that stream.
 
         Args:
             layer, mlp_input, apply_ln, pos_slice, stack: see the class.
@@ -500,12 +546,14 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """Stack each head's write to the stream before a layer, from ``hook_result`` or else from ``hook_z`` and W_O.
+        """Stack each head's write to the stream before a layer, from ``hook_result`` or
+        else from ``hook_z`` and W_O.
 
         Args:
             layer, pos_slice, apply_ln, stack: see the class.
             return_labels: also "L0H0", "L0H1", ….
-            incl_remainder: also the rest of the stream: its first value, the MLPs and the biases.
+            incl_remainder: also the rest of the stream: its first value, the MLPs and
+                the biases.
         """
         position = self._before(stack, layer, False, pos_slice)
         labels, heads = position.heads()
@@ -527,13 +575,15 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """Stack the writes of heads, neurons, embedding and biases to the stream that a layer reads; they sum to it.
+        """Stack the writes of heads, neurons, embedding and biases to the stream that a
+        layer reads; they sum to it.
 
         Args:
             layer, mlp_input, apply_ln, pos_slice, stack: see the class.
             expand_neurons: every neuron by itself; else every MLP.
             return_labels: also "L0H0", …, "L0N0", … or "0_mlp_out", …, "embed", "bias".
-            project_output_onto: (d_model,) or (d_model, any) to multiply every write with, which spares memory.
+            project_output_onto: (d_model,) or (d_model, any) to multiply every write
+                with, which spares memory.
         """
         position = self._before(stack, layer, mlp_input, pos_slice, whole=True)
 
@@ -580,16 +630,20 @@ class Decomposed(Mapping[Any, Tensor]):
         recompute_ln: bool = False,
         stack: str | None = None,
     ) -> Tensor:
-        """Scale parts of a stream as the norm of a layer does, with the scale of the whole stream.
+        """Scale parts of a stream as the norm of a layer does, with the scale of the
+        whole stream.
 
-        As in TransformerLens the norm's gain is left out: ``lens.weights.heads(layer, fold_norm=True)`` has it, and
-        ``lens.weights.W_U`` has neither it nor the head's factor. Parts of a token model's stream are read out as
-        logits by ``lens.readout(parts, encoded, like=stream)``; ``probes.attribution(run)`` splits any forecast.
+        As in TransformerLens the norm's gain is left out: ``lens.weights.heads(layer,
+        fold_norm=True)`` has it, and ``lens.weights.W_U`` has neither it nor the head's
+        factor. Parts of a token model's stream are read out as logits by
+        ``lens.readout(parts, encoded, like=stream)``; ``probes.attribution(run)``
+        splits any forecast.
 
         Args:
             residual_stack: (component, …, d_model).
             layer, mlp_input, pos_slice, stack: see the class.
-            recompute_ln: at the end of the stack, pass each part through the last norm by itself.
+            recompute_ln: at the end of the stack, pass each part through the last norm
+                by itself.
 
         Raises:
             WiringError: the norm is neither a LayerNorm nor a root-mean-square one.
@@ -597,7 +651,8 @@ class Decomposed(Mapping[Any, Tensor]):
         position = self._before(stack, layer, mlp_input, pos_slice)
         if residual_stack.shape[-1] != position.stack.d_model:
             raise InputError(
-                f"the stack has shape {tuple(residual_stack.shape)}, expected a last axis of {position.stack.d_model}"
+                f"the stack has shape {tuple(residual_stack.shape)}, expected a last"
+                f" axis of {position.stack.d_model}"
             )
         return (
             position.normed(residual_stack)
@@ -613,7 +668,9 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Tensor:
-        """Stack one activation of every layer before one, by its short name and, if needed, its kind of attention."""
+        """Stack one activation of every layer before one, by its short name and, if
+        needed, its kind of attention.
+        """
         position = self._before(stack, layer, False, None)
         name = position.stack.name
         return torch.stack(
@@ -634,8 +691,8 @@ class Decomposed(Mapping[Any, Tensor]):
     ) -> Before:
         if self.source is None:
             raise HookError(
-                "these activations do not know their model, whose weights and norms this needs; take those that "
-                "lens.run_with_cache or run.record gave"
+                "these activations do not know their model, whose weights and norms"
+                " this needs; take those that lens.run_with_cache or run.record gave"
             )
         position = Before(self, self.source, stack, layer, mlp_input, pos_slice)
         if whole:

@@ -28,12 +28,15 @@ Hook = tuple[str, Callable[..., Any], Direction]
 """(exact name of a hook point, function of an activation and ``hook=``, direction)."""
 T = TypeVar("T")
 
-# open blocks of the running task or thread; a task begins with those that were open at its creation
+# open blocks of the running task or thread; a task begins with those that were open at
+# its creation
 _CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", default=())
 
 
 class HookScope(Scope[T]):
-    """Hooks of one block, for its thread and task; they act in the order in which a model passes their points."""
+    """Hooks of one block, for its thread and task; they act in the order in which a
+    model passes their points.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,8 @@ class HookScope(Scope[T]):
             tuple(hooks),
             after,
         )
-        # points that it connects and that the model must pass, and with those the writes that carry their edits
+        # points that it connects and that the model must pass, and with those the
+        # writes that carry their edits
         self.names, self.targets = list[str](), set[str]()
         self._scoped: tuple[tuple[str, ScopedHook], ...] = ()
         self._is_closed, self._has_gradient = True, False
@@ -57,7 +61,8 @@ class HookScope(Scope[T]):
         """Set the hooks and connect their points."""
         registry = self._registry
         self._dispatcher = dispatcher = registry.session
-        # hook points that the run has passed, modules that ran to their end, and whether some ran in another thread
+        # hook points that the run has passed, modules that ran to their end, and
+        # whether some ran in another thread
         self.targets, self.trace, self.full_runs = set(), set[str](), set[str]()
         self.elsewhere = self._is_closed = False
         self._scoped = tuple(
@@ -78,7 +83,9 @@ class HookScope(Scope[T]):
         return self._value
 
     def include(self, name: str) -> None:
-        """Connect a hook point on which a hook of the running model has just set another hook."""
+        """Connect a hook point on which a hook of the running model has just set
+        another hook.
+        """
         if name not in self.targets:
             self._connect([name], self.targets)
 
@@ -100,7 +107,9 @@ class HookScope(Scope[T]):
         self._dispatcher.settle()
 
     def close(self) -> None:
-        """Take everything off; another thread than the block's leaves the functions that torch calls to that one."""
+        """Take everything off; another thread than the block's leaves the functions
+        that torch calls to that one.
+        """
         if self._is_closed:
             return
         # what reset_hooks() took off waits for no gradient
@@ -118,7 +127,8 @@ class HookScope(Scope[T]):
         if self._after is not None:
             self._after()
         self._is_closed = True
-        # hooks know their scope, and their records are not to wait for the collector of cycles
+        # hooks know their scope, and their records are not to wait for the collector of
+        # cycles
         self._scoped = ()
 
     def check(self) -> None:
@@ -132,8 +142,9 @@ class HookScope(Scope[T]):
         ]
         if silent and not self._has_gradient:
             raise HookError(
-                f"no gradient came to the backward hook on {silent[0]}: call backward() inside the block, on a loss of "
-                "what the model gave there, and not under torch.no_grad()"
+                f"no gradient came to the backward hook on {silent[0]}: call backward()"
+                " inside the block, on a loss of what the model gave there, and not"
+                " under torch.no_grad()"
             )
 
     def _lists(self, name: str, hook: ScopedHook) -> bool:
@@ -148,7 +159,9 @@ class HookScope(Scope[T]):
         return bool(self._hooks)
 
     def acts(self) -> bool:
-        """Return whether the block is open where the running code stands; HookError if in a generator that waits."""
+        """Return whether the block is open where the running code stands; HookError if
+        in a generator that waits.
+        """
         if (
             not self.is_open
             or getattr(self._registry.threads, "dispatcher", None)
@@ -156,15 +169,18 @@ class HookScope(Scope[T]):
         ):
             return False
         if self not in _CURRENT.get():
-            # of a task that ended without leaving its block, as a notebook's cell does, the thread takes it over
+            # of a task that ended without leaving its block, as a notebook's cell does,
+            # the thread takes it over
             task = None if self._task is None else self._task()
             if self._task is None or not (task is None or task.done()):
                 return False
         if self._generator is not None and not _is_running(self._generator[0]):
             raise HookError(
-                f"a context that is open in the generator {self._generator[1]} would act on what runs while that one "
-                "waits at its yield, and nothing says whether it is meant to. Leave the context before the yield, or "
-                "make the generator a contextlib.contextmanager and enter it by a with statement."
+                f"a context that is open in the generator {self._generator[1]} would"
+                " act on what runs while that one waits at its yield, and nothing says"
+                " whether it is meant to. Leave the context before the yield, or make"
+                " the generator a contextlib.contextmanager and enter it by a with"
+                " statement."
             )
         return True
 
@@ -174,14 +190,19 @@ class RunState:
     """State of a run; interventions and recorders read it.
 
     Attributes:
-        n_series: series (a variate is one) in the running batch; activations have a multiple of it as rows.
+        n_series: series (a variate is one) in the running batch; activations have a
+            multiple of it as rows.
         step: forecast steps already read out in this run.
-        offset: by stack, the position of an activation's first token (above 0 with a key-value cache).
+        offset: by stack, the position of an activation's first token (above 0 with a
+            key-value cache).
         block_rows: series of one variant, where several variants run side by side.
-        first, whole: if the run is part of a batch, the index of its first row there, and the rows of that batch.
+        first, whole: if the run is part of a batch, the index of its first row there,
+            and the rows of that batch.
         sample_major: whether sample paths are the outermost part of the rows.
-        sizes: lengths of "series" and "variate" in the running pass, for models that keep them apart.
-        forwards: series that the lens has passed through the model so far, each pass of a rollout by itself.
+        sizes: lengths of "series" and "variate" in the running pass, for models that
+            keep them apart.
+        forwards: series that the lens has passed through the model so far, each pass of
+            a rollout by itself.
     """
 
     n_series: int | None = None
@@ -200,7 +221,9 @@ class RunState:
         block_rows: int | None = None,
         part: tuple[int, int | None] = (0, None),
     ) -> None:
-        """Go to the beginning of a run; without ``n_series``, of one that the lens did not start."""
+        """Go to the beginning of a run; without ``n_series``, of one that the lens did
+        not start.
+        """
         self.n_series, self.step, self.block_rows = n_series, 0, block_rows
         self.first, self.whole = part
         self.forwards += n_series or 0
@@ -218,7 +241,9 @@ class RunState:
         )
 
     def own(self, rows: Tensor) -> Tensor:
-        """Return the rows of the part that runs, of a tensor with the rows of the whole batch."""
+        """Return the rows of the part that runs, of a tensor with the rows of the whole
+        batch.
+        """
         if self.whole is None:
             return rows
         series = self.block_rows or self.n_series
@@ -232,7 +257,9 @@ class RunState:
 
 
 class ScopedHook:
-    """Hook of a block; as a forward hook it leaves the runs of other threads and tasks alone."""
+    """Hook of a block; as a forward hook it leaves the runs of other threads and tasks
+    alone.
+    """
 
     def __init__(
         self, function: Callable[..., Any], scope: HookScope[Any], direction: Direction
@@ -243,7 +270,8 @@ class ScopedHook:
             direction,
             0,
         )
-        # never changes what it sees; treats every row of a batch by itself; does so once it knows which rows run
+        # never changes what it sees; treats every row of a batch by itself; does so
+        # once it knows which rows run
         marks = [
             bool(getattr(function, mark, False))
             for mark in ("reads_only", "by_row", "by_place")
@@ -251,7 +279,8 @@ class ScopedHook:
         self.reads_only, self.by_row, self.by_place = marks
 
     def __repr__(self) -> str:
-        # TransformerLens asks whenever a hook is set, and a partial shows every number of its tensors
+        # TransformerLens asks whenever a hook is set, and a partial shows every number
+        # of its tensors
         function = self.function
         while isinstance(function, partial):
             function = function.func
@@ -259,7 +288,8 @@ class ScopedHook:
 
     def __call__(self, value: Any, hook: HookPoint) -> Any:
         """Call the function, or nothing in another thread or task."""
-        # backward hooks run in threads of autograd's own, and torch keeps them as long as the graph
+        # backward hooks run in threads of autograd's own, and torch keeps them as long
+        # as the graph
         if not (self.scope.acts() if self.direction == "fwd" else self.scope.is_open):
             return None
         self.calls += 1
@@ -267,14 +297,18 @@ class ScopedHook:
 
 
 def nesting_levels(scopes: Iterable[HookScope[Any]]) -> int:
-    """Return how deep blocks with hooks are nested, TransformerLens's ``context_level``."""
+    """Return how deep blocks with hooks are nested, TransformerLens's
+    ``context_level``.
+    """
     return sum(scope.sets_hooks for scope in scopes)
 
 
 def acting_hooks(
     handles: Iterable[LensHandle], scopes: Collection[HookScope[Any]]
 ) -> list[Any]:
-    """Return the hooks of a hook point that act here: those of acting blocks, and those that belong to the lens."""
+    """Return the hooks of a hook point that act here: those of acting blocks, and those
+    that belong to the lens.
+    """
     # another thread may take a hook out of the list meanwhile
     hooks = [handle.user_hook for handle in tuple(handles)]
     return [
@@ -289,12 +323,15 @@ def resolve_hooks(
     hooks: Iterable[tuple[str | Callable[[str], bool], Callable[..., Any]]],
     direction: Direction,
 ) -> list[Hook]:
-    """Resolve globs and predicates to hooks with exact names; UnknownNameError if one matches no hook point."""
+    """Resolve globs and predicates to hooks with exact names; UnknownNameError if one
+    matches no hook point.
+    """
     by_name: list[Hook] = []
     for pair in hooks:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(
-                f"{direction}_hooks has {pair!r}; expected a list of pairs, [(name, function), …]"
+                f"{direction}_hooks has {pair!r}; expected a list of pairs, [(name,"
+                " function), …]"
             )
         name, hook = get_name(pair[0]), pair[1]
         _refuse_other_arguments(hook)
@@ -305,7 +342,8 @@ def resolve_hooks(
             )
         if isinstance(name, str) and find_point(name)[1].isdigit():
             raise UnknownNameError(
-                f"{name!r} is one head of {matches[0]}; hook that, whose axis 'head' has them all"
+                f"{name!r} is one head of {matches[0]}; hook that, whose axis 'head'"
+                " has them all"
             )
         by_name += [(exact, hook, direction) for exact in matches]
     return by_name
@@ -318,7 +356,8 @@ def _refuse_other_arguments(hook: Any) -> None:
     except (TypeError, ValueError) as error:
         name = getattr(hook, "__name__", repr(hook))
         raise InputError(
-            f"hook {name} cannot be called as function(value, hook=…), as hooks are: {error}"
+            f"hook {name} cannot be called as function(value, hook=…), as hooks are:"
+            f" {error}"
         ) from error
 
 
@@ -353,7 +392,9 @@ def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
 
 
 def _open_generator() -> tuple[int, str] | None:
-    """Return frame and name of the generator whose ``with`` statement enters a block, if it is no context manager."""
+    """Return frame and name of the generator whose ``with`` statement enters a block,
+    if it is no context manager.
+    """
     frame: FrameType | None = sys._getframe(1)
     package = __name__.rpartition(".")[0]
     while frame is not None:
@@ -370,7 +411,10 @@ def _open_generator() -> tuple[int, str] | None:
             ):
                 return (
                     id(frame),
-                    f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})",
+                    (
+                        f"{frame.f_code.co_qualname}"
+                        f" ({frame.f_code.co_filename}:{frame.f_lineno})"
+                    ),
                 )
         frame = frame.f_back
     return None

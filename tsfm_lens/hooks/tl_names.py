@@ -1,4 +1,6 @@
-"""TransformerLens's names of hook points and members: short names, tuples, its own spellings, and replacements."""
+"""TransformerLens's names of hook points and members: short names, tuples, its own
+spellings, and replacements.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +13,59 @@ from transformer_lens.utilities import get_act_name
 from tsfm_lens.core.errors import UnknownNameError
 
 Key = str | tuple[str | int | None, ...]
-"""A hook point's name, or (short name, layer, …) with its stack and kind of attention where several have one."""
+"""A hook point's name, or (short name, layer, …) with its stack and kind of attention
+where several have one.
+"""
 
-_NORMS = "Of norms only ln_final.hook_normalized has a hook point; acts.apply_ln_to_stack(stack, layer) applies any."
-_READS = "A branch reads the stream, hook_resid_pre or hook_resid_mid, through its norm; edit it there."
+_NORMS = (
+    "Of norms only ln_final.hook_normalized has a hook point;"
+    " acts.apply_ln_to_stack(stack, layer) applies any."
+)
+_READS = (
+    "A branch reads the stream, hook_resid_pre or hook_resid_mid, through its norm;"
+    " edit it there."
+)
 _HEADS, _MLP = "lens.weights.heads(layer)", "lens.weights.mlp(layer)"
 _FULL = "get_full_resid_decomposition(return_labels=True)"
 
 # hook points that have no counterpart -> the replacement
 _POINTS = {
-    "mid": "The MLPs here have no norm inside: hook_post is what enters the output matrix.",
-    "pos_embed": "What a model adds for positions is part of hook_embed, the stream's first value.",
-    "pre_linear": f"The second half of a gated layer has no hook point; {_MLP}.W_gate makes it.",
+    "mid": (
+        "The MLPs here have no norm inside: hook_post is what enters the output matrix."
+    ),
+    "pos_embed": (
+        "What a model adds for positions is part of hook_embed, the stream's first"
+        " value."
+    ),
+    "pre_linear": (
+        f"The second half of a gated layer has no hook point; {_MLP}.W_gate makes it."
+    ),
     "tokens": "Tokens are in lens.encode(series).inputs.",
     **dict.fromkeys(("normalized", "scale"), _NORMS),
     **dict.fromkeys(("attn_in", "k_input", "mlp_in", "q_input", "v_input"), _READS),
 }
 CACHE = {
-    "apply_slice_to_batch_dim": "take rows of one activation, or run some of the series: run.select(ids)",
+    "apply_slice_to_batch_dim": (
+        "take rows of one activation, or run some of the series: run.select(ids)"
+    ),
     **dict.fromkeys(
         ("compute_ssm_effective_attention", "compute_ssm_state", "ssm_layers"),
-        "no model here has state-space layers; the hook points of each are in lens.hook_table()",
+        "no model here has state-space layers; the hook points of each are in"
+        " lens.hook_table()",
     ),
     "cache_dict": "the activations are a mapping by name themselves",
     "compute_head_results": "stack_head_results() computes what was not recorded",
     "has_embed": "hook_embed is there if it was recorded: 'hook_embed' in acts",
     "logit_attrs": "probes.attribution(run) splits the forecast among all components",
-    "logit_lens": "probes.logit_lens(run) reads every layer out; one stream: lens.readout(stream, encoded)",
+    "logit_lens": (
+        "probes.logit_lens(run) reads every layer out; one stream: lens.readout(stream,"
+        " encoded)"
+    ),
     "model": "the model is the lens that was run",
-    "toggle_autodiff": "recorded activations are detached; torch.inference_mode() switches gradients off",
+    "toggle_autodiff": (
+        "recorded activations are detached; torch.inference_mode() switches"
+        " gradients off"
+    ),
     **dict.fromkeys(
         ("get_neuron_results", "stack_neuron_results"), f"{_FULL} has the neurons"
     ),
@@ -57,7 +83,8 @@ LENS = {
     ),
     **dict.fromkeys(
         ("block_submodules", "blocks_with", "composition_layer_indices", "layer_types"),
-        "lens.components() lists what each layer has, and lens.wiring.stacks the stacks",
+        "lens.components() lists what each layer has, and lens.wiring.stacks the"
+        " stacks",
     ),
     **dict.fromkeys(
         ("boot_native", "boot_tl_legacy", "boot_transformers"),
@@ -90,7 +117,8 @@ LENS = {
     ),
     **dict.fromkeys(
         ("to_sentence_pair_tokens", "to_single_str_token"),
-        "series are numbers; lens.encode(series).token_table() says what each token covers",
+        "series are numbers; lens.encode(series).token_table() says what each token"
+        " covers",
     ),
     **{
         name: f"{_HEADS}.{name}"
@@ -117,38 +145,69 @@ LENS = {
             "process_weights",
             "process_weights_",
         ),
-        f"the native model stays as it is; {_HEADS[:-1]}, fold_norm=True) has a norm's gain folded in",
+        f"the native model stays as it is; {_HEADS[:-1]}, fold_norm=True) has a norm's"
+        " gain folded in",
     ),
     "accumulated_bias": f"cache.{_FULL} has the biases, labelled 'bias'",
-    "all_composition_scores": "transformer_lens.utilities.composition_scores(left, right) takes two circuits of "
-    f"{_HEADS}; what one head reads of another, by cause: probes.path_patching",
+    "all_composition_scores": (
+        "transformer_lens.utilities.composition_scores(left, right) takes two circuits"
+        f" of {_HEADS}; what one head reads of another, by cause: probes.path_patching"
+    ),
     "all_head_labels": "[str(head) for head in lens.components('**.*attn.*')]",
     "attn_head_labels": "[str(head) for head in lens.components('**.*attn.*')]",
-    "b_U": "lens.weights.W_U is the matrix of a head that is one; parameters have their native names in "
-    "lens.named_parameters()",
-    "clear_hook_registry": "lens.reset_hooks(including_permanent=True) takes all hooks off",
+    "b_U": (
+        "lens.weights.W_U is the matrix of a head that is one; parameters have their"
+        " native names in lens.named_parameters()"
+    ),
+    "clear_hook_registry": (
+        "lens.reset_hooks(including_permanent=True) takes all hooks off"
+    ),
     "close": "a lens holds nothing open; lens.reset_hooks() takes hooks off",
-    "embed": "hook_embed is the stream's first value, and lens.weights.W_E the matrix of token models; the embed() of "
-    "the Chronos pipelines is the activation encoder.ln_final.hook_normalized",
+    "embed": (
+        "hook_embed is the stream's first value, and lens.weights.W_E the matrix of"
+        " token models; the embed() of the Chronos pipelines is the activation"
+        " encoder.ln_final.hook_normalized"
+    ),
     "encoder_output": "the activation encoder.ln_final.hook_normalized",
-    "fold_layer_norm": "the native model stays as it is; lens.weights.heads(layer, fold_norm=True) has it folded",
+    "fold_layer_norm": (
+        "the native model stays as it is; lens.weights.heads(layer, fold_norm=True) has"
+        " it folded"
+    ),
     "get_hook_point": "lens.hook_dict[name] is the hook point of a name",
-    "get_token_position": "lens.encode(series).token_table() says which steps each token covers",
-    "init_weights": "models.twins.untrained_twin(lens, seed) is the model with random weights",
+    "get_token_position": (
+        "lens.encode(series).token_table() says which steps each token covers"
+    ),
+    "init_weights": (
+        "models.twins.untrained_twin(lens, seed) is the model with random weights"
+    ),
     "mps": "lens.to('mps')",
     "n_params_total": "lens.cfg.n_params",
-    "original_model": "lens.model is the native module, lens.native the library's pipeline",
+    "original_model": (
+        "lens.model is the native module, lens.native the library's pipeline"
+    ),
     "generate": "lens.forecast(series, horizon)",
-    "loss_fn": "sweeps and lens.run(series, horizon, holdout=True) score forecasts against the truth",
-    "set_use_attn_in": "edit hook_resid_pre, which the attention reads through its norm",
+    "loss_fn": (
+        "sweeps and lens.run(series, horizon, holdout=True) score forecasts against the"
+        " truth"
+    ),
+    "set_use_attn_in": (
+        "edit hook_resid_pre, which the attention reads through its norm"
+    ),
     "set_use_attn_result": "hook_result is computed whenever it is asked for",
     "set_use_hook_mlp_in": "edit hook_resid_mid, which the MLP reads through its norm",
-    "set_use_split_qkv_input": "edit hook_q, hook_k and hook_v; routes by input are probes.path_patching",
-    "to_single_token": "series are numbers; token models: lens.native has the tokenizer",
+    "set_use_split_qkv_input": (
+        "edit hook_q, hook_k and hook_v; routes by input are probes.path_patching"
+    ),
+    "to_single_token": (
+        "series are numbers; token models: lens.native has the tokenizer"
+    ),
     "to_tokens": "lens.encode(series).inputs is what enters the model",
     "tokenizer": "lens.native has the tokenizer of a model that has one",
-    "tokens_to_residual_directions": "lens.weights.W_U[:, token], of models whose head is one matrix, lacks the last "
-    "norm's gain and the head's factor; lens.readout(writes, encoded, like=stream) reads writes out with both",
+    "tokens_to_residual_directions": (
+        "lens.weights.W_U[:, token], of models whose head is one matrix, lacks the last"
+        " norm's gain and the head's factor; lens.readout(writes, encoded, like=stream)"
+        " reads writes out with both"
+    ),
 }
 """Members of TransformerLens's models that a lens lacks -> the replacement."""
 PIPELINES = {
@@ -157,30 +216,41 @@ PIPELINES = {
     ),
     **dict.fromkeys(
         ("max_output_patches", "model_output_patch_size", "model_prediction_length"),
-        "lens.prediction_length is the default horizon, lens.longest_pass that of one forward",
+        "lens.prediction_length is the default horizon, lens.longest_pass that of one"
+        " forward",
     ),
     **dict.fromkeys(
         ("predict", "predict_df", "predict_fev"),
-        "lens.forecast(series, horizon) takes tensors, lists and frames; lens.native has the library's own call",
+        "lens.forecast(series, horizon) takes tensors, lists and frames; lens.native"
+        " has the library's own call",
     ),
     "dtypes": "tsfm_lens.load(source, dtype=…) takes their names",
-    "fit": "lens.native.fit is the library's training; open what it returns by tsfm_lens.load(pipeline)",
+    "fit": (
+        "lens.native.fit is the library's training; open what it returns by"
+        " tsfm_lens.load(pipeline)"
+    ),
     "forecast_type": "lens.emits is the kind of the head's output",
     "from_pretrained": "tsfm_lens.load(source)",
-    "predict_quantiles": "lens.forecast(series, horizon, quantiles=…), or lens.native.predict_quantiles",
+    "predict_quantiles": (
+        "lens.forecast(series, horizon, quantiles=…), or lens.native.predict_quantiles"
+    ),
     "quantiles": "lens.levels",
     "save_pretrained": "lens.native.save_pretrained(folder)",
 }
 """Members of the Chronos pipelines that a lens lacks -> the replacement."""
 ARGUMENTS = {
     "attention_mask": "missing values are NaN in the series",
-    "decoder_input": "give tokens=… or future=…, (series, step), for a token model's decoder to read",
+    "decoder_input": (
+        "give tokens=… or future=…, (series, step), for a token model's decoder to read"
+    ),
     "padding_side": "the model's own pipeline pads",
     "past_kv_cache": "rollout=True runs the library's own rollout, with its cache",
     "prepend_bos": "the model's own pipeline adds its special tokens",
     "return_cache_object": "activations are an object, and a mapping by name",
-    "return_type": "the output itself is returned: logits of token models, quantiles of others; a loss is a "
-    "function of it: loss=… with incl_bwd=True",
+    "return_type": (
+        "the output itself is returned: logits of token models, quantiles of others; a"
+        " loss is a function of it: loss=… with incl_bwd=True"
+    ),
     "start_at_layer": "put a stream in place by a hook on hook_resid_pre of that layer",
 }
 """Arguments of TransformerLens's forward that a lens lacks -> the replacement."""
@@ -195,15 +265,17 @@ _LETTERS = re.compile(r"([a-z_]+?)_?(\d+)([a-z]\w*)?")
 
 
 PATCHING = (
-    "The functions of transformer_lens.patching go by token ids, and series have none: "
-    "probes.activation_patching(clean, corrupted) patches every layer, position and component, "
-    "lens.patch(activations, point, positions=…) any one point"
+    "The functions of transformer_lens.patching go by token ids, and series have none:"
+    " probes.activation_patching(clean, corrupted) patches every layer, position and"
+    " component, lens.patch(activations, point, positions=…) any one point"
 )
 """Replacement of TransformerLens's loops over patches."""
 
 
 class _Parts(NamedTuple):
-    """Parts of a name: ``decoder_blocks.3.cross_attn.hook_z`` is ("z", 3, "decoder", "cross_attn")."""
+    """Parts of a name: ``decoder_blocks.3.cross_attn.hook_z`` is ("z", 3, "decoder",
+    "cross_attn").
+    """
 
     short: str
     layer: int | None = None
@@ -212,17 +284,22 @@ class _Parts(NamedTuple):
 
 
 def refuse_logits(thing: Any, name: str) -> Any:
-    """Stand in for ``__getattr__`` of runs and forecasts: AttributeError, which says where logits are."""
+    """Stand in for ``__getattr__`` of runs and forecasts: AttributeError, which says
+    where logits are.
+    """
     if name != "logits":
         return object.__getattribute__(thing, name)
     kind = type(thing).__name__.lower()
     raise AttributeError(
-        f"a {kind} has no 'logits': lens(run.encoded) is the output of a forward, logits of token models"
+        f"a {kind} has no 'logits': lens(run.encoded) is the output of a forward,"
+        " logits of token models"
     )
 
 
 def refuse_shape(encoded: Any, name: str) -> Any:
-    """Stand in for ``__getattr__`` of encoded batches: AttributeError, which says what patches series."""
+    """Stand in for ``__getattr__`` of encoded batches: AttributeError, which says what
+    patches series.
+    """
     if name != "shape":
         return object.__getattribute__(encoded, name)
     raise AttributeError(
@@ -237,7 +314,8 @@ def is_of_patching(hook: Any) -> bool:
 
 
 def find_point(component: str) -> tuple[str, str]:
-    """Return name or glob of the hook point that a component writes at, and its head; ("", "") for other text.
+    """Return name or glob of the hook point that a component writes at, and its head;
+    ("", "") for other text.
 
     A head is part of "hook_z", a branch is "hook_out", a layer "hook_resid_post".
     """
@@ -252,7 +330,9 @@ def find_point(component: str) -> tuple[str, str]:
 
 
 def find_component(point: str) -> str:
-    """Return the component, or glob, that a hook point is the write of; other text as it is."""
+    """Return the component, or glob, that a hook point is the write of; other text as
+    it is.
+    """
     text = re.sub(
         r"^(?:(\w+)_)?blocks\.", lambda match: f"{match[1]}." if match[1] else "", point
     )
@@ -261,7 +341,9 @@ def find_component(point: str) -> str:
 
 
 def full_name(names: Iterable[str], key: Key) -> str | None:
-    """Return the one hook point that a key of TransformerLens's means; None if it means none."""
+    """Return the one hook point that a key of TransformerLens's means; None if it means
+    none.
+    """
     points = {name: parts for name in names if (parts := _split(name)) is not None}
     query = _parse(key, {str(parts.stack) for parts in points.values()} - {""})
     if query is None:
@@ -286,7 +368,8 @@ def full_name(names: Iterable[str], key: Key) -> str | None:
         }
         if layers - {None}:
             raise UnknownNameError(
-                f"no layer {query.layer} for {key!r}; there are {len(layers)}, numbered from 0"
+                f"no layer {query.layer} for {key!r}; there are {len(layers)}, numbered"
+                " from 0"
             )
     if query.short in _POINTS:
         raise UnknownNameError(f"no hook point {key!r}. {_POINTS[query.short]}")
@@ -300,7 +383,8 @@ def _split(name: str) -> _Parts | None:
     stack, layer, kind, short = match.groups(default="")
     if layer:
         return _Parts(short, int(layer), stack, kind)
-    # "decoder.ln_final.hook_normalized", "encoder.hook_embed", "ln_final.hook_normalized"
+    # "decoder.ln_final.hook_normalized", "encoder.hook_embed",
+    # "ln_final.hook_normalized"
     first, _, rest = kind.partition(".")
     return (
         _Parts(short, None, first, rest)
@@ -339,7 +423,9 @@ def _parse(key: Key, stacks: set[str]) -> _Parts | None:
 
 
 def _translate(query: _Parts) -> _Parts:
-    """Translate TransformerLens's short names into ours; "mlp_out" is the output of "mlp"."""
+    """Translate TransformerLens's short names into ours; "mlp_out" is the output of
+    "mlp".
+    """
     short, layer, stack, kind = query
     if kind is not None and kind.endswith("ln_final") and short == "out":
         # TransformerLens's T5 has "decoder_ln_final"
@@ -381,7 +467,10 @@ def _ambiguous(key: Key, matches: list[str], points: dict[str, _Parts]) -> str:
     texts = [short, *([] if layer is None else [layer])]
     texts += [first.stack] if len({points[name].stack for name in matches}) > 1 else []
     texts += [first.kind] if len({points[name].kind for name in matches}) > 1 else []
-    message = f"{key!r} could be {', '.join(matches)}. Say which by its name, or as acts{texts!r}."
+    message = (
+        f"{key!r} could be {', '.join(matches)}. Say which by its name, or as"
+        f" acts{texts!r}."
+    )
     # what get_act_name gives, which takes no stack
     by_layer_alone = isinstance(key, str) and key.startswith("blocks.")
     return f"{message} {PATCHING}" if by_layer_alone else message

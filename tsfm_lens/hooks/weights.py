@@ -1,4 +1,6 @@
-"""Weights of every head and MLP, read through the wiring's layouts; matrices act from the right, ``x @ W``."""
+"""Weights of every head and MLP, read through the wiring's layouts; matrices act from
+the right, ``x @ W``.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,17 @@ from tsfm_lens.hooks.wiring import Projection, Stack, Wiring
 class HeadWeights:
     """Weights of the heads of one attention.
 
-    Rotary embeddings, norms of queries and keys, and scales of the dot product are not part of the matrices. If query
-    heads share a key and value head, its matrices are repeated for each of them, as in TransformerLens.
+    Rotary embeddings, norms of queries and keys, and scales of the dot product are not
+    part of the matrices. If query heads share a key and value head, its matrices are
+    repeated for each of them, as in TransformerLens.
 
     Attributes:
         W_Q, W_K, W_V: (head, d_model, d_head).
         W_O: (head, d_head, d_model).
         b_Q, b_K, b_V: (head, d_head); zero where the model has no bias.
         b_O: (d_model,).
-        scale: factor with which a block that rescales its stream (Toto 2) adds ``z @ W_O + b_O`` to it; 1 elsewhere.
+        scale: factor with which a block that rescales its stream (Toto 2) adds ``z @
+            W_O + b_O`` to it; 1 elsewhere.
     """
 
     W_Q: Tensor
@@ -40,12 +44,16 @@ class HeadWeights:
 
     @property
     def W_QK(self) -> FactoredMatrix:
-        """W_Q · W_Kᵀ, (head, d_model, d_model): the match of a query token with a key token (Elhage et al., 2021)."""
+        """W_Q · W_Kᵀ, (head, d_model, d_model): the match of a query token with a key
+        token (Elhage et al., 2021).
+        """
         return FactoredMatrix(self.W_Q, self.W_K.transpose(-2, -1))
 
     @property
     def W_OV(self) -> FactoredMatrix:
-        """W_V · W_O, (head, d_model, d_model): a head's write for a token that it attends to (Elhage et al., 2021)."""
+        """W_V · W_O, (head, d_model, d_model): a head's write for a token that it
+        attends to (Elhage et al., 2021).
+        """
         return FactoredMatrix(self.W_V, self.W_O)
 
 
@@ -54,10 +62,12 @@ class MlpWeights:
     """Weights of one MLP.
 
     Attributes:
-        W_in: (d_model, d_mlp); of a gated MLP the part that goes through the activation function.
+        W_in: (d_model, d_mlp); of a gated MLP the part that goes through the activation
+            function.
         W_gate: (d_model, d_mlp) of a gated MLP, else None.
         W_out: (d_mlp, d_model).
-        b_in, b_gate, b_out: biases, zero where the model has none (b_gate None without a gate).
+        b_in, b_gate, b_out: biases, zero where the model has none (b_gate None without
+            a gate).
         scale: as in :class:`HeadWeights`.
     """
 
@@ -71,7 +81,9 @@ class MlpWeights:
 
 
 class Weights:
-    """Read-only view of a native model's weights, without gradients; what torch can show as a view is not copied."""
+    """Read-only view of a native model's weights, without gradients; what torch can
+    show as a view is not copied.
+    """
 
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
         self._model, self._wiring = model, wiring
@@ -88,10 +100,12 @@ class Weights:
 
         Args:
             layer: index from 0.
-            kind: "attn", "self_attn", "cross_attn", …; the layer's first attention if None.
+            kind: "attn", "self_attn", "cross_attn", …; the layer's first attention if
+                None.
             stack: its stack; the output stack if None.
-            fold_norm: fold gain and bias of the norm before the branch into W_Q, W_K, W_V and their biases, which then
-                act on the normalised stream. For keys from another stack, it is that stack's last norm.
+            fold_norm: fold gain and bias of the norm before the branch into W_Q, W_K,
+                W_V and their biases, which then act on the normalised stream. For keys
+                from another stack, it is that stack's last norm.
 
         Raises:
             UnknownNameError: no such layer, stack or attention.
@@ -124,14 +138,18 @@ class Weights:
         )
 
     def b_O(self, layer: int, kind: str, stack: str | None = None) -> Tensor:
-        """Return the bias of an attention's output projection, (d_model,); zero where it has none."""
+        """Return the bias of an attention's output projection, (d_model,); zero where
+        it has none.
+        """
         column = self._wiring.stack(stack)
         row = column.attention(kind, layer)
         _, bias = self._parameters(f"{column.block(layer)}.{row.o.module}", row.o)
         return _times_gain(bias, row.o.gain)
 
     def scale(self, layer: int, kind: str, stack: str | None = None) -> float:
-        """Return the factor with which a block adds a branch's output to the stream; 1 except in Toto 2."""
+        """Return the factor with which a block adds a branch's output to the stream; 1
+        except in Toto 2.
+        """
         column = self._wiring.stack(stack)
         mix = column.writer(kind, layer).mix
         return (
@@ -179,7 +197,9 @@ class Weights:
 
     @property
     def W_E(self) -> Tensor:
-        """Embedding matrix (d_in, d_model), if the embedding is one matrix; else see :meth:`embedding`."""
+        """Embedding matrix (d_in, d_model), if the embedding is one matrix; else see
+        :meth:`embedding`.
+        """
         weight = self._single_matrix("embedding", self._wiring.embed)
         return (
             weight
@@ -189,10 +209,11 @@ class Weights:
 
     @property
     def W_U(self) -> Tensor:
-        """Unembedding matrix (d_model, d_out), where it is one; else see :meth:`unembedding`.
+        """Unembedding matrix (d_model, d_out), where it is one; else see
+        :meth:`unembedding`.
 
-        It has neither the gain of the norm before it nor the head's factor (T5: d_model ** -0.5);
-        ``lens.readout(writes, encoded, like=stream)`` has both.
+        It has neither the gain of the norm before it nor the head's factor (T5: d_model
+        ** -0.5); ``lens.readout(writes, encoded, like=stream)`` has both.
         """
         return self._single_matrix("unembedding", self._wiring.unembed.module).T
 
@@ -223,8 +244,10 @@ class Weights:
         if isinstance(weight, Tensor) and weight.ndim == 2:
             return weight.detach()
         raise InputError(
-            f"the {what} of {self._wiring.architecture!r} is not one matrix but {path!r} with "
-            f"{', '.join(name for name, _ in module.named_parameters())}; lens.weights.{what}() gives them all"
+            f"the {what} of {self._wiring.architecture!r} is not one matrix but"
+            f" {path!r} with"
+            f" {', '.join(name for name, _ in module.named_parameters())};"
+            f" lens.weights.{what}() gives them all"
         )
 
     def projection(
@@ -236,7 +259,9 @@ class Weights:
         *,
         every_head: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return the matrix (head, d_model, d_head) and bias (head, d_head) of "q", "k" or "v", as in :meth:`heads`."""
+        """Return the matrix (head, d_model, d_head) and bias (head, d_head) of "q", "k"
+        or "v", as in :meth:`heads`.
+        """
         column = self._wiring.stack(stack)
         row = column.attention(kind, layer)
         part: Projection = getattr(row, letter)
@@ -262,7 +287,9 @@ class Weights:
     def _part(
         self, block: str, part: Projection, *axes: str, **sizes: int
     ) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of one part of a projection, each in the axes that are asked for."""
+        """Return weight and bias of one part of a projection, each in the axes that are
+        asked for.
+        """
         weight, bias = self._parameters(f"{block}.{part.module}", part)
         if part.parts > 1:
             sizes["part"] = part.parts
@@ -292,7 +319,9 @@ def _fold(
 
 
 def for_every_head(shared: Tensor, n_heads: int) -> Tensor:
-    """Repeat keys or values (…, head, d_head) where several of ``n_heads`` query heads share one."""
+    """Repeat keys or values (…, head, d_head) where several of ``n_heads`` query heads
+    share one.
+    """
     return (
         shared.repeat_interleave(n_heads // shared.shape[-2], dim=-2)
         if shared.shape[-2] != n_heads
@@ -307,7 +336,9 @@ def _times_gain(weight: Tensor, gain: float) -> Tensor:
 def parameters(
     model: nn.Module, path: str, part: Projection | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return weight (out, in) and bias (out,) of a layer; a bias of zeros where it has none."""
+    """Return weight (out, in) and bias (out,) of a layer; a bias of zeros where it has
+    none.
+    """
     # a row may name the block itself by an empty path
     module: Any = model.get_submodule(path.rstrip("."))
     name, other = ("weight", "bias") if part is None else (part.weight, part.bias)
@@ -320,11 +351,13 @@ def parameters(
             or "none"
         )
         raise WiringError(
-            f"module {path!r} ({type(module).__name__}) has no weight matrix {name!r}; matrices in it: {matrices}"
+            f"module {path!r} ({type(module).__name__}) has no weight matrix {name!r};"
+            f" matrices in it: {matrices}"
         )
     if bias is not None and len(bias) != len(weight):
         raise WiringError(
-            f"{path}.{other} has {len(bias)} entries, expected the {len(weight)} rows of {name!r}"
+            f"{path}.{other} has {len(bias)} entries, expected the {len(weight)} rows"
+            f" of {name!r}"
         )
     return weight, weight.new_zeros(len(weight)) if bias is None else bias
 
@@ -332,7 +365,9 @@ def parameters(
 def head_output_weights(
     model: nn.Module, stack: Stack, layer: int, kind: str
 ) -> Tensor:
-    """Return W_O of every head, (head, d_head, d_model), so that ``z @ W_O`` is the head's write."""
+    """Return W_O of every head, (head, d_head, d_model), so that ``z @ W_O`` is the
+    head's write.
+    """
     part = stack.attention(kind, layer).o
     weight, _ = parameters(model, f"{stack.block(layer)}.{part.module}", part)
     heads = rearrange(

@@ -1,4 +1,6 @@
-"""Wiring of a model as a table: the module of each activation, one row per writer to the residual stream."""
+"""Wiring of a model as a table: the module of each activation, one row per writer to
+the residual stream.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ class Site:
     Attributes:
         module: dotted path; inside a block it is relative to the block.
         side: "in" is the tensor that enters the module, "out" the one that leaves it.
-        arg: position (or keyword) of the tensor among the inputs, or in a tuple of outputs.
-        layout: einops axes of the native tensor, e.g. "batch pos (head d_head)"; "series variate" in place of "batch"
-            where a model keeps them apart.
+        arg: position (or keyword) of the tensor among the inputs, or in a tuple of
+            outputs.
+        layout: einops axes of the native tensor, e.g. "batch pos (head d_head)";
+            "series variate" in place of "batch" where a model keeps them apart.
     """
 
     module: str
@@ -41,12 +44,14 @@ class Projection:
 
     Attributes:
         module: path of the linear layer, relative to the block.
-        layout: einops axes of the side that holds the heads, e.g. "(head d_head)" or "(part d_head head)".
+        layout: einops axes of the side that holds the heads, e.g. "(head d_head)" or
+            "(part d_head head)".
         part: index along the axis "part" of a fused projection.
         parts: length of that axis.
-        gain: factor that the layer puts on its weights and bias (a unit-scaled one has 1/sqrt(fan_in)).
-        weight, bias: names of the parameters; ``nn.MultiheadAttention`` itself holds ``in_proj_weight`` and
-            ``in_proj_bias``.
+        gain: factor that the layer puts on its weights and bias (a unit-scaled one has
+            1/sqrt(fan_in)).
+        weight, bias: names of the parameters; ``nn.MultiheadAttention`` itself holds
+            ``in_proj_weight`` and ``in_proj_bias``.
     """
 
     module: str
@@ -59,7 +64,9 @@ class Projection:
 
 
 Mix = Callable[[Any], tuple[float, float]]
-"""Native block -> (factor on a branch's write, factor on the stream that it is added to)."""
+"""Native block -> (factor on a branch's write, factor on the stream that it is added
+to).
+"""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a module, positional and by keyword."""
@@ -71,26 +78,36 @@ class Attention:
 
     Attributes:
         kind: its name in the vocabulary: "attn", "self_attn" or "cross_attn".
-        module: the attention module, which calls scaled dot-product attention exactly once.
+        module: the attention module, which calls scaled dot-product attention exactly
+            once.
         write: the tensor that the residual stream receives.
         reads: the residual stream just before this branch.
         q, k, v, o: projections; the input of ``o`` holds the heads side by side.
         z_layout: einops axes of that input.
-        keys_from: the stack whose last activations are the keys and values; "" for its own.
-        over: "time" if tokens attend to tokens of their own series, "variate" if to other series.
-        qkv_layout, pattern_layout: einops axes inside the attention call. Patterns over variates keep
-            their native rows (one per token); their query and key count variates.
-        x_layout: axes of what enters the projections of q, k and v; "" for those of z with the heads folded.
-        norm, post_norm: paths of the norm before the branch, and of that between ``o`` and the stream; "" for none.
+        keys_from: the stack whose last activations are the keys and values; "" for its
+            own.
+        over: "time" if tokens attend to tokens of their own series, "variate" if to
+            other series.
+        qkv_layout, pattern_layout: einops axes inside the attention call. Patterns over
+            variates keep their native rows (one per token); their query and key count
+            variates.
+        x_layout: axes of what enters the projections of q, k and v; "" for those of z
+            with the heads folded.
+        norm, post_norm: paths of the norm before the branch, and of that between ``o``
+            and the stream; "" for none.
         mix: factors of a block that rescales the stream, None for a plain sum.
-        aside: whether ``reads`` is only the branch's input, not the stream, so that edits are added to ``write`` too.
-        n_kv_heads: number of key and value heads, if query heads share them (head h reads key head ``h // (n_heads /
-            n_kv_heads)``); 0 if they do not.
-        z_inside: whether z is what the attention call returns, because ``o`` is never called as a module
-            (``nn.MultiheadAttention``); ``z_layout`` then only gives the axes of the stream.
+        aside: whether ``reads`` is only the branch's input, not the stream, so that
+            edits are added to ``write`` too.
+        n_kv_heads: number of key and value heads, if query heads share them (head h
+            reads key head ``h // (n_heads / n_kv_heads)``); 0 if they do not.
+        z_inside: whether z is what the attention call returns, because ``o`` is never
+            called as a module (``nn.MultiheadAttention``); ``z_layout`` then only gives
+            the axes of the stream.
         d_score: features of a head's queries and keys, if not ``d_head``; else 0.
-        gate: the layer, on the input of ``q``, whose sigmoid multiplies pattern · v, which gives z; None for no gate.
-        joined: for a module that calls attention twice, its inputs -> those under which it does so once, with a mask of
+        gate: the layer, on the input of ``q``, whose sigmoid multiplies pattern · v,
+            which gives z; None for no gate.
+        joined: for a module that calls attention twice, its inputs -> those under which
+            it does so once, with a mask of
             :func:`tsfm_lens.hooks.attention_capture.in_two`; else None.
     """
 
@@ -120,23 +137,31 @@ class Attention:
 
     @property
     def stream_layout(self) -> str:
-        """Axes of the output projection's output: those of z with the heads folded into d_model."""
+        """Axes of the output projection's output: those of z with the heads folded into
+        d_model.
+        """
         return re.sub(r"\([^)]*\bhead\b[^)]*\)", "d_model", self.z_layout)
 
     def count_heads(self, letter: str, n_heads: int) -> int:
-        """Return the number of heads of "q", "k", "v" or "gate" in a stack of ``n_heads``."""
+        """Return the number of heads of "q", "k", "v" or "gate" in a stack of
+        ``n_heads``.
+        """
         return n_heads if letter in ("q", "gate") else self.n_kv_heads or n_heads
 
     @property
     def inputs(self) -> dict[str, Projection]:
-        """Projections of the branch's input by name: "q", "k", "v", and "gate" if there is one."""
+        """Projections of the branch's input by name: "q", "k", "v", and "gate" if there
+        is one.
+        """
         return {"q": self.q, "k": self.k, "v": self.v} | (
             {"gate": self.gate} if self.gate else {}
         )
 
     @property
     def row_axis(self) -> int:
-        """Axis of the patterns that counts series: their queries where series attend to each other as rows."""
+        """Axis of the patterns that counts series: their queries where series attend to
+        each other as rows.
+        """
         return 2 if self.pattern_layout.startswith("pos ") else 0
 
 
@@ -148,13 +173,16 @@ class Mlp:
         write: the tensor that the residual stream receives.
         reads: the residual stream just before this branch.
         pre, post: the hidden layer before and after the activation function.
-        o: path of the output matrix; zero weights there (and a zero bias) mean a zero write.
-        i: the input matrix; of a gated MLP, the part that goes through the activation function.
+        o: path of the output matrix; zero weights there (and a zero bias) mean a zero
+            write.
+        i: the input matrix; of a gated MLP, the part that goes through the activation
+            function.
         gate: the other input matrix of a gated MLP.
         o_gain: factor that the output layer puts on its weights and bias.
         kind: its name in the vocabulary.
         norm, post_norm, mix, aside: as in :class:`Attention`.
-        act: the activation function between ``pre`` and ``post``, as transformers names it; "" if not said.
+        act: the activation function between ``pre`` and ``post``, as transformers names
+            it; "" if not said.
     """
 
     write: Site
@@ -175,7 +203,8 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Branch:
-    """One writer of another kind: mixing over time or channels, a convolution, a recurrence.
+    """One writer of another kind: mixing over time or channels, a convolution, a
+    recurrence.
 
     Attributes:
         kind: its name in the vocabulary: "time_mix", "conv", "slstm", …
@@ -203,19 +232,22 @@ class Stack:
     Attributes:
         name: "encoder", "decoder", or "" where a model has a single stack.
         blocks: path of the list of blocks.
-        n_layers, n_heads, d_model, d_head, d_mlp: sizes; ``n_heads`` and ``d_head`` are 0 in a stack without attention,
-            ``d_mlp`` in one without MLPs.
+        n_layers, n_heads, d_model, d_head, d_mlp: sizes; ``n_heads`` and ``d_head`` are
+            0 in a stack without attention, ``d_mlp`` in one without MLPs.
         writers: the block's writers in the order in which they write.
         ln_final: path of the norm after the last block, "" if there is none.
-        final_layout: axes of what that norm returns; "" for those of the last layer's stream.
+        final_layout: axes of what that norm returns; "" for those of the last layer's
+            stream.
         upstream: modules that compute this stack's input, in order of execution.
         entry: path of the module that is called once per pass through the stack.
-        cached: inputs of ``entry`` -> positions that the key-value cache holds before the call; None
-            without a cache.
+        cached: inputs of ``entry`` -> positions that the key-value cache holds before
+            the call; None without a cache.
         exceptions: writers of the layers that differ from the others.
-        sums: whether the stream is the sum of its writes; False where a norm follows each sum, so that a stack has
-            branches only: they can be ablated, patched and recorded, and nothing is attributed to them linearly.
-        follows: whether its first stream is the last one of the stack before it, reshaped or projected.
+        sums: whether the stream is the sum of its writes; False where a norm follows
+            each sum, so that a stack has branches only: they can be ablated, patched
+            and recorded, and nothing is attributed to them linearly.
+        follows: whether its first stream is the last one of the stack before it,
+            reshaped or projected.
     """
 
     name: str
@@ -237,7 +269,9 @@ class Stack:
 
     @property
     def prefix(self) -> str:
-        """Start of this stack's block names: ``encoder_blocks``, ``decoder_blocks`` or ``blocks``."""
+        """Start of this stack's block names: ``encoder_blocks``, ``decoder_blocks`` or
+        ``blocks``.
+        """
         return f"{self.name}_blocks" if self.name else "blocks"
 
     def block(self, layer: int) -> str:
@@ -249,15 +283,21 @@ class Stack:
         return self.exceptions.get(layer, self.writers)
 
     def writer(self, kind: str | None, layer: int = 0) -> Writer:
-        """Return the row of one writer; the layer's first if the kind is None. UnknownNameError if there is none."""
+        """Return the row of one writer; the layer's first if the kind is None.
+        UnknownNameError if there is none.
+        """
         return self._one(kind, layer, self.rows)
 
     def attention(self, kind: str | None, layer: int = 0) -> Attention:
-        """Return the row of one attention, the first if the kind is None; UnknownNameError if there is none."""
+        """Return the row of one attention, the first if the kind is None;
+        UnknownNameError if there is none.
+        """
         return self._one(kind, layer, self.attentions)
 
     def mlp(self, kind: str | None, layer: int = 0) -> Mlp:
-        """Return the row of one MLP, the first if the kind is None; UnknownNameError if there is none."""
+        """Return the row of one MLP, the first if the kind is None; UnknownNameError if
+        there is none.
+        """
         return self._one(
             kind,
             layer,
@@ -290,7 +330,9 @@ class Stack:
         )
 
     def find_layers(self, kind: str | None = None) -> tuple[str, list[int]]:
-        """Return a kind of attention (the last if None) and the layers that have it; InputError if there is none."""
+        """Return a kind of attention (the last if None) and the layers that have it;
+        InputError if there is none.
+        """
         kinds = self.attention_kinds()
         if not kinds:
             raise InputError(
@@ -316,19 +358,25 @@ class Wiring:
 
     Attributes:
         architecture: name, as listed by ``tsfm-lens models``.
-        stacks: in order of execution; the last one's stream is read out as the forecast.
+        stacks: in order of execution; the last one's stream is read out as the
+            forecast.
         unembed: the head's raw output.
-        embed: path of the module that makes tokens, or patches, into the stream's first value.
-        steps_per_readout: forecast steps that one call of the head yields; a function of its output where
-            that varies.
-        rollout_tolerance: relative deviation of the library's own cached rollout from its full forward.
-        sizes_from: a tensor whose layout names "series" and "variate" once per pass, for models that keep
-            them apart.
-        sample_major: whether sample paths are the outermost part of the batch axis, not the innermost.
-        unread: modules whose output the readout does not use, so that variants need not compute it.
-        true_gradients: False if autograd's derivative is not that of small steps, as the library rescales its backward
-            pass or computes in bfloat16 inside.
-        precision: the coarsest number format that the library computes in inside, whatever that of the weights.
+        embed: path of the module that makes tokens, or patches, into the stream's first
+            value.
+        steps_per_readout: forecast steps that one call of the head yields; a function
+            of its output where that varies.
+        rollout_tolerance: relative deviation of the library's own cached rollout from
+            its full forward.
+        sizes_from: a tensor whose layout names "series" and "variate" once per pass,
+            for models that keep them apart.
+        sample_major: whether sample paths are the outermost part of the batch axis, not
+            the innermost.
+        unread: modules whose output the readout does not use, so that variants need not
+            compute it.
+        true_gradients: False if autograd's derivative is not that of small steps, as
+            the library rescales its backward pass or computes in bfloat16 inside.
+        precision: the coarsest number format that the library computes in inside,
+            whatever that of the weights.
         bypass: whether the head also reads the input itself, past the stream.
     """
 
@@ -346,7 +394,9 @@ class Wiring:
     bypass: bool = False
 
     def stack(self, name: str | None) -> Stack:
-        """Return one stack by name, the output stack if None; UnknownNameError if there is none."""
+        """Return one stack by name, the output stack if None; UnknownNameError if there
+        is none.
+        """
         for stack in self.stacks if name is not None else self.stacks[-1:]:
             if name in (None, stack.name):
                 return stack
@@ -359,7 +409,9 @@ class Wiring:
 
     @property
     def traits(self) -> frozenset[str]:
-        """Those of ``TABLE_TRAITS`` that the table gives the model: heads, a stream that is a sum, derivatives."""
+        """Those of ``TABLE_TRAITS`` that the table gives the model: heads, a stream
+        that is a sum, derivatives.
+        """
         kinds = self.output_stack.attention_kinds()
         held = {
             "attention": bool(kinds),

@@ -61,7 +61,9 @@ def ablated_variants(
     horizon: int | None = None,
     seed: int = 0,
 ) -> list[tuple[Intervention, ...]]:
-    """Make the interventions that ablate each component by itself, with one reference for all."""
+    """Make the interventions that ablate each component by itself, with one reference
+    for all.
+    """
     activations = (
         reference_activations(lens, how, reference, horizon)
         if how in _WITH_REFERENCE
@@ -77,7 +79,9 @@ def ablated_variants(
 def reference_activations(
     lens: LensBase, how: str, reference: Any, horizon: int | None = None
 ) -> Activations:
-    """Return activations; of series, those along their forecasts, so that every position has a mean."""
+    """Return activations; of series, those along their forecasts, so that every
+    position has a mean.
+    """
     if reference is None:
         raise InputError(
             f"how={how!r} needs reference=…: activations, or series to record them on"

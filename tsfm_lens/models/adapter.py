@@ -1,4 +1,6 @@
-"""Adapters: one opened native model each; what a wiring table already determines stands in the base class."""
+"""Adapters: one opened native model each; what a wiring table already determines stands
+in the base class.
+"""
 
 from __future__ import annotations
 
@@ -34,35 +36,44 @@ ALL_DTYPES = ("float32", "bfloat16", "float16")
 class Adapter(ABC):
     """Opened native model: series in, forecasts out.
 
-    A subclass sets the attributes and defines ``encode`` and ``run``; token models also define ``head``, ``predict``,
-    ``values`` and ``tokenize``. A ``predict`` of its own that forecasts every series by itself is declared
-    :func:`tsfm_lens.models.architecture.declare_row_independent`, so that variants of the model run side by side.
+    A subclass sets the attributes and defines ``encode`` and ``run``; token models also
+    define ``head``, ``predict``, ``values`` and ``tokenize``. A ``predict`` of its own
+    that forecasts every series by itself is declared
+    :func:`tsfm_lens.models.architecture.declare_row_independent`, so that variants of
+    the model run side by side.
 
     Attributes:
         architecture: name of the wiring.
         native: the library's own object; ``model`` the torch module in it.
         wiring: table of the model's modules.
-        readout: the head's output: "token" logits, "quantile" forecasts, or a "distribution", of which the
-            readout is the mean.
-        rollout: how the library goes on beyond one pass: "tokens" and "cache" append to a key-value cache,
-            "refeed" encodes the extended context anew, "single" never does.
-        restarts: whether a rollout of tokens encodes its longer context anew beyond one pass.
+        readout: the head's output: "token" logits, "quantile" forecasts, or a
+            "distribution", of which the readout is the mean.
+        rollout: how the library goes on beyond one pass: "tokens" and "cache" append to
+            a key-value cache, "refeed" encodes the extended context anew, "single"
+            never does.
+        restarts: whether a rollout of tokens encodes its longer context anew beyond one
+            pass.
         multivariate: whether series of one group see each other.
         packed: whether they do so in one token sequence.
         covariates: kinds that the library takes, of "past", "known" and "categories".
         joint_rollout: whether forecasts beyond one pass take several variates.
-        rows_at_once: most rows of a native call, where its cost grows faster than their number; None for no bound.
+        rows_at_once: most rows of a native call, where its cost grows faster than their
+            number; None for no bound.
         n_variates: the one number of variates that an item must have; None for any.
-        draw_axis: axis along which a sampling model's elementwise draws count rows; None where that is not known.
+        draw_axis: axis along which a sampling model's elementwise draws count rows;
+            None where that is not known.
         samples: sample paths of a sampling model, unless others are requested.
         integers: whether series are token ids.
         context_length, prediction_length: steps; the latter is the default horizon.
-        levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
+        levels: quantile levels that the head emits; (0.5,) for the mean of a
+            distribution.
         unrolled: those of them that a rollout feeds back, a path each; all if None.
         package: distribution whose version a result should name.
-        dtypes: precisions that the library runs in; ``ALL_DTYPES`` are those that ``load`` knows.
+        dtypes: precisions that the library runs in; ``ALL_DTYPES`` are those that
+            ``load`` knows.
         feeds_gaps: whether it feeds back gaps in place of its forecast.
-        least_steps: context steps that every batch is padded to at least, while one runs in parts.
+        least_steps: context steps that every batch is padded to at least, while one
+            runs in parts.
     """
 
     architecture: str
@@ -94,15 +105,20 @@ class Adapter(ABC):
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Encode series as native input, as the library's own pipeline does it.
 
-        Token models also take ``future`` or ``tokens``, (series, step), for their decoder to read.
+        Token models also take ``future`` or ``tokens``, (series, step), for their
+        decoder to read.
         """
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Replace categories by the numbers that the model reads; here their codes, so the batch as it is."""
+        """Replace categories by the numbers that the model reads; here their codes, so
+        the batch as it is.
+        """
         return batch
 
     def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
-        """Keep what the model reads for categories by the whole history, of which it sees the end."""
+        """Keep what the model reads for categories by the whole history, of which it
+        sees the end.
+        """
         return batch
 
     @abstractmethod
@@ -113,7 +129,9 @@ class Adapter(ABC):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run the native single forward, cut to the horizon; models that roll out override this."""
+        """Run the native single forward, cut to the horizon; models that roll out
+        override this.
+        """
         with torch.no_grad():
             quantiles = self.run(self.encode(batch, horizon=horizon).inputs)[
                 ..., :horizon
@@ -123,24 +141,30 @@ class Adapter(ABC):
     def at(
         self, quantiles: Tensor, levels: Levels, mean: Tensor | None = None
     ) -> Prediction:
-        """Make a prediction at other levels of the model's own quantiles (series, step, quantile)."""
+        """Make a prediction at other levels of the model's own quantiles (series, step,
+        quantile).
+        """
         centre = (
             at_levels(quantiles, self.levels, (0.5,))[..., 0] if mean is None else mean
         )
         return Prediction(at_levels(quantiles, self.levels, levels), None, centre)
 
     def of_paths(self, samples: Tensor, levels: Levels) -> Prediction:
-        """Make a prediction of the empirical quantiles and the mean of sample paths (series, sample, step)."""
+        """Make a prediction of the empirical quantiles and the mean of sample paths
+        (series, sample, step).
+        """
         quantiles = torch.quantile(
             samples, torch.tensor(levels, dtype=samples.dtype), dim=1
         ).permute(1, 2, 0)
         return Prediction(quantiles, samples, samples.mean(dim=1))
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
-        """Apply the stack's last norm, if it has one; with ``like`` its scale is frozen to that of another stream.
+        """Apply the stack's last norm, if it has one; with ``like`` its scale is frozen
+        to that of another stream.
 
         Raises:
-            WiringError: a frozen scale of a norm that is neither a LayerNorm nor a root-mean-square one.
+            WiringError: a frozen scale of a norm that is neither a LayerNorm nor a
+                root-mean-square one.
         """
         path = self.wiring.output_stack.ln_final
         if not path:
@@ -150,14 +174,17 @@ class Adapter(ABC):
             return norm(resid)
         if isinstance(norm, LayerNorm):
             return frozen_layer_norm(norm, resid, like)
-        # in half precision T5 keeps the stream, but not what its norm gives, in single precision
+        # in half precision T5 keeps the stream, but not what its norm gives, in single
+        # precision
         return (resid * rms_scale(norm, like)).to(norm.forward(like[..., :1, :]).dtype)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Compute logits, or quantiles in data units (…, batch, quantile, step), of a normalised stream.
+        """Compute logits, or quantiles in data units (…, batch, quantile, step), of a
+        normalised stream.
 
-        This is the native forward with the output of its last norm (or last block) replaced. It works for every
-        patch model; one whose head can be called alone overrides it and spares the rest of the forward.
+        This is the native forward with the output of its last norm (or last block)
+        replaced. It works for every patch model; one whose head can be called alone
+        overrides it and spares the rest of the forward.
         """
         stack = self.wiring.output_stack
         path = stack.ln_final or stack.block(stack.n_layers - 1)
@@ -175,13 +202,18 @@ class Adapter(ABC):
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 
     def values(self, encoded: Encoded) -> Tensor:
-        """Return the value of every output bin of a token model in data units, (batch, bin); others refuse."""
+        """Return the value of every output bin of a token model in data units, (batch,
+        bin); others refuse.
+        """
         raise InputError(
-            f"{self.architecture} has no output bins: its head emits forecasts in data units"
+            f"{self.architecture} has no output bins: its head emits forecasts in data"
+            " units"
         )
 
     def number_step(self, values: np.ndarray) -> float:
-        """Return the least difference that the model sees between values (time,) of the context, in data units."""
+        """Return the least difference that the model sees between values (time,) of the
+        context, in data units.
+        """
         return float(np.spacing(np.float32(np.fmax.reduce(np.abs(values)))))
 
     @property
@@ -190,7 +222,9 @@ class Adapter(ABC):
         return self.prediction_length
 
     def quantile_paths(self, horizon: int) -> int:
-        """Return the paths that a rollout of quantiles feeds back; 1 where one pass covers the horizon."""
+        """Return the paths that a rollout of quantiles feeds back; 1 where one pass
+        covers the horizon.
+        """
         return (
             len(self.unrolled or self.levels) or 1 if horizon > self.longest_pass else 1
         )
@@ -210,11 +244,15 @@ class Adapter(ABC):
         return min(self.padded_length(batch), self.context_length)
 
     def padded_length(self, batch: SeriesBatch) -> int:
-        """Return the steps of the longest series; of the longest of all parts while a batch runs in parts."""
+        """Return the steps of the longest series; of the longest of all parts while a
+        batch runs in parts.
+        """
         return max(self.least_steps, *batch.lengths)
 
     def pad_batch(self, steps: int) -> Block[None]:
-        """Pad shorter batches, as if a series of so many steps were in each: padding can change what a library does."""
+        """Pad shorter batches, as if a series of so many steps were in each: padding
+        can change what a library does.
+        """
         before: list[int] = []
 
         def begin() -> None:
@@ -228,7 +266,9 @@ class Adapter(ABC):
         return Block(Steps(None, begin, end))
 
     def lengthened(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Pad the first of some tensors (…, time) on the left; the library then pads the others to it."""
+        """Pad the first of some tensors (…, time) on the left; the library then pads
+        the others to it.
+        """
         lack = self.least_steps - max(tensor.shape[-1] for tensor in tensors)
         if lack <= 0:
             return tensors
@@ -242,12 +282,13 @@ def refuse_request(adapter: Adapter, horizon: int, num_samples: int | None) -> N
     """Refuse a forecast that a model cannot make."""
     if num_samples is not None and adapter.readout == "quantile":
         raise InputError(
-            f"{adapter.architecture} emits quantiles and draws no samples; leave num_samples out"
+            f"{adapter.architecture} emits quantiles and draws no samples; leave"
+            " num_samples out"
         )
     if horizon > adapter.longest_pass and adapter.rollout == "single":
         raise InputError(
-            f"horizon {horizon} is longer than the {adapter.longest_pass} steps that {adapter.architecture} "
-            "yields in one pass, and it has no rollout"
+            f"horizon {horizon} is longer than the {adapter.longest_pass} steps that"
+            f" {adapter.architecture} yields in one pass, and it has no rollout"
         )
 
 
@@ -258,7 +299,9 @@ def predicted(
     levels: Levels,
     num_samples: int | None,
 ) -> Prediction:
-    """Return the adapter's prediction; WiringError if it is of another number of steps than was asked for."""
+    """Return the adapter's prediction; WiringError if it is of another number of steps
+    than was asked for.
+    """
     prediction = adapter.predict(batch, horizon, levels, num_samples)
     steps = {int(prediction.quantiles.shape[1]), int(prediction.mean.shape[-1])}
     steps |= (
@@ -266,15 +309,19 @@ def predicted(
     )
     if steps != {horizon}:
         raise WiringError(
-            f"predict of {adapter.architecture} gave {', '.join(map(str, sorted(steps)))} steps, expected {horizon}. "
-            f"The predict of the base class runs one pass, of at most {adapter.longest_pass} steps. Give "
-            f"{type(adapter).__name__} a predict that goes on beyond it, or set rollout = 'single', which refuses more"
+            f"predict of {adapter.architecture} gave"
+            f" {', '.join(map(str, sorted(steps)))} steps, expected {horizon}. The"
+            " predict of the base class runs one pass, of at most"
+            f" {adapter.longest_pass} steps. Give {type(adapter).__name__} a predict"
+            " that goes on beyond it, or set rollout = 'single', which refuses more"
         )
     return prediction
 
 
 def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
-    """Apply a LayerNorm with the standard deviation of ``like``; subtracting the mean is linear already."""
+    """Apply a LayerNorm with the standard deviation of ``like``; subtracting the mean
+    is linear already.
+    """
     out = without_gain(norm, x, like)
     out = out if norm.weight is None else out * norm.weight
     return out if norm.bias is None else out + norm.bias
@@ -297,13 +344,16 @@ def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> N
                     "categories": "covariates of text",
                 }
                 raise InputError(
-                    f"{adapter.architecture} takes no {what[kind]}, such as {name!r}; batch.targets() leaves them out, "
-                    "and `tsfm-lens models` says which models take them"
+                    f"{adapter.architecture} takes no {what[kind]}, such as {name!r};"
+                    " batch.targets() leaves them out, and `tsfm-lens models` says"
+                    " which models take them"
                 )
 
 
 def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
-    """Return the model's own prediction length, or the reach of all known covariates where that is less."""
+    """Return the model's own prediction length, or the reach of all known covariates
+    where that is less.
+    """
     return max(
         1,
         min(
@@ -316,7 +366,9 @@ def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:
-    """Return the horizon of a forward: of covariates as far as they are known, if none is given."""
+    """Return the horizon of a forward: of covariates as far as they are known, if none
+    is given.
+    """
     refuse_covariates(adapter, batch)
     return (
         default_horizon(adapter, batch)
@@ -326,13 +378,16 @@ def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | 
 
 
 def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
-    """Refuse levels beyond those that a model emits; its library may give the nearest in their place."""
+    """Refuse levels beyond those that a model emits; its library may give the nearest
+    in their place.
+    """
     low, high = levels[0], levels[-1]
     for level in requested:
         if not low - 1e-9 <= level <= high + 1e-9:
             raise InputError(
-                f"quantile {level} is outside {low} to {high}, which the model emits, and tails are not extrapolated; "
-                f"the nearest is {low if level < low else high}"
+                f"quantile {level} is outside {low} to {high}, which the model emits,"
+                " and tails are not extrapolated; the nearest is"
+                f" {low if level < low else high}"
             )
 
 
@@ -360,7 +415,8 @@ def refuse_dtype(adapter: Adapter, *values: Any) -> None:
         name = str(value).removeprefix("torch.")
         if isinstance(value, torch.dtype) and name not in adapter.dtypes:
             raise InputError(
-                f"{adapter.architecture} does not run in {name}; choose {' or '.join(adapter.dtypes)}"
+                f"{adapter.architecture} does not run in {name}; choose"
+                f" {' or '.join(adapter.dtypes)}"
             )
 
 
@@ -368,17 +424,21 @@ def refuse_gradients(wiring: Wiring) -> None:
     """Refuse gradients that are not derivatives, and any in inference mode."""
     if torch.is_inference_mode_enabled():
         raise InputError(
-            "there are no gradients under torch.inference_mode(); leave it, torch.no_grad() may stay on"
+            "there are no gradients under torch.inference_mode(); leave it,"
+            " torch.no_grad() may stay on"
         )
     if not wiring.true_gradients:
         raise InputError(
-            f"the gradients of {wiring.architecture} are not its derivatives (a rescaled backward pass, or steps of "
-            "bfloat16 inside); use finite differences, or attribution by lens difference"
+            f"the gradients of {wiring.architecture} are not its derivatives (a"
+            " rescaled backward pass, or steps of bfloat16 inside); use finite"
+            " differences, or attribution by lens difference"
         )
 
 
 def default_levels(adapter: Adapter) -> tuple[float, ...]:
-    """Return the deciles, or the levels that the head emits where those do not reach from 0.1 to 0.9."""
+    """Return the deciles, or the levels that the head emits where those do not reach
+    from 0.1 to 0.9.
+    """
     levels = tuple(adapter.levels)
     if (
         adapter.readout != "quantile"
@@ -391,7 +451,9 @@ def default_levels(adapter: Adapter) -> tuple[float, ...]:
 
 @cache
 def versions(package: str) -> str:
-    """List the versions that a result should name: of this package, torch, transformers, and the model library."""
+    """List the versions that a result should name: of this package, torch,
+    transformers, and the model library.
+    """
     names = dict.fromkeys(("tsfm-lens-toolbox", "torch", "transformers", package))
     return ", ".join(f"{name} {_version(name)}" for name in names)
 

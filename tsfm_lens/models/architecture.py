@@ -1,4 +1,6 @@
-"""Contents of an architecture file: a wiring table and the few functions that a table cannot hold."""
+"""Contents of an architecture file: a wiring table and the few functions that a table
+cannot hold.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,19 @@ class Encoded:
     Attributes:
         inputs: keyword arguments of the native model.
         spans: by stack, the time steps that each token covers.
-        loc, scale: (batch,), so that data = normalised * scale + loc; 0 and 1 where no single scale does that.
+        loc, scale: (batch,), so that data = normalised * scale + loc; 0 and 1 where no
+            single scale does that.
         batch: the series.
         horizon: forecast steps that the forward yields; None if the model's own.
-        items: first axis of the native input, where it is not one per series (variates as an axis of their own).
-        packed: whether the variates of an item share one token sequence, so that hooks see a row per item.
-        ids: names of inputs that say which rows belong together; copies of the batch get ids of their own.
+        items: first axis of the native input, where it is not one per series (variates
+            as an axis of their own).
+        packed: whether the variates of an item share one token sequence, so that hooks
+            see a row per item.
+        ids: names of inputs that say which rows belong together; copies of the batch
+            get ids of their own.
         stats: further tensors that the head needs to return to data units.
-        place: of a part of a batch, the place of its first row there, and the rows of the whole; else (0, None).
+        place: of a part of a batch, the place of its first row there, and the rows of
+            the whole; else (0, None).
     """
 
     inputs: dict[str, Any]
@@ -63,7 +70,9 @@ class Encoded:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of the rows that hooks see: the series, or the items whose variates share one sequence."""
+        """Names of the rows that hooks see: the series, or the items whose variates
+        share one sequence.
+        """
         return name_rows(self.batch, self.packed)
 
     @property
@@ -72,7 +81,9 @@ class Encoded:
         return len(set(self.batch.groups))
 
     def shown(self, stack: str) -> Tensor:
-        """Return (row, pos): True where a token shows its row; other tokens pad short series to the longest."""
+        """Return (row, pos): True where a token shows its row; other tokens pad short
+        series to the longest.
+        """
         spans = self.spans[stack]
         lengths = dict(
             zip(
@@ -88,7 +99,9 @@ class Encoded:
         )
 
     def part(self, start: int, stop: int) -> Encoded:
-        """Return series ``start`` to ``stop``, whole items, with the padding and the spans of the whole batch."""
+        """Return series ``start`` to ``stop``, whole items, with the padding and the
+        spans of the whole batch.
+        """
         count = len(self.rows) if self.items is None else self.items
         series_per_item = len(self.batch) // count
         cuts = {
@@ -101,7 +114,8 @@ class Encoded:
                 return value
             if len(value) not in cuts:
                 raise InputError(
-                    f"input {name} has shape {tuple(value.shape)}, not a row for each of {count} items"
+                    f"input {name} has shape {tuple(value.shape)}, not a row for each"
+                    f" of {count} items"
                 )
             return value[cuts[len(value)]]
 
@@ -126,7 +140,9 @@ class Encoded:
         return in_data_units(normalized, self.loc, self.scale)
 
     def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:
-        """Tabulate the tokens of a stack, the first if None: steps from the forecast start, and times of one series."""
+        """Tabulate the tokens of a stack, the first if None: steps from the forecast
+        start, and times of one series.
+        """
         spans = self.spans[next(iter(self.spans)) if stack is None else stack]
         parts = {name: getattr(spans, name) for name in ("start", "stop", "special")}
         table = pd.DataFrame(
@@ -157,7 +173,9 @@ class Encoded:
 
 
 def in_data_units(normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    """Return normalised quantiles (…, batch, quantile, step) in data units, by the means and scales of the series."""
+    """Return normalised quantiles (…, batch, quantile, step) in data units, by the
+    means and scales of the series.
+    """
     return (
         normalized * scale.to(normalized)[:, None, None]
         + loc.to(normalized)[:, None, None]
@@ -187,24 +205,30 @@ Predict = TypeVar("Predict", bound=Callable[..., Prediction])
 
 
 def declare_row_independent(predict: Predict) -> Predict:
-    """Declare that an adapter's ``predict`` may run several variants of a model as rows of one batch.
+    """Declare that an adapter's ``predict`` may run several variants of a model as rows
+    of one batch.
 
-    By this its author states that copies of a batch that follow one another have the forecasts of the batch, in the
-    same order, and that up to ``longest_pass`` steps the model's input does not depend on its forecast. A function that
-    overrides or wraps it has to state so itself; without it variants run one by one.
+    By this its author states that copies of a batch that follow one another have the
+    forecasts of the batch, in the same order, and that up to ``longest_pass`` steps the
+    model's input does not depend on its forecast. A function that overrides or wraps it
+    has to state so itself; without it variants run one by one.
     """
     predict.rows_apart = predict  # type: ignore[attr-defined]
     return predict
 
 
 def is_row_independent(adapter: Any) -> bool:
-    """Return whether an adapter's present ``predict`` was declared by :func:`declare_row_independent`."""
+    """Return whether an adapter's present ``predict`` was declared by
+    :func:`declare_row_independent`.
+    """
     function = getattr(adapter.predict, "__func__", adapter.predict)
     return getattr(function, "declare_row_independent", None) is function
 
 
 def adapter_traits(adapter: Any) -> frozenset[str]:
-    """Return the traits that an adapter, or its class, gives a model: what series, tokens and covariates it takes."""
+    """Return the traits that an adapter, or its class, gives a model: what series,
+    tokens and covariates it takes.
+    """
     takes_tokens = hasattr(adapter, "encode_tokens")
     held = {
         "token_logits": adapter.readout == "token",
@@ -234,23 +258,28 @@ class Architecture:
         classes: names of the classes of its native models and pipelines.
         published: size -> hub id.
         claims: whether a checkpoint's config.json belongs to this architecture.
-        open: local folder, dtype and device -> native object, through the library's own loader; None where there are no
-            checkpoints.
-        blank: config.json -> the torch module that a checkpoint's tensors belong to, called on the meta device.
+        open: local folder, dtype and device -> native object, through the library's own
+            loader; None where there are no checkpoints.
+        blank: config.json -> the torch module that a checkpoint's tensors belong to,
+            called on the meta device.
         keys: keys of config.json that the wiring understands; None where none is read.
         values: those that must have one value, where they are given.
         check: refuses what these do not say of a config.json.
         wrap: native model -> the library's own object around it.
         notes: remarks for a user before loading it, in a few words.
-        save: writes a native object as its own loader reads it; ``save_pretrained`` if None.
+        save: writes a native object as its own loader reads it; ``save_pretrained`` if
+            None.
         library: optional library that it needs.
-        table_traits: of ``TABLE_TRAITS``, those that the tables of its models give; all, so that no model is refused
-            before it is open, unless said.
+        table_traits: of ``TABLE_TRAITS``, those that the tables of its models give;
+            all, so that no model is refused before it is open, unless said.
         renamed: parts of tensor names in checkpoints -> their names in the library.
-        computed: parts of the names of tensors that the library computes and does not read from a checkpoint.
+        computed: parts of the names of tensors that the library computes and does not
+            read from a checkpoint.
         among: whether an object of a class that architectures share is one of its own.
-        inside: name of a published checkpoint -> the folder in which its own library ships it, None of others.
-        claims_tensors: whether names of tensors belong to it, for checkpoints whose config.json does not tell.
+        inside: name of a published checkpoint -> the folder in which its own library
+            ships it, None of others.
+        claims_tensors: whether names of tensors belong to it, for checkpoints whose
+            config.json does not tell.
     """
 
     title: str
@@ -306,7 +335,9 @@ class Architecture:
 
     @property
     def traits(self) -> frozenset[str]:
-        """Traits that a model of it can have, before it is open; an open one has ``lens.traits``."""
+        """Traits that a model of it can have, before it is open; an open one has
+        ``lens.traits``.
+        """
         return adapter_traits(self.adapter) | self.table_traits | {"training_record"}
 
     def claims_object(self, native: object) -> bool:
@@ -320,7 +351,9 @@ class Architecture:
         return self.adapter(self.wrap(native))
 
     def write(self, native: Any, folder: Path) -> None:
-        """Write a native object as its own loader reads it; WiringError where nothing says how."""
+        """Write a native object as its own loader reads it; WiringError where nothing
+        says how.
+        """
         if self.save is not None:
             self.save(native, folder)
             return
@@ -330,8 +363,9 @@ class Architecture:
                 writer.save_pretrained(folder)
                 return
         raise WiringError(
-            f"{type(native).__name__} has no save_pretrained; the Architecture of {self.name!r} has to say how a "
-            "model is written: save=function of the model and a folder"
+            f"{type(native).__name__} has no save_pretrained; the Architecture of"
+            f" {self.name!r} has to say how a model is written: save=function of the"
+            " model and a folder"
         )
 
 
@@ -344,10 +378,12 @@ _ARCHITECTURES: dict[str, Architecture] = {}
 def register(entry: Architecture) -> Architecture:
     """Make an architecture known to ``load``, the commands and the conformance suite.
 
-    A package of one's own calls it in a module that an entry point of the group ``tsfm_lens.wirings`` names.
+    A package of one's own calls it in a module that an entry point of the group
+    ``tsfm_lens.wirings`` names.
 
     Raises:
-        WiringError: a field is missing, which the message names, or another module has taken the name.
+        WiringError: a field is missing, which the message names, or another module has
+            taken the name.
 
     Example:
         >>> models.register(models.architectures()["t5"]).title
@@ -364,19 +400,22 @@ def register(entry: Architecture) -> Architecture:
         for name in ("open", "blank"):
             if getattr(entry, name) is None:
                 raise WiringError(
-                    f"{entry.title} claims checkpoints and cannot be registered without {name}"
+                    f"{entry.title} claims checkpoints and cannot be registered without"
+                    f" {name}"
                 )
     known = _ARCHITECTURES.get(entry.name)
     if known is not None and known.adapter.__module__ != entry.adapter.__module__:
         raise WiringError(
-            f"architecture {entry.name!r} is taken by {known.adapter.__module__}; choose another name"
+            f"architecture {entry.name!r} is taken by {known.adapter.__module__};"
+            " choose another name"
         )
     _ARCHITECTURES[entry.name] = entry
     return entry
 
 
 def architectures() -> dict[str, Architecture]:
-    """Return every architecture by name: those of ``tsfm_lens.models.wirings``, and those of other packages.
+    """Return every architecture by name: those of ``tsfm_lens.models.wirings``, and
+    those of other packages.
 
     Example:
         >>> models.architectures()["chronos-bolt"].published["base"]
@@ -410,7 +449,9 @@ def extras() -> dict[str, Extra]:
 
 
 def models_meeting(needs: Needs) -> str:
-    """Name the models that meet a requirement, or those that do not where these are fewer."""
+    """Name the models that meet a requirement, or those that do not where these are
+    fewer.
+    """
     if needs.models:
         return needs.models
     entries = architectures().values()

@@ -1,4 +1,6 @@
-"""A lens as a torch module: its weights, their precision and the mode are those of the native model."""
+"""A lens as a torch module: its weights, their precision and the mode are those of the
+native model.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ from tsfm_lens.models.devices import checked_device
 
 
 class NativeModule(HookedRootModule):
-    """Tree of hook points whose calls of :class:`torch.nn.Module` reach the native model, under its own names.
+    """Tree of hook points whose calls of :class:`torch.nn.Module` reach the native
+    model, under its own names.
 
-    What torch builds on these follows: ``eval``, ``half``, ``cuda``, ``to``, ``parameters``, ``requires_grad_`` and
-    others. ``modules()`` and ``get_submodule`` are of the tree.
+    What torch builds on these follows: ``eval``, ``half``, ``cuda``, ``to``,
+    ``parameters``, ``requires_grad_`` and others. ``modules()`` and ``get_submodule``
+    are of the tree.
     """
 
     adapter: Adapter
@@ -45,7 +49,9 @@ class NativeModule(HookedRootModule):
         return
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the native model; in training mode dropout makes every forecast another."""
+        """Set the mode of the native model; in training mode dropout makes every
+        forecast another.
+        """
         super().train(mode)
         self.adapter.model.train(mode)
         return self
@@ -56,7 +62,9 @@ class NativeModule(HookedRootModule):
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move the native model; InputError for a device that is not here or a precision that does not run."""
+        """Move the native model; InputError for a device that is not here or a
+        precision that does not run.
+        """
         device = kwargs.get("device", args[0] if args else None)
         if isinstance(device, str | int | torch.device) and str(device) != "meta":
             checked_device(device)
@@ -68,7 +76,9 @@ class NativeModule(HookedRootModule):
         return self.to("cuda" if device is None else device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Replace every weight, which is how torch moves and casts; InputError for a precision that does not run."""
+        """Replace every weight, which is how torch moves and casts; InputError for a
+        precision that does not run.
+        """
         weight = next(self.parameters())
         refuse_dtype(self.adapter, fn(weight.detach().new_empty(1)).dtype)
         self.adapter.model._apply(fn, recurse)
@@ -101,5 +111,7 @@ class NativeModule(HookedRootModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Load a state into the native model, as ``lens.model.load_state_dict`` does; runs made before are refused."""
+        """Load a state into the native model, as ``lens.model.load_state_dict`` does;
+        runs made before are refused.
+        """
         return self.adapter.model.load_state_dict(state_dict, *args, **kwargs)

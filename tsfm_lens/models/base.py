@@ -1,4 +1,6 @@
-"""Base of a lens: the opened model, its properties, its hook points, and single forwards."""
+"""Base of a lens: the opened model, its properties, its hook points, and single
+forwards.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ from tsfm_lens.models.as_module import NativeModule
 from tsfm_lens.models.forecast import is_count, refuse_overflow
 
 HookList = Iterable[tuple[Any, Callable[..., Any]]]
-"""(name, glob, predicate on names, or (short name, layer, …); function of an activation and ``hook=``)."""
+"""(name, glob, predicate on names, or (short name, layer, …); function of an activation
+and ``hook=``).
+"""
 
 _OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
 OF_A_FORECAST = ("batch_size", "horizon", "num_samples", "quantiles", "seed")
@@ -57,22 +61,31 @@ class Config(SimpleNamespace):
         model_name: of the loaded model.
         architecture: name of the wiring.
         n_layers, n_heads, d_model, d_head, d_mlp: sizes of the output stack.
-        n_key_value_heads: heads of keys and values; as many as heads but for grouped queries.
-        n_ctx: the most steps of context that the model reads (tokens may cover several steps each).
+        n_key_value_heads: heads of keys and values; as many as heads but for grouped
+            queries.
+        n_ctx: the most steps of context that the model reads (tokens may cover several
+            steps each).
         d_vocab: size of the head's vocabulary; None for models that emit numbers.
-        act_fn: activation function of the MLPs, "" where the wiring does not say or there is none.
+        act_fn: activation function of the MLPs, "" where the wiring does not say or
+            there is none.
         gated_mlp: whether half of the MLP's hidden layer multiplies the other.
         attn_only: whether there are no MLPs.
-        normalization_type: "LN" or "RMS", as TransformerLens has them; None without norms.
+        normalization_type: "LN" or "RMS", as TransformerLens has them; None without
+            norms.
         dtype, device: of the weights.
         n_params: number of weights.
-        stacks: sizes of every stack by name, "" where there is one: ``cfg.stacks["encoder"].n_layers``.
+        stacks: sizes of every stack by name, "" where there is one:
+            ``cfg.stacks["encoder"].n_layers``.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        hint = "hook_result and the other hook points are computed whenever they are asked for"
+        hint = (
+            "hook_result and the other hook points are computed whenever they are"
+            " asked for"
+        )
         raise InputError(
-            f"cfg.{name} cannot be set: nothing of the native model is changed, and {hint}"
+            f"cfg.{name} cannot be set: nothing of the native model is changed, and"
+            f" {hint}"
         )
 
 
@@ -82,7 +95,9 @@ def _of_adapter(name: str, doc: str) -> Any:
 
 
 class LensBase(NativeModule):
-    """Lens without whole forecasts, which the modules that add them take; see :class:`tsfm_lens.models.Lens`."""
+    """Lens without whole forecasts, which the modules that add them take; see
+    :class:`tsfm_lens.models.Lens`.
+    """
 
     native = _of_adapter("native", "Pipeline of the model's own library.")
     model = _of_adapter("model", "Torch module in the library's own pipeline.")
@@ -90,7 +105,8 @@ class LensBase(NativeModule):
     device: torch.device = _of_adapter("device", "Device of the native model.")
     emits = _of_adapter(
         "readout",
-        'Kind of the head\'s output: "token" logits, a "quantile", or a "distribution".',
+        'Kind of the head\'s output: "token" logits, a "quantile", or a'
+        ' "distribution".',
     )
     levels = _of_adapter(
         "levels",
@@ -116,7 +132,8 @@ class LensBase(NativeModule):
         files: Sequence[Path] = (),
     ) -> None:
         super().__init__()
-        # kept out of torch's module registry: TransformerLens's setup() writes a name onto every submodule
+        # kept out of torch's module registry: TransformerLens's setup() writes a name
+        # onto every submodule
         self.__dict__["adapter"] = adapter
         self.model_id = model_id
         self.revision = revision
@@ -140,7 +157,8 @@ class LensBase(NativeModule):
     def __deepcopy__(self, memo: dict[int, Any]) -> LensBase:
         hooks = self._lasting_hooks()
         for module in self.adapter.model.modules():
-            # some libraries keep functions as attributes in a wrapping that cannot be copied, and need not be
+            # some libraries keep functions as attributes in a wrapping that cannot be
+            # copied, and need not be
             memo |= {
                 id(value): value
                 for value in vars(module).values()
@@ -152,10 +170,13 @@ class LensBase(NativeModule):
         )
 
     def _lasting_hooks(self) -> Lasting:
-        """Return the hooks set by ``add_hook``, as (name of the point, "fwd" or "bwd", handle)."""
+        """Return the hooks set by ``add_hook``, as (name of the point, "fwd" or "bwd",
+        handle).
+        """
         if self.registry.busy:
             raise HookError(
-                "a context is open on this lens, and its hooks would stay on a copy; leave it first"
+                "a context is open on this lens, and its hooks would stay on a copy;"
+                " leave it first"
             )
         points = self.registry.hooked.items()
         forward = [
@@ -174,7 +195,10 @@ class LensBase(NativeModule):
             f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads"
             for s in self.wiring.stacks
         )
-        return f"Lens({self.model_id!r}, {self.wiring.architecture}; {stacks}, d_model {self.d_model})"
+        return (
+            f"Lens({self.model_id!r}, {self.wiring.architecture}; {stacks}, d_model"
+            f" {self.d_model})"
+        )
 
     @property
     def weights(self) -> Weights:
@@ -193,7 +217,9 @@ class LensBase(NativeModule):
         ]
 
     def components(self, *patterns: str | Component) -> list[Component]:
-        """Return components by name or glob, all if none is given; UnknownNameError for one that matches nothing."""
+        """Return components by name or glob, all if none is given; UnknownNameError for
+        one that matches nothing.
+        """
         return (
             select_components(self.wiring, *patterns)
             if patterns
@@ -212,14 +238,18 @@ class LensBase(NativeModule):
     def describe(
         self, kind: str, title: str, source: str, **parameters: object
     ) -> dict[str, object]:
-        """Return the attributes of a result: kind, title, source, provenance, and the probe's parameters."""
+        """Return the attributes of a result: kind, title, source, provenance, and the
+        probe's parameters.
+        """
         names = {"kind": kind, "title": title, "source": source}
         return {**names, **self.provenance(), **parameters}
 
     def running(
         self, rows: int, place: tuple[int, int | None] = (0, None)
     ) -> Block[None]:
-        """Tell hooks which rows run and how far the forecast is; calls of the native object tell them nothing."""
+        """Tell hooks which rows run and how far the forecast is; calls of the native
+        object tell them nothing.
+        """
         return self.registry.state.running(rows, place)
 
     def readout(
@@ -235,31 +265,39 @@ class LensBase(NativeModule):
         Args:
             resid: (…, series, pos, d_model) of the output stack.
             encoded: the batch it belongs to.
-            like: freeze the final norm's scale to that of this stream (same shape up to broadcasting), so that the
-                logits of parts sum to those of their sum; of token models.
-            unread: first positions that ``resid`` leaves out, since the head does not read them.
+            like: freeze the final norm's scale to that of this stream (same shape up to
+                broadcasting), so that the logits of parts sum to those of their sum; of
+                token models.
+            unread: first positions that ``resid`` leaves out, since the head does not
+                read them.
 
         Returns:
-            Logits (…, series, step, vocabulary), or quantiles in data units (…, series, quantile, step).
+            Logits (…, series, step, vocabulary), or quantiles in data units (…, series,
+            quantile, step).
 
         Raises:
-            InputError: a stream of another width; ``like`` of a model whose head is no linear map.
+            InputError: a stream of another width; ``like`` of a model whose head is no
+                linear map.
         """
         if like is not None and self.emits != "token":
             raise InputError(
-                f"the head of {self.wiring.architecture} is no linear map, so what it makes of single parts does not "
-                "sum to the forecast; probes.attribution(run) splits the forecast among them. Leave like=… out to read "
-                "out a whole stream"
+                f"the head of {self.wiring.architecture} is no linear map, so what it"
+                " makes of single parts does not sum to the forecast;"
+                " probes.attribution(run) splits the forecast among them. Leave like=…"
+                " out to read out a whole stream"
             )
         return self.frozen_readout(resid, encoded, like, unread)
 
     def frozen_readout(
         self, resid: Tensor, encoded: Encoded, like: Tensor | None, unread: int = 0
     ) -> Tensor:
-        """Apply the native head under the scale of another stream, of which derivatives are taken."""
+        """Apply the native head under the scale of another stream, of which derivatives
+        are taken.
+        """
         if resid.shape[-1] != self.d_model:
             raise InputError(
-                f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})"
+                f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos,"
+                f" {self.d_model})"
             )
         normed = self.adapter.final_norm(resid, like)
         return self.adapter.head(
@@ -268,7 +306,9 @@ class LensBase(NativeModule):
 
     @property
     def traits(self) -> frozenset[str]:
-        """What the model has of what measurements can ask for; see :class:`tsfm_lens.models.Architecture`."""
+        """What the model has of what measurements can ask for; see
+        :class:`tsfm_lens.models.Architecture`.
+        """
         traits = self.wiring.traits | adapter_traits(self.adapter)
         if has_training_record(self.model_id):
             return traits | {"training_record"}
@@ -298,7 +338,9 @@ class LensBase(NativeModule):
         return int(self.adapter.first_value_token)  # type: ignore[attr-defined]
 
     def bin_values(self, encoded: Encoded) -> Tensor:
-        """Return the value of each value token of a token model, from the lowest on, in data units, (series, bin)."""
+        """Return the value of each value token of a token model, from the lowest on, in
+        data units, (series, bin).
+        """
         return self.adapter.values(encoded)[:, self.first_value_token :]
 
     def final_norm(self, resid: Tensor) -> Tensor:
@@ -317,13 +359,15 @@ class LensBase(NativeModule):
 
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.
-            future: (series, step) values after the context, to teacher-force a token model's decoder.
+            future: (series, step) values after the context, to teacher-force a token
+                model's decoder.
             tokens: (series, step) token ids for the same purpose.
-            horizon: forecast steps of the one forward; the model's own if None. Models whose pass always
-                yields the same number of steps yield them all.
+            horizon: forecast steps of the one forward; the model's own if None. Models
+                whose pass always yields the same number of steps yield them all.
 
         Raises:
-            InputError: the future has another shape, one pass cannot yield the horizon, or a scale overflows.
+            InputError: the future has another shape, one pass cannot yield the horizon,
+                or a scale overflows.
         """
         batch = series if isinstance(series, SeriesBatch) else as_series(series)
         horizon = covered(self.adapter, batch, horizon)
@@ -340,18 +384,21 @@ class LensBase(NativeModule):
         for array in (values, ids):
             if array is not None and self.adapter.readout != "token":
                 raise InputError(
-                    f"{self.wiring.architecture} takes no future values in a single forward; leave `future` out"
+                    f"{self.wiring.architecture} takes no future values in a single"
+                    " forward; leave `future` out"
                 )
             if array is not None and (array.ndim != 2 or len(array) != len(batch)):
                 raise InputError(
-                    f"future values have shape {tuple(array.shape)}, expected (series, step) with {len(batch)} series"
+                    f"future values have shape {tuple(array.shape)}, expected (series,"
+                    f" step) with {len(batch)} series"
                 )
         if horizon is not None and not (
             is_count(horizon) and horizon <= self.adapter.longest_pass
         ):
             raise InputError(
-                f"horizon {horizon!r} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
-                f"{self.adapter.longest_pass} steps, lens.forecast forecasts further"
+                f"horizon {horizon!r} of a single forward; one pass of"
+                f" {self.wiring.architecture} yields 1 to {self.adapter.longest_pass}"
+                " steps, lens.forecast forecasts further"
             )
         options = (
             {"future": values, "tokens": ids} if self.adapter.readout == "token" else {}
@@ -376,13 +423,14 @@ class LensBase(NativeModule):
         Args:
             series: see :meth:`encode`; an :class:`Encoded` batch is taken as it is.
             future, tokens, horizon: see :meth:`encode`.
-            stop_at_layer: do not run this layer and later ones: an index in the output stack, from
-                its end if below 0, or a layer by name ("encoder.1").
+            stop_at_layer: do not run this layer and later ones: an index in the output
+                stack, from its end if below 0, or a layer by name ("encoder.1").
 
         Returns:
-            Token models: logits (series, step, vocabulary). Patch models: quantiles in data units
-            (series, quantile, step); models with a distribution head: its mean, with a single quantile entry.
-            With ``stop_at_layer`` the stream that enters it, (row, pos, d_model).
+            Token models: logits (series, step, vocabulary). Patch models: quantiles in
+            data units (series, quantile, step); models with a distribution head: its
+            mean, with a single quantile entry. With ``stop_at_layer`` the stream that
+            enters it, (row, pos, d_model).
 
         Raises:
             UnknownNameError: no such layer.
@@ -399,7 +447,9 @@ class LensBase(NativeModule):
             return self.adapter.run(series.inputs)
 
     def edit(self, *interventions: Intervention) -> Block[Self]:
-        """Apply interventions, in order, to everything that runs inside the block; UnknownNameError for a target."""
+        """Apply interventions, in order, to everything that runs inside the block;
+        UnknownNameError for a target.
+        """
         return edited(self.registry, interventions, self)
 
     def __getattr__(self, name: str) -> Any:
@@ -412,7 +462,9 @@ class LensBase(NativeModule):
         raise AttributeError(f"a lens has no {name!r}: {instead}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one forward; InputError for an argument of TransformerLens's that has no counterpart."""
+        """Run one forward; InputError for an argument of TransformerLens's that has no
+        counterpart.
+        """
         refuse_unknown(
             {name: value for name, value in kwargs.items() if name != "series"},
             "forward",
@@ -449,9 +501,11 @@ class LensBase(NativeModule):
                 name: getattr(stack, name)
                 for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp")
             },
-            n_key_value_heads=stack.n_heads
-            if attention is None
-            else attention.count_heads("k", stack.n_heads),
+            n_key_value_heads=(
+                stack.n_heads
+                if attention is None
+                else attention.count_heads("k", stack.n_heads)
+            ),
             n_ctx=self.context_length,
             d_vocab=self.weights.W_U.shape[1] if self.emits == "token" else None,
             act_fn="" if mlp is None else mlp.act,
@@ -471,14 +525,15 @@ class LensBase(NativeModule):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Block[Self]:
-        """Set hooks as TransformerLens's ``hooks`` does, with globs as names; all names are resolved first.
+        """Set hooks as TransformerLens's ``hooks`` does, with globs as names; all names
+        are resolved first.
 
         Raises:
             UnknownNameError: a name matches no hook point.
             WiringError: compiled or replaced modules would pass a hook by.
             InputError: TransformerLens's loops over patches of a model of series.
-            HookError: on leaving, the model ran and a hook point was never passed, or no gradient came to any backward
-                hook.
+            HookError: on leaving, the model ran and a hook point was never passed, or
+                no gradient came to any backward hook.
         """
         points = self.registry.points
         forward, backward = (
@@ -488,7 +543,8 @@ class LensBase(NativeModule):
         if not self.takes_ids and any(
             is_of_patching(hook) for _name, hook, _direction in forward
         ):
-            # steps of a series are no positions: the loop would end within it or run past them
+            # steps of a series are no positions: the loop would end within it or run
+            # past them
             raise InputError(PATCHING)
         if backward:
             refuse_gradients(self.wiring)
@@ -508,12 +564,16 @@ class LensBase(NativeModule):
         )
 
     def clear_contexts(self) -> None:
-        """Clear contexts as TransformerLens's ``clear_contexts``; may be broken off and called again."""
+        """Clear contexts as TransformerLens's ``clear_contexts``; may be broken off and
+        called again.
+        """
         for point in self.registry.hooked.values():
             point.ctx = {}
 
     def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
-        """Add a hook as TransformerLens's ``add_hook``, with globs as names; it stays until ``reset_hooks()``."""
+        """Add a hook as TransformerLens's ``add_hook``, with globs as names; it stays
+        until ``reset_hooks()``.
+        """
         if "bwd" in (*args, kwargs.get("dir")):
             refuse_gradients(self.wiring)
         name = get_name(name)
@@ -542,7 +602,9 @@ def _rebuilt(
 
 
 def _in_stacks(lens: LensBase, name: str) -> str:
-    """Point to the stacks of a model that hold a name of TransformerLens's: "decoder_blocks" for "blocks"."""
+    """Point to the stacks of a model that hold a name of TransformerLens's:
+    "decoder_blocks" for "blocks".
+    """
     if "_modules" not in lens.__dict__:
         return ""
     paths = [other for other in lens._modules if other.endswith(f"_{name}")]

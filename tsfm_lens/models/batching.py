@@ -1,4 +1,6 @@
-"""Forecasts of a batch in parts: as many series at once as the memory allows, with the draws of the whole batch."""
+"""Forecasts of a batch in parts: as many series at once as the memory allows, with the
+draws of the whole batch.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ from tsfm_lens.models.draws import (
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
 
 BYTES_AT_ONCE = 2**30
-"""Bytes that a part may need on a CPU, where a larger one is no faster; a GPU says when its memory runs out."""
+"""Bytes that a part may need on a CPU, where a larger one is no faster; a GPU says when
+its memory runs out.
+"""
 LITTLE = 2**28
 """Bytes below which the free memory is not looked up."""
 
@@ -66,7 +70,9 @@ class ForecastRequest:
 
     @property
     def paths(self) -> int:
-        """Rows of a series in the widest pass: sample paths, or quantile paths beyond one pass."""
+        """Rows of a series in the widest pass: sample paths, or quantile paths beyond
+        one pass.
+        """
         adapter = self.lens.adapter
         if self.draws:
             return self.num_samples or adapter.samples
@@ -74,7 +80,9 @@ class ForecastRequest:
 
     @property
     def most(self) -> int | None:
-        """Most series of a native call, where its cost grows faster than its rows; None for no bound."""
+        """Most series of a native call, where its cost grows faster than its rows; None
+        for no bound.
+        """
         rows = self.lens.adapter.rows_at_once
         return None if rows is None else max(1, rows // self.paths)
 
@@ -90,7 +98,9 @@ class ForecastRequest:
 
     @cached_property
     def blocks(self) -> list[Range]:
-        """Ranges of series whose draws are one native call each; the whole batch where nothing is drawn."""
+        """Ranges of series whose draws are one native call each; the whole batch where
+        nothing is drawn.
+        """
         size = (
             self.batch_size
             if self.batch_size is not None
@@ -106,7 +116,9 @@ class ForecastRequest:
         return self.draws and self.lens.adapter.readout != "token"
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Return the pieces of blocks that some series of the batch are; items count where rows are items."""
+        """Return the pieces of blocks that some series of the batch are; items count
+        where rows are items.
+        """
         unit = self.per_item if self.lens.adapter.multivariate else 1
         pieces = []
         for index, (first, last) in enumerate(self.blocks):
@@ -122,7 +134,9 @@ class ForecastRequest:
 
     @property
     def passes(self) -> int:
-        """Forwards of one series: a pass a step of tokens, else as many as cover the horizon, on every path."""
+        """Forwards of one series: a pass a step of tokens, else as many as cover the
+        horizon, on every path.
+        """
         adapter = self.lens.adapter
         ahead = 1 if adapter.rollout == "tokens" else adapter.longest_pass
         return self.paths * -(-self.horizon // ahead)
@@ -155,7 +169,9 @@ class ForecastRequest:
         return lengths
 
     def need(self, items: int) -> int:
-        """Guess from above the bytes that one item needs: every step a token, or closer where so many need much."""
+        """Guess from above the bytes that one item needs: every step a token, or closer
+        where so many need much.
+        """
         longest = min(max(self.batch.lengths), self.lens.adapter.context_length)
         tokens = (longest + self.horizon + 8) * self.per_item
         lengths = {stack.name: tokens for stack in self.lens.wiring.stacks}
@@ -183,7 +199,8 @@ def check_request(
     refuse_request(lens.adapter, steps, num_samples)
     if batch_size is not None and not is_count(batch_size):
         raise InputError(
-            f"batch_size {batch_size!r} is not a number of series; expected an integer of 1 or more"
+            f"batch_size {batch_size!r} is not a number of series; expected an integer"
+            " of 1 or more"
         )
     return ForecastRequest(
         lens, batch, steps, levels, num_samples, int(seed), batch_size
@@ -191,7 +208,9 @@ def check_request(
 
 
 def cut(batch: SeriesBatch, most: int) -> list[Range]:
-    """Cut a batch into ranges of at most so many series; the variates of an item stay together."""
+    """Cut a batch into ranges of at most so many series; the variates of an item stay
+    together.
+    """
     starts = [0, *(np.flatnonzero(np.diff(batch.group_index)) + 1).tolist(), len(batch)]
     ranges, begin = [], 0
     for here, next_start in zip(starts[1:], [*starts[2:], None], strict=True):
@@ -238,7 +257,9 @@ def halved(
     ranges: Iterable[Range],
     uncut: str = "",
 ) -> list[T]:
-    """Run ranges of a batch one after the other; one that runs out of memory again as two halves."""
+    """Run ranges of a batch one after the other; one that runs out of memory again as
+    two halves.
+    """
     results, queue = [], list(ranges)
     while queue:
         start, stop = queue.pop(0)
@@ -251,7 +272,8 @@ def halved(
                 raise
             if uncut or len(halves) == 1:
                 raise InputError(
-                    f"{stop - start} series × {max(batch.lengths)} steps run out of memory; "
+                    f"{stop - start} series × {max(batch.lengths)} steps run out of"
+                    " memory; "
                     f"{uncut or 'shorten context or horizon, draw fewer paths or keep fewer activations'}"
                 ) from error
         queue[:0] = [(start + first, start + last) for first, last in halves]
@@ -259,7 +281,9 @@ def halved(
 
 
 def reason_uncut(request: ForecastRequest, whole: Sequence[str]) -> str:
-    """Explain how a forecast that must stay whole could run in parts; "" if it may be cut."""
+    """Explain how a forecast that must stay whole could run in parts; "" if it may be
+    cut.
+    """
     if whole:
         return by_row_hint(whole)
     return "give batch_size=…, which draws other paths" if request.joint else ""
@@ -267,7 +291,10 @@ def reason_uncut(request: ForecastRequest, whole: Sequence[str]) -> str:
 
 def by_row_hint(whole: Sequence[str]) -> str:
     """Explain how a batch that hooks keep whole could run in parts."""
-    return f"mark what treats each row by itself with tsfm_lens.hooks.by_row (at {whole[0]}), to run in parts"
+    return (
+        "mark what treats each row by itself with tsfm_lens.hooks.by_row (at"
+        f" {whole[0]}), to run in parts"
+    )
 
 
 def forecast_part(
@@ -277,7 +304,9 @@ def forecast_part(
     *,
     drawing: BlockDraws | None = None,
 ) -> Forecast:
-    """Run the library's own forecast of some series of a batch, with all hooks that are set."""
+    """Run the library's own forecast of some series of a batch, with all hooks that are
+    set.
+    """
     lens, adapter = request.lens, request.lens.adapter
     full = stop - start == len(request.batch)
     batch = request.batch if full else request.batch.select(range(start, stop))
@@ -322,7 +351,9 @@ def forecast_part(
 def forecast_in_parts(
     request: ForecastRequest, progress: Callable[[int, int], None] | None = None
 ) -> Forecast:
-    """Forecast a batch in parts; ``progress`` gets the series done and their number; errors as in ``lens.forecast``."""
+    """Forecast a batch in parts; ``progress`` gets the series done and their number;
+    errors as in ``lens.forecast``.
+    """
 
     def run(start: int, stop: int) -> Forecast:
         part = forecast_part(request, start, stop)
@@ -352,7 +383,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out, on a GPU or in torch's allocator for the CPU."""
+    """Return whether an error says that memory ran out, on a GPU or in torch's
+    allocator for the CPU.
+    """
     texts = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in texts)
@@ -362,9 +395,11 @@ def out_of_memory(error: BaseException) -> bool:
 def fitting(
     need: int, count: int, device: torch.device, *, costs_more_in_parts: bool = False
 ) -> int:
-    """Count the items, of so many that need so many bytes each, that run at once: at least one.
+    """Count the items, of so many that need so many bytes each, that run at once: at
+    least one.
 
-    Where parts cost more than the whole, as each draws the random numbers of all, only the free memory asks for them.
+    Where parts cost more than the whole, as each draws the random numbers of all, only
+    the free memory asks for them.
     """
     if device.type == "cuda" or need * count <= BYTES_AT_ONCE:
         return count
@@ -383,7 +418,9 @@ def count_tokens(encoded: Encoded) -> dict[str, int]:
 def estimate_bytes(
     lens: LensBase, lengths: Mapping[str, int], paths: int = 1, variates: int = 1
 ) -> int:
-    """Guess from above the bytes that a run of one item holds at once: attention, stream, cache and output."""
+    """Guess from above the bytes that a run of one item holds at once: attention,
+    stream, cache and output.
+    """
     wiring = lens.wiring
     numbers = 6 * paths * variates * width_of_output(lens)
     keys = sum(lengths.values())

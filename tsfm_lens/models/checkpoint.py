@@ -1,4 +1,6 @@
-"""Files of a checkpoint, and refusal of those that are not the model of their configuration, whole and as loaded."""
+"""Files of a checkpoint, and refusal of those that are not the model of their
+configuration, whole and as loaded.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ from tsfm_lens.core.extensions import extensible
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
 COMPRESSION = "compression.json"
-"""Beside weights some of which are factors of the model's matrices; see ``tsfm_lens.compress``."""
+"""Beside weights some of which are factors of the model's matrices; see
+``tsfm_lens.compress``.
+"""
 SUFFIX, COMPRESSED = ".safetensors", ".compressed"
-"""Of files of weights, and of those beside compression.json: libraries fill missing tensors with random numbers, and
-some of them open any file of their suffix."""
+"""Of files of weights, and of those beside compression.json: libraries fill missing
+tensors with random numbers, and some of them open any file of their suffix."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = ("F64", "F32", "F16", "BF16")
 SPARE = 2**30
@@ -84,12 +88,16 @@ class Checkpoint:
         return frozenset(self.tensors)
 
     def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Give an empty model the layers that a compressed checkpoint has in the place of its own; here none."""
+        """Give an empty model the layers that a compressed checkpoint has in the place
+        of its own; here none.
+        """
 
     def building(
         self, kind: type, renamed: Mapping[str, str]
     ) -> AbstractContextManager[None]:
-        """Make the library build models of a class with those layers, while the block runs."""
+        """Make the library build models of a class with those layers, while the block
+        runs.
+        """
         return nullcontext()
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
@@ -98,7 +106,9 @@ class Checkpoint:
 
 @contextmanager
 def in_our_words(doing: str) -> Iterator[None]:
-    """Turn any error of a library into a CheckpointError, with the library's own words and the cause kept."""
+    """Turn any error of a library into a CheckpointError, with the library's own words
+    and the cause kept.
+    """
     try:
         yield
     except LensError:
@@ -162,7 +172,9 @@ def _file(folder: Path, name: str) -> Path:
 def _weight_files(
     folder: Path, files: dict[str, Path], suffix: str
 ) -> tuple[dict[str, Path], dict[str, str] | None]:
-    """Return name -> path of the files with weights, and the file of each tensor by the index, if there is one."""
+    """Return name -> path of the files with weights, and the file of each tensor by the
+    index, if there is one.
+    """
 
     def find_file(name: str) -> str:
         return name.replace(SUFFIX, suffix)
@@ -177,8 +189,9 @@ def _weight_files(
     )
     if native is not None:
         raise CheckpointError(
-            f"{folder} holds {native} beside {COMPRESSION}, expected {find_file(native)}: other libraries would open "
-            "it with random weights in the place of compressed ones; write it again with this version"
+            f"{folder} holds {native} beside {COMPRESSION}, expected"
+            f" {find_file(native)}: other libraries would open it with random weights"
+            " in the place of compressed ones; write it again with this version"
         )
     single = os.path.lexists(folder / find_file(WEIGHTS))
     if not os.path.lexists(folder / find_file(INDEX)):
@@ -189,20 +202,23 @@ def _weight_files(
     positions = read_settings(files[INDEX]).get("weight_map")
     if not isinstance(positions, dict) or not positions:
         raise CheckpointError(
-            f"{folder / INDEX} has no weight_map, expected an object of tensor names and their files"
+            f"{folder / INDEX} has no weight_map, expected an object of tensor names"
+            " and their files"
         )
     for tensor, name in positions.items():
         if not isinstance(name, str) or not re.fullmatch(
             r"[^/\\:\0]+\.safetensors", name
         ):
             raise CheckpointError(
-                f"{folder / INDEX} puts {shortened(tensor, 80)!r} into {shortened(repr(name), 80)}; expected the name "
-                "of a .safetensors file in the same folder"
+                f"{folder / INDEX} puts {shortened(tensor, 80)!r} into"
+                f" {shortened(repr(name), 80)}; expected the name of a .safetensors"
+                " file in the same folder"
             )
     names = sorted(set(positions.values()))
     if single and WEIGHTS not in names:
         raise CheckpointError(
-            f"{folder} holds both {WEIGHTS} and {INDEX}, which names {names[0]}; remove the one that is not meant"
+            f"{folder} holds both {WEIGHTS} and {INDEX}, which names {names[0]}; remove"
+            " the one that is not meant"
         )
     return {name: _file(folder, find_file(name)) for name in names}, positions
 
@@ -212,22 +228,26 @@ def _no_weights(folder: Path) -> CheckpointError:
     pickles = [name for name in inside if name.endswith(PICKLES)]
     if pickles:
         return CheckpointError(
-            f"{folder} holds weights only as pickle ({', '.join(pickles[:3])}), which can run code when read; "
-            f"tsfm-lens loads {WEIGHTS} or what {INDEX} names, and nothing else. Convert once in a place you trust: "
-            "model.save_pretrained(folder, safe_serialization=True)."
+            f"{folder} holds weights only as pickle ({', '.join(pickles[:3])}), which"
+            f" can run code when read; tsfm-lens loads {WEIGHTS} or what {INDEX} names,"
+            " and nothing else. Convert once in a place you trust:"
+            " model.save_pretrained(folder, safe_serialization=True)."
         )
     rest = [name for name in inside if name.endswith(".safetensors")]
     if rest:
         return CheckpointError(
-            f"{folder} has no {WEIGHTS} and no {INDEX}, but {', '.join(rest[:3])}; rename the file that is meant"
+            f"{folder} has no {WEIGHTS} and no {INDEX}, but {', '.join(rest[:3])};"
+            " rename the file that is meant"
         )
     if any(name.endswith(COMPRESSED) for name in inside):
         return CheckpointError(
-            f"{folder} holds compressed weights, and {COMPRESSION} is missing; copy it there, too"
+            f"{folder} holds compressed weights, and {COMPRESSION} is missing; copy it"
+            " there, too"
         )
     contents = ", ".join(inside[:8]) or "nothing"
     return CheckpointError(
-        f"{folder} is not a checkpoint: it has no *.safetensors file (found: {contents})"
+        f"{folder} is not a checkpoint: it has no *.safetensors file (found:"
+        f" {contents})"
     )
 
 
@@ -251,8 +271,8 @@ def _headers(
             raise
         except Exception as error:
             raise CheckpointError(
-                f"{folder / name} is not a safetensors file ({shortened(str(error))}); is the download complete, and "
-                "was it cloned with git-lfs?"
+                f"{folder / name} is not a safetensors file ({shortened(str(error))});"
+                " is the download complete, and was it cloned with git-lfs?"
             ) from error
     if places is not None and places != {
         key: tensor.file for key, tensor in tensors.items()
@@ -262,8 +282,8 @@ def _headers(
             ^ {(key, tensor.file) for key, tensor in tensors.items()}
         )
         raise CheckpointError(
-            f"{folder / INDEX} does not say what the files hold: {len(wrong)} places differ, the first is "
-            f"{shortened(wrong[0][0], 80)!r} in {wrong[0][1]}"
+            f"{folder / INDEX} does not say what the files hold: {len(wrong)} places"
+            f" differ, the first is {shortened(wrong[0][0], 80)!r} in {wrong[0][1]}"
         )
     return tensors
 
@@ -279,7 +299,9 @@ def unwrap_module(native: Any) -> nn.Module:
 def list_expected(
     blank: nn.Module,
 ) -> tuple[dict[str, Tensor], dict[str, frozenset[str]]]:
-    """Return the tensors that a model takes from a checkpoint, and by name all names of the same tensor."""
+    """Return the tensors that a model takes from a checkpoint, and by name all names of
+    the same tensor.
+    """
     tie = getattr(blank, "tie_weights", None)
     if callable(tie):
         # transformers ties when it initialises weights, which an empty model never does
@@ -294,26 +316,33 @@ def list_expected(
 
 
 def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
-    """Translate a name in a file into the model's, by the parts of names that a library renames."""
+    """Translate a name in a file into the model's, by the parts of names that a library
+    renames.
+    """
     return reduce(
         lambda translated, pair: translated.replace(*pair), renamed.items(), name
     )
 
 
 def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
-    """Map names in the files to names in the model; CheckpointError if two tensors have one name there."""
+    """Map names in the files to names in the model; CheckpointError if two tensors have
+    one name there.
+    """
     names = {source: name_in_model(source, renamed) for source in checkpoint.tensors}
     sources: dict[str, str] = {}
     for source, name in names.items():
         if sources.setdefault(name, source) != source:
             raise CheckpointError(
-                f"{checkpoint.folder} holds {sources[name]!r} and {source!r}, which are the same tensor"
+                f"{checkpoint.folder} holds {sources[name]!r} and {source!r}, which are"
+                " the same tensor"
             )
     return names
 
 
 def refuse_layers(checkpoint: Checkpoint) -> None:
-    """Refuse a configuration with more layers than the files have tensors, before it is built."""
+    """Refuse a configuration with more layers than the files have tensors, before it is
+    built.
+    """
     nodes: list[Mapping[str, Any]] = [checkpoint.config]
     for node in nodes:
         nodes += [value for value in node.values() if isinstance(value, Mapping)]
@@ -324,8 +353,8 @@ def refuse_layers(checkpoint: Checkpoint) -> None:
                 and value > len(checkpoint.tensors)
             ):
                 raise CheckpointError(
-                    f"{checkpoint.folder}: {CONFIG} has {key}={value}, but the files hold "
-                    f"{len(checkpoint.tensors)} tensors in all"
+                    f"{checkpoint.folder}: {CONFIG} has {key}={value}, but the files"
+                    f" hold {len(checkpoint.tensors)} tensors in all"
                 )
 
 
@@ -335,7 +364,9 @@ def refuse_misfit(
     renamed: Mapping[str, str],
     computed: tuple[str, ...],
 ) -> None:
-    """Refuse files that lack a tensor of the model, hold another one, or hold one of another shape or type."""
+    """Refuse files that lack a tensor of the model, hold another one, or hold one of
+    another shape or type.
+    """
     state, tied = list_expected(blank)
     names = _model_names(checkpoint, renamed)
     have = set(names.values())
@@ -361,16 +392,19 @@ def refuse_misfit(
     }
     if any(kinds.values()):
         complaint = "; ".join(
-            f"{len(few)} {kind} ({', '.join([shortened(name, 100) for name in few[:3]] + ['…'] * (len(few) > 3))})"
+            f"{len(few)} {kind}"
+            f" ({', '.join([shortened(name, 100) for name in few[:3]] + ['…'] * (len(few) > 3))})"
             for kind, few in kinds.items()
             if few
         )
         # names of one tensor count once
         numbers = {tied[name]: tensor.numel() for name, tensor in state.items()}
         raise CheckpointError(
-            f"{checkpoint.folder} is not a complete checkpoint of the {type(blank).__name__} that its configuration "
-            f"describes: {complaint}. The configuration describes {sum(numbers.values()):,} "
-            f"parameters, the files hold {checkpoint.numbers:,}. Is the download complete, and from one model?"
+            f"{checkpoint.folder} is not a complete checkpoint of the"
+            f" {type(blank).__name__} that its configuration describes: {complaint}."
+            f" The configuration describes {sum(numbers.values()):,} parameters, the"
+            f" files hold {checkpoint.numbers:,}. Is the download complete, and from"
+            " one model?"
         )
     tensors: list[Tensor] = [*blank.parameters(), *blank.buffers()]
     bytes_of = {
@@ -378,8 +412,9 @@ def refuse_misfit(
     }
     if sum(bytes_of.values()) > 8 * checkpoint.numbers + SPARE:
         raise CheckpointError(
-            f"{checkpoint.folder}: the model that {CONFIG} describes takes {sum(bytes_of.values()):,} bytes, for "
-            f"{checkpoint.numbers:,} parameters in the files; a length in {CONFIG} is far too large"
+            f"{checkpoint.folder}: the model that {CONFIG} describes takes"
+            f" {sum(bytes_of.values()):,} bytes, for {checkpoint.numbers:,} parameters"
+            f" in the files; a length in {CONFIG} is far too large"
         )
 
 
@@ -389,7 +424,9 @@ def refuse_difference(
     renamed: Mapping[str, str],
     computed: tuple[str, ...],
 ) -> None:
-    """Refuse a loaded model whose weights are not those of the files, in the type it was loaded in, or not numbers."""
+    """Refuse a loaded model whose weights are not those of the files, in the type it
+    was loaded in, or not numbers.
+    """
     names = _model_names(checkpoint, renamed)
     # tensors that a library computes need not be in its state
     state = {**dict(loaded.named_buffers()), **loaded.state_dict()}
@@ -425,11 +462,13 @@ def _refuse_other(
     ):
         bad = int((~torch.isfinite(param)).sum())
         raise CheckpointError(
-            f"{folder}: {name} has {bad} of {param.numel()} weights that are not finite in {param.dtype}; the file is "
-            "damaged, or its values do not fit that type"
+            f"{folder}: {name} has {bad} of {param.numel()} weights that are not finite"
+            f" in {param.dtype}; the file is damaged, or its values do not fit that"
+            " type"
         )
     equal = torch.allclose if close else torch.equal
     if param.shape != stored.shape or not equal(param, stored.to(param.dtype)):
         raise CheckpointError(
-            f"{folder}: the library did not load {name} as the file has it; is another tensor of the file tied to it?"
+            f"{folder}: the library did not load {name} as the file has it; is another"
+            " tensor of the file tied to it?"
         )

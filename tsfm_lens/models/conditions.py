@@ -1,7 +1,9 @@
-"""Conditions of a run: what its forecast depends on beside the series, noticed without reading all weights.
+"""Conditions of a run: what its forecast depends on beside the series, noticed without
+reading all weights.
 
-Read :class:`Conditions` first. A run keeps those under which it was made and refuses to go on under others, since it
-would mix the forecast of one model with the measurements of another.
+Read :class:`Conditions` first. A run keeps those under which it was made and refuses to
+go on under others, since it would mix the forecast of one model with the measurements
+of another.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ _SAMPLED = 16
 class Conditions:
     """Hooks, weights, mode and precision of a lens at one time.
 
-    A weight has changed if torch counts a write to it, or if it has another memory. This sees optimisers,
-    ``load_state_dict``, ``half``, and edits under ``torch.no_grad()`` even where they are undone. Not counted are
-    writes through ``weight.data``, through numpy, and of fused optimisers; they are seen where they change the last
-    number of one of some 16 weights that are spread over the model.
+    A weight has changed if torch counts a write to it, or if it has another memory.
+    This sees optimisers, ``load_state_dict``, ``half``, and edits under
+    ``torch.no_grad()`` even where they are undone. Not counted are writes through
+    ``weight.data``, through numpy, and of fused optimisers; they are seen where they
+    change the last number of one of some 16 weights that are spread over the model.
 
     Attributes:
         lens: whose they are.
@@ -47,8 +50,8 @@ class Conditions:
         """Refuse to go on under other conditions."""
         if snapshot_hooks(self.lens) != self._hooks:
             raise InputError(
-                "this run was made under other hooks than those that are set now, so it would mix two models; make "
-                "the run in the block in which it is used"
+                "this run was made under other hooks than those that are set now, so it"
+                " would mix two models; make the run in the block in which it is used"
             )
         self.refuse_other_model()
 
@@ -56,10 +59,14 @@ class Conditions:
         """Refuse other weights, another mode or another precision."""
         name, cure = (
             self.lens.model_id,
-            "so the run would mix two models. Make a new one: lens.run(series, horizon)",
+            (
+                "so the run would mix two models. Make a new one: lens.run(series,"
+                " horizon)"
+            ),
         )
         mode = _mode(self.lens)
-        # the numbers are views: they are of the weights of now as long as those have their memory
+        # the numbers are views: they are of the weights of now as long as those have
+        # their memory
         if (
             _writes(_weights(self.lens.model)) != self._writes
             or _format_numbers(self._numbers) != self._text
@@ -69,12 +76,15 @@ class Conditions:
             )
         if mode != self._mode:
             raise InputError(
-                f"this run was made in {self._mode}, and {name} is now in {mode}, {cure}"
+                f"this run was made in {self._mode}, and {name} is now in {mode},"
+                f" {cure}"
             )
 
 
 def snapshot_hooks(lens: Lens) -> tuple[object, ...]:
-    """Return the hooks that are set on a lens, for comparison with those of another time."""
+    """Return the hooks that are set on a lens, for comparison with those of another
+    time.
+    """
     return tuple(
         handle
         for point in lens.registry.hooked.values()
@@ -93,7 +103,9 @@ def _mode(lens: Lens) -> str:
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
-    """List the parameters and buffers of a model's state; other buffers are caches of its library."""
+    """List the parameters and buffers of a model's state; other buffers are caches of
+    its library.
+    """
     weights: list[Tensor | None] = []
     for module in list_modules(model):
         if module._parameters:
@@ -107,7 +119,9 @@ def _weights(model: nn.Module) -> list[Tensor]:
 
 
 def _writes(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Return the memory of each weight, and the number of writes to it that torch counted."""
+    """Return the memory of each weight, and the number of writes to it that torch
+    counted.
+    """
     try:
         return [(tensor.data_ptr(), tensor._version) for tensor in weights]
     except RuntimeError:

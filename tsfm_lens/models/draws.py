@@ -1,4 +1,6 @@
-"""Random numbers of a run: generators under a seed, and blocks of rows that draw what each draws alone."""
+"""Random numbers of a run: generators under a seed, and blocks of rows that draw what
+each draws alone.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _WITHOUT_DRAWS = ("attention", "dropout")
 
 
 def seeded(seed: int, device: torch.device) -> Block[None]:
-    """Seed torch's generators of the CPU and of a device while the block runs; their state is left as it was."""
+    """Seed torch's generators of the CPU and of a device while the block runs; their
+    state is left as it was.
+    """
     token, states = object(), list[tuple[Tensor, Tensor | None]]()
 
     def begin() -> None:
@@ -46,7 +50,9 @@ def seeded(seed: int, device: torch.device) -> Block[None]:
 
 
 def refuse_undrawable(_head: nn.Module, _args: Any, logits: Tensor) -> None:
-    """Raise torch's error of a CPU for logits without probabilities: drawing from them ends all work on a GPU."""
+    """Raise torch's error of a CPU for logits without probabilities: drawing from them
+    ends all work on a GPU.
+    """
     # NaN, or infinite where all or one are
     if not bool(logits.detach().amax(dim=-1).isfinite().all()):
         raise RuntimeError(
@@ -83,7 +89,9 @@ class Unsplittable(HookError):
 
 
 class BlockDraws(TorchDispatchMode):
-    """Dispatch mode under which every block of rows draws what a native call on it alone draws."""
+    """Dispatch mode under which every block of rows draws what a native call on it
+    alone draws.
+    """
 
     def __init__(
         self,
@@ -126,7 +134,8 @@ class BlockDraws(TorchDispatchMode):
         units = self._outer * self._stops[-1]
         if not self._alone and (axis >= len(shape) or shape[axis] % units):
             raise Unsplittable(
-                f"{name} draws {tuple(shape)}: axis {axis} is not a multiple of {units} units"
+                f"{name} draws {tuple(shape)}: axis {axis} is not a multiple of {units}"
+                " units"
             )
         if of_indices and self.guarded:
             args = (self._drawable(args[0]), *args[1:])
@@ -163,7 +172,9 @@ class BlockDraws(TorchDispatchMode):
         return args[0].copy_(together) if name.endswith("_") else together
 
     def _drawable(self, probabilities: Tensor) -> Tensor:
-        """Put all on the last index where probabilities (…, index) are invalid, and note the pieces of such rows."""
+        """Put all on the last index where probabilities (…, index) are invalid, and
+        note the pieces of such rows.
+        """
         wrong = ~((probabilities >= 0) & probabilities.isfinite()).all(-1) | (
             probabilities.sum(-1) <= 0
         )
@@ -185,7 +196,9 @@ class BlockDraws(TorchDispatchMode):
         return torch.where(wrong[..., None], last, probabilities)
 
     def _at(self, device: torch.device) -> list[Tensor]:
-        """Return the random state at which each block stands; equal ones are one object."""
+        """Return the random state at which each block stands; equal ones are one
+        object.
+        """
         if device not in self._states:
             seeds = {piece.seed for piece in self._pieces}
             states = {
@@ -198,8 +211,11 @@ class BlockDraws(TorchDispatchMode):
     def _indices(
         self, func: Any, device: torch.device, args_of: list[tuple[Any, ...]]
     ) -> list[Tensor]:
-        """Draw one index a row, as the largest ratio of a probability to an exponential variate that blocks share."""
-        # the first block of every draw checks that torch does the same, with as many random numbers
+        """Draw one index a row, as the largest ratio of a probability to an exponential
+        variate that blocks share.
+        """
+        # the first block of every draw checks that torch does the same, with as many
+        # random numbers
         state = self._at(device)[0]
         expected, after = _draw(device, state, partial(func, *args_of[0]))
         variates, at = _draw(
@@ -214,7 +230,9 @@ class BlockDraws(TorchDispatchMode):
         return [part for part, _ in draws]
 
     def _part(self, arg: Any, shape: tuple[int, ...], axis: int, index: int) -> Any:
-        """Return the rows of one piece of an argument, in the order in which they stand alone."""
+        """Return the rows of one piece of an argument, in the order in which they stand
+        alone.
+        """
         units, count = self._stops[-1], self._pieces[index].count
         if isinstance(arg, Tensor):
             # arguments may broadcast from the right
@@ -244,12 +262,15 @@ class BlockDraws(TorchDispatchMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Tensor:
-        """Draw for one piece; for a part of a block as the whole block draws, with even probabilities for the rest."""
+        """Draw for one piece; for a part of a block as the whole block draws, with even
+        probabilities for the rest.
+        """
         if piece.whole:
             return func(*args, **kwargs)
         if name != "multinomial":
             raise Unsplittable(
-                f"{name} cannot be drawn for a part of a batch: how many random numbers it takes depends on the rows"
+                f"{name} cannot be drawn for a part of a batch: how many random numbers"
+                " it takes depends on the rows"
             )
         own = args[0].unflatten(0, (self._outer, piece.count, -1))
         block = own.new_ones(self._outer, piece.size, *own.shape[2:])
@@ -272,7 +293,9 @@ def _draw(
 
 
 def _shape(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the shape of an operation's draw: that of its tensors together, or the requested one."""
+    """Return the shape of an operation's draw: that of its tensors together, or the
+    requested one.
+    """
     tensors = [arg.shape for arg in args if isinstance(arg, Tensor)]
     if tensors:
         return tuple(torch.broadcast_shapes(*tensors))

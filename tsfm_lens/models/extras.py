@@ -1,4 +1,6 @@
-"""Optional model libraries: their needs, installation and presence, without importing them."""
+"""Optional model libraries: their needs, installation and presence, without importing
+them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Extra:
         distributions: tested version of each package of the library.
         proofs: "module:name" of what only the real library holds.
         needs: further packages that it imports.
-        alone: whether pip installs the library without its dependencies, beside the extra.
+        alone: whether pip installs the library without its dependencies, beside the
+            extra.
         before: called before it is imported.
     """
 
@@ -55,12 +58,16 @@ class Extra:
 
     @property
     def versions(self) -> dict[str, str | None]:
-        """Installed version of each package of the library, None of one that is missing."""
+        """Installed version of each package of the library, None of one that is
+        missing.
+        """
         return {package: installed(package) for package in self.distributions}
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Packages and modules that it needs and that are not there; nothing is imported."""
+        """Packages and modules that it needs and that are not there; nothing is
+        imported.
+        """
         packages = (*self.distributions, *self.needs)
         names = [package for package in packages if installed(package) is None]
         names += [module for module in self.imports if not _has_code(module)]
@@ -75,22 +82,25 @@ class Extra:
         """Import its top-level module, or another one.
 
         Raises:
-            MissingExtraError: it is not installed, or not completely; the message gives the commands that install it.
+            MissingExtraError: it is not installed, or not completely; the message gives
+                the commands that install it.
         """
         try:
             if self.before is not None:
                 self.before()
             for proof in self.proofs:
                 home, _, attribute = proof.partition(":")
-                # another library's wheel leaves empty folders of this name, which import as empty packages
+                # another library's wheel leaves empty folders of this name, which
+                # import as empty packages
                 if not hasattr(import_module(home), attribute):
                     raise ImportError(f"{home} has no {attribute}")
             return import_module(module or self.imports[0])
         except ImportError as error:
             commands = " && ".join(self.install)
             raise MissingExtraError(
-                f"{self.title} needs a library that is not installed here, or not completely ({error}). "
-                f"Install it: {commands}. `tsfm-lens doctor` shows what is there."
+                f"{self.title} needs a library that is not installed here, or not"
+                f" completely ({error}). Install it: {commands}. `tsfm-lens doctor`"
+                " shows what is there."
             ) from error
 
 
@@ -98,7 +108,8 @@ def require_packages(extra: str, purpose: str) -> None:
     """Refuse a purpose, before any work, while a package of an extra is not installed.
 
     Raises:
-        MissingExtraError: the message names the packages and the command that installs them.
+        MissingExtraError: the message names the packages and the command that installs
+            them.
     """
     missing = missing_packages(extra)
     if missing:
@@ -106,7 +117,9 @@ def require_packages(extra: str, purpose: str) -> None:
 
 
 def missing_packages(extra: str) -> list[str]:
-    """List the packages of an extra, as the package's own metadata has them, that are not installed."""
+    """List the packages of an extra, as the package's own metadata has them, that are
+    not installed.
+    """
     return [
         package
         for package in packages_of_extras().get(extra, ())
@@ -115,7 +128,9 @@ def missing_packages(extra: str) -> list[str]:
 
 
 def packages_of_extras() -> dict[str, list[str]]:
-    """Return the packages that each extra adds, by its name; none where this package itself is not installed."""
+    """Return the packages that each extra adds, by its name; none where this package
+    itself is not installed.
+    """
     try:
         lines = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

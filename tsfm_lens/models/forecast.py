@@ -26,10 +26,11 @@ class Forecast:
     """Prediction of a model for a batch of series.
 
     Attributes:
-        quantiles: (series, quantile, step), data units; of covariates the model's output for them, NaN if none.
+        quantiles: (series, quantile, step), data units; of covariates the model's
+            output for them, NaN if none.
         levels: the quantile levels, in the order in which they were asked for.
-        mean: (series, step); of quantile models their library's mean, or the median where it gives none
-            (Chronos-2, TimesFM 3, Timestral, Toto 2, Moirai 2).
+        mean: (series, step); of quantile models their library's mean, or the median
+            where it gives none (Chronos-2, TimesFM 3, Timestral, Toto 2, Moirai 2).
         samples: (series, sample, step), or None for a model that draws none.
         context: the series.
         attrs: provenance.
@@ -81,7 +82,10 @@ class Forecast:
             "" if self.samples is None else f", {self.samples.shape[1]} sample paths"
         )
         levels = f"quantiles {min(self.levels):g} to {max(self.levels):g}"
-        return f"Forecast({len(self.context)} series × {self.horizon} steps, {levels}{paths})"
+        return (
+            f"Forecast({len(self.context)} series × {self.horizon} steps,"
+            f" {levels}{paths})"
+        )
 
     @property
     def horizon(self) -> int:
@@ -103,7 +107,8 @@ class Forecast:
             if abs(other - level) < 1e-9:
                 return self.quantiles[:, index]
         raise InputError(
-            f"quantile {level} was not forecast; levels are {', '.join(map(str, self.levels))}"
+            f"quantile {level} was not forecast; levels are"
+            f" {', '.join(map(str, self.levels))}"
         )
 
     def of_rows(self, rows: list[int], batch: SeriesBatch) -> Forecast:
@@ -119,13 +124,16 @@ class Forecast:
         return replace(self, **parts, context=batch)
 
     def targets(self) -> Forecast:
-        """Return the forecast without the model's output for covariates: of known ones the future is given."""
+        """Return the forecast without the model's output for covariates: of known ones
+        the future is given.
+        """
         return self.of_rows(
             np.flatnonzero(self.context.is_target).tolist(), self.context.targets()
         )
 
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
-        """Return a labelled dataset of kind "forecast", with the context and, where known, the truth (series, step).
+        """Return a labelled dataset of kind "forecast", with the context and, where
+        known, the truth (series, step).
 
         Its quantiles are in ascending order.
         """
@@ -147,7 +155,9 @@ class Forecast:
         return data
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table of id, group and variate if multivariate, step, timestamp if known, mean, and quantiles."""
+        """Return a table of id, group and variate if multivariate, step, timestamp if
+        known, mean, and quantiles.
+        """
         frames = []
         for index, name in enumerate(self.context.ids):
             frame = pd.DataFrame(
@@ -182,7 +192,8 @@ def checked_request(
     """Check the steps, and the quantile levels, which stay in their order."""
     if not is_count(horizon):
         raise InputError(
-            f"horizon {horizon!r} is not a number of steps; expected an integer from 1 to {MOST}"
+            f"horizon {horizon!r} is not a number of steps; expected an integer from 1"
+            f" to {MOST}"
         )
     try:
         levels = tuple(float(level) for level in quantiles)
@@ -194,7 +205,8 @@ def checked_request(
         )
     if num_samples is not None and not is_count(num_samples):
         raise InputError(
-            f"num_samples {num_samples!r} is not a number of sample paths; expected 1 to {MOST}"
+            f"num_samples {num_samples!r} is not a number of sample paths; expected 1"
+            f" to {MOST}"
         )
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
         raise InputError(f"seed {seed!r} is not an integer from 0 to 2**63 - 1")
@@ -208,8 +220,9 @@ def refuse_overflow(encoded: Encoded) -> None:
         row = int(np.argmin(is_finite))
         size = np.nanmax(np.abs(encoded.batch.values[row]))
         raise InputError(
-            f"the scale of series {encoded.batch.ids[row]!r} overflows: {encoded.batch.lengths[row]} steps reach "
-            f"{size:.3g}, and models compute in single precision; rescale or shorten it"
+            f"the scale of series {encoded.batch.ids[row]!r} overflows:"
+            f" {encoded.batch.lengths[row]} steps reach {size:.3g}, and models compute"
+            " in single precision; rescale or shorten it"
         )
 
 
@@ -223,9 +236,11 @@ def refuse_non_finite(forecast: Forecast, architecture: str) -> None:
     row, step = np.argwhere(~is_finite)[0]
     size = np.nanmax(np.abs(forecast.context.values[row]))
     raise InputError(
-        f"{architecture} forecasts no number at step {step} of series {forecast.context.ids[row]!r} "
-        f"({int((~is_finite).any(axis=1).sum())} of {len(is_finite)} series have NaN or infinity). The series reaches "
-        f"{size:.3g}, and models compute in single precision: rescale it, or undo the intervention that does this."
+        f"{architecture} forecasts no number at step {step} of series"
+        f" {forecast.context.ids[row]!r} ({int((~is_finite).any(axis=1).sum())} of"
+        f" {len(is_finite)} series have NaN or infinity). The series reaches"
+        f" {size:.3g}, and models compute in single precision: rescale it, or undo the"
+        " intervention that does this."
     )
 
 
@@ -250,12 +265,15 @@ def checked_values(
 def context_dataset(
     batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None
 ) -> xr.Dataset:
-    """Return the part that all results share: the context, the truth, their times, units, groups and variates."""
+    """Return the part that all results share: the context, the truth, their times,
+    units, groups and variates.
+    """
     width = max(len(series) for series in batch.values)
     context = np.full((len(batch), width), np.nan)
     for index, series in enumerate(batch.values):
         context[index, width - len(series) :] = series
-    # one dataset at the end: xarray merges and aligns at every variable that is added to one
+    # one dataset at the end: xarray merges and aligns at every variable that is added
+    # to one
     variables: dict[str, Any] = {"context": (("series", "time"), context)}
     coords: dict[str, Any] = {
         "series": list(batch.ids),

@@ -29,25 +29,30 @@ from tsfm_lens.models.recording import Capture, refuse_run, select_names
 from tsfm_lens.models.unread import unread_notes
 
 READING = [name for name in signature(as_series).parameters if name != "data"]
-"""Arguments of ``as_series`` beside the series, which ``forecast`` and ``run`` take, too."""
+"""Arguments of ``as_series`` beside the series, which ``forecast`` and ``run`` take,
+too.
+"""
 
 
 @extensible
 class Lens(LensBase):
     """Time-series foundation model behind TransformerLens's interface.
 
-    The native model runs its own code and is never edited; ``lens.native`` is the library's own pipeline
-    and stays usable. Hooks act on everything that runs inside their context, calls of the native pipeline too, in the
-    order in which the model passes their hook points, and at one point in the order of entry. A context acts in the
-    thread and asyncio task that opened it, and in tasks that are started inside it; what ``add_hook`` sets acts
-    everywhere. A hook that cannot act raises when its context is entered or left: compiled or replaced modules, a
-    point never passed, a run in another thread or task only, gradient checkpointing.
+    The native model runs its own code and is never edited; ``lens.native`` is the
+    library's own pipeline and stays usable. Hooks act on everything that runs inside
+    their context, calls of the native pipeline too, in the order in which the model
+    passes their hook points, and at one point in the order of entry. A context acts in
+    the thread and asyncio task that opened it, and in tasks that are started inside it;
+    what ``add_hook`` sets acts everywhere. A hook that cannot act raises when its
+    context is entered or left: compiled or replaced modules, a point never passed, a
+    run in another thread or task only, gradient checkpointing.
 
     Args:
         adapter: the opened native model.
         model_id: name of the loaded model, for provenance.
         revision: commit of a hub checkpoint, if known.
-        files: files of weights that it was opened from, those of a merged adapter last; none for a native object.
+        files: files of weights that it was opened from, those of a merged adapter last;
+            none for a native object.
     """
 
     if TYPE_CHECKING:
@@ -68,25 +73,30 @@ class Lens(LensBase):
     ) -> Forecast:
         """Run the library's own forecast, in data units, with all hooks that are set.
 
-        The forecast has a row for every series of the batch, covariates too: what the model emits for them, NaN if
-        nothing. ``forecast.targets()`` has those of the targets alone.
+        The forecast has a row for every series of the batch, covariates too: what the
+        model emits for them, NaN if nothing. ``forecast.targets()`` has those of the
+        targets alone.
 
-        A large batch runs in parts, which moves results by rounding alone. Blocks of 64 series draw their paths under
-        seeds of their own.
+        A large batch runs in parts, which moves results by rounding alone. Blocks of 64
+        series draw their paths under seeds of their own.
 
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.
             horizon: steps; the model's own prediction length if None.
-            quantiles: levels between 0 and 1, in any order, which the forecast keeps; if None the deciles, or the
-                model's own levels where those end before.
-            num_samples: sample paths of a sampling model; its configured number if None.
-            seed: of torch's generators for this call alone; the global state is left as it was.
+            quantiles: levels between 0 and 1, in any order, which the forecast keeps;
+                if None the deciles, or the model's own levels where those end before.
+            num_samples: sample paths of a sampling model; its configured number if
+                None.
+            seed: of torch's generators for this call alone; the global state is left as
+                it was.
             batch_size: most series per native call and per block of draws.
             progress: called with the series done and their number.
-            columns: further arguments of :func:`tsfm_lens.data.as_series`, such as ``targets``, ``known``, ``future``.
+            columns: further arguments of :func:`tsfm_lens.data.as_series`, such as
+                ``targets``, ``known``, ``future``.
 
         Raises:
-            InputError: a wrong argument, or a forecast that is not finite or runs out of memory.
+            InputError: a wrong argument, or a forecast that is not finite or runs out
+                of memory.
         """
         if columns:
             refuse_unknown(
@@ -121,7 +131,9 @@ class Lens(LensBase):
         rollout: bool = False,
         **run: Any,
     ) -> Tensor | Forecast:
-        """Run :meth:`forward` once with hooks, or :meth:`forecast` with ``rollout=True``; ``run`` are its arguments."""
+        """Run :meth:`forward` once with hooks, or :meth:`forecast` with
+        ``rollout=True``; ``run`` are its arguments.
+        """
         refuse_unknown(run, "forecast" if rollout else "forward")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
             return (
@@ -146,32 +158,38 @@ class Lens(LensBase):
 
         Args:
             series: see :meth:`encode`.
-            names_filter: names or globs of hook points, or a predicate. None keeps all but the
-                large ``hook_result``.
-            rollout: run a whole forecast; activations then have a leading axis ``step``.
+            names_filter: names or globs of hook points, or a predicate. None keeps all
+                but the large ``hook_result``.
+            rollout: run a whole forecast; activations then have a leading axis
+                ``step``.
             device: where to keep activations.
-            reduce: function on each activation before it is stored, or one by name or glob.
+            reduce: function on each activation before it is stored, or one by name or
+                glob.
             incl_bwd: also run backward and keep gradients under ``name + "_grad"``.
             loss: output -> scalar to differentiate; needed with ``incl_bwd``.
             remove_batch_dim: of a single row, leave the axis "batch" out.
-            pos_slice: keep these positions alone, queries of patterns: an index, (start, stop) or a list.
-            run: further arguments of :meth:`forward`, ``stop_at_layer`` among them, or of :meth:`forecast`. With
-                ``horizon`` alone the decoder of a token model is forced along its own forecast.
+            pos_slice: keep these positions alone, queries of patterns: an index,
+                (start, stop) or a list.
+            run: further arguments of :meth:`forward`, ``stop_at_layer`` among them, or
+                of :meth:`forecast`. With ``horizon`` alone the decoder of a token model
+                is forced along its own forecast.
 
         Returns:
             The output (a :class:`Forecast` for rollouts) and the activations.
 
         Raises:
             UnknownNameError: a name matches no hook point.
-            InputError: gradients without a scalar loss, of a rollout, in inference mode, or of a model whose backward
-                pass is not the derivative; a rollout of a model that runs twice per forecast; too little memory.
+            InputError: gradients without a scalar loss, of a rollout, in inference
+                mode, or of a model whose backward pass is not the derivative; a rollout
+                of a model that runs twice per forecast; too little memory.
         """
         refuse_unknown(run, "forecast" if rollout else "forward")
         refuse_run(self, rollout, incl_bwd, loss)
         device = None if device is None else checked_device(device)
         if pos_slice is not None and reduce is not None:
             raise InputError(
-                "pos_slice and reduce exclude each other; let the reducer take the positions"
+                "pos_slice and reduce exclude each other; let the reducer take the"
+                " positions"
             )
         stop = run.pop("stop_at_layer", None)
         names = select_names(self, names_filter, stop)
@@ -201,7 +219,10 @@ class Lens(LensBase):
                 and not isinstance(series, Encoded)
                 and not run.keys() & {"future", "tokens"}
             ):
-                remark = "; its decoder read the start token alone, give horizon=… to follow the forecast"
+                remark = (
+                    "; its decoder read the start token alone, give horizon=… to follow"
+                    " the forecast"
+                )
                 if run.get("horizon") is not None:
                     remark, run["future"] = "", self.median_path(batch, run["horizon"])
             output, activations = capture.forward(
@@ -214,7 +235,9 @@ class Lens(LensBase):
         )
 
     def median_path(self, batch: SeriesBatch, horizon: int) -> np.ndarray:
-        """Return a token model's path on which each step is the median of its next value, (series, step)."""
+        """Return a token model's path on which each step is the median of its next
+        value, (series, step).
+        """
         first: int = self.adapter.first_value_token  # type: ignore[attr-defined]
 
         @by_row
@@ -245,13 +268,15 @@ class Lens(LensBase):
         Args:
             components: names or globs.
             how: "zero", "mean", "resample" or "noise".
-            reference: for mean and resample: activations, or series on whose forecasts they are recorded.
+            reference: for mean and resample: activations, or series on whose forecasts
+                they are recorded.
             rows: series to change; all if None.
             positions: token positions to change; all if None.
-            horizon: of the forecasts along which reference series are recorded; the model's own if None. Give that of
-                the forecasts: some models have other tokens at another horizon.
-            options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``; InputError
-                for one that it does not have.
+            horizon: of the forecasts along which reference series are recorded; the
+                model's own if None. Give that of the forecasts: some models have other
+                tokens at another horizon.
+            options: further fields of the intervention, e.g. ``per="pooled"``,
+                ``seed=1``, ``scale=0.5``; InputError for one that it does not have.
         """
         options |= {"rows": rows, "positions": positions}
         return self.edit(
@@ -265,7 +290,9 @@ class Lens(LensBase):
         rows: Rows = None,
         positions: Rows = None,
     ) -> Block[Lens]:
-        """Replace activations at the targets by another run's, in everything that runs inside the block."""
+        """Replace activations at the targets by another run's, in everything that runs
+        inside the block.
+        """
         return self.edit(
             *(PatchFrom(target, source, rows, positions) for target in targets)
         )

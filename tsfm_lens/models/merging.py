@@ -1,7 +1,8 @@
-"""Adapters of peft (LoRA and its like), read as what they add to the matrices of their base.
+"""Adapters of peft (LoRA and its like), read as what they add to the matrices of their
+base.
 
-Two kinds: those that a folder holds in files of their own (:class:`StoredAdapter`), and those that an opened model
-holds beside its matrices (:func:`merged`).
+Two kinds: those that a folder holds in files of their own (:class:`StoredAdapter`), and
+those that an opened model holds beside its matrices (:func:`merged`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class StoredAdapter:
 
     @property
     def base(self) -> str | None:
-        """Folder or hub id of the model that the adapter was trained on, as its configuration names it."""
+        """Folder or hub id of the model that the adapter was trained on, as its
+        configuration names it.
+        """
         name = self.settings.get("base_model_name_or_path")
         return str(name) if name else None
 
@@ -49,34 +52,43 @@ class StoredAdapter:
 
         Raises:
             MissingExtraError: peft is not installed.
-            CheckpointError: peft cannot read the adapter, or it changes no weight of this module.
+            CheckpointError: peft cannot read the adapter, or it changes no weight of
+                this module.
         """
         try:
             from peft import PeftModel
         except ImportError as error:
             raise MissingExtraError(
-                f"{self.folder} holds an adapter ({ADAPTER_CONFIG}), which peft merges into the weights; it is not "
-                f"installed here ({error}). Install it: pip install peft"
+                f"{self.folder} holds an adapter ({ADAPTER_CONFIG}), which peft merges"
+                f" into the weights; it is not installed here ({error}). Install it:"
+                " pip install peft"
             ) from error
         before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-        doing = f"{self.folder}: the adapter cannot be merged into a {type(module).__name__}"
+        doing = (
+            f"{self.folder}: the adapter cannot be merged into a"
+            f" {type(module).__name__}"
+        )
         with in_our_words(doing), self._staged() as folder, _embeddings_named(module):
             wrapped: Any = PeftModel.from_pretrained(module, str(folder))
             merged_module = wrapped.merge_and_unload(safe_merge=True)
         after = merged_module.state_dict()
         if merged_module is not module or set(after) != set(before):
             raise CheckpointError(
-                f"{doing}: it adds parts that no weight of the model can hold (its kind is "
-                f"{self.settings.get('peft_type')!r}); expected one that peft merges, such as LORA"
+                f"{doing}: it adds parts that no weight of the model can hold (its kind"
+                f" is {self.settings.get('peft_type')!r}); expected one that peft"
+                " merges, such as LORA"
             )
         if all(torch.equal(after[name], tensor) for name, tensor in before.items()):
             raise CheckpointError(
-                f"{doing}: it changes no weight. Was it trained on this model? Its base is {self.base or 'not named'}"
+                f"{doing}: it changes no weight. Was it trained on this model? Its base"
+                f" is {self.base or 'not named'}"
             )
 
     @contextmanager
     def _staged(self) -> Iterator[Path]:
-        """Make a folder with the two files of the adapter and nothing else, while the block runs."""
+        """Make a folder with the two files of the adapter and nothing else, while the
+        block runs.
+        """
         with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as name:
             for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
                 shutil.copyfile(self.folder / file, Path(name, file))
@@ -87,7 +99,8 @@ def read_adapter(folder: Path) -> StoredAdapter | None:
     """Read the configuration of the adapter in a folder; None where there is none.
 
     Raises:
-        CheckpointError: one of its two files is missing, its weights are a pickle, or its configuration is no JSON.
+        CheckpointError: one of its two files is missing, its weights are a pickle, or
+            its configuration is no JSON.
     """
     has_config, has_weights = (
         os.path.lexists(folder / name) for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
@@ -96,36 +109,44 @@ def read_adapter(folder: Path) -> StoredAdapter | None:
         return None
     if not has_config:
         raise CheckpointError(
-            f"{folder} holds {ADAPTER_WEIGHTS} without {ADAPTER_CONFIG}, which says what the adapter adds; copy that "
-            "file there too, or take the adapter out of the folder"
+            f"{folder} holds {ADAPTER_WEIGHTS} without {ADAPTER_CONFIG}, which says"
+            " what the adapter adds; copy that file there too, or take the adapter out"
+            " of the folder"
         )
     if not has_weights and os.path.lexists(folder / _PICKLED):
         raise CheckpointError(
-            f"{folder} holds an adapter only as pickle ({_PICKLED}), which can run code when read. Convert it once in "
-            "a place you trust: model.save_pretrained(folder, safe_serialization=True)."
+            f"{folder} holds an adapter only as pickle ({_PICKLED}), which can run code"
+            " when read. Convert it once in a place you trust:"
+            " model.save_pretrained(folder, safe_serialization=True)."
         )
     if not has_weights:
         raise CheckpointError(
-            f"{folder} holds {ADAPTER_CONFIG} without {ADAPTER_WEIGHTS}, the weights of the adapter; copy that file "
-            f"there too, or take {ADAPTER_CONFIG} out of the folder"
+            f"{folder} holds {ADAPTER_CONFIG} without {ADAPTER_WEIGHTS}, the weights of"
+            f" the adapter; copy that file there too, or take {ADAPTER_CONFIG} out of"
+            " the folder"
         )
     return StoredAdapter(folder, read_settings(folder / ADAPTER_CONFIG))
 
 
 def has_own_weights(folder: Path) -> bool:
-    """Test if a folder of an adapter also holds a model of its own, as transformers tests it."""
+    """Test if a folder of an adapter also holds a model of its own, as transformers
+    tests it.
+    """
     return os.path.lexists(folder / CONFIG)
 
 
 @contextmanager
 def _embeddings_named(module: nn.Module) -> Iterator[None]:
-    """Answer peft's question for tied embeddings where a model of transformers does not know them."""
+    """Answer peft's question for tied embeddings where a model of transformers does not
+    know them.
+    """
     question = getattr(module, "get_input_embeddings", None)
     try:
         if question is not None:
             question()
     except NotImplementedError:
-        # such a model has no embeddings by transformers' names, so that none of them is tied
+        # such a model has no embeddings by transformers' names, so that none of them is
+        # tied
         module.get_input_embeddings = nn.Module  # type: ignore[assignment]
         try:
             yield
@@ -146,10 +167,11 @@ def beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def merged(native: Any) -> tuple[Any, list[str]]:
-    """Return a native model without adapters beside its matrices, and the paths of those that it has.
+    """Return a native model without adapters beside its matrices, and the paths of
+    those that it has.
 
-    The model itself is returned where it has none, else a copy in which they are added to the matrices; a ``PeftModel``
-    gives the model inside.
+    The model itself is returned where it has none, else a copy in which they are added
+    to the matrices; a ``PeftModel`` gives the model inside.
     """
     native = native.get_base_model() if hasattr(native, "peft_config") else native
     if not isinstance(native, nn.Module) and not hasattr(native, "model"):

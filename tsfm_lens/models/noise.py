@@ -24,21 +24,25 @@ _OUTER = torch.finfo(torch.float32).eps
 
 
 def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
-    """Bound the rounding errors of the forecasts ``plain`` (series, step) of a run, in data units, (series,).
+    """Bound the rounding errors of the forecasts ``plain`` (series, step) of a run, in
+    data units, (series,).
 
-    The bound is a sum. Scaling in and out takes 4 roundings in float32 of the largest value of context and forecast.
-    The blocks take the square root of 100 roundings each, in the precision of the weights, of the range of both.
+    The bound is a sum. Scaling in and out takes 4 roundings in float32 of the largest
+    value of context and forecast. The blocks take the square root of 100 roundings
+    each, in the precision of the weights, of the range of both.
 
     Source:
-        Higham and Mary 2019, A new approach to probabilistic rounding error analysis: n independent roundings add up
-        to about the square root of n, not to n.
+        Higham and Mary 2019, A new approach to probabilistic rounding error analysis: n
+        independent roundings add up to about the square root of n, not to n.
     """
     steps = np.array([_float_step(values) for values in _values(run, plain)])
     return steps + relative_rounding(run.lens) * ranges(run, plain)
 
 
 def _float_step(values: np.ndarray) -> float:
-    """Return the range below which finite values are one value to a library that scales them in float32."""
+    """Return the range below which finite values are one value to a library that scales
+    them in float32.
+    """
     return float(4 * _OUTER * np.abs(values).max(initial=0.0))
 
 
@@ -58,7 +62,9 @@ def own_rounding(run: Run) -> np.ndarray:
 
 
 def with_noise(run: Run, sizes: Sequence[float], seed: int) -> Run:
-    """Repeat a run with normal noise of such ``sizes`` (series,), data units, on past and future; categories stay."""
+    """Repeat a run with normal noise of such ``sizes`` (series,), data units, on past
+    and future; categories stay.
+    """
     batch = run.batch
     values, futures = list(batch.values), list(batch.futures)
     for row, future in enumerate(futures):
@@ -72,16 +78,19 @@ def with_noise(run: Run, sizes: Sequence[float], seed: int) -> Run:
 
 
 def measured_rounding(run: Run) -> np.ndarray:
-    """Measure how far quantiles move, (series,), if all values of the series move by their :func:`own_rounding`.
+    """Measure how far quantiles move, (series,), if all values of the series move by
+    their :func:`own_rounding`.
 
-    A forecast is the exact one of series that are off by the rounding of a forward. Where values on the way are large,
-    as the scores of sharp attention or a small difference that the readout enlarges, this exceeds :func:`rounding`.
+    A forecast is the exact one of series that are off by the rounding of a forward.
+    Where values on the way are large, as the scores of sharp attention or a small
+    difference that the readout enlarges, this exceeds :func:`rounding`.
 
     Source:
-        Higham 2002, Accuracy and Stability of Numerical Algorithms, sections 1.5 and 1.6: the forward error is the
-        backward error times the condition.
+        Higham 2002, Accuracy and Stability of Numerical Algorithms, sections 1.5 and
+        1.6: the forward error is the backward error times the condition.
     """
-    # what the series themselves give, whatever the run says that it took its forecast from
+    # what the series themselves give, whatever the run says that it took its forecast
+    # from
     alone = replace(run, full_batch=None, forced_path=None, _of=None)
     moved = with_noise(alone, own_rounding(alone).tolist(), seed=0)
     separate = np.abs(moved.forecast.quantiles - alone.forecast.quantiles)
@@ -89,12 +98,16 @@ def measured_rounding(run: Run) -> np.ndarray:
 
 
 def relative_rounding(lens: Lens) -> float:
-    """Estimate the rounding error of a number that a forward ends in, relative to the size of its terms."""
+    """Estimate the rounding error of a number that a forward ends in, relative to the
+    size of its terms.
+    """
     return residual.relative_rounding(lens.adapter.model, lens.wiring)
 
 
 def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
-    """Compute the range of each context and its forecast in ``plain`` (series, step), data units, (series,)."""
+    """Compute the range of each context and its forecast in ``plain`` (series, step),
+    data units, (series,).
+    """
     return np.array(
         [np.ptp(values) if values.size else 0.0 for values in _values(run, plain)]
     )
@@ -103,7 +116,8 @@ def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
 def own_flat_contexts(run: Run) -> np.ndarray:
     """Return the :func:`flat_contexts` of a run's series, computed once."""
     if "flat contexts" not in run.cache:
-        # what is encoded already need not be once more; a path for it may cost a forecast
+        # what is encoded already need not be once more; a path for it may cost a
+        # forecast
         run.cache["flat contexts"] = flat_contexts(
             run.lens, run.batch, vars(run).get("encoded")
         )
@@ -114,7 +128,8 @@ def own_flat_contexts(run: Run) -> np.ndarray:
 def flat_contexts(
     lens: Lens, batch: SeriesBatch, encoded: Encoded | None = None
 ) -> np.ndarray:
-    """Mark the series (series,) that a model sees as one value: their range is below the float step, or one bin.
+    """Mark the series (series,) that a model sees as one value: their range is below
+    the float step, or one bin.
 
     What the batch is ``encoded`` as need not be computed again.
     """
@@ -142,7 +157,9 @@ def flat_contexts(
 
 
 def _bin_widths(lens: Lens, encoded: Encoded, levels: list[float]) -> np.ndarray:
-    """Return the width of the bin of a token model that holds the level of each series, data units, (series,)."""
+    """Return the width of the bin of a token model that holds the level of each series,
+    data units, (series,).
+    """
     bins = np.sort(lens.bin_values(encoded).double().cpu().numpy())
     nearest = [
         np.clip(np.searchsorted(row, level), 1, len(row) - 1)
@@ -154,11 +171,13 @@ def _bin_widths(lens: Lens, encoded: Encoded, levels: list[float]) -> np.ndarray
 
 
 def flat_series(run: Run) -> np.ndarray:
-    """Mark degenerate series of a run, (series,): a context without variation that the model sees, or a flat forecast.
+    """Mark degenerate series of a run, (series,): a context without variation that the
+    model sees, or a flat forecast.
 
-    A flat forecast varies by no more than its :func:`rounding`. It has no order of steps, no scale and no shape, and
-    what is divided by these means nothing. Statistics over series leave such series out, and count them. A twin leaves
-    out what its original does.
+    A flat forecast varies by no more than its :func:`rounding`. It has no order of
+    steps, no scale and no shape, and what is divided by these means nothing. Statistics
+    over series leave such series out, and count them. A twin leaves out what its
+    original does.
     """
     if "flat" not in run.cache:
         flat = own_flat_contexts(run)
@@ -172,20 +191,26 @@ def flat_series(run: Run) -> np.ndarray:
 
 
 def marked_dataset(run: Run, **coords: Any) -> xr.Dataset:
-    """Return what all results of a run share, with the coordinate ``flat`` of its :func:`flat_series`, and others."""
+    """Return what all results of a run share, with the coordinate ``flat`` of its
+    :func:`flat_series`, and others.
+    """
     return run.dataset().assign_coords(flat=("series", flat_series(run)), **coords)
 
 
 def keep_above_rounding(
     run: Run, forecasts: np.ndarray, plain: np.ndarray
 ) -> np.ndarray:
-    """Replace forecasts (…, series, step) by ``plain`` (series, step) where they differ by rounding alone."""
+    """Replace forecasts (…, series, step) by ``plain`` (series, step) where they differ
+    by rounding alone.
+    """
     same = np.abs(forecasts - plain).max(-1) <= rounding(run, plain)
     return np.where(same[..., None], plain, forecasts)
 
 
 def noise_floor(run: Run, measure: Measure) -> np.ndarray:
-    """Compute the comparison of two forecasts when nothing in the model was changed, (series,)."""
+    """Compute the comparison of two forecasts when nothing in the model was changed,
+    (series,).
+    """
     plain = run.point
     if run.rollout and run.forecast.samples is not None:
         return measure(run.redraw().forecast.median, plain)
@@ -195,7 +220,9 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
 
 
 def share_floor(run: Run, way: np.ndarray) -> np.ndarray:
-    """Compute the :func:`noise_floor` of a share of the way from the run's forecast to another, (…, series)."""
+    """Compute the :func:`noise_floor` of a share of the way from the run's forecast to
+    another, (…, series).
+    """
     length = np.square(way).sum(-1)
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:

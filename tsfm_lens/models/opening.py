@@ -62,10 +62,12 @@ def load(
     """Open a model as a lens.
 
     Args:
-        source: name of an embedded checkpoint ("chronos-nano"), a local folder, a hub id
-            ("amazon/chronos-bolt-base"), or a native pipeline or model that is already built; one of another
-            architecture says by a method ``lens_adapter()`` which adapter it takes. An adapter of peft in a folder is
-            merged into the weights beside it, or else into the model that it was trained on.
+        source: name of an embedded checkpoint ("chronos-nano"), a local folder, a hub
+            id ("amazon/chronos-bolt-base"), or a native pipeline or model that is
+            already built; one of another architecture says by a method
+            ``lens_adapter()`` which adapter it takes. An adapter of peft in a folder is
+            merged into the weights beside it, or else into the model that it was
+            trained on.
         revision: branch, tag or commit of a hub id.
         device: torch device for a checkpoint that is opened here.
         dtype: "float32", "bfloat16" or "float16" for a checkpoint that is opened here.
@@ -115,35 +117,41 @@ def _from_object(native: object) -> Lens:
     if own is not None:
         return Lens(own(), type(native).__name__)
     raise WiringError(
-        f"no wiring knows an object of type {type(native).__name__}. load() takes a hub id, a folder, a model with a "
-        "method lens_adapter() that gives an adapter of its own, or a model or pipeline of: "
-        f"{', '.join(entry.title for entry in architectures().values())}."
+        f"no wiring knows an object of type {type(native).__name__}. load() takes a hub"
+        " id, a folder, a model with a method lens_adapter() that gives an adapter of"
+        " its own, or a model or pipeline of:"
+        f" {', '.join(entry.title for entry in architectures().values())}."
     )
 
 
 def _check_adapters(lens: Lens) -> None:
-    """Refuse layers with a low-rank adapter beside their matrix, which peft shows under the layer's own name."""
+    """Refuse layers with a low-rank adapter beside their matrix, which peft shows under
+    the layer's own name.
+    """
     names = [name for name, _ in adapters_beside(lens.model)]
     if names:
         raise WiringError(
-            f"{len(names)} layers of {lens.model_id}, the first of them {names[0]}, hold an adapter beside their "
-            "matrix, which views of weights would leave out. Merge it first: `model.merge_and_unload()` of peft. "
-            "`probes.weight_effects(base, model, run)` reads it as it is."
+            f"{len(names)} layers of {lens.model_id}, the first of them {names[0]},"
+            " hold an adapter beside their matrix, which views of weights would leave"
+            " out. Merge it first: `model.merge_and_unload()` of peft."
+            " `probes.weight_effects(base, model, run)` reads it as it is."
         )
 
 
 def _base_folder(adapter: StoredAdapter) -> Path:
     """Locate the model that an adapter of a folder is merged into.
 
-    Transformers takes the model beside the adapter, Chronos-2's pipeline the one that the adapter names. Where both are
-    at hand and differ, the caller has to say which is meant.
+    Transformers takes the model beside the adapter, Chronos-2's pipeline the one that
+    the adapter names. Where both are at hand and differ, the caller has to say which is
+    meant.
     """
     beside = adapter.folder if has_own_weights(adapter.folder) else None
     if adapter.base is None:
         if beside is None:
             raise CheckpointError(
-                f"{adapter.folder} holds an adapter alone, and its {ADAPTER_CONFIG} names no model that it was trained "
-                "on (base_model_name_or_path is empty); write the folder or the hub id of that model there"
+                f"{adapter.folder} holds an adapter alone, and its {ADAPTER_CONFIG}"
+                " names no model that it was trained on (base_model_name_or_path is"
+                " empty); write the folder or the hub id of that model there"
             )
         return beside
     try:
@@ -152,21 +160,25 @@ def _base_folder(adapter: StoredAdapter) -> Path:
         if beside is not None:
             return beside
         raise CheckpointError(
-            f"{adapter.folder} holds an adapter for {adapter.base}, which is not at hand ({error}) Put that model "
-            f"there, or write the folder where it is into base_model_name_or_path of {ADAPTER_CONFIG}"
+            f"{adapter.folder} holds an adapter for {adapter.base}, which is not at"
+            f" hand ({error}) Put that model there, or write the folder where it is"
+            f" into base_model_name_or_path of {ADAPTER_CONFIG}"
         ) from error
     if beside is None or _same_weights(beside, named):
         return named
     raise CheckpointError(
-        f"{adapter.folder} holds a model and an adapter that was trained on another one, {adapter.base}. "
-        f"To merge it into the model in the folder, write that folder into base_model_name_or_path of "
-        f"{ADAPTER_CONFIG}; to merge it into {adapter.base}, take {checkpoint.CONFIG} and the model's weights out of "
-        "the folder; to open the model alone, take the two files of the adapter out"
+        f"{adapter.folder} holds a model and an adapter that was trained on another"
+        f" one, {adapter.base}. To merge it into the model in the folder, write that"
+        f" folder into base_model_name_or_path of {ADAPTER_CONFIG}; to merge it into"
+        f" {adapter.base}, take {checkpoint.CONFIG} and the model's weights out of the"
+        " folder; to open the model alone, take the two files of the adapter out"
     )
 
 
 def _same_weights(folder: Path, other: Path) -> bool:
-    """Test if two folders hold the same model: the same files of weights, byte for byte."""
+    """Test if two folders hold the same model: the same files of weights, byte for
+    byte.
+    """
     if folder.resolve() == other.resolve():
         return True
     one, two = checkpoint.read_checkpoint(folder), checkpoint.read_checkpoint(other)
@@ -193,8 +205,8 @@ def _open(
             sorted(name for name in files.files if name.endswith(".safetensors"))[:3]
         )
         raise CheckpointError(
-            f"{model_id} has no {checkpoint.CONFIG}, which says of which architecture {weights} is; copy that of the "
-            "model into the folder"
+            f"{model_id} has no {checkpoint.CONFIG}, which says of which architecture"
+            f" {weights} is; copy that of the model into the folder"
         ) from None
     if entry.keys is not None:
         refuse_unknown(files.config, model_id, HUB | entry.keys)
@@ -223,7 +235,8 @@ def _open(
             checkpoint.refuse_difference(files, module, entry.renamed, entry.computed)
             if adapter is not None:
                 adapter.merge(module)
-            # a model of transformers has the name of the folder that it came from, not of the staged one
+            # a model of transformers has the name of the folder that it came from, not
+            # of the staged one
             for part in (module, getattr(module, "config", None)):
                 for attribute in ("name_or_path", "_name_or_path"):
                     if hasattr(part, attribute):
@@ -244,7 +257,9 @@ def _weight_files(
 
 
 def _quiet() -> Block[None]:
-    """Send to stderr what libraries print on loading, which may be among a command's JSON; threads take turns."""
+    """Send to stderr what libraries print on loading, which may be among a command's
+    JSON; threads take turns.
+    """
     token, before = object(), list[TextIO]()
 
     def begin() -> None:
@@ -263,18 +278,24 @@ def _quiet() -> Block[None]:
 def find_architecture(
     config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()
 ) -> Architecture:
-    """Return the architecture that claims a configuration or else the names of the tensors."""
+    """Return the architecture that claims a configuration or else the names of the
+    tensors.
+    """
     for entry in architectures().values():
         if entry.claims(config) or entry.claims_tensors(tensors):
             return entry
     raise WiringError(
-        f"{where}: no wiring claims this configuration (model_type {config.get('model_type')!r}, architectures "
-        f"{config.get('architectures')!r}). Known: {', '.join(architectures())}; see `tsfm-lens models`."
+        f"{where}: no wiring claims this configuration (model_type"
+        f" {config.get('model_type')!r}, architectures"
+        f" {config.get('architectures')!r}). Known: {', '.join(architectures())}; see"
+        " `tsfm-lens models`."
     )
 
 
 def architecture_named(source: str) -> Architecture | None:
-    """Return the architecture of an embedded checkpoint, a local folder or a published hub id, without its weights."""
+    """Return the architecture of an embedded checkpoint, a local folder or a published
+    hub id, without its weights.
+    """
     for entry in architectures().values():
         if source in entry.published.values():
             return entry
@@ -310,14 +331,18 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
             return path, source, None
         if path.exists():
             raise CheckpointError(
-                f"{source} is a file; give the folder that holds config.json and *.safetensors"
+                f"{source} is a file; give the folder that holds config.json and"
+                " *.safetensors"
             )
     if source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise unknown_name(
             "checkpoint",
             source,
             (*checkpoint_names(), *_published()),
-            hint="It is neither an embedded checkpoint, nor an existing folder, nor a hub id (owner/name).",
+            hint=(
+                "It is neither an embedded checkpoint, nor an existing folder, nor a"
+                " hub id (owner/name)."
+            ),
         )
     shipped = (
         None
@@ -356,24 +381,29 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         raise CheckpointError(
-            f"{_missing_library(model_id)}{model_id} is not in the local hub cache and the hub cannot be reached. On a "
-            "machine with network: "
-            f"`hf download {model_id}`, then copy that folder here and load(folder); or set HF_HOME to a cache "
-            "that holds it. Without network, load('chronos-nano'), load('bolt-nano') and load('chronos2-nano') always "
-            "work."
+            f"{_missing_library(model_id)}{model_id} is not in the local hub cache and"
+            " the hub cannot be reached. On a machine with network: `hf download"
+            f" {model_id}`, then copy that folder here and load(folder); or set HF_HOME"
+            " to a cache that holds it. Without network, load('chronos-nano'),"
+            " load('bolt-nano') and load('chronos2-nano') always work."
         ) from error
     return folder, model_id, folder.name
 
 
 def _missing_library(model_id: str) -> str:
-    """Say what installs the library of a published model, in a sentence; "" where it is there or needs none."""
+    """Say what installs the library of a published model, in a sentence; "" where it is
+    there or needs none.
+    """
     for entry in architectures().values():
         library = entry.library
         if library is None or library.importable:
             continue
         if model_id in entry.published.values():
             commands = " && ".join(library.install)
-            return f"{model_id} needs a library that is not installed ({library.title}): {commands}. "
+            return (
+                f"{model_id} needs a library that is not installed ({library.title}):"
+                f" {commands}. "
+            )
     return ""
 
 

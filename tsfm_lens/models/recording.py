@@ -1,4 +1,6 @@
-"""Running a lens once and keeping activations, in parts of the batch if memory is short."""
+"""Running a lens once and keeping activations, in parts of the batch if memory is
+short.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ class Capture:
         return [*self.lens.registry.session.across_rows(), *across]
 
     def kept(self, lengths: Mapping[str, int], times: int = 1) -> int:
-        """Guess the bytes of one item that are kept; what a reducer leaves is not counted."""
+        """Guess the bytes of one item that are kept; what a reducer leaves is not
+        counted.
+        """
         lens, items = self.lens, len(set(self.batch.groups))
         names = [name for name in self.names if name not in self.reducers]
         sizes = kept_bytes(lens, names, lengths)
@@ -100,11 +104,14 @@ class Capture:
             if total > limit:
                 largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
                 raise InputError(
-                    f"{len(self.names)} hook points of {len(self.batch)} series take about {total / 2**20:,.1f} MiB; "
-                    f"{free_bytes(device) / 2**20:,.1f} is free, of which they may take {limit / 2**20:,.1f}. To "
-                    f"make it fit: keep fewer hook points (names_filter=…; the largest are {', '.join(largest)}); keep "
-                    "less of each (reduce=…, such as tsfm_lens.hooks.last_query); run at most "
-                    f"{max(1, limit * items // total)} of the {items} items at once"
+                    f"{len(self.names)} hook points of {len(self.batch)} series take"
+                    f" about {total / 2**20:,.1f} MiB;"
+                    f" {free_bytes(device) / 2**20:,.1f} is free, of which they may"
+                    f" take {limit / 2**20:,.1f}. To make it fit: keep fewer hook"
+                    f" points (names_filter=…; the largest are {', '.join(largest)});"
+                    " keep less of each (reduce=…, such as"
+                    " tsfm_lens.hooks.last_query); run at most"
+                    f" {max(1, limit * items // total)} of the {items} items at once"
                 )
         return total // items
 
@@ -113,7 +120,9 @@ class Capture:
         encoded: Encoded,
         read: Callable[[Tensor, Encoded], Tensor] = lambda output, _part: output,
     ) -> tuple[Tensor, Activations]:
-        """Return the output, or what is read of it, and the activations of a forward, in parts."""
+        """Return the output, or what is read of it, and the activations of a forward,
+        in parts.
+        """
         lens, full = self.lens, self.whole
         stored = self.kept(count_tokens(encoded))
 
@@ -154,8 +163,9 @@ class Capture:
         lens, batch = self.lens, self.batch
         if lens.adapter.passes > 1:
             raise InputError(
-                "every forecast of this model runs on x and on -x; to record one run, compile TimesFM with "
-                "force_flip_invariance=False, and leave lens.adapter.clampsym of Timestral False"
+                "every forecast of this model runs on x and on -x; to record one run,"
+                " compile TimesFM with force_flip_invariance=False, and leave"
+                " lens.adapter.clampsym of Timestral False"
             )
         request = check_request(lens, batch, **run)
         full = self.whole
@@ -188,7 +198,9 @@ class Capture:
         uncut: str,
         outer: int = 1,
     ) -> tuple[list[T], Activations]:
-        """Run ranges of the batch and record each; ``outer`` sample paths stand outside the rows of a part."""
+        """Run ranges of the batch and record each; ``outer`` sample paths stand outside
+        the rows of a part.
+        """
 
         def one(start: int, stop: int) -> tuple[T, Activations]:
             activations = self._empty()
@@ -205,8 +217,8 @@ class Capture:
             [output for output, _ in results],
             [activations for _, activations in results],
         )
-        return outputs, records[0] if len(records) == 1 else self._joined(
-            records, outer
+        return outputs, (
+            records[0] if len(records) == 1 else self._joined(records, outer)
         )
 
     def _empty(self) -> Activations:
@@ -222,14 +234,17 @@ class Capture:
         )
 
     def _joined(self, parts: Sequence[Activations], outer: int) -> Activations:
-        """Join activations of parts, which are emptied; HookError if their passes differ in number."""
+        """Join activations of parts, which are emptied; HookError if their passes
+        differ in number.
+        """
         full = self._empty()
         full.reduced |= parts[0].reduced
         for name in list(parts[0].recorded):
             calls = [part.recorded.pop(name) for part in parts]
             if len({len(part) for part in calls}) > 1:
                 raise HookError(
-                    f"{name} ran {', '.join(str(len(part)) for part in calls)} times in parts of one batch"
+                    f"{name} ran {', '.join(str(len(part)) for part in calls)} times in"
+                    " parts of one batch"
                 )
             full.recorded[name] = []
             for same in zip(*calls, strict=True):
@@ -243,7 +258,9 @@ class Capture:
 def select_names(
     lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None
 ) -> list[str]:
-    """Return the hook points that a run keeps; errors as in :meth:`Lens.run_with_cache`."""
+    """Return the hook points that a run keeps; errors as in
+    :meth:`Lens.run_with_cache`.
+    """
     points, selection, names_filter = (
         lens.registry.points,
         set[str](),
@@ -262,7 +279,8 @@ def select_names(
         names = [*filter(selection.__contains__, points)]
     if not names:
         raise UnknownNameError(
-            f"names_filter={names_filter!r} selects no hook point; lens.hook_table() lists them"
+            f"names_filter={names_filter!r} selects no hook point; lens.hook_table()"
+            " lists them"
         )
     if stop is None:
         return names
@@ -270,7 +288,8 @@ def select_names(
     late = [name for name in names if name not in reachable]
     if late and names_filter is not None and not callable(names_filter):
         raise InputError(
-            f"a forward with stop_at_layer={stop!r} does not come to {late[0]}; leave it out"
+            f"a forward with stop_at_layer={stop!r} does not come to {late[0]}; leave"
+            " it out"
         )
     return [name for name in names if name in reachable]
 
@@ -296,18 +315,22 @@ def refuse_run(
     gradients: bool,
     loss: Callable[[Tensor], Tensor] | None,
 ) -> None:
-    """Refuse to record a run that cannot be recorded; errors as in :meth:`Lens.run_with_cache`."""
+    """Refuse to record a run that cannot be recorded; errors as in
+    :meth:`Lens.run_with_cache`.
+    """
     if gradients and (rollout or loss is None):
         raise InputError(
-            "gradients need a single forward and a scalar: run_with_cache(..., incl_bwd=True, loss=fn) "
-            "with rollout=False"
+            "gradients need a single forward and a scalar: run_with_cache(...,"
+            " incl_bwd=True, loss=fn) with rollout=False"
         )
     if gradients:
         refuse_gradients(lens.wiring)
 
 
 SpansAt = Callable[[str, int, int, int, int], TokenSpans]
-"""(stack, forecast steps read out before, position of the first token, tokens, tokens of the first pass) -> spans."""
+"""(stack, forecast steps read out before, position of the first token, tokens, tokens
+of the first pass) -> spans.
+"""
 
 
 def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
@@ -315,7 +338,9 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
     spans_of_step: dict[int, dict[str, TokenSpans]] = {}
 
     def shift_spans(step: int) -> dict[str, TokenSpans]:
-        """Return the spans of a pass whose context has grown by ``step`` steps, from the first forecast start."""
+        """Return the spans of a pass whose context has grown by ``step`` steps, from
+        the first forecast start.
+        """
         if step not in spans_of_step:
             longer = tuple(np.zeros(length + step) for length in batch.lengths)
             visible = replace(batch, values=longer).tail(adapter.context_length)
@@ -334,7 +359,8 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
     ) -> TokenSpans:
         output = adapter.wiring.output_stack.name
         if adapter.rollout == "tokens":
-            # beyond the native horizon the context grows by whole forecasts, and decoding starts anew
+            # beyond the native horizon the context grows by whole forecasts, and
+            # decoding starts anew
             restarts = adapter.restarts
             growth = (
                 step // adapter.prediction_length * adapter.prediction_length
@@ -349,7 +375,8 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
         if adapter.rollout == "cache":
             base = shift_spans(0)[stack]
             width = base.stop[0] - base.start[0]
-            # the first pass of a cached rollout ends where the forecast starts, however long a context it was given
+            # the first pass of a cached rollout ends where the forecast starts, however
+            # long a context it was given
             return TokenSpans.patches(width * (offset - n_first), n_tokens, width)
         spans = shift_spans(step if adapter.rollout == "refeed" else 0)[stack]
         lack = n_tokens - len(spans)

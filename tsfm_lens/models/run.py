@@ -51,25 +51,32 @@ _SMALL = 2**26  # bytes of a model whose twins are kept
 @extensible
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Forecast of a batch by a model, and the model's activations, all computed on first use and then shared.
+    """Forecast of a batch by a model, and the model's activations, all computed on
+    first use and then shared.
 
-    A run is of the model as it was when the run was made. It refuses to go on under other hooks, and after a change of
-    weights, as far as :class:`tsfm_lens.models.conditions.Conditions` sees one.
+    A run is of the model as it was when the run was made. It refuses to go on under
+    other hooks, and after a change of weights, as far as
+    :class:`tsfm_lens.models.conditions.Conditions` sees one.
 
     Attributes:
         lens: the model.
         batch: the context.
         horizon: forecast steps.
-        truth: (series, step) values after the context, NaN where unknown; None if nothing is known.
+        truth: (series, step) values after the context, NaN where unknown; None if
+            nothing is known.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every draw.
-        rollout: whether probes see all passes of the library's own rollout, or a single forward over the whole horizon.
-        forced_path: (series, step) values that teacher-force a token model's decoder; the median path if None.
-        full_batch: the series before their ends were held out as the truth; None if they were not.
+        rollout: whether probes see all passes of the library's own rollout, or a single
+            forward over the whole horizon.
+        forced_path: (series, step) values that teacher-force a token model's decoder;
+            the median path if None.
+        full_batch: the series before their ends were held out as the truth; None if
+            they were not.
         explicit_horizon: whether the caller chose the horizon.
         original: the run that this one is an untrained twin of; None for others.
-        n_twins: number of untrained twins that effects are compared with, see :meth:`twin`; None if not requested,
-            ``QUICK`` for as many as a claim takes where :data:`tsfm_lens.core.estimates.TWIN_WORK` allows it.
+        n_twins: number of untrained twins that effects are compared with, see
+            :meth:`twin`; None if not requested, ``QUICK`` for as many as a claim takes
+            where :data:`tsfm_lens.core.estimates.TWIN_WORK` allows it.
         cache: results of probes that they share with one another.
         cost: seconds spent so far on the "forecast", the "path" and "recordings".
     """
@@ -110,9 +117,13 @@ class Run:
 
     def __repr__(self) -> str:
         truth = "" if self.truth is None else ", truth known"
-        return f"Run({self.lens.model_id!r}, {len(self.batch)} series, {self.horizon} steps{truth}, seed {self.seed})"
+        return (
+            f"Run({self.lens.model_id!r}, {len(self.batch)} series, {self.horizon}"
+            f" steps{truth}, seed {self.seed})"
+        )
 
-    # --- forecast ----------------------------------------------------------------------------------------
+    # --- forecast
+    # ----------------------------------------------------------------------------------------
 
     @cached_property
     def forecast(self) -> Forecast:
@@ -128,7 +139,9 @@ class Run:
 
     @cached_property
     def path(self) -> np.ndarray:
-        """Values that a token model's decoder reads as its own past, (series, step); of others the median forecast."""
+        """Values that a token model's decoder reads as its own past, (series, step); of
+        others the median forecast.
+        """
         if not self.tokens_read:
             return self.forecast.median
         if self.forced_path is not None:
@@ -142,7 +155,9 @@ class Run:
 
     @property
     def tokens_read(self) -> bool:
-        """True if the model reads its own past values as tokens, so that a single forward follows a path."""
+        """True if the model reads its own past values as tokens, so that a single
+        forward follows a path.
+        """
         return self.lens.adapter.readout == "token"
 
     @cached_property
@@ -155,8 +170,9 @@ class Run:
         limit = self.lens.adapter.longest_pass
         if self.horizon > limit:
             raise InputError(
-                f"horizon {self.horizon} cannot be explained in one pass: {self.lens.model_id} forecasts at most "
-                f"{limit} steps before it feeds its forecast back. Choose a horizon from 1 to that."
+                f"horizon {self.horizon} cannot be explained in one pass:"
+                f" {self.lens.model_id} forecasts at most {limit} steps before it feeds"
+                " its forecast back. Choose a horizon from 1 to that."
             )
         if self.tokens_read:
             return self.lens.encode(self.batch, future=self.path)
@@ -171,7 +187,9 @@ class Run:
 
     @cached_property
     def spans(self) -> dict[str, TokenSpans]:
-        """Time steps that the tokens of a single forward, or of a rollout's first pass, cover, by stack."""
+        """Time steps that the tokens of a single forward, or of a rollout's first pass,
+        cover, by stack.
+        """
         if not self.rollout:
             return self.encoded.spans
         first = min(self.horizon, self.lens.adapter.longest_pass)
@@ -183,7 +201,9 @@ class Run:
 
     @property
     def first_step(self) -> int:
-        """First step of averages: 1 where a decoder of more than 2 steps reads a start token at its first, else 0."""
+        """First step of averages: 1 where a decoder of more than 2 steps reads a start
+        token at its first, else 0.
+        """
         return int(self.tokens_read and self.horizon > 2)
 
     @property
@@ -197,7 +217,9 @@ class Run:
 
     @cached_property
     def point(self) -> np.ndarray:
-        """Forecast in one value per step, (series, step), with which variants of the model are compared."""
+        """Forecast in one value per step, (series, step), with which variants of the
+        model are compared.
+        """
         if self.rollout:
             return self.forecast.median
         self.refuse_change()
@@ -206,7 +228,9 @@ class Run:
     def _forward(
         self, names: Sequence[str], last: int | None = None
     ) -> tuple[np.ndarray, Activations]:
-        """Return the point forecast of the single forward and its activations at hook points."""
+        """Return the point forecast of the single forward and its activations at hook
+        points.
+        """
         encoded, names = (
             self.encoded,
             select_names(self.lens, names, None) if names else [],
@@ -222,15 +246,17 @@ class Run:
             return output.cpu().double().numpy(), activations
 
     def read(self, output: Tensor, part: Encoded | None = None) -> Tensor:
-        """Read point forecasts in data units out of a forward of the batch, or of a part of it; differentiable.
+        """Read point forecasts in data units out of a forward of the batch, or of a
+        part of it; differentiable.
 
         Args:
-            output: (…, series, step, vocabulary) logits, or (…, series, quantile, step).
+            output: (…, series, step, vocabulary) logits, or (…, series, quantile,
+                step).
             part: the part of the batch that it belongs to.
 
         Returns:
-            (…, series, step): the expected value over the value tokens, the quantile nearest to 0.5, or the mean of a
-            distribution head.
+            (…, series, step): the expected value over the value tokens, the quantile
+            nearest to 0.5, or the mean of a distribution head.
         """
         adapter = self.lens.adapter
         # a sum over thousands of values keeps nothing in half precision
@@ -240,7 +266,8 @@ class Run:
             values = adapter.values(self.encoded if part is None else part)[
                 :, None, first:
             ].to(output)
-            # among the value tokens alone, whose share may be too small to be divided by
+            # among the value tokens alone, whose share may be too small to be divided
+            # by
             mass = torch.softmax(output[..., first:], dim=-1)
             return (mass * values).sum(-1)[..., : self.horizon]
         return output[
@@ -249,28 +276,35 @@ class Run:
 
     @property
     def work(self) -> int:
-        """Forwards that the model has made so far, of any of its runs, times its parameters."""
+        """Forwards that the model has made so far, of any of its runs, times its
+        parameters.
+        """
         parameters = sum(
             parameter.numel() for parameter in self.lens.adapter.model.parameters()
         )
         return parameters * self.lens.registry.state.forwards
 
-    # --- activations -------------------------------------------------------------------------------------
+    # --- activations
+    # -------------------------------------------------------------------------------------
 
     def record(self, names: Iterable[str], last: int | None = None) -> Activations:
-        """Return activations at these hook points at least: of the single forward, or of every pass of a rollout.
+        """Return activations at these hook points at least: of the single forward, or
+        of every pass of a rollout.
 
-        With ``last``, a single forward made for this keeps so many last positions and queries alone.
+        With ``last``, a single forward made for this keeps so many last positions and
+        queries alone.
 
         Raises:
             UnknownNameError: no such hook point.
-            InputError: one pass of the model does not cover the horizon; the run was made under other hooks or weights.
+            InputError: one pass of the model does not cover the horizon; the run was
+                made under other hooks or weights.
         """
         requested = {get_name(name) for name in names}
         wrong = [item for item in requested if not isinstance(item, str)]
         if wrong:
             raise InputError(
-                f"{wrong[0]!r} names no hook point; expected a name or glob, lens.hook_table() lists them"
+                f"{wrong[0]!r} names no hook point; expected a name or glob,"
+                " lens.hook_table() lists them"
             )
         if not requested:
             raise InputError(
@@ -298,7 +332,9 @@ class Run:
         return activations
 
     def find_record(self, names: Iterable[str]) -> Activations | None:
-        """Return the result of :meth:`record` where that takes no further forward, else None."""
+        """Return the result of :meth:`record` where that takes no further forward, else
+        None.
+        """
         if not self._records:
             return None
         requested = set(names)
@@ -347,19 +383,25 @@ class Run:
         return self._conditions
 
     def refuse_change(self) -> None:
-        """Refuse to run the lens under other conditions than those of the run; see :class:`Conditions`."""
+        """Refuse to run the lens under other conditions than those of the run; see
+        :class:`Conditions`.
+        """
         self.conditions.refuse_change()
 
-    # --- other runs --------------------------------------------------------------------------------------
+    # --- other runs
+    # --------------------------------------------------------------------------------------
 
     def following(self, forced_path: Any) -> Run:
-        """Return the same run with its decoder teacher-forced by (series, step) values; the forecast is shared."""
+        """Return the same run with its decoder teacher-forced by (series, step) values;
+        the forecast is shared.
+        """
         values = checked_values(
             forced_path, (len(self.batch), self.horizon), "forced_path"
         )
         if not np.isfinite(values).all():
             raise InputError(
-                "forced_path holds values that are no numbers; teacher forcing needs finite values"
+                "forced_path holds values that are no numbers; teacher forcing needs"
+                " finite values"
             )
         return replace(
             self, forced_path=values, _of=(self, list(range(len(self.batch))))
@@ -374,7 +416,9 @@ class Run:
         return self._other(rollout=False) if self.rollout else self
 
     def redraw(self) -> Run:
-        """Return the same run under the next seed, with draws and a forecast of its own; made once."""
+        """Return the same run under the next seed, with draws and a forecast of its
+        own; made once.
+        """
         return self._other(
             seed=self.seed + 1,
             _of=None if self._of is None else (self._of[0].redraw(), self._of[1]),
@@ -385,13 +429,17 @@ class Run:
         return self._other(n_twins=0) if self.n_twins else self
 
     def compared(self) -> Run:
-        """Return the same run, with as many twins as a claim takes if nobody said how many and they are little work."""
+        """Return the same run, with as many twins as a claim takes if nobody said how
+        many and they are little work.
+        """
         return self._other(n_twins=QUICK) if self.n_twins is None else self
 
     def twin(self, number: int) -> Run:
-        """Return the same run of an untrained twin of the model, kept where the model is small.
+        """Return the same run of an untrained twin of the model, kept where the model
+        is small.
 
-        Of every five twins four have the model's own weights in random order, and one has new ones.
+        Of every five twins four have the model's own weights in random order, and one
+        has new ones.
         """
         key = ("twin", number)
         if key in self._others:
@@ -408,7 +456,9 @@ class Run:
         return other
 
     def _other(self, **changes: Any) -> Run:
-        """Return a run that differs in one field, made once; its forecast is this one's unless ``_of`` says more."""
+        """Return a run that differs in one field, made once; its forecast is this one's
+        unless ``_of`` says more.
+        """
         key = (
             next(iter(changes.items())) if "n_twins" in changes else next(iter(changes))
         )
@@ -419,10 +469,11 @@ class Run:
         return self._others[key]
 
     def select(self, which: str | int | Sequence[str | int]) -> Run:
-        """Return the same run of some of its series, by ids or positions; their forecast and path are this run's.
+        """Return the same run of some of its series, by ids or positions; their
+        forecast and path are this run's.
 
-        An item whose series the model reads together, such as a target and its covariates, comes as a whole, whether
-        one of its series is named or the item.
+        An item whose series the model reads together, such as a target and its
+        covariates, comes as a whole, whether one of its series is named or the item.
         """
         rows = self.batch.rows(which)
         if self.lens.adapter.multivariate and self.batch.multivariate:
@@ -453,7 +504,8 @@ class Run:
         """Select one item: one series, or the variates that the model reads together.
 
         Args:
-            item: its position, its group's name or the id of one of its series; None for the one that there is.
+            item: its position, its group's name or the id of one of its series; None
+                for the one that there is.
 
         Raises:
             InputError: none is chosen of several, or there is no such position.
@@ -470,13 +522,15 @@ class Run:
         season = self.batch.seasonalities[0]
         if season < 2:
             raise InputError(
-                f"series {self.batch.ids[0]!r} has no season, at which attention could be counted or which "
-                "could be shifted"
+                f"series {self.batch.ids[0]!r} has no season, at which attention could"
+                " be counted or which could be shifted"
             )
         return season
 
     def shifted_pair(self) -> tuple[Run, Run]:
-        """Return runs of these series without gaps, and of the same with their season half a period later."""
+        """Return runs of these series without gaps, and of the same with their season
+        half a period later.
+        """
         gapless = tuple(
             pd.Series(values).interpolate(limit_direction="both").to_numpy()
             for values in self.batch.values
@@ -490,7 +544,9 @@ class Run:
         return clean_run, late_run
 
     def shift_facts(self) -> dict[str, int]:
-        """Return what :meth:`shifted_pair` does: steps of the shift and of the season, and gaps that it fills."""
+        """Return what :meth:`shifted_pair` does: steps of the shift and of the season,
+        and gaps that it fills.
+        """
         missing = sum(int(np.isnan(values).sum()) for values in self.batch.values)
         season = self.season()
         return {
@@ -500,11 +556,14 @@ class Run:
         }
 
     def within_pass(self) -> Run:
-        """Return this run over at most one pass of the model, for measurements beside a longer rollout."""
+        """Return this run over at most one pass of the model, for measurements beside a
+        longer rollout.
+        """
         return self.at(min(self.horizon, self.lens.adapter.longest_pass))
 
     def at(self, horizon: int) -> Run:
-        """Return a run of the same series over another horizon, made once; the truth is held out anew, or cut.
+        """Return a run of the same series over another horizon, made once; the truth is
+        held out anew, or cut.
 
         Raises:
             InputError: a series is too short, or the horizon is not a number of steps.
@@ -540,13 +599,16 @@ class Run:
             return self
         return replace(self, full_batch=None).at(horizon)
 
-    # --- results -----------------------------------------------------------------------------------------
+    # --- results
+    # -----------------------------------------------------------------------------------------
 
     def dataset(self) -> xr.Dataset:
-        """Return the part that all results share: context, truth, times, units, groups and variates.
+        """Return the part that all results share: context, truth, times, units, groups
+        and variates.
 
         Raises:
-            InputError: the weights of the model have changed since the run was made, or its mode or precision.
+            InputError: the weights of the model have changed since the run was made, or
+                its mode or precision.
         """
         self.conditions.refuse_other_model()
         return self._context.copy(deep=True)
@@ -556,7 +618,9 @@ class Run:
         return context_dataset(self.batch, self.horizon, self.truth)
 
     def to_dataset(self) -> xr.Dataset:
-        """Return the whole run as a dataset: series, truth, forecast, path, settings, provenance and cost."""
+        """Return the whole run as a dataset: series, truth, forecast, path, settings,
+        provenance and cost.
+        """
         batch, data = self.batch, self.forecast.to_dataset(self.truth)
         data["mean"] = (("series", "step"), self.forecast.mean)
         if self.tokens_read:
@@ -605,7 +669,9 @@ class Run:
     def describe(
         self, kind: str, title: str, source: str, **parameters: object
     ) -> dict[str, object]:
-        """Return the attributes of a result: kind, title, source, provenance, settings, and the probe's parameters."""
+        """Return the attributes of a result: kind, title, source, provenance, settings,
+        and the probe's parameters.
+        """
         adapter = self.lens.adapter
         metadata: dict[str, object] = {"seed": self.seed, "horizon": self.horizon}
         if adapter.readout != "quantile":
@@ -639,29 +705,39 @@ def run(
     twins: int | None = None,
     **columns: Any,
 ) -> Run:
-    """Make a run: a forecast that is computed once, on first use, and shared by all probes.
+    """Make a run: a forecast that is computed once, on first use, and shared by all
+    probes.
 
     Args:
         lens: the model.
-        series: anything that :func:`tsfm_lens.data.as_series` takes; at most its end is the context.
-        horizon: forecast steps; the model's own if None, fewer where the end of a short series is held out.
-        future: a frame of the covariates that are known beforehand; see :func:`tsfm_lens.data.as_series`.
+        series: anything that :func:`tsfm_lens.data.as_series` takes; at most its end is
+            the context.
+        horizon: forecast steps; the model's own if None, fewer where the end of a short
+            series is held out.
+        future: a frame of the covariates that are known beforehand; see
+            :func:`tsfm_lens.data.as_series`.
         truth: (series, step) values after the context, NaN where unknown.
         holdout: hold out the last ``horizon`` steps of every series as the truth.
-        windows: forecast origins of each series, ``horizon`` steps apart, the latest first. What follows an earlier
-            origin is its truth. Tests count series, and windows where there is one series.
-        forced_path: (series, step) values for teacher forcing of a token model's decoder; the median path if None.
-        rollout: True for all passes of the library's own rollout. False for one forward over the whole horizon, in
-            which a token model gives the expected value. None: one forward if that covers it.
+        windows: forecast origins of each series, ``horizon`` steps apart, the latest
+            first. What follows an earlier origin is its truth. Tests count series, and
+            windows where there is one series.
+        forced_path: (series, step) values for teacher forcing of a token model's
+            decoder; the median path if None.
+        rollout: True for all passes of the library's own rollout. False for one forward
+            over the whole horizon, in which a token model gives the expected value.
+            None: one forward if that covers it.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every draw.
-        twins: number of untrained twins to compare effects with; each takes as long as the probe itself. 24 are enough
-            to claim that an effect is learned. If None, reports take 24 where a result takes at most 10⁹ parameters ×
-            forwards, whatever the machine.
-        columns: further arguments of :func:`tsfm_lens.data.as_series`, such as ``targets``, ``known``, ``past``.
+        twins: number of untrained twins to compare effects with; each takes as long as
+            the probe itself. 24 are enough to claim that an effect is learned. If None,
+            reports take 24 where a result takes at most 10⁹ parameters × forwards,
+            whatever the machine.
+        columns: further arguments of :func:`tsfm_lens.data.as_series`, such as
+            ``targets``, ``known``, ``past``.
 
     Raises:
-        InputError: a wrong argument, a series too short to hold its end out, or ends without any value.
+        InputError: a wrong argument, a series too short to hold its end out, or ends
+            without any value.
     """
     refuse_unknown(
         columns.keys() - {*READING}, "run", [*READING, "holdout", "truth", "windows"]
@@ -677,12 +753,14 @@ def run(
         raise InputError(f"rollout is {rollout!r}, expected True, False or None")
     if not is_count(windows) or not (twins is None or twins == 0 or is_count(twins)):
         raise InputError(
-            f"windows={windows!r}, twins={twins!r}: expected whole numbers, of windows 1 or more"
+            f"windows={windows!r}, twins={twins!r}: expected whole numbers, of windows"
+            " 1 or more"
         )
     if holdout:
         if truth is not None:
             raise InputError(
-                "give either truth=… or holdout=True, which takes the truth from the series' ends"
+                "give either truth=… or holdout=True, which takes the truth from the"
+                " series' ends"
             )
         if horizon is None:
             # as much context as truth at least

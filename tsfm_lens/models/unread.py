@@ -1,4 +1,6 @@
-"""What a model does not read of its series: steps before its context, and variation below the step of its numbers."""
+"""What a model does not read of its series: steps before its context, and variation
+below the step of its numbers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _MOST_NAMES = 3  # series that a note lists
 
 
 def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
-    """Tell which histories are longer than the model's context, and which variation its numbers are too coarse for."""
+    """Tell which histories are longer than the model's context, and which variation its
+    numbers are too coarse for.
+    """
     limit = adapter.context_length
     trimmed, hidden = [], []
     for name, values, levels in zip(
@@ -29,7 +33,8 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
         if not low < high:
             continue
         step = adapter.number_step(read)
-        # n values within a range have a standard deviation of at least the range over √(2 n)
+        # n values within a range have a standard deviation of at least the range over
+        # √(2 n)
         if high - low >= step * np.sqrt(2 * len(read)):
             continue
         spread = float(np.nanstd(read))
@@ -38,11 +43,13 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
     notes = []
     if trimmed:
         notes.append(
-            f"{adapter.architecture} reads the last steps of a longer history: {_listed(trimmed)}"
+            f"{adapter.architecture} reads the last steps of a longer history:"
+            f" {_listed(trimmed)}"
         )
     if hidden:
         notes.append(
-            f"the level hides how series vary from {adapter.architecture}: {_listed(hidden)}; subtract the level"
+            f"the level hides how series vary from {adapter.architecture}:"
+            f" {_listed(hidden)}; subtract the level"
         )
     return notes
 

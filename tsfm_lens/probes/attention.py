@@ -24,12 +24,15 @@ SHARP_BELOW = 0.38
 
 
 def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
-    """Select the attention that a report shows, by name of the result: all over time of the output stack."""
+    """Select the attention that a report shows, by name of the result: all over time of
+    the output stack.
+    """
     stack = lens.wiring.output_stack
     kinds = dict.fromkeys(stack.attention_kinds())
     # one decoder token attends to itself alone, which shows nothing
     single = stack.name == "decoder" and lens.emits == "quantile"
-    # attention between variates has no time axis, and one series has nobody to attend to
+    # attention between variates has no time axis, and one series has nobody to attend
+    # to
     selection = [
         kind
         for kind in kinds
@@ -56,22 +59,27 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
 def attention_patterns(
     run: Run, *, kind: str | None = None, stack: str | None = None
 ) -> xr.Dataset:
-    """Compute the attention of every head on one series, each token placed at the time steps that it covers.
+    """Compute the attention of every head on one series, each token placed at the time
+    steps that it covers.
 
     Patterns show where heads attend, not what determines the forecast.
 
     Args:
         run: the forecast to explain, of exactly one series and maybe its covariates.
-        kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
+        kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time
+            if None.
         stack: "encoder", "decoder"; the output stack if None.
 
     Returns:
-        Dataset of kind "attention_patterns": ``pattern`` (layer, head, query, key); ``entropy`` (layer, head) in nats,
-        mean over queries; ``native_median`` (series, step) of the library's own forecast. Coordinates ``key_start``,
-        ``key_stop``, ``key_special`` (and for queries): steps that a token covers, from the forecast start.
+        Dataset of kind "attention_patterns": ``pattern`` (layer, head, query, key);
+        ``entropy`` (layer, head) in nats, mean over queries; ``native_median`` (series,
+        step) of the library's own forecast. Coordinates ``key_start``, ``key_stop``,
+        ``key_special`` (and for queries): steps that a token covers, from the forecast
+        start.
 
     Raises:
-        InputError: several series or variates, a horizon longer than one pass, or attention between variates.
+        InputError: several series or variates, a horizon longer than one pass, or
+            attention between variates.
         UnknownNameError: the model has no such stack or kind of attention.
 
     Example:
@@ -105,7 +113,9 @@ def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
 
 
 def token_steps(spans: TokenSpans) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the first steps of tokens, the ends, and a mask of those that are not special, (token,) each."""
+    """Return the first steps of tokens, the ends, and a mask of those that are not
+    special, (token,) each.
+    """
     return (
         np.array(spans.start),
         np.array(spans.stop),
@@ -114,7 +124,9 @@ def token_steps(spans: TokenSpans) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def span_coords(**axes: TokenSpans) -> dict[str, Any]:
-    """Return coordinates of tokens along each axis: ``AXIS_start``, ``AXIS_stop`` in steps, and ``AXIS_special``."""
+    """Return coordinates of tokens along each axis: ``AXIS_start``, ``AXIS_stop`` in
+    steps, and ``AXIS_special``.
+    """
     return {
         f"{axis}_{part}": (axis, list(getattr(spans, part)))
         for axis, spans in axes.items()
@@ -125,7 +137,9 @@ def span_coords(**axes: TokenSpans) -> dict[str, Any]:
 def pattern_coords(
     run: Run, row: Stack, kind: str, layers: list[int]
 ) -> dict[str, Any]:
-    """Return the coordinates of attention patterns (layer, head, query, key) of one forward."""
+    """Return the coordinates of attention patterns (layer, head, query, key) of one
+    forward.
+    """
     keys = row.attention(kind, layers[0]).keys_from or row.name
     heads = {"layer": list(map(str, layers)), "head": range(row.n_heads)}
     return heads | span_coords(
@@ -146,7 +160,9 @@ def attention_facts(run: Run, row: Stack, attention: str) -> dict[str, str]:
 def pick_attention(
     lens: Lens, stack: str | None, kind: str | None
 ) -> tuple[Stack, str, list[int]]:
-    """Return a stack, one of its kinds of attention, and the layers in which that kind attends over time."""
+    """Return a stack, one of its kinds of attention, and the layers in which that kind
+    attends over time.
+    """
     row = lens.wiring.stack(stack)
     kinds = row.attention_kinds()
     attention = attention_over_time(row) if kind is None and kinds else str(kind)
@@ -166,7 +182,9 @@ def pick_attention(
 
 
 def forecast_queries(maps: xr.Dataset) -> np.ndarray:
-    """Return the tokens that a forecast is read from, (query,): those of its steps, or the last one of the context."""
+    """Return the tokens that a forecast is read from, (query,): those of its steps, or
+    the last one of the context.
+    """
     start = maps["query_start"].values
     stop = maps["query_stop"].values
     ordinary = maps["query_special"].values == ""
@@ -191,7 +209,9 @@ def layers_in_time(stack: Stack, kind: str) -> list[int]:
 
 
 def attention_over_time(stack: Stack) -> str:
-    """Return a stack's last kind of attention between tokens in time; its last kind if there is none."""
+    """Return a stack's last kind of attention between tokens in time; its last kind if
+    there is none.
+    """
     kinds = stack.attention_kinds()
     return next(
         (kind for kind in reversed(kinds) if layers_in_time(stack, kind)), kinds[-1]
@@ -208,18 +228,23 @@ def refuse_several(run: Run, what: str, *, covariates: bool = False) -> None:
 
 
 def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
-    """Refuse variates; return rows of targets, beside which ``covariates`` may stand where rows are series."""
+    """Refuse variates; return rows of targets, beside which ``covariates`` may stand
+    where rows are series.
+    """
     batch = run.batch.targets() if covariates and not run.lens.packed else run.batch
     if batch.multivariate:
         raise InputError(
-            "the series of an item attend to one another, and this is defined for the attention of one series over "
-            "its own past; lens.run_with_cache(series, names_filter='**.hook_pattern') reads all of their attention"
+            "the series of an item attend to one another, and this is defined for the"
+            " attention of one series over its own past; lens.run_with_cache(series,"
+            " names_filter='**.hook_pattern') reads all of their attention"
         )
     return np.flatnonzero(run.batch.is_target).tolist()
 
 
 def row_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Compute the entropy in nats of attention rows, normalised, (…, query, key) -> (…, query); 0 of empty rows."""
+    """Compute the entropy in nats of attention rows, normalised, (…, query, key) -> (…,
+    query); 0 of empty rows.
+    """
     total = pattern.sum(axis=-1, keepdims=True)
     p = ratio(pattern, total, 0.0)
     return -np.sum(p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1)
@@ -244,9 +269,11 @@ def head_entropy(
     sharp_below: float = SHARP_BELOW,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure how widely each head of the output stack spreads its attention along a forecast.
+    """Measure how widely each head of the output stack spreads its attention along a
+    forecast.
 
-    By the scaling over heads, every model has sharp heads, untrained ones too, and a sharp head may do nothing.
+    By the scaling over heads, every model has sharp heads, untrained ones too, and a
+    sharp head may do nothing.
 
     Args:
         run: the forecast to explain.
@@ -255,14 +282,16 @@ def head_entropy(
         progress: called with (done, of) after each series.
 
     Returns:
-        Dataset of kind "head_entropy" over (layer, head): ``entropy`` in nats, mean over forecast steps and series;
-        ``normalised``, min-max scaled over all heads (never compare it across models); ``sharp``.
+        Dataset of kind "head_entropy" over (layer, head): ``entropy`` in nats, mean
+        over forecast steps and series; ``normalised``, min-max scaled over all heads
+        (never compare it across models); ``sharp``.
 
     Source:
         tsfm-lens paper, section 4 (S3-HENT).
 
     Raises:
-        InputError: several variates, a horizon longer than one pass, or attention between variates.
+        InputError: several variates, a horizon longer than one pass, or attention
+            between variates.
         UnknownNameError: no such kind of attention.
 
     Example:

@@ -1,4 +1,6 @@
-"""Direct attribution (of logits: direct logit attribution, DLA): how much each component's write moves the forecast."""
+"""Direct attribution (of logits: direct logit attribution, DLA): how much each
+component's write moves the forecast.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ DECOMPOSITIONS = {
     "quantile": ("integrated", "linearised", "lens_difference"),
     "distribution": ("integrated", "linearised", "lens_difference"),
 }
-"""By the kind of output head; the one that scores best on planted models (``docs/planted.csv``) comes first."""
+"""By the kind of output head; the one that scores best on planted models
+(``docs/planted.csv``) comes first.
+"""
 
 
 def list_decompositions(lens: Lens) -> tuple[str, ...]:
@@ -63,7 +67,10 @@ def list_decompositions(lens: Lens) -> tuple[str, ...]:
         "The forecast is split into a signed contribution of each component, by "
         "what it writes to the residual stream."
     ),
-    source="tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral",
+    source=(
+        "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the"
+        " path integral"
+    ),
     needs="sums",
     example={"decompositions": "all"},
 )
@@ -73,41 +80,55 @@ def attribution(
     decompositions: str | Sequence[str] | None = None,
     tolerance: float = TOLERANCE,
 ) -> xr.Dataset:
-    """Split the forecast among the embedding, heads, MLPs and output biases of the output stack.
+    """Split the forecast among the embedding, heads, MLPs and output biases of the
+    output stack.
 
-    Parts lead from the output head's value at an empty stream to the model's own forecast. The default is ``logit`` for
-    token models and ``integrated`` for others; its parts sum to the forecast. On planted models it ranks true parts
-    best (mean AUROC 0.98 and 0.99; ``lens_difference`` 0.98, ``expected_value``, which sharp logits saturate, 0.65).
+    Parts lead from the output head's value at an empty stream to the model's own
+    forecast. The default is ``logit`` for token models and ``integrated`` for others;
+    its parts sum to the forecast. On planted models it ranks true parts best (mean
+    AUROC 0.98 and 0.99; ``lens_difference`` 0.98, ``expected_value``, which sharp
+    logits saturate, 0.65).
 
-    - ``logit``: direct logit attribution to the token on the run's path, minus the mean over the vocabulary, with the
-      final norm frozen. Parts sum exactly. A head that raises all logits equally looks like a part.
-    - ``probability``, ``expected_value`` (in data units), and ``lens_difference`` of patch models: the output head's
-      value after a component has written minus the value before, in order of writing. These differences sum exactly.
-    - ``linearised``: the head's derivative at the full stream, norm scale frozen, times each write; parts need not sum.
-    - ``integrated``: that derivative averaged along the straight path from the empty to the full stream (integrated
-      gradients). It is exact for heads with one hidden layer, and within ``tolerance`` for others.
+    - ``logit``: direct logit attribution to the token on the run's path, minus the mean
+      over the vocabulary, with the final norm frozen. Parts sum exactly. A head that
+      raises all logits equally looks like a part.
+    - ``probability``, ``expected_value`` (in data units), and ``lens_difference`` of
+      patch models: the output head's value after a component has written minus the
+      value before, in order of writing. These differences sum exactly.
+    - ``linearised``: the head's derivative at the full stream, norm scale frozen, times
+      each write; parts need not sum.
+    - ``integrated``: that derivative averaged along the straight path from the empty to
+      the full stream (integrated gradients). It is exact for heads with one hidden
+      layer, and within ``tolerance`` for others.
 
     Args:
         run: the forecast to explain.
-        decompositions: one or several of the above, or "all"; the default alone if None.
-        tolerance: largest error of ``integrated``, as a share of a series' largest total. Points of the path are
-            doubled, up to 1,024, until the sum of all parts is within it.
+        decompositions: one or several of the above, or "all"; the default alone if
+            None.
+        tolerance: largest error of ``integrated``, as a share of a series' largest
+            total. Points of the path are doubled, up to 1,024, until the sum of all
+            parts is within it.
 
     Returns:
-        Dataset of kind "attribution": ``attribution`` and ``total`` over ``decomposition``, ``component`` (not total),
-        ``series``, (``quantile``), ``step``. Over (decomposition, component, series), of the median, a token decoder's
-        first step left out: ``mean_absolute``, mean size over steps; ``size_share``, the same over the sum of all, with
-        what :func:`.estimates.judge` adds, heads among heads; ``mean_attribution``, signed;
-        ``attribution_share``, the same over the sum of all sizes; ``sign_agreement``, share of steps with its sign.
-        ``series_agreement`` (decomposition, component): share of series with the more frequent sign.
-        ``completeness_error`` (decomposition, series): the parts' largest deviation from ``total``, over the largest
-        total. ``nodes`` (decomposition): points of the path, 0 where there is none; ``path_error``, the remaining error
-        of the path.
+        Dataset of kind "attribution": ``attribution`` and ``total`` over
+        ``decomposition``, ``component`` (not total), ``series``, (``quantile``),
+        ``step``. Over (decomposition, component, series), of the median, a token
+        decoder's first step left out: ``mean_absolute``, mean size over steps;
+        ``size_share``, the same over the sum of all, with what :func:`.estimates.judge`
+        adds, heads among heads; ``mean_attribution``, signed; ``attribution_share``,
+        the same over the sum of all sizes; ``sign_agreement``, share of steps with its
+        sign. ``series_agreement`` (decomposition, component): share of series with the
+        more frequent sign. ``completeness_error`` (decomposition, series): the parts'
+        largest deviation from ``total``, over the largest total. ``nodes``
+        (decomposition): points of the path, 0 where there is none; ``path_error``, the
+        remaining error of the path.
 
     Raises:
-        InputError: a horizon beyond one pass, a tolerance not above 0, or hooks that edit the stream or its readout.
+        InputError: a horizon beyond one pass, a tolerance not above 0, or hooks that
+            edit the stream or its readout.
         UnknownNameError: the model does not allow this decomposition.
-        WiringError: the writes do not sum to the model's last stream, or the output head does not give its forecast.
+        WiringError: the writes do not sum to the model's last stream, or the output
+            head does not give its forecast.
 
     Example:
         >>> parts = probes.attribution(run)
@@ -124,7 +145,9 @@ def decomposed(
     decompositions: str | Sequence[str] | None = None,
     tolerance: float = TOLERANCE,
 ) -> xr.Dataset:
-    """Compute :func:`attribution` without its statistics, each decomposition once for all probes of a run."""
+    """Compute :func:`attribution` without its statistics, each decomposition once for
+    all probes of a run.
+    """
     if not tolerance > 0:
         raise InputError(f"tolerance is {tolerance}, expected more than 0")
     allowed = list_decompositions(run.lens)
@@ -182,7 +205,9 @@ def decomposed(
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
-    """Add sizes and means over steps, their shares and signs, and what ``estimates.judge`` adds."""
+    """Add sizes and means over steps, their shares and signs, and what
+    ``estimates.judge`` adds.
+    """
     parts, total = (
         of_median(data[name]).values[..., run.first_step :]
         for name in ("attribution", "total")
@@ -191,7 +216,8 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
     sizes = np.abs(parts).mean(-1)
     size = sizes.sum(1, keepdims=True)
     size = np.where(size > 0, size, np.nan)
-    # parts round as the whole that they sum to does, and values in data units at their own level, too
+    # parts round as the whole that they sum to does, and values in data units at their
+    # own level, too
     level = np.where(
         data["unit"].values[:, None] == "data units", own_rounding(run), 0.0
     )
@@ -232,7 +258,8 @@ Parts = tuple[Tensor, Tensor, int, float]
 
 
 class _Split:
-    """Last stream of a run's single forward, where the head reads it, and the writes that sum to it.
+    """Last stream of a run's single forward, where the head reads it, and the writes
+    that sum to it.
 
     Every decomposition is a method of its name.
     """
@@ -262,17 +289,22 @@ class _Split:
         return self.readout(streams, self.last)
 
     def _each(self, function: Callable[[Tensor], Tensor], streams: Tensor) -> Tensor:
-        """Apply a function to streams (stream, …), as many at once as keep the memory small."""
+        """Apply a function to streams (stream, …), as many at once as keep the memory
+        small.
+        """
         return torch.cat([function(part) for part in streams.split(self._at_once)])
 
     def _telescope(self, readout: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute the output head's value after each write minus that before, in order of writing."""
+        """Compute the output head's value after each write minus that before, in order
+        of writing.
+        """
         return self._each(
             readout, torch.cat([self.empty[None], self.writes.cumsum(0)])
         ).diff(dim=0)
 
     def logit(self) -> Parts:
-        # the frozen readout is linear, so each write goes through it alone, less the readout of an empty stream
+        # the frozen readout is linear, so each write goes through it alone, less the
+        # readout of an empty stream
         empty = self._centred(self.frozen(self.empty))
         full = self._centred(self.output)
         parts = self._each(
@@ -291,12 +323,15 @@ class _Split:
 
     @cached_property
     def _of_distribution(self) -> tuple[Tensor, Tensor]:
-        """Parts (component, …) and whole of the token's probability and of the expected value, (…, 2)."""
+        """Parts (component, …) and whole of the token's probability and of the expected
+        value, (…, 2).
+        """
         first = self.lens.first_value_token
         values = self.lens.bin_values(self.run.encoded)[:, None].to(self.last)
 
         def read(logits: Tensor) -> Tensor:
-            # among the value tokens alone, whose share may be too small to be divided by
+            # among the value tokens alone, whose share may be too small to be divided
+            # by
             mass = torch.softmax(logits[..., first:], dim=-1)
             return torch.stack(
                 [
@@ -334,7 +369,8 @@ class _Split:
         rounding = 10 * (relative_rounding(self.lens) + own)
         for nodes in _NODES:
             path = Secants(self.frozen, self.last, nodes)
-            # one node is exact with one hidden layer, whose parts add up to rounding, and says nothing of more
+            # one node is exact with one hidden layer, whose parts add up to rounding,
+            # and says nothing of more
             if nodes == 1 and not path.one_hidden:
                 continue
             # nothing is emitted for some covariates
@@ -351,7 +387,9 @@ class _Split:
 
 
 def count_read(run: Run) -> int:
-    """Count the last positions of the stream that the output head reads; earlier ones change no value."""
+    """Count the last positions of the stream that the output head reads; earlier ones
+    change no value.
+    """
     encoded = run.encoded
     lens = run.lens
     stack = run.lens.wiring.output_stack
@@ -392,18 +430,21 @@ def count_read(run: Run) -> int:
     needs="sums",
 )
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
-    """List the writers of the output stream, in order of writing, with the size of their attribution.
+    """List the writers of the output stream, in order of writing, with the size of
+    their attribution.
 
     Args:
         run: the forecast to explain.
-        decomposition: of :func:`attribution`; its default if None. With several quantiles, the median is used.
+        decomposition: of :func:`attribution`; its default if None. With several
+            quantiles, the median is used.
 
     Returns:
-        Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``: ``size``,
-        mean over steps (a token decoder's first left out) of the whole branch's absolute attribution, in
-        ``attrs["unit"]``; ``share``, the same over the sum of all, with what
-        :func:`.estimates.judge` adds; ``head_size`` (writer, head, series), NaN where a writer has none.
-        Coordinates ``layer_index``, ``kind``, and ``keys_from``, the stack that an attention reads.
+        Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn",
+        …) and ``series``: ``size``, mean over steps (a token decoder's first left out)
+        of the whole branch's absolute attribution, in ``attrs["unit"]``; ``share``, the
+        same over the sum of all, with what :func:`.estimates.judge` adds; ``head_size``
+        (writer, head, series), NaN where a writer has none. Coordinates
+        ``layer_index``, ``kind``, and ``keys_from``, the stack that an attention reads.
 
     Source:
         tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA).
@@ -480,10 +521,12 @@ _SUMMED = ("hook_out", "hook_result", *RESIDUAL_NAMES, "hook_resid_post")
 
 
 def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
-    """Return what the embedding, heads, MLPs and output biases write: names and (component, series, pos, d_model).
+    """Return what the embedding, heads, MLPs and output biases write: names and
+    (component, series, pos, d_model).
 
     Raises:
-        WiringError: the writes do not sum to the model's own last stream; names where they first differ from it.
+        WiringError: the writes do not sum to the model's own last stream; names where
+            they first differ from it.
         InputError: the same, under hooks that edit the stream itself.
 
     Example:
@@ -497,7 +540,8 @@ def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
 def writes_and_stream(
     run: Run, count: int | None = None
 ) -> tuple[list[Component | str], Tensor, Tensor]:
-    """Return names and writes of :func:`component_writes`, and the model's own last stream (series, pos, d_model).
+    """Return names and writes of :func:`component_writes`, and the model's own last
+    stream (series, pos, d_model).
 
     Of all positions, or of so many last ones.
     """
@@ -548,7 +592,9 @@ def writes_and_stream(
 
 
 def own_readout(run: Run, output: Tensor) -> Tensor:
-    """Return the readout of the model's own last stream; refuse it if it is not the model's forecast."""
+    """Return the readout of the model's own last stream; refuse it if it is not the
+    model's forecast.
+    """
     single = run.in_one_pass()
     forecast = single.read(output.detach()).cpu().double().numpy()
     same = (forecast == single.point) | (np.isnan(forecast) & np.isnan(single.point))
@@ -560,17 +606,19 @@ def own_readout(run: Run, output: Tensor) -> Tensor:
     row = int(wrong.argmax())
     hooked = edited_points(run.lens)
     message = (
-        f"the output head of {run.lens.wiring.architecture!r} on the last stream differs from the model's own forecast "
-        f"of series {run.batch.ids[row]!r} by up to {separate[row].max():.3g}, but rounding allows {bound[row]:.1g}"
+        f"the output head of {run.lens.wiring.architecture!r} on the last stream"
+        f" differs from the model's own forecast of series {run.batch.ids[row]!r} by up"
+        f" to {separate[row].max():.3g}, but rounding allows {bound[row]:.1g}"
     )
     if hooked:
         raise InputError(
-            f"{message}. Hooks are set at {', '.join(hooked)}, and the output head on a stream misses what they change "
-            "after the last block; decompose a run without them"
+            f"{message}. Hooks are set at {', '.join(hooked)}, and the output head on a"
+            " stream misses what they change after the last block; decompose a run"
+            " without them"
         )
     raise WiringError(
-        f"{message}. ln_final, or final_norm or head of the adapter, is not what the model does after its last "
-        "block, which testing.check_wiring tells"
+        f"{message}. ln_final, or final_norm or head of the adapter, is not what the"
+        " model does after its last block, which testing.check_wiring tells"
     )
 
 
@@ -580,7 +628,9 @@ def edited_points(lens: Lens) -> list[str]:
 
 
 def _biases(lens: Lens, factors: Mapping[Place, float]) -> Tensor | None:
-    """Sum what the attentions' output projections add whatever their heads do, None where there is no bias."""
+    """Sum what the attentions' output projections add whatever their heads do, None
+    where there is no bias.
+    """
     stack = lens.wiring.output_stack
     biases = [
         lens.weights.b_O(layer, row.kind, stack.name)

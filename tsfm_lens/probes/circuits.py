@@ -36,7 +36,9 @@ __all__ = ["minimal_circuit"]
 
 Ablations = dict[Component, tuple[Intervention, ...]]
 Behaviour = Callable[[np.ndarray], np.ndarray]
-"""Map of forecasts (…, series, step) to the features that a circuit keeps, (…, series, feature)."""
+"""Map of forecasts (…, series, step) to the features that a circuit keeps, (…, series,
+feature).
+"""
 
 
 @probe(
@@ -48,7 +50,10 @@ Behaviour = Callable[[np.ndarray], np.ndarray]
         "The fewest heads and MLPs that keep the forecast within a tolerance while "
         "everything else is ablated."
     ),
-    source="Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks et al. 2024",
+    source=(
+        "Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks"
+        " et al. 2024"
+    ),
     cost="search",
     example={"nodes": ["*.*.mlp"]},
 )
@@ -69,43 +74,56 @@ def minimal_circuit(
 ) -> xr.Dataset:
     """Remove components as long as the behaviour stays within a tolerance.
 
-    The faithfulness of a set of components is 1 - d(set, model) / d(nothing, model). Everything outside the set is
-    ablated, and d is the root mean square difference of the behaviour.
+    The faithfulness of a set of components is 1 - d(set, model) / d(nothing, model).
+    Everything outside the set is ablated, and d is the root mean square difference of
+    the behaviour.
 
-    The circuit is minimal up to pairs: no component and no two components can go as well. Two heads that cancel each
-    other can only go together. Three components that can only go together may remain.
+    The circuit is minimal up to pairs: no component and no two components can go as
+    well. Two heads that cancel each other can only go together. Three components that
+    can only go together may remain.
 
     Args:
         clean: the run that shows the behaviour.
-        corrupted: a run without it and with the same options; if given, its activations replace nodes outside the set.
-        ranking: "greedy" removes in each round the component that lowers faithfulness least. "effects" and "edges" do
-            so after they have taken the shortest faithful list, ranked by single ablation, or by the size of outgoing
-            edges.
-        tolerance: allowed loss of faithfulness, averaged over the series that have a verdict.
+        corrupted: a run without it and with the same options; if given, its activations
+            replace nodes outside the set.
+        ranking: "greedy" removes in each round the component that lowers faithfulness
+            least. "effects" and "edges" do so after they have taken the shortest
+            faithful list, ranked by single ablation, or by the size of outgoing edges.
+        tolerance: allowed loss of faithfulness, averaged over the series that have a
+            verdict.
         behaviour: the features of a forecast to keep; the forecast itself if None.
-        nodes: heads and branches to choose from; all heads and MLPs of the output stack if None.
-        how, reference: see :meth:`Lens.ablate`; only without ``corrupted``. Draws take the run's seed.
+        nodes: heads and branches to choose from; all heads and MLPs of the output stack
+            if None.
+        how, reference: see :meth:`Lens.ablate`; only without ``corrupted``. Draws take
+            the run's seed.
         per_round: components that are removed at once, if the rest is faithful enough.
-        pairs: try all pairs once no single component can go: n (n - 1) / 2 forecasts of a circuit of n components.
-        smallest: a series has no verdict if ablating every node changes its forecast by up to this share of its range.
+        pairs: try all pairs once no single component can go: n (n - 1) / 2 forecasts of
+            a circuit of n components.
+        smallest: a series has no verdict if ablating every node changes its forecast by
+            up to this share of its range.
         progress: called with (removed, of).
 
     Returns:
-        Dataset of kind "minimal_circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of
-        removal, -1 for those that stay; ``cost`` (component), the mean faithfulness that its removal lost, of several
-        at once in equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size, NaN for sizes not
-        reached; ``faithfulness`` and ``completeness`` (series), 1 - faithfulness of the complement, with what
-        :func:`.estimates.judge` adds; ``forecast`` (part, series, step) of "model", "circuit", "complement" and
-        "nothing"; by series ``gap``, the behaviour's difference between model and nothing, ``gap_floor``, that of
-        noise, ``gap_share``, the forecast's over the series' range, and ``refused``: a gap below its floor or
-        ``smallest``. Attribute ``minimal``: "up to pairs" or "up to single components".
+        Dataset of kind "minimal_circuit": ``in_circuit`` (component); ``taken``
+        (component), the place in the order of removal, -1 for those that stay; ``cost``
+        (component), the mean faithfulness that its removal lost, of several at once in
+        equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size,
+        NaN for sizes not reached; ``faithfulness`` and ``completeness`` (series), 1 -
+        faithfulness of the complement, with what :func:`.estimates.judge` adds;
+        ``forecast`` (part, series, step) of "model", "circuit", "complement" and
+        "nothing"; by series ``gap``, the behaviour's difference between model and
+        nothing, ``gap_floor``, that of noise, ``gap_share``, the forecast's over the
+        series' range, and ``refused``: a gap below its floor or ``smallest``. Attribute
+        ``minimal``: "up to pairs" or "up to single components".
 
     Source:
-        Wang et al. 2022; Conmy et al. 2023 (pruning); Syed et al. 2023 (edges); Marks et al. 2024 (completeness).
+        Wang et al. 2022; Conmy et al. 2023 (pruning); Syed et al. 2023 (edges); Marks
+        et al. 2024 (completeness).
 
     Raises:
-        InputError: no such ranking, "edges" without a corrupted series or gradients, a tolerance outside [0, 1), or a
-            behaviour that ablating every node changes in no series.
+        InputError: no such ranking, "edges" without a corrupted series or gradients, a
+            tolerance outside [0, 1), or a behaviour that ablating every node changes in
+            no series.
         UnknownNameError: no such component.
 
     Example:
@@ -116,7 +134,8 @@ def minimal_circuit(
     _refuse(ranking, tolerance, per_round, behaviour, smallest)
     if corrupted is not None and (how != "zero" or reference is not None):
         raise InputError(
-            "give either corrupted=… or how=… with its reference, not both: each ablates nodes outside"
+            "give either corrupted=… or how=… with its reference, not both: each"
+            " ablates nodes outside"
         )
     if ranking == "edges" and corrupted is None:
         raise InputError(
@@ -176,13 +195,14 @@ def _refuse(
         or not is_count(per_round)
     ):
         raise InputError(
-            f"tolerance {tolerance!r}, per_round {per_round!r}: expected a tolerance from 0 to below 1, and a whole "
-            "number of components of 1 or more"
+            f"tolerance {tolerance!r}, per_round {per_round!r}: expected a tolerance"
+            " from 0 to below 1, and a whole number of components of 1 or more"
         )
     refuse_no_share(smallest, "smallest")
     if behaviour is not None and not callable(behaviour):
         raise InputError(
-            f"behaviour is {behaviour!r}, expected a function of forecasts (…, series, step)"
+            f"behaviour is {behaviour!r}, expected a function of forecasts (…, series,"
+            " step)"
         )
 
 
@@ -193,13 +213,16 @@ def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
     for position in positions:
         if position.head is not None and position.branch in components:
             raise InputError(
-                f"{position.target} is part of {position.branch}; name either the branch or its heads"
+                f"{position.target} is part of {position.branch}; name either the"
+                " branch or its heads"
             )
     return positions
 
 
 class _Bench:
-    """Run with sets of nodes ablated, their faithfulness, and by series the gap, its noise, and no verdict."""
+    """Run with sets of nodes ablated, their faithfulness, and by series the gap, its
+    noise, and no verdict.
+    """
 
     def __init__(
         self,
@@ -224,17 +247,19 @@ class _Bench:
             ranges(run, self.whole),
         )
         self.gap_share = _rms(self.nothing, self.whole) / np.where(wide > 0, wide, 1.0)
-        # a flat forecast of a context that varies has a circuit: faithfulness is a share of the gap, not of the shape
+        # a flat forecast of a context that varies has a circuit: faithfulness is a
+        # share of the gap, not of the shape
         self.flat = own_flat_contexts(run)
         self.no_verdict = (
             (self.gap <= self.noise) | (self.gap_share <= smallest) | self.flat
         )
         if self.no_verdict.all():
             raise InputError(
-                "ablating every node does not change the behaviour of any series by more than its noise, and its "
-                f"forecast by more than {smallest:.3g} of the series' range, so no circuit can be told apart; take "
-                "more nodes, another behaviour or a stronger corruption, of a sampling model more sample paths, or a "
-                "lower smallest=…"
+                "ablating every node does not change the behaviour of any series by"
+                f" more than its noise, and its forecast by more than {smallest:.3g} of"
+                " the series' range, so no circuit can be told apart; take more nodes,"
+                " another behaviour or a stronger corruption, of a sampling model more"
+                " sample paths, or a lower smallest=…"
             )
         self.usable_gap = np.where(self.no_verdict, np.nan, self.gap)
 
@@ -256,11 +281,15 @@ class _Bench:
         return forecasts
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
-        """Compute the faithfulness of forecasts (…, series, step), (…, series); NaN without a verdict."""
+        """Compute the faithfulness of forecasts (…, series, step), (…, series); NaN
+        without a verdict.
+        """
         return 1.0 - self._distance(forecasts, self.whole) / self.usable_gap
 
     def mean_faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
-        """Average the faithfulness of forecasts (…, series, step) over series that have a verdict, (…)."""
+        """Average the faithfulness of forecasts (…, series, step) over series that have
+        a verdict, (…).
+        """
         return self.faithfulness(forecasts)[..., ~self.no_verdict].mean(-1)
 
     def _distance(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -278,12 +307,13 @@ class _Bench:
             or features.ndim > forecasts.ndim
         ):
             raise InputError(
-                f"the behaviour gives shape {features.shape} for forecasts of shape {forecasts.shape}; expected "
-                "(…, series) or (…, series, feature)"
+                f"the behaviour gives shape {features.shape} for forecasts of shape"
+                f" {forecasts.shape}; expected (…, series) or (…, series, feature)"
             )
         if not np.isfinite(features).all():
             raise InputError(
-                "the behaviour gives values that are no numbers for some forecasts of ablated models"
+                "the behaviour gives values that are no numbers for some forecasts of"
+                " ablated models"
             )
         return features[..., None] if features.ndim == forecasts.ndim - 1 else features
 
@@ -294,7 +324,9 @@ def _rms(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 class _Search:
-    """Circuit under search: nodes that remain, those removed in order with what each cost, and faithfulness by size."""
+    """Circuit under search: nodes that remain, those removed in order with what each
+    cost, and faithfulness by size.
+    """
 
     def __init__(
         self, bench: _Bench, tolerance: float, progress: Progress | None
@@ -319,7 +351,9 @@ class _Search:
         }
 
     def prune(self, per_round: int, pairs: bool) -> None:
-        """Remove the node that costs least, as long as one can go; then the pair that costs least, and so on."""
+        """Remove the node that costs least, as long as one can go; then the pair that
+        costs least, and so on.
+        """
         while self.kept:
             singles = [[node] for node in self.kept]
             values = self.values(singles)
@@ -339,14 +373,18 @@ class _Search:
             self.remove(best, value)
 
     def best_pair(self) -> tuple[list[Component], float]:
-        """Return the pair without which the rest is most faithful, and how faithful that is."""
+        """Return the pair without which the rest is most faithful, and how faithful
+        that is.
+        """
         candidates = [list(pair) for pair in combinations(self.kept, 2)]
         values = self.values(candidates)
         index = int(np.argmax(values))
         return candidates[index], float(values[index])
 
     def values(self, candidates: Sequence[Sequence[Component]]) -> np.ndarray:
-        """Compute the mean faithfulness of what remains without each group of nodes too, (group,)."""
+        """Compute the mean faithfulness of what remains without each group of nodes
+        too, (group,).
+        """
         return self.bench.mean_faithfulness(
             self.bench.forecasts([{*self.cost, *group} for group in candidates])
         )

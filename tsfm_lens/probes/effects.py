@@ -38,7 +38,10 @@ __all__ = ["causal_effects"]
         "with all free to respond. Where later components undo part of the change, "
         "the model repairs itself."
     ),
-    source="Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024",
+    source=(
+        "Pearl 2001 (direct and indirect effects); McGrath et al. 2023,"
+        " arXiv:2307.15771; Rushing and Nanda 2024"
+    ),
     example={"components": ["*.*.mlp"]},
 )
 def causal_effects(
@@ -50,27 +53,36 @@ def causal_effects(
     smallest: float = SMALLEST_SHARE,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Ablate each component twice: with all later branches free to respond, and with them frozen.
+    """Ablate each component twice: with all later branches free to respond, and with
+    them frozen.
 
-    The total effect is the change of the forecast if later branches respond. The direct effect is the change if they
-    are frozen, and the indirect effect is the difference. Sharp logits saturate and hide direct effects.
+    The total effect is the change of the forecast if later branches respond. The direct
+    effect is the change if they are frozen, and the indirect effect is the difference.
+    Sharp logits saturate and hide direct effects.
 
     Args:
-        run: the forecast to explain; in rollouts, a frozen branch writes what it wrote in the same plain pass.
-        components: heads, branches or layers, by name or glob; heads and MLPs of the output stack if None.
-        how, reference: the replacement; see :meth:`Lens.ablate`. Draws take the run's seed.
-        smallest: self-repair is undefined for direct effects whose mean size is up to this share of the series' range.
+        run: the forecast to explain; in rollouts, a frozen branch writes what it wrote
+            in the same plain pass.
+        components: heads, branches or layers, by name or glob; heads and MLPs of the
+            output stack if None.
+        how, reference: the replacement; see :meth:`Lens.ablate`. Draws take the run's
+            seed.
+        smallest: self-repair is undefined for direct effects whose mean size is up to
+            this share of the series' range.
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "causal_effects" over (component, series, step), in data units: ``total``, ``direct``,
-        ``indirect``; over (component, series) ``total_share`` and ``direct_share``, their mean sizes over the range of
-        context and forecast, and ``self_repair`` = 1 - <total, direct> / <direct, direct>, NaN where the direct effect
-        is no larger than the noise floor or ``smallest``; for each what :func:`.estimates.judge` adds, without
-        a token model's first step (attribute ``first_step``). ``plain_forecast`` (series, step).
+        Dataset of kind "causal_effects" over (component, series, step), in data units:
+        ``total``, ``direct``, ``indirect``; over (component, series) ``total_share``
+        and ``direct_share``, their mean sizes over the range of context and forecast,
+        and ``self_repair`` = 1 - <total, direct> / <direct, direct>, NaN where the
+        direct effect is no larger than the noise floor or ``smallest``; for each what
+        :func:`.estimates.judge` adds, without a token model's first step (attribute
+        ``first_step``). ``plain_forecast`` (series, step).
 
     Source:
-        Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and Nanda 2024.
+        Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and
+        Nanda 2024.
 
     Raises:
         InputError: ``smallest`` is not a share.

@@ -34,7 +34,9 @@ def refuse_word(name: str, value: object, words: Sequence[str]) -> None:
 
 
 def refuse_others(package: str) -> None:
-    """Let the functions of a package refuse what is not a run or lens, where an annotation asks for one."""
+    """Let the functions of a package refuse what is not a run or lens, where an
+    annotation asks for one.
+    """
     namespace = vars(sys.modules[package])
     for name in namespace["__all__"]:
         if isfunction(probe := namespace[name]):

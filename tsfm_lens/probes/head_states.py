@@ -1,4 +1,6 @@
-"""Data of the linked view: of every head what it reads and writes, of every component the forecast without it."""
+"""Data of the linked view: of every head what it reads and writes, of every component
+the forecast without it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def _some_series(results: Any) -> tuple[Run]:
         "notebook, run.explore() shows what the head that you click attends to, and "
         "the forecast without any set of heads and MLPs or any stretch of the past."
     ),
-    source="tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)",
+    source=(
+        "tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT,"
+        " S3-SRANK)"
+    ),
     needs="heads",
     computes="`probes.head_states` on the first 8 series",
     each=lambda lens: {"head_states": {}} if shown_attention(lens) else {},
@@ -60,7 +65,8 @@ def _some_series(results: Any) -> tuple[Run]:
 def head_states(
     run: Run, *, kind: str | None = None, progress: Progress | None = None
 ) -> xr.Dataset:
-    """Collect the attention, writes and scores of the heads of one kind, and the forecast without each component.
+    """Collect the attention, writes and scores of the heads of one kind, and the
+    forecast without each component.
 
     Args:
         run: the forecast to explain.
@@ -68,29 +74,38 @@ def head_states(
         progress: called with the components ablated so far and their number.
 
     Returns:
-        Dataset of kind "head_states". Over ``series``, ``layer`` and ``head``: ``entropy`` in nats and
-        ``normalised_entropy`` (min-max over heads); ``write`` (…, step), the head's part of the forecast in data units,
-        ``write_size``, its mean absolute value but at a token decoder's first step, ``write_share``, that over all
-        components' sum; ``attention`` (…, query, key), the weights of the queries that the forecast is read from on the
-        tokens of the past, and what follows from it over the forecast's steps, each of which has the query of
-        ``step_query`` (step): ``lag``, the distance back at which the mean over steps is largest, from the first step
-        of a query (``query_start``) to the first of a token (``key_start``; it ends before ``key_stop``), and
-        ``lag_share``, that mean; ``place``, the token whose mean is largest, and ``place_share``;
-        ``attention_forecast`` and ``attention_other``, means on forecast tokens, and on special ones and padding.
+        Dataset of kind "head_states". Over ``series``, ``layer`` and ``head``:
+        ``entropy`` in nats and ``normalised_entropy`` (min-max over heads); ``write``
+        (…, step), the head's part of the forecast in data units, ``write_size``, its
+        mean absolute value but at a token decoder's first step, ``write_share``, that
+        over all components' sum; ``attention`` (…, query, key), the weights of the
+        queries that the forecast is read from on the tokens of the past, and what
+        follows from it over the forecast's steps, each of which has the query of
+        ``step_query`` (step): ``lag``, the distance back at which the mean over steps
+        is largest, from the first step of a query (``query_start``) to the first of a
+        token (``key_start``; it ends before ``key_stop``), and ``lag_share``, that
+        mean; ``place``, the token whose mean is largest, and ``place_share``;
+        ``attention_forecast`` and ``attention_other``, means on forecast tokens, and on
+        special ones and padding.
 
-        Over ``component`` (every head and MLP of the output stack) and ``series``: ``mean_shift`` (with ``_acts`` and
-        ``_floor``), ``spearman_distance`` and ``forecast``, beside ``baseline_forecast``, all as of
-        :func:`tsfm_lens.probes.ablation_effects`: of a token model expected values along the run's one path.
-        ``quantile_forecast`` (series, quantile, step) is the library's own forecast.
+        Over ``component`` (every head and MLP of the output stack) and ``series``:
+        ``mean_shift`` (with ``_acts`` and ``_floor``), ``spearman_distance`` and
+        ``forecast``, beside ``baseline_forecast``, all as of
+        :func:`tsfm_lens.probes.ablation_effects`: of a token model expected values
+        along the run's one path. ``quantile_forecast`` (series, quantile, step) is the
+        library's own forecast.
 
-        Without series: ``stable_rank`` (product, layer, head) and ``singular_value`` (…, mode). Coordinate ``name``
-        has the heads' components. Attribute ``special``: the special tokens among the keys.
+        Without series: ``stable_rank`` (product, layer, head) and ``singular_value``
+        (…, mode). Coordinate ``name`` has the heads' components. Attribute ``special``:
+        the special tokens among the keys.
 
     Source:
-        tsfm-lens paper: sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK).
+        tsfm-lens paper: sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT,
+        S3-SRANK).
 
     Raises:
-        InputError: several variates, a horizon longer than one pass, or attention between variates.
+        InputError: several variates, a horizon longer than one pass, or attention
+            between variates.
         UnknownNameError: the stack has no such kind of attention.
 
     Example:
@@ -171,7 +186,9 @@ _OF_COMPONENTS = (
 
 
 def _as_of_components(effects: xr.Dataset) -> xr.Dataset:
-    """Select what the linked view has of an ablation; heads of all kinds have coordinates of their own."""
+    """Select what the linked view has of an ablation; heads of all kinds have
+    coordinates of their own.
+    """
     retained = effects[[name for name in _OF_COMPONENTS if name in effects]]
     coords = {
         "kind": "component_kind",
@@ -184,7 +201,9 @@ def _as_of_components(effects: xr.Dataset) -> xr.Dataset:
 
 
 def _over_series(views: list[xr.Dataset], series: xr.DataArray) -> xr.Dataset:
-    """Put the attention of several series side by side; a short one has fewer tokens, which end where all do."""
+    """Put the attention of several series side by side; a short one has fewer tokens,
+    which end where all do.
+    """
     shared = views[0][["query_start", "step_query"]]
     own = [view.drop_vars(list(shared)) for view in views]
     missing = {"attention": 0.0, "key_start": 0, "key_stop": 0}
@@ -195,7 +214,9 @@ def _over_series(views: list[xr.Dataset], series: xr.DataArray) -> xr.Dataset:
 
 
 def past_attention(maps: xr.Dataset) -> xr.Dataset:
-    """Measure on which tokens of the past the heads of one series look, and where the mean over steps is largest."""
+    """Measure on which tokens of the past the heads of one series look, and where the
+    mean over steps is largest.
+    """
     queries = forecast_queries(maps)
     pattern = maps["pattern"].values[:, :, queries].astype(float)
     start = maps["key_start"].values
@@ -237,7 +258,9 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
 
 
 def _largest(shares: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the label of the largest share of each head; 0 where there is nothing to look at."""
+    """Return the label of the largest share of each head; 0 where there is nothing to
+    look at.
+    """
     return (
         labels[shares.argmax(axis=-1)]
         if len(labels)

@@ -29,7 +29,9 @@ WITHIN = 1.0124
 
 
 class _Targets(NamedTuple):
-    """Last instance of each decoder token, the token after it, and whether there is one."""
+    """Last instance of each decoder token, the token after it, and whether there is
+    one.
+    """
 
     keys: Tensor
     right: Tensor
@@ -40,7 +42,7 @@ class _Targets(NamedTuple):
     "lens",
     title="Induction heads",
     theme="Behaviour",
-    summary=("repeated random tokens: prefix matching, copy score, induction heads"),
+    summary="repeated random tokens: prefix matching, copy score, induction heads",
     description=(
         "A motif of random tokens is repeated. An induction head attends to the "
         "token that followed earlier instances, and raises its probability."
@@ -68,39 +70,48 @@ def induction_scores(
     copy_from: float = COPY_FROM,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Repeat a random motif and score the cross-attention heads that find and copy its continuation.
+    """Repeat a random motif and score the cross-attention heads that find and copy its
+    continuation.
 
-    The encoder sees motif × repeats and the end token; the decoder begins with the motif's first token.
+    The encoder sees motif × repeats and the end token; the decoder begins with the
+    motif's first token.
 
     Args:
         lens: a token model.
         motif: tokens in a motif.
         repeats: number of times that it is shown.
         n_sequences: random sequences.
-        offset: the key of the prefix-matching score. 1 is the token after the most recent instance (Olsson et al., and
-            the paper's Table 5); 0 is that instance itself (the paper's text).
-        positions: which positions with a right token both scores use: "last" as in the paper, "first" as in its
-            released code, or the mean over "all". Entropies are always means over all.
+        offset: the key of the prefix-matching score. 1 is the token after the most
+            recent instance (Olsson et al., and the paper's Table 5); 0 is that instance
+            itself (the paper's text).
+        positions: which positions with a right token both scores use: "last" as in the
+            paper, "first" as in its released code, or the mean over "all". Entropies
+            are always means over all.
         within: tokens are drawn from values within this many scales of 0.
-        decoding: "rollout" continues with the decoder's own most probable token, as in the paper, and leaves out
-            positions whose token is not in the context. "forced" teacher-forces the motif.
+        decoding: "rollout" continues with the decoder's own most probable token, as in
+            the paper, and leaves out positions whose token is not in the context.
+            "forced" teacher-forces the motif.
         prefix_from, copy_from: scores from which a head is an induction head.
         seed: of the motifs.
 
     Returns:
-        Dataset of kind "induction_scores" over (layer, head): ``prefix_matching``, mean attention to the key, and
-        ``copy_score``, the head's own logit of the right token in standard deviations over the vocabulary (0 for a head
-        that writes nothing), with what :func:`.estimates.judge` adds over sequences, against an even
-        spread and the copy score of the average token; ``entropy`` of its attention rows in nats; ``induction``,
-        whether both scores reach their thresholds; ``copy_accuracy``, share of positions at which the model's most
-        probable token is the right one, and ``matched``, share of positions that have a right token.
+        Dataset of kind "induction_scores" over (layer, head): ``prefix_matching``, mean
+        attention to the key, and ``copy_score``, the head's own logit of the right
+        token in standard deviations over the vocabulary (0 for a head that writes
+        nothing), with what :func:`.estimates.judge` adds over sequences, against an
+        even spread and the copy score of the average token; ``entropy`` of its
+        attention rows in nats; ``induction``, whether both scores reach their
+        thresholds; ``copy_accuracy``, share of positions at which the model's most
+        probable token is the right one, and ``matched``, share of positions that have a
+        right token.
 
     Source:
         tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY); Olsson et al. 2022.
 
     Raises:
-        InputError: not a token model with cross-attention, a sequence longer than its context length, an option other
-            than above, or a rollout without any token of its context.
+        InputError: not a token model with cross-attention, a sequence longer than its
+            context length, an option other than above, or a rollout without any token
+            of its context.
 
     Example:
         >>> probes.induction_scores(lens, motif=8, n_sequences=8)["prefix_matching"].dims
@@ -217,13 +228,14 @@ def _refuse(
     kinds = lens.wiring.output_stack.attention_kinds()
     if tokens is None or "cross_attn" not in kinds:
         raise InputError(
-            f"{lens.model_id} is not an encoder-decoder model over value tokens; the repeated-tokens test needs one. "
-            "repeated_motif asks the same of every model, in values"
+            f"{lens.model_id} is not an encoder-decoder model over value tokens; the"
+            " repeated-tokens test needs one. repeated_motif asks the same of every"
+            " model, in values"
         )
     if motif < 3 or repeats < 2 or motif * repeats > lens.context_length:
         raise InputError(
-            f"motif {motif} × repeats {repeats} does not fit: expected a motif of 3 or more, 2 or more repeats, and at "
-            f"most {lens.context_length} tokens in all"
+            f"motif {motif} × repeats {repeats} does not fit: expected a motif of 3 or"
+            f" more, 2 or more repeats, and at most {lens.context_length} tokens in all"
         )
     if offset not in (0, 1):
         raise InputError(
@@ -235,7 +247,9 @@ def _refuse(
 
 
 def frequent_tokens(lens: Lens, within: float = WITHIN) -> Tensor:
-    """Return the ids that motifs are drawn from: the bins within ``within`` times the scale around zero."""
+    """Return the ids that motifs are drawn from: the bins within ``within`` times the
+    scale around zero.
+    """
     centers = lens.native.tokenizer.centers
     return torch.nonzero(centers.abs() <= within).reshape(-1) + lens.first_value_token
 
@@ -253,7 +267,9 @@ def _sequences(
 
 
 def _continue_prompts(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
-    """Continue the prompt to (sequence, motif) by its most probable tokens, by the library's own greedy search."""
+    """Continue the prompt to (sequence, motif) by its most probable tokens, by the
+    library's own greedy search.
+    """
     with torch.no_grad():
         options: dict[str, Any] = {
             "max_new_tokens": motif - prompt.shape[1],
@@ -265,7 +281,8 @@ def _continue_prompts(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Te
             "decoder_input_ids": prompt.to(lens.device),
         }
         tokens = lens.tokens.model.generate(**inputs, **options).cpu()
-    # sequences that all ended early are shorter; what follows their end is padding anyway
+    # sequences that all ended early are shorter; what follows their end is padding
+    # anyway
     short = motif - tokens.shape[1]
     return torch.nn.functional.pad(
         tokens, (0, short), value=int(lens.tokens.settings.pad_token_id)
@@ -273,7 +290,9 @@ def _continue_prompts(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Te
 
 
 def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
-    """Return the last instance of each token that still has another one of the context after it."""
+    """Return the last instance of each token that still has another one of the context
+    after it.
+    """
     # the last token of the context is followed by nothing that could be copied
     same = tokens[:, :, None] == context[:, None, :-1]
     positions = torch.arange(context.shape[1] - 1)
@@ -281,20 +300,25 @@ def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
     valid = keys >= 0
     if not bool(valid.any()):
         raise InputError(
-            "the rollout gives no token of its context, so there is no match; use decoding='forced'"
+            "the rollout gives no token of its context, so there is no match; use"
+            " decoding='forced'"
         )
     keys = keys.clamp(min=0)
     return _Targets(keys, context.gather(1, keys + 1), valid)
 
 
 def _prefix_weights(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
-    """Return the attention to the targets, (sequence, position, head); pattern (sequence, head, query, key)."""
+    """Return the attention to the targets, (sequence, position, head); pattern
+    (sequence, head, query, key).
+    """
     keys = (targets.keys + offset)[:, None, :, None].expand(-1, pattern.shape[1], -1, 1)
     return pattern[:, :, 1:].gather(-1, keys)[..., 0].transpose(1, 2)
 
 
 def _by_sequence(scores: Tensor, valid: Tensor) -> np.ndarray:
-    """Return scores (sequence, position, head) of valid positions, as a sample of sequences (head, sequence)."""
+    """Return scores (sequence, position, head) of valid positions, as a sample of
+    sequences (head, sequence).
+    """
     totals = (scores * valid[..., None]).sum(1).T
     return ratio_units(
         totals.cpu().double().numpy(), valid.sum(1).cpu().double().numpy()
@@ -308,12 +332,15 @@ def _copy_scores(
     unembedding: tuple[Tensor, Tensor],
     pool: Tensor,
 ) -> Tensor:
-    """Compute z-scores of the right token and a pool's mean one, (batch, pos, head, 2), from each head's writes."""
+    """Compute z-scores of the right token and a pool's mean one, (batch, pos, head, 2),
+    from each head's writes.
+    """
     centred, root = unembedding
     right, valid = (
         lens.registry.state.own(part) for part in (targets.right, targets.valid)
     )
-    # a z-score does not change with the scale of the logits, so factors on the way to them are left out
+    # a z-score does not change with the scale of the logits, so factors on the way to
+    # them are left out
     states = lens.final_norm(results[:, 1:])
     above = torch.stack(
         [
@@ -330,10 +357,13 @@ def _copy_scores(
 
 
 def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
-    """Return the unembedding less its mean row, (vocabulary, d_model), and its triangular root."""
+    """Return the unembedding less its mean row, (vocabulary, d_model), and its
+    triangular root.
+    """
     weight = lens.model.get_submodule(lens.wiring.unembed.module).weight.detach()
     centred = weight - weight.mean(0)
-    # the deviation of the logits over the vocabulary is the length of this root times the state
+    # the deviation of the logits over the vocabulary is the length of this root times
+    # the state
     root = torch.linalg.qr(centred.double(), mode="r").R / (len(weight) - 1) ** 0.5
     return centred, root.to(weight.dtype)
 
@@ -372,24 +402,32 @@ def induction_overlap(
     copy_from: float = COPY_FROM,
     sharp_below: float = SHARP_BELOW,
 ) -> xr.Dataset:
-    """Count the heads that are induction heads, sharp heads, both or neither; then sweep the thresholds.
+    """Count the heads that are induction heads, sharp heads, both or neither; then
+    sweep the thresholds.
 
-    Both scores of an induction head reach their thresholds; a sharp head's min-max scaled entropy is below its own.
+    Both scores of an induction head reach their thresholds; a sharp head's min-max
+    scaled entropy is below its own.
 
     Args:
-        induction: of kind "induction_scores", from :func:`tsfm_lens.probes.induction_scores`.
-        entropy: of kind "head_entropy", of the same heads (the paper's figure 5); None means the entropies along the
-            repeated tokens in ``induction`` (the paper's text).
+        induction: of kind "induction_scores", from
+            :func:`tsfm_lens.probes.induction_scores`.
+        entropy: of kind "head_entropy", of the same heads (the paper's figure 5); None
+            means the entropies along the repeated tokens in ``induction`` (the paper's
+            text).
         prefix_from, copy_from, sharp_below: the thresholds of the table.
 
     Returns:
-        Dataset of kind "induction_overlap". Over (layer, head): ``prefix_matching``, ``copy_score`` and ``normalised``
-        (entropy), ``induction``, ``sharp``, and the statistics of the first two. The table: ``count`` and
-        ``proportion`` (induction_state, sharp_state), totals ``proportion_induction`` and ``proportion_sharp``,
-        ``p_sharp_given_induction``, ``p_induction_given_sharp``. The sweeps: ``sweep_sharp_given_induction`` and
-        ``sweep_induction_given_sharp`` (copy_threshold, entropy_threshold), their denominators
-        ``sweep_induction_count`` and ``sweep_sharp_count``, and ``sweep_proportion_induction`` (copy_threshold,
-        prefix_threshold). ``correlation`` (score, other_score) is Pearson's over heads. A share of no heads is NaN.
+        Dataset of kind "induction_overlap". Over (layer, head): ``prefix_matching``,
+        ``copy_score`` and ``normalised`` (entropy), ``induction``, ``sharp``, and the
+        statistics of the first two. The table: ``count`` and ``proportion``
+        (induction_state, sharp_state), totals ``proportion_induction`` and
+        ``proportion_sharp``, ``p_sharp_given_induction``, ``p_induction_given_sharp``.
+        The sweeps: ``sweep_sharp_given_induction`` and ``sweep_induction_given_sharp``
+        (copy_threshold, entropy_threshold), their denominators
+        ``sweep_induction_count`` and ``sweep_sharp_count``, and
+        ``sweep_proportion_induction`` (copy_threshold, prefix_threshold).
+        ``correlation`` (score, other_score) is Pearson's over heads. A share of no
+        heads is NaN.
 
     Source:
         tsfm-lens paper, appendix G, table 5 and figure 23 (S3-OVER, S3-F23).
@@ -405,7 +443,8 @@ def induction_overlap(
     of_kind(induction, "induction_scores", "induction_overlap")
     if entropy is None and "entropy" not in induction:
         raise InputError(
-            "this induction result holds no entropies; give a head_entropy result beside it"
+            "this induction result holds no entropies; give a head_entropy result"
+            " beside it"
         )
     normalised = (
         normalise(induction["entropy"]).drop_attrs()
@@ -487,14 +526,17 @@ def _share(part: xr.DataArray, whole: xr.DataArray) -> xr.DataArray:
 
 
 def _align(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
-    """Return the normalised entropies, if they are of the heads that were tested for induction."""
+    """Return the normalised entropies, if they are of the heads that were tested for
+    induction.
+    """
     of_kind(entropy, "head_entropy", "induction_overlap")
     for key in ("model", "attention"):
         ours = induction.attrs.get(key)
         theirs = entropy.attrs.get(key)
         if None not in (ours, theirs) and ours != theirs:
             raise InputError(
-                f"the induction scores are of the {key} {ours!r}, the entropies of {theirs!r}"
+                f"the induction scores are of the {key} {ours!r}, the entropies of"
+                f" {theirs!r}"
             )
     for dim in ("layer", "head"):
         ours, theirs = (

@@ -23,7 +23,9 @@ Product = tuple[Tensor, Tensor]
 def spectral_kernel(
     queries: Tensor, keys: Tensor, product: Product
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log kernel, log tilt, weights softmax(q M kᵀ), and bandwidths in M's singular directions (equation 1)."""
+    """Return log kernel, log tilt, weights softmax(q M kᵀ), and bandwidths in M's
+    singular directions (equation 1).
+    """
     u, s, vt = core_svd(product[0], product[1].T)
     q = queries.double() @ u
     k = keys.double() @ vt.T
@@ -37,7 +39,9 @@ def spectral_kernel(
 def concentration_bound(
     queries: Tensor, keys: Tensor, product: Product, rank: int | None = None
 ) -> dict[str, Tensor]:
-    """Bound the weight outside one key, from leading singular directions alone (tsfm-lens paper, proposition C.1)."""
+    """Bound the weight outside one key, from leading singular directions alone
+    (tsfm-lens paper, proposition C.1).
+    """
     if len(keys) < 2:
         raise InputError(
             f"a concentration bound needs two keys or more, got {len(keys)}"
@@ -92,26 +96,33 @@ def concentration_bound(
     needs="cross_attention",
 )
 def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
-    """Write the cross-attention of every head as kernel regression, with the bound on its concentration.
+    """Write the cross-attention of every head as kernel regression, with the bound on
+    its concentration.
 
     Args:
-        run: the forecast to explain, of exactly one series, by a model of the T5 family, whose scores are products.
-        rank: number of leading singular values in the concentration bound; all that are not zero if None.
+        run: the forecast to explain, of exactly one series, by a model of the T5
+            family, whose scores are products.
+        rank: number of leading singular values in the concentration bound; all that are
+            not zero if None.
 
     Returns:
-        Dataset of kind "kernel_regression" over (layer, head): ``bandwidth`` (…, mode), 1/√ of the singular values;
-        ``tilt_share``, the variance over keys of the tilt over that of tilt and kernel together, near 0 if the query
-        determines weights; ``identity_error``, the largest difference of the kernel's weights from the model's own
-        pattern. By query: ``missing``, 1 minus the weight of the key with the largest truncated score, its upper
-        ``bound``, ``applicable``, whether the margin condition holds, and ``vacuous``, whether the bound says nothing.
+        Dataset of kind "kernel_regression" over (layer, head): ``bandwidth`` (…, mode),
+        1/√ of the singular values; ``tilt_share``, the variance over keys of the tilt
+        over that of tilt and kernel together, near 0 if the query determines weights;
+        ``identity_error``, the largest difference of the kernel's weights from the
+        model's own pattern. By query: ``missing``, 1 minus the weight of the key with
+        the largest truncated score, its upper ``bound``, ``applicable``, whether the
+        margin condition holds, and ``vacuous``, whether the bound says nothing.
         Attribute ``beta``.
 
     Source:
-        tsfm-lens paper, section 4, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1).
+        tsfm-lens paper, section 4, equation 1 and proposition C.1 (S3-NW, S3-NW2,
+        S3-PC1).
 
     Raises:
-        InputError: several series, a horizon longer than one pass, a rank below 1, or a model whose scores are not such
-            products (because of rotary embeddings, norms or scales).
+        InputError: several series, a horizon longer than one pass, a rank below 1, or a
+            model whose scores are not such products (because of rotary embeddings,
+            norms or scales).
 
     Example:
         >>> probes.kernel_regression(run)["bandwidth"].dims
@@ -122,7 +133,8 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     stack = lens.wiring.output_stack
     if "cross_attn" not in stack.attention_kinds():
         raise InputError(
-            f"{lens.wiring.architecture} has no cross-attention, which the proposition is about"
+            f"{lens.wiring.architecture} has no cross-attention, which the proposition"
+            " is about"
         )
     hidden = _hidden_states(run)
     rows: dict[str, list[Tensor]] = {}
@@ -139,8 +151,9 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
             error = float((kernel_weights - pattern[head].double()).abs().max())
             if error > tolerance:
                 raise InputError(
-                    f"the scores of layer {layer}, head {head} of {lens.wiring.architecture} are not the product of "
-                    f"its projections (weights differ by {error:.2g})"
+                    f"the scores of layer {layer}, head {head} of"
+                    f" {lens.wiring.architecture} are not the product of its"
+                    f" projections (weights differ by {error:.2g})"
                 )
             share = log_tilt.var() / (log_kernel + log_tilt).var(dim=-1).mean().clamp(
                 min=1e-300
@@ -179,7 +192,9 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
 
 
 def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return normed queries, keys, and the cross-attention pattern of every layer, of the one series."""
+    """Return normed queries, keys, and the cross-attention pattern of every layer, of
+    the one series.
+    """
     lens = run.lens
     stack = lens.wiring.output_stack
     source = lens.wiring.stack(

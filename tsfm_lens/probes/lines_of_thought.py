@@ -1,4 +1,6 @@
-"""Lines of thought: alternative forecasts in a layer; spurious ones do not continue the context and end early."""
+"""Lines of thought: alternative forecasts in a layer; spurious ones do not continue the
+context and end early.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _VARIABLES = ("context", "truth", "native_median", "probability", "value")
 
 @dataclass
 class _Trajectory:
-    """Line of one layer: places, half widths and weights of its modes, (step,); NaN, 0 and 0 for none."""
+    """Line of one layer: places, half widths and weights of its modes, (step,); NaN, 0
+    and 0 for none.
+    """
 
     layer: int
     series: int
@@ -74,41 +78,53 @@ class _Trajectory:
     needs="tokens",
 )
 def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
-    """Trace the modes of every layer's logit map over steps and layers; the paper gives no algorithm.
+    """Trace the modes of every layer's logit map over steps and layers; the paper gives
+    no algorithm.
 
-    - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is the probability between its
-      neighbouring minima, its width the width at half its prominence.
-    - Two modes are *within reach* if their distance is at most the context's largest step times ``jump``, plus half the
-      width of the wider one.
-    - A *line* joins modes of successive steps that are within reach, one to one: the nearest two first, then the
-      nearest two of the rest. So two lines that move by more than their distance are crossed.
-    - A line is *continuous* if it begins at the first step within reach of the last context value. A later line is
-      continuous if it begins within reach of a continuous line one step earlier.
-    - Two lines of different layers are *at the same place* if they share at least a part ``overlap`` of the shorter
-      one's steps and are on average within reach there.
-    - A line is *spurious* if it is not continuous and no line of the last layer is at its place.
-    - A *thread* joins lines of successive layers at the same place, one to one, nearest first.
+    - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is
+      the probability between its neighbouring minima, its width the width at half its
+      prominence.
+    - Two modes are *within reach* if their distance is at most the context's largest
+      step times ``jump``, plus half the width of the wider one.
+    - A *line* joins modes of successive steps that are within reach, one to one: the
+      nearest two first, then the nearest two of the rest. So two lines that move by
+      more than their distance are crossed.
+    - A line is *continuous* if it begins at the first step within reach of the last
+      context value. A later line is continuous if it begins within reach of a
+      continuous line one step earlier.
+    - Two lines of different layers are *at the same place* if they share at least a
+      part ``overlap`` of the shorter one's steps and are on average within reach there.
+    - A line is *spurious* if it is not continuous and no line of the last layer is at
+      its place.
+    - A *thread* joins lines of successive layers at the same place, one to one, nearest
+      first.
 
     Args:
         run: the forecast to explain, of a token model.
-        rules: ``smooth=0.25``, standard deviation of the Gaussian over bins, in largest steps of the context;
-            ``height=0.05`` and ``prominence=0.05`` of the lowest mode, as shares of the highest one's height;
-            ``distance=2``, fewest bins between two modes; ``jump=1.0`` and ``overlap=0.5``, see above; ``gap=1``, steps
-            without a mode that a line may pass over, with more reach; ``min_steps=2``, modes of the shortest line.
+        rules: ``smooth=0.25``, standard deviation of the Gaussian over bins, in largest
+            steps of the context; ``height=0.05`` and ``prominence=0.05`` of the lowest
+            mode, as shares of the highest one's height; ``distance=2``, fewest bins
+            between two modes; ``jump=1.0`` and ``overlap=0.5``, see above; ``gap=1``,
+            steps without a mode that a line may pass over, with more reach;
+            ``min_steps=2``, modes of the shortest line.
 
     Returns:
-        Dataset of kind "lines_of_thought", with the maps. Over (layer, series): ``count`` of lines, ``spurious_count``,
-        and ``spurious_mass``, the probability on spurious lines, mean over steps. Along ``line``: ``line_layer``,
-        ``line_series``, ``start`` and ``stop`` (steps, the last one excluded), ``length`` (modes), ``mean_value`` (data
-        units), ``mass`` (mean over all steps), ``continuous``, ``survives``, ``spurious``, ``thread``, and ``birth``
-        and ``death``, the thread's first and last layer. ``path`` and ``path_mass`` (line, step), NaN and 0 without a
-        mode; ``largest_step`` (series), that of the context times ``jump``, at least one bin, in data units.
+        Dataset of kind "lines_of_thought", with the maps. Over (layer, series):
+        ``count`` of lines, ``spurious_count``, and ``spurious_mass``, the probability
+        on spurious lines, mean over steps. Along ``line``: ``line_layer``,
+        ``line_series``, ``start`` and ``stop`` (steps, the last one excluded),
+        ``length`` (modes), ``mean_value`` (data units), ``mass`` (mean over all steps),
+        ``continuous``, ``survives``, ``spurious``, ``thread``, and ``birth`` and
+        ``death``, the thread's first and last layer. ``path`` and ``path_mass`` (line,
+        step), NaN and 0 without a mode; ``largest_step`` (series), that of the context
+        times ``jump``, at least one bin, in data units.
 
     Source:
         tsfm-lens paper, section 2.3 and figure 1C, in words.
 
     Raises:
-        InputError: the model has no output bins in the order of their values, or an option out of range.
+        InputError: the model has no output bins in the order of their values, or an
+            option out of range.
 
     Example:
         >>> probes.lines_of_thought(run).sizes["line"] > 1
@@ -117,12 +133,14 @@ def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
     lens = run.lens
     if lens.emits != "token":
         raise InputError(
-            f"{lens.model_id} emits {lens.emits}s, which have no modes to follow; lines of thought need "
-            "a token model such as Chronos. logit_lens and layer_gain show how the layers of any model differ"
+            f"{lens.model_id} emits {lens.emits}s, which have no modes to follow; lines"
+            " of thought need a token model such as Chronos. logit_lens and layer_gain"
+            " show how the layers of any model differ"
         )
     if lens.takes_ids:
         raise InputError(
-            f"{lens.model_id} forecasts token ids, whose neighbours mean nothing; lines of thought need bins of values"
+            f"{lens.model_id} forecasts token ids, whose neighbours mean nothing; lines"
+            " of thought need bins of values"
         )
     return trace_lines(logit_lens(run), **rules)
 
@@ -142,13 +160,15 @@ def trace_lines(
     """Trace lines of thought in given logit maps; see :func:`lines_of_thought`."""
     if smooth < 0 or not (0 < height < 1 and 0 < prominence < 1) or distance < 1:
         raise InputError(
-            f"smooth {smooth}, height {height}, prominence {prominence}, distance {distance}: "
-            "expected a smoothing of 0 or more, shares of the highest mode between 0 and 1, and 1 or more bins"
+            f"smooth {smooth}, height {height}, prominence {prominence}, distance"
+            f" {distance}: expected a smoothing of 0 or more, shares of the highest"
+            " mode between 0 and 1, and 1 or more bins"
         )
     if jump <= 0 or gap < 0 or min_steps < 1 or not 0 < overlap <= 1:
         raise InputError(
-            f"jump {jump}, gap {gap}, min_steps {min_steps}, overlap {overlap}: expected a "
-            "jump above 0, a gap of 0 or more, 1 or more steps, and an overlap above 0 and up to 1"
+            f"jump {jump}, gap {gap}, min_steps {min_steps}, overlap {overlap}:"
+            " expected a jump above 0, a gap of 0 or more, 1 or more steps, and an"
+            " overlap above 0 and up to 1"
         )
     rules = SimpleNamespace(
         smooth=smooth,
@@ -277,7 +297,9 @@ def _lines(
 
 
 def _nearest(cost: np.ndarray) -> list[tuple[int, int]]:
-    """Pair rows and columns one to one, the cheapest of all pairs first; infinite costs are never paired."""
+    """Pair rows and columns one to one, the cheapest of all pairs first; infinite costs
+    are never paired.
+    """
     pairs = []
     rows = set(range(cost.shape[0]))
     columns = set(range(cost.shape[1]))
@@ -312,7 +334,9 @@ def _mark_continuous(
 def _apart(
     one: _Trajectory, other: _Trajectory, largest: float, overlap: float
 ) -> float:
-    """Return the mean distance of two lines over common steps; infinite if they are not at the same place."""
+    """Return the mean distance of two lines over common steps; infinite if they are not
+    at the same place.
+    """
     both = np.isfinite(one.path) & np.isfinite(other.path)
     shorter = min(len(line.steps) for line in (one, other))
     if not both.any() or both.sum() < overlap * shorter:

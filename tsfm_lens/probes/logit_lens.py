@@ -1,4 +1,6 @@
-"""Logit lens: the forecast that the output head reads after every layer, and the gain of each layer."""
+"""Logit lens: the forecast that the output head reads after every layer, and the gain
+of each layer.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ EFFECTIVE_PROBABILITY = 0.01
 def logit_lens(
     run: Run, *, levels: Sequence[float] = DECILES, logits: bool = False
 ) -> xr.Dataset:
-    """Apply the model's own final norm and output head to every layer's residual stream.
+    """Apply the model's own final norm and output head to every layer's residual
+    stream.
 
     Args:
         run: the forecast to explain.
@@ -57,17 +60,20 @@ def logit_lens(
         logits: also the ``logit`` of every value bin, of a token model.
 
     Returns:
-        Dataset of kind "logit_lens" over ``layer`` ("embed", "0", …), ``series``, ``step``, forecasts in data units.
-        Token models: ``probability`` of every value bin, its ``value``, ``entropy`` in nats over the whole vocabulary,
-        ``n_peaks``, ``effective_vocabulary``, ``quantile_forecast`` and ``point_forecast`` (the most probable bin).
-        Patch models: ``quantile_forecast`` and its median as ``point_forecast``; with a distribution head its mean. The
-        last layer is the model's own output along the run's path; ``native_median`` is that of the library's forecast;
-        ``rounding`` (series) bounds its rounding error.
+        Dataset of kind "logit_lens" over ``layer`` ("embed", "0", …), ``series``,
+        ``step``, forecasts in data units. Token models: ``probability`` of every value
+        bin, its ``value``, ``entropy`` in nats over the whole vocabulary, ``n_peaks``,
+        ``effective_vocabulary``, ``quantile_forecast`` and ``point_forecast`` (the most
+        probable bin). Patch models: ``quantile_forecast`` and its median as
+        ``point_forecast``; with a distribution head its mean. The last layer is the
+        model's own output along the run's path; ``native_median`` is that of the
+        library's forecast; ``rounding`` (series) bounds its rounding error.
 
     Raises:
-        InputError: a horizon longer than one pass, hooks that change the model after the last block, or logits of a
-            model without a vocabulary.
-        WiringError: the lens of the last layer differs from the model's own forecast by more than rounding.
+        InputError: a horizon longer than one pass, hooks that change the model after
+            the last block, or logits of a model without a vocabulary.
+        WiringError: the lens of the last layer differs from the model's own forecast by
+            more than rounding.
 
     Example:
         >>> probes.logit_lens(run)["layer"].values.tolist()
@@ -76,7 +82,8 @@ def logit_lens(
     readout = run.lens.emits
     if logits and readout != "token":
         raise InputError(
-            f"{run.lens.model_id} emits {readout}s, not tokens of a vocabulary, so there are no logits"
+            f"{run.lens.model_id} emits {readout}s, not tokens of a vocabulary, so"
+            " there are no logits"
         )
     refuse_no_sums(run.lens.wiring, run.lens.wiring.output_stack)
     names, streams = layer_streams(run)
@@ -90,7 +97,9 @@ def logit_lens(
 
 
 def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
-    """Return names and residual streams (series, pos, d_model) before the first and after every block."""
+    """Return names and residual streams (series, pos, d_model) before the first and
+    after every block.
+    """
     stack = run.lens.wiring.output_stack
     points = [
         f"{stack.name}.hook_embed".lstrip("."),
@@ -167,7 +176,9 @@ def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Data
 
 
 def count_peaks(probability: np.ndarray) -> np.ndarray:
-    """Count modes of distributions over bins, (…, bin) -> (…): peaks of at least 0.02, two bins apart."""
+    """Count modes of distributions over bins, (…, bin) -> (…): peaks of at least 0.02,
+    two bins apart.
+    """
     flat = probability.reshape(-1, probability.shape[-1])
     # padding lets a mode in the first or last bin count
     padded = np.pad(flat, ((0, 0), (1, 1)))
@@ -181,7 +192,9 @@ def count_peaks(probability: np.ndarray) -> np.ndarray:
 def bin_quantiles(
     probability: np.ndarray, values: np.ndarray, levels: Sequence[float]
 ) -> np.ndarray:
-    """Compute quantiles of distributions over bins: the first value whose cumulative probability reaches the level."""
+    """Compute quantiles of distributions over bins: the first value whose cumulative
+    probability reaches the level.
+    """
     cumulative = np.cumsum(probability, axis=-1)
     cumulative /= cumulative[..., -1:]
     first = [np.argmax(cumulative >= level - 1e-12, axis=-1) for level in levels]
@@ -194,12 +207,14 @@ METRICS = ("sMAPE", "MAE", "RMSE")
 
 
 def _reference(results: Any) -> dict[str, str]:
-    """Choose the reference of the gain: the model's own forecast where there is no truth."""
+    """Choose the reference of the gain: the model's own forecast where there is no
+    truth.
+    """
     truth = results.run.truth
     return {
-        "reference": "model"
-        if truth is None or not np.isfinite(truth).any()
-        else "truth"
+        "reference": (
+            "model" if truth is None or not np.isfinite(truth).any() else "truth"
+        )
     }
 
 
@@ -220,18 +235,22 @@ def _reference(results: Any) -> dict[str, str]:
 def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Dataset:
     """Compute the change of the lens forecast's error from each layer to the next.
 
-    ``gain_l = 100 (m_l - m_{l-1}) / m_{l-1}`` for the errors m of point forecasts: negative is better. The first step
-    of a token model's decoder, which reads no value, is left out and has an error of its own. Measured against the
-    model's own forecast, the last layer has no gain: its error is 0 by definition.
+    ``gain_l = 100 (m_l - m_{l-1}) / m_{l-1}`` for the errors m of point forecasts:
+    negative is better. The first step of a token model's decoder, which reads no value,
+    is left out and has an error of its own. Measured against the model's own forecast,
+    the last layer has no gain: its error is 0 by definition.
 
     Args:
         lens_result: from :func:`tsfm_lens.probes.logit_lens`.
-        reference: "truth" measures against the values after the context, "model" against the model's own forecast.
+        reference: "truth" measures against the values after the context, "model"
+            against the model's own forecast.
 
     Returns:
-        Dataset of kind "layer_gain": ``error`` and ``gain`` in percent (metric, layer, series), NaN for the first layer
-        and after an error within rounding, with what :func:`.estimates.judge` adds for each metric (MAE,
-        RMSE, and sMAPE, ``100 mean(|x - y| / (|x| + |y|))``); of token models ``first_step_error`` (layer, series).
+        Dataset of kind "layer_gain": ``error`` and ``gain`` in percent (metric, layer,
+        series), NaN for the first layer and after an error within rounding, with what
+        :func:`.estimates.judge` adds for each metric (MAE, RMSE, and sMAPE, ``100
+        mean(|x - y| / (|x| + |y|))``); of token models ``first_step_error`` (layer,
+        series).
 
     Source:
         tsfm-lens paper, appendix F (S3-GAIN).
@@ -250,7 +269,8 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
             or not np.isfinite(lens_result["truth"].values).any()
         ):
             raise InputError(
-                "this logit lens has no truth; make its run with truth=… or holdout=True, or use reference='model'"
+                "this logit lens has no truth; make its run with truth=… or"
+                " holdout=True, or use reference='model'"
             )
         target = lens_result["truth"]
     else:
@@ -312,7 +332,9 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
 
 def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Compute sMAPE in percent, MAE and RMSE over known steps, (layer, series, step) -> (metric, layer, series)."""
+    """Compute sMAPE in percent, MAE and RMSE over known steps, (layer, series, step) ->
+    (metric, layer, series).
+    """
     deviation = np.abs(forecast - target)
     size = np.abs(forecast) + np.abs(target)
     share = np.where(np.isfinite(deviation), ratio(deviation, size, 0.0), np.nan)

@@ -1,4 +1,6 @@
-"""Repetition in a forecast: context parroting, and the season that it keeps from its context."""
+"""Repetition in a forecast: context parroting, and the season that it keeps from its
+context.
+"""
 
 from __future__ import annotations
 
@@ -49,25 +51,31 @@ _DEVIATION = float(
     source="tsfm-lens paper, sections 4 and 5",
 )
 def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
-    """Measure how close a forecast is to repeating its context at a lag, and to the naive parrot.
+    """Measure how close a forecast is to repeating its context at a lag, and to the
+    naive parrot.
 
     Args:
         run: the forecast to explain; the median of the library's own is used.
-        motif: length of the last stretch, of which the naive parrot finds the best earlier match.
+        motif: length of the last stretch, of which the naive parrot finds the best
+            earlier match.
 
     Returns:
-        Dataset of kind "context_parroting": ``lag_error`` (series, lag), mean absolute difference of the forecast from
-        the context repeated at a lag, in standard deviations of the context; ``best_lag`` and ``copy_error`` (series),
-        the shortest lag at which the forecast is as good a copy as at any within noise, and its error. A copy may also
-        go on with the context's straight line. There is no such lag unless the copy is exact, or better than at any lag
-        of 99 random orders of the context's values. ``parrot_error`` (series), the same difference from what followed
-        the best earlier match of the last ``motif`` steps, and ``parrot_match`` (series), how many steps back that
-        begins; ``forecast`` and ``parrot`` (series, step). NaN where a context is too short or constant, or there is no
-        lag. For both errors what :func:`.estimates.judge` adds, against the distance of two forecasts of the
-        unchanged model.
+        Dataset of kind "context_parroting": ``lag_error`` (series, lag), mean absolute
+        difference of the forecast from the context repeated at a lag, in standard
+        deviations of the context; ``best_lag`` and ``copy_error`` (series), the
+        shortest lag at which the forecast is as good a copy as at any within noise, and
+        its error. A copy may also go on with the context's straight line. There is no
+        such lag unless the copy is exact, or better than at any lag of 99 random orders
+        of the context's values. ``parrot_error`` (series), the same difference from
+        what followed the best earlier match of the last ``motif`` steps, and
+        ``parrot_match`` (series), how many steps back that begins; ``forecast`` and
+        ``parrot`` (series, step). NaN where a context is too short or constant, or
+        there is no lag. For both errors what :func:`.estimates.judge` adds, against the
+        distance of two forecasts of the unchanged model.
 
     Source:
-        tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; analogue forecasting for the naive parrot.
+        tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; analogue
+        forecasting for the naive parrot.
 
     Raises:
         InputError: motif below 2.
@@ -122,7 +130,8 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     options=lambda results: {"lag": results.season},
 )
 def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.Dataset:
-    """Measure every head's attention to the tokens a lag, or a multiple of it, before the forecast step.
+    """Measure every head's attention to the tokens a lag, or a multiple of it, before
+    the forecast step.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -131,9 +140,10 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
         options: see :func:`tsfm_lens.probes.autoregressive_attention`.
 
     Returns:
-        Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of attention on such tokens;
-        ``chance``, that of uniform attention over the context tokens that a query may see; ``vacuous``, whether all of
-        them are at the lag, as if one token forecasts at least as many steps as the lag.
+        Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of
+        attention on such tokens; ``chance``, that of uniform attention over the context
+        tokens that a query may see; ``vacuous``, whether all of them are at the lag, as
+        if one token forecasts at least as many steps as the lag.
 
     Raises:
         InputError: lag below 1 or width below 0.
@@ -144,7 +154,8 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     """
     if lag < 1 or width < 0:
         raise InputError(
-            f"lag {lag} and width {width}: expected a lag of 1 or more and a width of 0 or more"
+            f"lag {lag} and width {width}: expected a lag of 1 or more and a width of 0"
+            " or more"
         )
     maps = autoregressive_attention(run, **options)
     names = ("key_start", "key_stop", "attention")
@@ -169,7 +180,9 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
 
 
 def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
-    """Compute the mean absolute difference of a forecast from the context repeated at every lag."""
+    """Compute the mean absolute difference of a forecast from the context repeated at
+    every lag.
+    """
     lags = np.arange(1, len(context))[:, None]
     copies = context[len(context) - lags + np.arange(len(forecast)) % lags]
     return over_windows(np.abs(forecast - copies))
@@ -204,7 +217,9 @@ def naive_parrot(
 def naive_parrots(
     batch: SeriesBatch, horizon: int, motif: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return forecasts (series, step) of :func:`naive_parrot`, and where copies begin (series,); NaN for None."""
+    """Return forecasts (series, step) of :func:`naive_parrot`, and where copies begin
+    (series,); NaN for None.
+    """
     if motif < 2:
         raise InputError(f"motif is {motif}, expected 2 or more steps")
     parrots = np.full((len(batch), horizon), np.nan)
@@ -216,16 +231,20 @@ def naive_parrots(
 
 
 def best_lags(run: Run) -> np.ndarray:
-    """Find the :func:`best_lag` of the library's own forecast of each series, (series,)."""
+    """Find the :func:`best_lag` of the library's own forecast of each series,
+    (series,).
+    """
     return np.array(list(map(best_lag, run.batch.values, run.forecast.median)))
 
 
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
-    """Find the shortest lag at which a forecast copies its context as well as at any, within chance; 0 for none.
+    """Find the shortest lag at which a forecast copies its context as well as at any,
+    within chance; 0 for none.
 
-    Values are copied as they are, or as they lie about the context's straight line, which the copy goes on with:
-    whichever is nearer to the forecast. There is no lag where the nearest copy is not exact and no nearer than that of
-    the context's values in random order.
+    Values are copied as they are, or as they lie about the context's straight line,
+    which the copy goes on with: whichever is nearer to the forecast. There is no lag
+    where the nearest copy is not exact and no nearer than that of the context's values
+    in random order.
     """
     if np.isnan(compute_spread(context)):
         return 0
@@ -255,7 +274,9 @@ def _about_line(
 def _beats_random_order(
     context: np.ndarray, forecast: np.ndarray, error: float
 ) -> bool:
-    """Test whether a copy is exact, or has a smaller error than at any lag of the context in random orders."""
+    """Test whether a copy is exact, or has a smaller error than at any lag of the
+    context in random orders.
+    """
     rng = np.random.default_rng(0)
     observed = np.flatnonzero(np.isfinite(context))
     if error <= _rounding_distance(context):
@@ -274,7 +295,9 @@ def _rounding_distance(context: np.ndarray) -> float:
 
 
 def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray) -> int:
-    """Find the shortest lag that copies as well as the best one, within chance, by the folded context too."""
+    """Find the shortest lag that copies as well as the best one, within chance, by the
+    folded context too.
+    """
     lags = np.arange(1, len(context))
     rare = _LEVEL / len(context)
     lengths = np.minimum(lags, len(forecast))
@@ -302,7 +325,9 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
 def _folded_gaps(
     context: np.ndarray, forecast: np.ndarray, lags: np.ndarray
 ) -> np.ndarray:
-    """Compute distances of later half and forecast from the mean of all earlier copies, (lag, time)."""
+    """Compute distances of later half and forecast from the mean of all earlier copies,
+    (lag, time).
+    """
     length = len(context)
     half = len(context) // 2
     full = np.concatenate([context, forecast])
@@ -320,13 +345,17 @@ def _folded_gaps(
 
 
 def compute_spread(context: np.ndarray) -> float:
-    """Compute the standard deviation of a context, NaN if it is constant or has no value."""
+    """Compute the standard deviation of a context, NaN if it is constant or has no
+    value.
+    """
     spread = float(np.nanstd(context)) if np.isfinite(context).any() else 0.0
     return spread if spread > 0 else np.nan
 
 
 def context_spreads(run: Run) -> np.ndarray:
-    """Return the standard deviation of each context, (series,); NaN where the model sees no variation."""
+    """Return the standard deviation of each context, (series,); NaN where the model
+    sees no variation.
+    """
     spreads = np.array([compute_spread(values) for values in run.batch.values])
     return np.where(own_flat_contexts(run), np.nan, spreads)
 
@@ -334,7 +363,7 @@ def context_spreads(run: Run) -> np.ndarray:
 @probe(
     title="Copying heads",
     theme="Behaviour",
-    summary=("which heads attend to the copied lag, and which of them the copy needs"),
+    summary="which heads attend to the copied lag, and which of them the copy needs",
     description=(
         "Each head's attention to the lag that the forecast copies, and how far "
         "ablating the head moves the forecast away from the copy."
@@ -353,34 +382,39 @@ def head_parroting(
     reference: Any = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure each head's part in parroting by its attention, and by the forecast without it.
+    """Measure each head's part in parroting by its attention, and by the forecast
+    without it.
 
-    The lag is the one at which the plain forecast copies its context, as in :func:`context_parroting`.
+    The lag is the one at which the plain forecast copies its context, as in
+    :func:`context_parroting`.
 
     Args:
         run: the forecast to explain.
         lag: steps, for every series; each series' own best lag if None.
-        motif: length of the last stretch, of which the naive parrot finds the best earlier match.
+        motif: length of the last stretch, of which the naive parrot finds the best
+            earlier match.
         width: steps on either side of the lag that still count.
         kind: kind of attention; the last one over time of the output stack if None.
         how, reference: see :func:`tsfm_lens.probes.ablation_effects`.
         progress: called with (done, of) after each head.
 
     Returns:
-        Dataset of kind "head_parroting" over (layer, head, series): ``mass``, share of attention at the lag and its
-        multiples; ``copy_error_change``, ``parrot_error_change`` and, with a truth, ``truth_error_change``: the rise of
-        the distance from each by ablation, in standard deviations of the context (above 0 if the head supports the
-        copy); for each what :func:`.estimates.judge` adds. Over ``series``: ``lag``, ``chance`` (the mass's
-        floor), ``vacuous``, and the plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The attribute
-        ``statistic`` names the statistic of the forecast. NaN where a context is constant, too short, incomplete, or
-        copied at no lag.
+        Dataset of kind "head_parroting" over (layer, head, series): ``mass``, share of
+        attention at the lag and its multiples; ``copy_error_change``,
+        ``parrot_error_change`` and, with a truth, ``truth_error_change``: the rise of
+        the distance from each by ablation, in standard deviations of the context (above
+        0 if the head supports the copy); for each what :func:`.estimates.judge` adds.
+        Over ``series``: ``lag``, ``chance`` (the mass's floor), ``vacuous``, and the
+        plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The
+        attribute ``statistic`` names the statistic of the forecast. NaN where a context
+        is constant, too short, incomplete, or copied at no lag.
 
     Source:
         tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.
 
     Raises:
-        InputError: several variates, a motif below 2, a lag that is not shorter than every context, or as in
-            :func:`tsfm_lens.probes.autoregressive_attention`.
+        InputError: several variates, a motif below 2, a lag that is not shorter than
+            every context, or as in :func:`tsfm_lens.probes.autoregressive_attention`.
         UnknownNameError: no such kind of attention.
 
     Example:
@@ -394,7 +428,8 @@ def head_parroting(
     parrot = naive_parrots(batch, steps, motif)[0]
     if lag is not None and not 1 <= lag < shortest:
         raise InputError(
-            f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps"
+            f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has"
+            f" {shortest} steps"
         )
     row, attention, layers = pick_attention(run.lens, None, kind)
     heads = [
@@ -471,7 +506,7 @@ _FINENESS = (
 @probe(
     title="Seasons",
     theme="Behaviour",
-    summary=("power at the season, mean regression, pull towards the patch length"),
+    summary="power at the season, mean regression, pull towards the patch length",
     description=(
         "How strong each period is in the forecast, compared with the end of the "
         "context and the truth. It shows seasons that the model keeps, flattens or "
@@ -480,23 +515,28 @@ _FINENESS = (
     source="tsfm-lens paper, section 5 and figure 20",
 )
 def seasonality_bias(run: Run) -> xr.Dataset:
-    """Measure amplitudes of the forecast at the context's period and at the model's patch length.
+    """Measure amplitudes of the forecast at the context's period and at the model's
+    patch length.
 
     Args:
         run: the forecast to explain; the median of the library's own is used.
 
     Returns:
-        Dataset of kind "seasonality_bias" over ``series``: ``period``, the strongest of the context;
-        ``context_amplitude``, ``forecast_amplitude`` and, with a truth, ``truth_amplitude`` of the sine at that period,
-        in data units; ``amplitude_ratio``, forecast over context, and ``amplitude_change``, that less 1;
-        ``spread_ratio``, standard deviation of the forecast over the context's; for models that read patches
-        ``patch_amplitude`` and ``patch_pull``, the forecast's amplitude at the patch length less the context's, in
-        standard deviations of the context; for change and pull what :func:`.estimates.judge` adds.
-        ``amplitude`` (part, series, trial_period), at periods from 3 steps to the horizon, in standard deviations of
-        the context, of the end of the context, the forecast, the truth. NaN where a stretch is shorter than the period.
+        Dataset of kind "seasonality_bias" over ``series``: ``period``, the strongest of
+        the context; ``context_amplitude``, ``forecast_amplitude`` and, with a truth,
+        ``truth_amplitude`` of the sine at that period, in data units;
+        ``amplitude_ratio``, forecast over context, and ``amplitude_change``, that less
+        1; ``spread_ratio``, standard deviation of the forecast over the context's; for
+        models that read patches ``patch_amplitude`` and ``patch_pull``, the forecast's
+        amplitude at the patch length less the context's, in standard deviations of the
+        context; for change and pull what :func:`.estimates.judge` adds. ``amplitude``
+        (part, series, trial_period), at periods from 3 steps to the horizon, in
+        standard deviations of the context, of the end of the context, the forecast, the
+        truth. NaN where a stretch is shorter than the period.
 
     Source:
-        tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and periods tied to the patch.
+        tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and
+        periods tied to the patch.
 
     Example:
         >>> probes.seasonality_bias(run)["period"].round().values.tolist()
@@ -581,7 +621,9 @@ def amplitudes(stretches: Iterable[np.ndarray], periods: Iterable[float]) -> np.
 
 
 def fit_amplitude(values: np.ndarray, period: float) -> float:
-    """Fit the amplitude of the sine of one period, together with a constant and a straight line."""
+    """Fit the amplitude of the sine of one period, together with a constant and a
+    straight line.
+    """
     finite = np.isfinite(values)
     if len(values) < period or finite.sum() < 5:
         return float("nan")
@@ -596,7 +638,9 @@ def fit_amplitude(values: np.ndarray, period: float) -> float:
 
 
 def dominant_period(values: np.ndarray) -> float:
-    """Find the period with the largest amplitude, from 2 steps to a third of the series."""
+    """Find the period with the largest amplitude, from 2 steps to a third of the
+    series.
+    """
     finite = np.isfinite(values)
     if finite.sum() < 6:
         return 2.0

@@ -1,4 +1,6 @@
-"""Patching: activations of one run inserted into another, exactly or to first order, and the share recovered."""
+"""Patching: activations of one run inserted into another, exactly or to first order,
+and the share recovered.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,16 @@ __all__ = ["activation_patching", "attribution_patching"]
     "pair",
     title="Activation patching",
     theme="Causes",
-    summary=("activation patching: layer × position × component, also in rollouts"),
+    summary="activation patching: layer × position × component, also in rollouts",
     description=(
         "The model runs on a clean and a corrupted version of a series. Activations "
         "of one run are patched into the other, place by place. Where the forecast "
         "follows, that place carries the difference."
     ),
-    source="Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024, arXiv:2404.15255",
+    source=(
+        "Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024,"
+        " arXiv:2404.15255"
+    ),
     example={"at": ["*.*.mlp"], "positions": "all"},
 )
 def activation_patching(
@@ -68,38 +73,46 @@ def activation_patching(
     direction: Direction = "denoise",
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Patch every place and token position of a clean run into the corrupted one, or the other way round.
+    """Patch every place and token position of a clean run into the corrupted one, or
+    the other way round.
 
-    The corruption should keep the mean and scale of a series, because patches do not carry them over. Where a token
-    model's decoder is teacher-forced, both runs follow the path of the run that is patched, so they differ in the
-    context alone; the other's forecast is then not its own.
+    The corruption should keep the mean and scale of a series, because patches do not
+    carry them over. Where a token model's decoder is teacher-forced, both runs follow
+    the path of the run that is patched, so they differ in the context alone; the
+    other's forecast is then not its own.
 
     Args:
         clean: the run to explain.
-        corrupted: a run of the same series with something removed, of equal ids and lengths (see
-            :mod:`tsfm_lens.data.corruption`), with the same options as the clean run.
-        at: "stream" (residual stream around each layer), "branches", "heads", or names and globs of places.
+        corrupted: a run of the same series with something removed, of equal ids and
+            lengths (see :mod:`tsfm_lens.data.corruption`), with the same options as the
+            clean run.
+        at: "stream" (residual stream around each layer), "branches", "heads", or names
+            and globs of places.
         stack: the stack whose tokens are patched; the first if None.
-        positions: "all" tokens at once, "each" token, or that many tokens at a time; None makes at most 32 groups. In
-            rollouts a group is the tokens that cover the same steps.
-        direction: "denoise" puts clean activations into the corrupted run and tests what is sufficient; "noise" does
-            the reverse and tests what is necessary.
+        positions: "all" tokens at once, "each" token, or that many tokens at a time;
+            None makes at most 32 groups. In rollouts a group is the tokens that cover
+            the same steps.
+        direction: "denoise" puts clean activations into the corrupted run and tests
+            what is sufficient; "noise" does the reverse and tests what is necessary.
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "activation_patching" over (component, position, series): ``recovered``, the share of the way
-        from the unpatched forecast to the source's (a projection, so it may lie outside 0 and 1); ``effect``, the mean
-        distance from the unpatched forecast in data units; for both what :func:`.estimates.judge` adds, with
-        the noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
-        ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in steps, and ``position_special``.
-        The attribute ``path`` says whose path both decoders read, such as "corrupted"; others have none.
+        Dataset of kind "activation_patching" over (component, position, series):
+        ``recovered``, the share of the way from the unpatched forecast to the source's
+        (a projection, so it may lie outside 0 and 1); ``effect``, the mean distance
+        from the unpatched forecast in data units; for both what
+        :func:`.estimates.judge` adds, with the noise of both runs; ``forecast`` (…,
+        step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
+        ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in
+        steps, and ``position_special``. The attribute ``path`` says whose path both
+        decoders read, such as "corrupted"; others have none.
 
     Source:
         Meng et al. 2022; Heimersheim and Nanda 2024 on the two directions.
 
     Raises:
-        InputError: the runs have other options, ids or lengths, the corruption does nothing, or places of several
-            stacks are patched by position.
+        InputError: the runs have other options, ids or lengths, the corruption does
+            nothing, or places of several stacks are patched by position.
         UnknownNameError: no such place.
 
     Example:
@@ -141,14 +154,16 @@ def _patch(pair: RunPair, place: Place, group: list[int] | None) -> Intervention
 def make_grid(
     pair: RunPair, places: Sequence[Place], positions: str | int | None
 ) -> tuple[list[list[int] | None], dict[str, Any]]:
-    """Return token groups of the places' stack, [None] for all tokens at once, and their coordinates."""
+    """Return token groups of the places' stack, [None] for all tokens at once, and
+    their coordinates.
+    """
     spans = {position.stack: pair.base.spans[position.stack] for position in places}
     first, *rest = spans.values()
     if positions != "all":
         if rest:
             raise InputError(
-                f"the places lie in {' and '.join(sorted(spans))}, whose tokens are not the same; patch one stack at a "
-                "time, or positions='all'"
+                f"the places lie in {' and '.join(sorted(spans))}, whose tokens are not"
+                " the same; patch one stack at a time, or positions='all'"
             )
         groups = position_groups(first, positions)
         return list(groups), group_coords(first, groups)
@@ -185,7 +200,9 @@ def _steps_patch(
     stop: int,
     special: frozenset[str],
 ) -> Intervention:
-    """Replace tokens whose middle is from start to stop, and special ones, by those of another run."""
+    """Replace tokens whose middle is from start to stop, and special ones, by those of
+    another run.
+    """
 
     def patch(value: Tensor, state: RunState, point: Point) -> Tensor:
         assert source.spans_at is not None
@@ -228,7 +245,9 @@ class RunPair:
         return self.source.point - self.base.point
 
     def recovered(self, forecasts: np.ndarray) -> np.ndarray:
-        """Measure the share of the way from base to source that forecasts (…, series, step) cover, (…, series)."""
+        """Measure the share of the way from base to source that forecasts (…, series,
+        step) cover, (…, series).
+        """
         return ((forecasts - self.base.point) * self.way).sum(-1) / np.square(
             self.way
         ).sum(-1)
@@ -239,7 +258,9 @@ class RunPair:
         coords: dict[str, Any],
         dims: tuple[str, ...] = ("component", "position"),
     ) -> xr.Dataset:
-        """Return patched forecasts (…, series, step), the share recovered and the effect in data units, judged."""
+        """Return patched forecasts (…, series, step), the share recovered and the
+        effect in data units, judged.
+        """
         axes = (*dims, "series")
         effect = np.abs(forecasts - self.base.point).mean(-1)
         shares = {
@@ -329,8 +350,8 @@ def contrast(
     if same.any():
         name = clean.batch.ids[int(np.argmax(same))]
         raise InputError(
-            f"clean and corrupted forecasts of series {name!r} are the same, so there is nothing to recover: corrupt "
-            "more, or what the model reads"
+            f"clean and corrupted forecasts of series {name!r} are the same, so there"
+            " is nothing to recover: corrupt more, or what the model reads"
         )
     return RunPair(base, source, direction, base_acts, source_acts)
 
@@ -346,32 +367,37 @@ def _record(run: Run, names: Sequence[str]) -> Activations:
 def _refuse_unlike(clean: Run, corrupted: Run) -> None:
     if clean.lens is not corrupted.lens:
         raise InputError(
-            f"the clean run is of {clean.lens.model_id}, the corrupted of {corrupted.lens.model_id} as another lens; "
-            "make both with the same lens"
+            f"the clean run is of {clean.lens.model_id}, the corrupted of"
+            f" {corrupted.lens.model_id} as another lens; make both with the same lens"
         )
     for what in ("horizon", "rollout", "num_samples", "seed"):
         one = getattr(clean, what)
         other = getattr(corrupted, what)
         if one != other:
             raise InputError(
-                f"the clean run has {what} {one}, the corrupted {other}; make both with the same {what}"
+                f"the clean run has {what} {one}, the corrupted {other}; make both with"
+                f" the same {what}"
             )
     batch = clean.batch
     changed = corrupted.batch
     if batch.ids != changed.ids:
         raise InputError(
-            f"the clean series are {', '.join(batch.ids)}, the corrupted ones {', '.join(changed.ids)}, and a pair has "
-            "the same ids: corrupted.select(clean.batch.ids) puts them in order; data.shift_phase, swap_season and "
-            "remove_motif corrupt a series; dataclasses.replace(batch, ids=…) names series that are meant as a pair"
+            f"the clean series are {', '.join(batch.ids)}, the corrupted ones"
+            f" {', '.join(changed.ids)}, and a pair has the same ids:"
+            " corrupted.select(clean.batch.ids) puts them in order; data.shift_phase,"
+            " swap_season and remove_motif corrupt a series;"
+            " dataclasses.replace(batch, ids=…) names series that are meant as a pair"
         )
     if batch.lengths != changed.lengths:
         raise InputError(
-            f"the clean series have lengths {batch.lengths}, the corrupted {changed.lengths}: their tokens must "
-            "stand at the same positions, so corrupt values without adding or removing steps"
+            f"the clean series have lengths {batch.lengths}, the corrupted"
+            f" {changed.lengths}: their tokens must stand at the same positions, so"
+            " corrupt values without adding or removing steps"
         )
     if not np.array_equal(batch.group_index, changed.group_index):
         raise InputError(
-            "clean and corrupted series are grouped into items differently, so variates would differ"
+            "clean and corrupted series are grouped into items differently, so variates"
+            " would differ"
         )
 
 
@@ -399,26 +425,30 @@ def attribution_patching(
     exact: bool = True,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Estimate the share that patching each place would recover, from the gradient at the unpatched run.
+    """Estimate the share that patching each place would recover, from the gradient at
+    the unpatched run.
 
     A saturated gate or softmax has no gradient, so the estimate misses its part.
 
     Args:
-        clean, corrupted, at, stack, positions, direction: see :func:`tsfm_lens.probes.activation_patching`.
+        clean, corrupted, at, stack, positions, direction: see
+            :func:`tsfm_lens.probes.activation_patching`.
         exact: also patch, to measure the estimate's error.
         progress: of the exact patching.
 
     Returns:
-        Dataset of kind "attribution_patching" over (component, position, series): ``first_order``, the estimated share
-        recovered; with ``exact`` also ``recovered``, ``error`` = first_order - recovered, and attributes
-        ``mean_absolute_error`` and ``rank_correlation`` over all cells; for both shares what
-        :func:`.estimates.judge` adds, with the noise of both runs.
+        Dataset of kind "attribution_patching" over (component, position, series):
+        ``first_order``, the estimated share recovered; with ``exact`` also
+        ``recovered``, ``error`` = first_order - recovered, and attributes
+        ``mean_absolute_error`` and ``rank_correlation`` over all cells; for both shares
+        what :func:`.estimates.judge` adds, with the noise of both runs.
 
     Source:
         Nanda 2023; Syed et al. 2023.
 
     Raises:
-        InputError: a library that rescales gradients, a multivariate batch, or a horizon longer than one pass.
+        InputError: a library that rescales gradients, a multivariate batch, or a
+            horizon longer than one pass.
 
     Example:
         >>> probes.attribution_patching(run, corrupted, exact=False)["first_order"].dims
@@ -462,13 +492,16 @@ def _points(places: Sequence[Place]) -> list[str]:
 
 
 def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
-    """Record the base run with the gradients of the share recovered, under ``name + "_grad"``."""
+    """Record the base run with the gradients of the share recovered, under ``name +
+    "_grad"``.
+    """
     run = pair.base
     encoded = pair.base.encoded
     names = _points(places)
     if run.batch.multivariate:
         raise InputError(
-            "gradients of variates that see each other cannot be told apart; patch them exactly instead"
+            "gradients of variates that see each other cannot be told apart; patch them"
+            " exactly instead"
         )
     way = torch.as_tensor(pair.way)
     weight = way / way.square().sum(-1, keepdim=True)
@@ -483,8 +516,9 @@ def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
         if not finite.all():
             series = encoded.rows[int(finite.int().argmin())]
             raise InputError(
-                f"{run.lens.wiring.architecture} has no finite gradient at {name} for series {series!r}, as where "
-                "padding is divided by its zero norm; take series of one length, or one at a time, or patch exactly"
+                f"{run.lens.wiring.architecture} has no finite gradient at {name} for"
+                f" series {series!r}, as where padding is divided by its zero norm;"
+                " take series of one length, or one at a time, or patch exactly"
             )
     return activations
 
@@ -492,7 +526,9 @@ def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
 def with_gradients(
     run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]
 ) -> Activations:
-    """Record activations of one forward and a loss's gradients at them; weights get no gradients, to save time."""
+    """Record activations of one forward and a loss's gradients at them; weights get no
+    gradients, to save time.
+    """
     # the path of a token model is no forecast under these hooks
     lens = run.lens
     encoded = run.encoded
@@ -500,7 +536,9 @@ def with_gradients(
     refuse_run(lens, rollout=False, gradients=True, loss=loss)
 
     def enter(value: Tensor, hook: HookPoint) -> Tensor:
-        """Continue the forward from a leaf tensor, whether or not the model's weights are frozen."""
+        """Continue the forward from a leaf tensor, whether or not the model's weights
+        are frozen.
+        """
         leaf = (
             value.view_as(value)
             if value.requires_grad
@@ -541,7 +579,9 @@ def with_gradients(
 def _products(
     place: Place, source: Activations, base: Activations, group: Sequence[int] | None
 ) -> np.ndarray:
-    """Sum change times gradient over the tokens of a group, over all of them for None, (series,)."""
+    """Sum change times gradient over the tokens of a group, over all of them for None,
+    (series,).
+    """
     change = source[place.point] - base[place.point]
     product = change * base[f"{place.point}_grad"]
     if place.head is not None:

@@ -36,7 +36,8 @@ __all__ = ["edge_attribution", "path_patching"]
 
 
 OUTPUT = "output"
-# least senders run together, numbers in memory up to which more of them are, and most paths gathered before a run
+# least senders run together, numbers in memory up to which more of them are, and most
+# paths gathered before a run
 _SENDERS = 16
 _NUMBERS = 2**24
 _MOST_PATHS = 256
@@ -46,13 +47,14 @@ _MOST_PATHS = 256
     "pair",
     title="Path patching",
     theme="Causes",
-    summary=(
-        "path patching between components, through all inputs or through q, k or v"
-    ),
+    summary="path patching between components, through all inputs or through q, k or v",
     description=(
         "The effect of one component through one other, with every other path frozen."
     ),
-    source="Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969",
+    source=(
+        "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023,"
+        " arXiv:2304.05969"
+    ),
     cost="search",
     whole_batch=True,
 )
@@ -67,19 +69,22 @@ def path_patching(
 ) -> xr.Dataset:
     """Patch the path from each sender to each receiver.
 
-    First the sender is patched from the source run, every later branch is frozen at the base run's write, and each
-    receiver's activation is recorded. Then only the receiver is set to that activation, and all later branches respond.
-    (Wang et al. freeze attention only.)
+    First the sender is patched from the source run, every later branch is frozen at the
+    base run's write, and each receiver's activation is recorded. Then only the receiver
+    is set to that activation, and all later branches respond. (Wang et al. freeze
+    attention only.)
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`.
         senders: heads and branches; the heads and MLPs of the output stack if None.
-        receivers: the same, and "output" for the direct path to the forecast; if None, the senders and "output".
+        receivers: the same, and "output" for the direct path to the forecast; if None,
+            the senders and "output".
         progress: called with (done, of), in senders.
 
     Returns:
-        Dataset of kind "path_patching" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation
-        patching, with the same statistics, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
+        Dataset of kind "path_patching" over (sender, receiver, series): ``recovered``
+        and ``effect`` as in activation patching, with the same statistics, ``forecast``
+        (…, step). NaN where a receiver does not come after the sender.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023.
@@ -146,7 +151,9 @@ def sender_contrast(
     *,
     direction: Direction = "noise",
 ) -> RunPair:
-    """Record a contrast: the senders' activations in the source, every branch's write in the base."""
+    """Record a contrast: the senders' activations in the source, every branch's write
+    in the base.
+    """
     wiring = clean.lens.wiring
     later = {
         branch
@@ -162,7 +169,9 @@ def sender_contrast(
 def heard_in_groups(
     pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place]
 ) -> Iterator[list[tuple[Place, np.ndarray, Activations]]]:
-    """Yield senders, forecasts (series, step) of their direct effects, and receivers' activations, in groups."""
+    """Yield senders, forecasts (series, step) of their direct effects, and receivers'
+    activations, in groups.
+    """
     points = len({position.point for position in receivers})
     tokens = max(len(spans) for spans in pair.base.spans.values()) * len(
         pair.base.batch
@@ -222,7 +231,7 @@ def _record_call(
     title="Edge attribution",
     theme="Causes",
     summary="edge attribution",
-    description=("A gradient estimate of path patching for every pair of components."),
+    description="A gradient estimate of path patching for every pair of components.",
     source="Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806",
     needs="gradients",
     example={"nodes": ["*.*.mlp"]},
@@ -237,23 +246,29 @@ def edge_attribution(
 ) -> xr.Dataset:
     """Score the edge from every component to every later one.
 
-    The change of the receiver if only the sender changes is exact (one forward pass per sender). The effect of that
-    change on the forecast comes from the gradient at the receiver. Edges to the output are exact.
+    The change of the receiver if only the sender changes is exact (one forward pass per
+    sender). The effect of that change on the forecast comes from the gradient at the
+    receiver. Edges to the output are exact.
 
     Args:
-        clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`; in single forwards.
+        clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`;
+            in single forwards.
         nodes: heads and branches; the heads and MLPs of the output stack if None.
 
     Returns:
-        Dataset of kind "edge_attribution" over (sender, receiver, series): ``score``, the estimated share of the way to
-        the source's forecast; 0 where the receiver does not come after the sender; and, for possible edges, what
-        :func:`.estimates.judge` adds, with the noise of both runs. The last receiver is "output".
+        Dataset of kind "edge_attribution" over (sender, receiver, series): ``score``,
+        the estimated share of the way to the source's forecast; 0 where the receiver
+        does not come after the sender; and, for possible edges, what
+        :func:`.estimates.judge` adds, with the noise of both runs. The last receiver is
+        "output".
 
     Source:
-        Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the receiver to first order.
+        Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the
+        receiver to first order.
 
     Raises:
-        InputError: a library that rescales gradients, a multivariate batch, or as in activation patching.
+        InputError: a library that rescales gradients, a multivariate batch, or as in
+            activation patching.
 
     Example:
         >>> data = probes.edge_attribution(run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"])
@@ -287,7 +302,9 @@ def edge_attribution(
 
 
 def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
-    """Score edges, (sender, receiver and output, series); ``pair`` is from :func:`sender_contrast`."""
+    """Score edges, (sender, receiver and output, series); ``pair`` is from
+    :func:`sender_contrast`.
+    """
     at = slopes(pair, places)
     row_of = {position.target: row for row, position in enumerate(places)}
     columns: dict[str, list[int]] = {}
@@ -306,7 +323,8 @@ def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
             if not entries:
                 continue
             changes = torch.stack([value for _, value in entries]) - at[point]
-            # sums over tokens and width leave (sender, series), and a head axis at heads
+            # sums over tokens and width leave (sender, series), and a head axis at
+            # heads
             products = (
                 (changes * at[f"{point}_grad"])
                 .sum(dim=(2, -1))

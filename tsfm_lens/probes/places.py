@@ -35,7 +35,8 @@ class Place:
         """Head or branch at this place; a residual stream is refused."""
         if isinstance(self.target, str):
             raise InputError(
-                f"{self.target} is a residual stream; paths and circuits are made of heads and branches"
+                f"{self.target} is a residual stream; paths and circuits are made of"
+                " heads and branches"
             )
         return self.target
 
@@ -46,7 +47,9 @@ class Place:
 
 
 def list_nodes(lens: Lens, names: Any, what: str) -> list[Place]:
-    """Return heads and branches by name; the heads and MLPs of the output stack for None."""
+    """Return heads and branches by name; the heads and MLPs of the output stack for
+    None.
+    """
     return parse_places(
         lens, writers(lens.wiring) if names is None else listed(names, what)
     )
@@ -99,7 +102,8 @@ def listed(names: Any, what: str) -> list[str | Component]:
     for item in items:
         if not isinstance(item, str | Component):
             raise InputError(
-                f"{what} holds {item!r}; expected components by name or glob, e.g. 'decoder.0.mlp'"
+                f"{what} holds {item!r}; expected components by name or glob, e.g."
+                " 'decoder.0.mlp'"
             )
     if not items:
         raise InputError(f"{what} is empty; expected at least one component")
@@ -131,7 +135,8 @@ def _stream(lens: Lens, name: str) -> Place:
     point = lens.registry.points[name]
     if "hook_resid" not in name and not name.endswith("hook_embed"):
         raise InputError(
-            f"{name} is not a residual stream; name a component instead, e.g. a head or an MLP"
+            f"{name} is not a residual stream; name a component instead, e.g. a head or"
+            " an MLP"
         )
     return Place(name, name, point.stack, max(point.layer, 0), "stream")
 
@@ -151,7 +156,9 @@ def find_place(wiring: Wiring, component: Component) -> Place:
 
 
 def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, Any]:
-    """Return coordinates that name places: label, stack, kind, layer_index and head (-1 where there is none)."""
+    """Return coordinates that name places: label, stack, kind, layer_index and head (-1
+    where there is none).
+    """
     return {
         dim: [str(position.target) for position in places],
         "stack": (dim, [position.stack for position in places]),
@@ -165,13 +172,17 @@ def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, A
 
 
 def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
-    """Return :func:`place_coords` of components, and of other writers by name: kind is the name, layer_index -1."""
+    """Return :func:`place_coords` of components, and of other writers by name: kind is
+    the name, layer_index -1.
+    """
     return place_coords(
         [
-            Place(name, "", "", -1, name)
-            if isinstance(name, str)
-            else Place(
-                name, "", name.stack, name.layer, name.kind or "layer", name.head
+            (
+                Place(name, "", "", -1, name)
+                if isinstance(name, str)
+                else Place(
+                    name, "", name.stack, name.layer, name.kind or "layer", name.head
+                )
             )
             for name in names
         ]
@@ -179,7 +190,9 @@ def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
 
 
 def head_or_kind(data: xr.Dataset) -> list[str]:
-    """Return the group in which each component is compared: "head" for heads, the kind for all others."""
+    """Return the group in which each component is compared: "head" for heads, the kind
+    for all others.
+    """
     kinds = data["kind"].values.astype(str)
     heads = data["head"].values
     return [
@@ -188,7 +201,9 @@ def head_or_kind(data: xr.Dataset) -> list[str]:
 
 
 def later_branches(wiring: Wiring, component: Component) -> list[Component]:
-    """Return every branch that runs after a component's own, later stacks included, in order."""
+    """Return every branch that runs after a component's own, later stacks included, in
+    order.
+    """
     branches = [
         branch
         for stack in wiring.stacks
@@ -211,7 +226,8 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
     size = few if positions is None else 1 if positions == "each" else positions
     if not is_count(size):
         raise InputError(
-            f"positions={positions!r} is not known, choose 'all', 'each' or 1 or more tokens a group"
+            f"positions={positions!r} is not known, choose 'all', 'each' or 1 or more"
+            " tokens a group"
         )
     size = int(size)
     variates = spans.variate or (0,) * len(spans)
@@ -228,7 +244,9 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
 def group_coords(
     spans: TokenSpans, groups: Sequence[Sequence[int]], dim: str = "position"
 ) -> dict[str, Any]:
-    """Return coordinates of groups: first token, start and stop of the steps covered, and a special token's word."""
+    """Return coordinates of groups: first token, start and stop of the steps covered,
+    and a special token's word.
+    """
 
     def steps(group: Sequence[int], edge: Any, of: Any) -> int:
         ordinary = [token for token in group if not spans.special[token]] or list(group)

@@ -1,4 +1,6 @@
-"""Heavy ablations: the choice of heads to ablate together, and forecasts without many parts at once."""
+"""Heavy ablations: the choice of heads to ablate together, and forecasts without many
+parts at once.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +57,17 @@ def heads_by_stable_rank(
     kind: str | None = None,
     paired: bool = True,
 ) -> list[Component]:
-    """Return the heads to ablate, in model order, by stable rank of W_Q W_Kᵀ, so that each layer keeps a number.
+    """Return the heads to ablate, in model order, by stable rank of W_Q W_Kᵀ, so that
+    each layer keeps a number.
 
     Args:
         lens: the model; layers are those of the output stack.
         keep: layer -> number of heads kept.
-        order: heads of a layer to ablate first, those of "low" or of "high" stable rank.
+        order: heads of a layer to ablate first, those of "low" or of "high" stable
+            rank.
         kind: kind of attention that is ranked; the last one over time if None.
-        paired: also ablate the heads of the same index in the layer's other attentions over time, as the paper does.
+        paired: also ablate the heads of the same index in the layer's other attentions
+            over time, as the paper does.
 
     Source:
         tsfm-lens paper, definition 5.2 and appendix B (S3-ORD, S3-H1PP, S3-ZA-H).
@@ -98,7 +103,8 @@ def random_heads(
     kind: str | None = None,
     paired: bool = True,
 ) -> list[Component]:
-    """Draw heads at random without replacement, as many in each layer as :func:`heads_by_stable_rank` takes.
+    """Draw heads at random without replacement, as many in each layer as
+    :func:`heads_by_stable_rank` takes.
 
     Args:
         lens, keep, kind, paired: see :func:`heads_by_stable_rank`.
@@ -125,7 +131,8 @@ def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
     """Return the heads of lowest attention entropy, the sharpest first.
 
     Args:
-        entropy: from :func:`tsfm_lens.probes.head_entropy` or :func:`tsfm_lens.probes.autoregressive_attention`.
+        entropy: from :func:`tsfm_lens.probes.head_entropy` or
+            :func:`tsfm_lens.probes.autoregressive_attention`.
         count: heads.
 
     Raises:
@@ -139,7 +146,8 @@ def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
 
 
 def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
-    """Return the heads of highest attention entropy, the most diffuse first; arguments as in :func:`sharp_heads`.
+    """Return the heads of highest attention entropy, the most diffuse first; arguments
+    as in :func:`sharp_heads`.
 
     Example:
         >>> len(probes.diffuse_heads(probes.head_entropy(run), 2))
@@ -151,7 +159,9 @@ def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
 def _check_layers(
     lens: Lens, keep: Mapping[int, int], kind: str | None
 ) -> tuple[str, int]:
-    """Refuse layers and counts that do not exist; return the kind of attention and its heads a layer."""
+    """Refuse layers and counts that do not exist; return the kind of attention and its
+    heads a layer.
+    """
     stack = lens.wiring.output_stack
     attention, layers = stack.find_layers(
         attention_over_time(stack) if kind is None else kind
@@ -169,7 +179,9 @@ def _check_layers(
 def _heads(
     lens: Lens, indices: Mapping[int, Sequence[int]], kind: str, paired: bool
 ) -> list[Component]:
-    """Return heads by layer and index, also those of other attentions over time if paired, in model order."""
+    """Return heads by layer and index, also those of other attentions over time if
+    paired, in model order.
+    """
     stack = lens.wiring.output_stack
     heads = []
     for layer, own in indices.items():
@@ -190,8 +202,8 @@ def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]
             f"of kind {entropy.attrs.get('kind')!r}" if is_dataset else called(entropy)
         )
         raise InputError(
-            "heads are sorted by a result with entropy (layer, head), such as probes.head_entropy(...) gives; "
-            f"this one is {text}"
+            "heads are sorted by a result with entropy (layer, head), such as"
+            f" probes.head_entropy(...) gives; this one is {text}"
         )
     values = entropy["entropy"].stack(place=("layer", "head"))
     if not 1 <= count <= values.size:
@@ -238,7 +250,10 @@ def _sharp_and_diffuse(results: Any) -> tuple[Run, dict[str, Sequence[Component]
         "S3-F15",
         "S3-F20",
     ),
-    computes="ablation_recipes without a tenth of the heads, the sharpest or the most diffuse by head_entropy",
+    computes=(
+        "ablation_recipes without a tenth of the heads, the sharpest or the most"
+        " diffuse by head_entropy"
+    ),
 )
 def ablation_recipes(
     run: Run,
@@ -249,23 +264,28 @@ def ablation_recipes(
     quantiles: Sequence[float] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Forecast with all components of each recipe ablated together, along the rollout and under the same draws.
+    """Forecast with all components of each recipe ablated together, along the rollout
+    and under the same draws.
 
     Args:
-        run: the forecast to explain, also beyond one pass; forecasts are the library's own. Errors need a truth.
-        recipes: name -> components or globs. The plain forecast is "original" and always there.
+        run: the forecast to explain, also beyond one pass; forecasts are the library's
+            own. Errors need a truth.
+        recipes: name -> components or globs. The plain forecast is "original" and
+            always there.
         how, reference: the replacement; see :meth:`Lens.ablate`.
         quantiles: levels of the forecasts; those of the run's own forecast if None.
         progress: called with (done, of) after each forecast.
 
     Returns:
-        Dataset of kind "ablation_recipes" over ``recipe`` ("original" first) and ``series``: ``quantile_forecast`` (…,
-        quantile, step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``mean_shift``, the mean
-        distance of the medians from the original's; ``spearman_distance`` to it; ``spread_ratio``, the median
-        forecast's standard deviation over that of as many last context steps; with a truth ``mae``, ``mase``, and
-        ``mae_change``, ablated over original less 1; for distance and change what :func:`.estimates.judge`
-        adds. Per recipe ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of attention that it
-        touches, and ``n_mlps``.
+        Dataset of kind "ablation_recipes" over ``recipe`` ("original" first) and
+        ``series``: ``quantile_forecast`` (…, quantile, step) and, of sampling models,
+        ``sample`` (…, draw, step), in data units; ``mean_shift``, the mean distance of
+        the medians from the original's; ``spearman_distance`` to it; ``spread_ratio``,
+        the median forecast's standard deviation over that of as many last context
+        steps; with a truth ``mae``, ``mase``, and ``mae_change``, ablated over original
+        less 1; for distance and change what :func:`.estimates.judge` adds. Per recipe
+        ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of
+        attention that it touches, and ``n_mlps``.
 
     Source:
         tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY, S3-SPEAR).
@@ -342,7 +362,9 @@ def ablation_recipes(
 def ablated_share(
     wiring: Wiring, components: Sequence[Component]
 ) -> tuple[int, int, int]:
-    """Count the heads and MLPs that a recipe ablates, and all heads of the kinds of attention concerned."""
+    """Count the heads and MLPs that a recipe ablates, and all heads of the kinds of
+    attention concerned.
+    """
     heads = set()
     mlps = set()
     for component in components:
@@ -370,24 +392,29 @@ def _resolve(
     """Return the components of every recipe, the original with none of them first."""
     if not recipes:
         raise InputError(
-            "no recipe is given; expected a name and the components to ablate, such as {'x': ['0.mlp']}"
+            "no recipe is given; expected a name and the components to ablate, such as"
+            " {'x': ['0.mlp']}"
         )
     components_of: dict[str, list[Component]] = {ORIGINAL: []}
     for name, components in recipes.items():
         if name == ORIGINAL:
             raise InputError(
-                f"a recipe is called {ORIGINAL!r}, which is the name of the plain forecast"
+                f"a recipe is called {ORIGINAL!r}, which is the name of the plain"
+                " forecast"
             )
         if isinstance(components, str | Component) or not components:
             raise InputError(
-                f"recipe {name!r} is {components!r}, expected a list of components or globs"
+                f"recipe {name!r} is {components!r}, expected a list of components or"
+                " globs"
             )
         components_of[name] = lens.components(*components)
     return components_of
 
 
 def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
-    """Add distances, spreads and errors of median forecasts (recipe, series, step), and judge them."""
+    """Add distances, spreads and errors of median forecasts (recipe, series, step), and
+    judge them.
+    """
     steps = medians.shape[-1]
     where = ("recipe", "series")
     measures = {"spearman_distance": rank_distance(run)} if steps > 1 else {}

@@ -1,4 +1,6 @@
-"""Motif matching in values: the repeated-tokens test for every model, patch models included."""
+"""Motif matching in values: the repeated-tokens test for every model, patch models
+included.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,17 @@ __all__ = ["repeated_motif", "training_history"]
 
 TARGETS = ("after_last", "last", "after_any")
 LONGEST = 8  # tokens of a motif by default
-_SOURCE = "Olsson et al. 2022 (induction heads), in values; tsfm-lens paper, appendix G (S3-RRT, S3-PREF)"
+_SOURCE = (
+    "Olsson et al. 2022 (induction heads), in values; tsfm-lens paper, appendix G"
+    " (S3-RRT, S3-PREF)"
+)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Sizes of a test: bounds of the motifs in tokens, steps of a token and of the forecast."""
+    """Sizes of a test: bounds of the motifs in tokens, steps of a token and of the
+    forecast.
+    """
 
     low: int
     high: int
@@ -48,7 +55,7 @@ class _Plan:
     "lens",
     title="Repeated motifs",
     theme="Behaviour",
-    summary=("repeated random motif in values, for every model, with a control"),
+    summary="repeated random motif in values, for every model, with a control",
     description=(
         "A motif of random values is repeated. Attention to its last instance is "
         "compared with attention to the same steps of a series without repeats."
@@ -70,39 +77,49 @@ def repeated_motif(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Repeat random values, and measure which heads attend to what followed the last match.
+    """Repeat random values, and measure which heads attend to what followed the last
+    match.
 
-    Motifs are independent standard normal values, a whole number of tokens long. As a control, every head is tested at
-    the same places on series that repeat nothing. The right key of a context token is the patch after its last match.
-    That of a forecasting token covers its forecast steps, a whole number of motifs earlier.
+    Motifs are independent standard normal values, a whole number of tokens long. As a
+    control, every head is tested at the same places on series that repeat nothing. The
+    right key of a context token is the patch after its last match. That of a
+    forecasting token covers its forecast steps, a whole number of motifs earlier.
 
     Args:
         lens: the model.
-        motif: length in tokens, or shortest and longest; if None, from half of what fits (at most 8) to that length.
-        repeats: repeats of the longest motif; shorter ones occur more often in the same context.
+        motif: length in tokens, or shortest and longest; if None, from half of what
+            fits (at most 8) to that length.
+        repeats: repeats of the longest motif; shorter ones occur more often in the same
+            context.
         n_series: random motifs.
         horizon: forecast steps; the model's own, at most the longest motif, if None.
         kind: kind of attention; the last one over time of the output stack if None.
-        queries: "forecast" for the tokens that a forecast is read from, "context" for those of the last repeat. None
-            means the former if the stack has such tokens, else the latter.
+        queries: "forecast" for the tokens that a forecast is read from, "context" for
+            those of the last repeat. None means the former if the stack has such
+            tokens, else the latter.
         num_samples: of the forecasts.
         seed: of motifs and forecasts.
 
     Returns:
-        Dataset of kind "repeated_motif". ``prefix_matching`` (target, layer, head): mean attention to the tokens that
-        followed the last match ("after_last"), to the match itself ("last"), and to what followed any match
-        ("after_any"); ``control``, the same in series that repeat nothing; ``advantage``, the difference, with what
-        :func:`.estimates.judge` adds for each target; ``chance`` (target) of uniform attention over the
-        keys that a query may see; ``entropy_share`` (layer, head), the entropy over that of uniform attention;
-        ``copy_error``, ``naive_error`` and ``relative_copy_error`` (series), mean absolute errors of the forecast and
-        of the context's mean against the motif's continuation, and their ratio (not for models of token ids);
-        ``motif_length`` (series) in steps; ``context``, ``truth``, ``forecast``.
+        Dataset of kind "repeated_motif". ``prefix_matching`` (target, layer, head):
+        mean attention to the tokens that followed the last match ("after_last"), to the
+        match itself ("last"), and to what followed any match ("after_any");
+        ``control``, the same in series that repeat nothing; ``advantage``, the
+        difference, with what :func:`.estimates.judge` adds for each target; ``chance``
+        (target) of uniform attention over the keys that a query may see;
+        ``entropy_share`` (layer, head), the entropy over that of uniform attention;
+        ``copy_error``, ``naive_error`` and ``relative_copy_error`` (series), mean
+        absolute errors of the forecast and of the context's mean against the motif's
+        continuation, and their ratio (not for models of token ids); ``motif_length``
+        (series) in steps; ``context``, ``truth``, ``forecast``.
 
     Source:
-        Olsson et al. 2022; tsfm-lens paper, appendix G, which tests tokens only (S3-RRT, S3-PREF).
+        Olsson et al. 2022; tsfm-lens paper, appendix G, which tests tokens only
+        (S3-RRT, S3-PREF).
 
     Raises:
-        InputError: the motifs do not fit, an option is other than above, or tokens differ in length.
+        InputError: the motifs do not fit, an option is other than above, or tokens
+            differ in length.
         UnknownNameError: no such kind of attention.
 
     Example:
@@ -183,7 +200,8 @@ def _token_steps(lens: Lens, stack: str) -> int:
     widths = sorted(set((stop - start)[ordinary].tolist()))
     if len(widths) != 1:
         raise InputError(
-            f"the tokens of {lens.model_id} show {widths} steps; a motif needs tokens of one length"
+            f"the tokens of {lens.model_id} show {widths} steps; a motif needs tokens"
+            " of one length"
         )
     return int(widths[0])
 
@@ -198,15 +216,18 @@ def _lengths(
     low, high = (bounds, bounds) if isinstance(bounds, int) else bounds
     if repeats < 2 or not 2 <= low <= high <= room:
         raise InputError(
-            f"motifs of {low} to {high} tokens × repeats {repeats} do not fit: expected motifs of 2 or more tokens and "
-            f"2 or more repeats; at {patch} steps a token, the context of {lens.context_length} steps has "
-            f"room for {room} tokens a motif"
+            f"motifs of {low} to {high} tokens × repeats {repeats} do not fit: expected"
+            f" motifs of 2 or more tokens and 2 or more repeats; at {patch} steps a"
+            f" token, the context of {lens.context_length} steps has room for {room}"
+            " tokens a motif"
         )
     return low, high
 
 
 def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw independent random values: standard normal, or token ids where a model takes those."""
+    """Draw independent random values: standard normal, or token ids where a model takes
+    those.
+    """
     if lens.takes_ids:
         return rng.choice(lens.example_ids, shape)
     return rng.standard_normal(shape)
@@ -215,7 +236,9 @@ def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.
 def _draw(
     lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw contexts (series, time), continuations (series, step) and lengths (series,) of repeated motifs or noise."""
+    """Draw contexts (series, time), continuations (series, step) and lengths (series,)
+    of repeated motifs or noise.
+    """
     rng = np.random.default_rng(seed)
     # every length equally often, in random order
     lengths = (
@@ -241,7 +264,9 @@ def _targets(
     plan: _Plan,
     queries: str | None,
 ) -> np.ndarray:
-    """Mark the keys that each query should look at, (target, series, query, key); none for queries without a place."""
+    """Mark the keys that each query should look at, (target, series, query, key); none
+    for queries without a place.
+    """
     starts, stops, ordinary = token_steps(encoded.spans[row.name])
     key_starts, key_stops, timed = token_steps(encoded.spans[keys_from])
     tokens = {
@@ -254,7 +279,8 @@ def _targets(
     if not possible:
         other = "context" if mode == "forecast" else "forecast"
         raise InputError(
-            f"no token of the {row.name or 'model'} is a {mode} query; choose queries={other!r}"
+            f"no token of the {row.name or 'model'} is a {mode} query; choose"
+            f" queries={other!r}"
         )
     position = {
         int(key_starts[index]): int(index)
@@ -287,7 +313,9 @@ def _targets(
 def _mark(
     out: np.ndarray, place: dict[int, int], starts: range, length: int, patch: int
 ) -> None:
-    """Set the targets (target, key) of one query that looks for what came in place of ``starts``."""
+    """Set the targets (target, key) of one query that looks for what came in place of
+    ``starts``.
+    """
     for number, start in enumerate(starts):
         # the fewest whole motifs back that lie in the context
         at = start - max(-(-(start + patch) // length), 1) * length
@@ -306,7 +334,9 @@ def _mark(
 def _masses(
     run: Run, points: list[str], places: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return attention to targets (target, layer, head, series), entropy shares, and uniform attention (target,)."""
+    """Return attention to targets (target, layer, head, series), entropy shares, and
+    uniform attention (target,).
+    """
     activations = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
     target_mask = places[:, series, query].astype(float)
@@ -339,22 +369,26 @@ def training_history(
 ) -> xr.Dataset:
     """Score the heads of every checkpoint on the same repeated motifs.
 
-    The probe is :func:`tsfm_lens.probes.induction_scores`, with forced decoding, for token models with cross-attention.
-    It is :func:`tsfm_lens.probes.repeated_motif` for others.
+    The probe is :func:`tsfm_lens.probes.induction_scores`, with forced decoding, for
+    token models with cross-attention. It is :func:`tsfm_lens.probes.repeated_motif` for
+    others.
 
     Args:
-        checkpoints: lens by optimiser step; each is read from the mapping once and then released.
+        checkpoints: lens by optimiser step; each is read from the mapping once and then
+            released.
         losses: training loss by step, at these steps or others.
         name: of the model that was trained; that of its last checkpoint if "".
         seed: of the motifs.
         options: of the probe above.
 
     Returns:
-        Dataset of kind "training_history" over (training_step, layer, head). Token models: ``prefix_matching``,
-        ``copy_score`` and ``prefix_floor`` (training_step). Others: ``advantage``. Each with ``_low``, ``_high`` and
-        ``_significant``. ``entropy_share``, the entropy of attention rows over that of uniform attention. ``copying``
-        (training_step), the share of right tokens for token models, 1 less the relative copy error for others. ``loss``
-        over (loss_step).
+        Dataset of kind "training_history" over (training_step, layer, head). Token
+        models: ``prefix_matching``, ``copy_score`` and ``prefix_floor``
+        (training_step). Others: ``advantage``. Each with ``_low``, ``_high`` and
+        ``_significant``. ``entropy_share``, the entropy of attention rows over that of
+        uniform attention. ``copying`` (training_step), the share of right tokens for
+        token models, 1 less the relative copy error for others. ``loss`` over
+        (loss_step).
 
     Source:
         After Olsson et al. 2022, who watch induction heads form over training.
@@ -382,7 +416,8 @@ def training_history(
         )
         if shape != first:
             raise InputError(
-                f"the checkpoint of step {step} has {shape} layers and heads, that of {steps[0]} {first}"
+                f"the checkpoint of step {step} has {shape} layers and heads, that of"
+                f" {steps[0]} {first}"
             )
         scores.append(score)
     data = xr.concat(

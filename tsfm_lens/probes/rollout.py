@@ -57,27 +57,33 @@ def autoregressive_attention(
 ) -> xr.Dataset:
     """Map the attention of every head over the context, one column per forecast token.
 
-    Beyond one pass, models re-read the context with the forecast so far appended (Chronos, Chronos-Bolt, Chronos-2,
-    Moirai 2). These passes follow the run's path or the library's median.
+    Beyond one pass, models re-read the context with the forecast so far appended
+    (Chronos, Chronos-Bolt, Chronos-2, Moirai 2). These passes follow the run's path or
+    the library's median.
 
     Args:
         run: the forecast to explain, of exactly one series.
-        kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
+        kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time
+            if None.
         stack: "encoder", "decoder"; the output stack if None.
-        keys: "time" has a key for every step that any pass reads, forecast steps included. "window" has one for every
-            position in the window of a pass, as in the paper. Within one pass both are the same.
+        keys: "time" has a key for every step that any pass reads, forecast steps
+            included. "window" has one for every position in the window of a pass, as in
+            the paper. Within one pass both are the same.
 
     Returns:
-        Dataset of kind "autoregressive_attention": ``attention`` (layer, head, key, query), columns summing to 1;
-        ``entropy`` (layer, head) in nats, mean over columns; ``sharpness_rank`` (layer, head), 0 for the sharpest of
-        all. Coordinates ``key_start``, ``key_stop`` in steps from the forecast start, ``key_special`` for tokens that
-        cover no step (and for queries), and ``pass_start`` (query), the forecast steps that the pass has read.
+        Dataset of kind "autoregressive_attention": ``attention`` (layer, head, key,
+        query), columns summing to 1; ``entropy`` (layer, head) in nats, mean over
+        columns; ``sharpness_rank`` (layer, head), 0 for the sharpest of all.
+        Coordinates ``key_start``, ``key_stop`` in steps from the forecast start,
+        ``key_special`` for tokens that cover no step (and for queries), and
+        ``pass_start`` (query), the forecast steps that the pass has read.
 
     Source:
         tsfm-lens paper, appendix D.2 (S3-ROLL).
 
     Raises:
-        InputError: several series or variates, no such ``keys``, or a horizon beyond one pass where nothing is re-read.
+        InputError: several series or variates, no such ``keys``, or a horizon beyond
+            one pass where nothing is re-read.
         UnknownNameError: the model has no such stack or kind of attention.
 
     Example:
@@ -137,7 +143,9 @@ def autoregressive_attention(
 
 
 def _passes(run: Run) -> list[tuple[int, Encoded]]:
-    """Return the forwards of a rollout: the number of forecast steps known to each, and its input."""
+    """Return the forwards of a rollout: the number of forecast steps known to each, and
+    its input.
+    """
     lens = run.lens
     batch = run.batch
     steps = run.horizon
@@ -160,7 +168,9 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
 
 
 def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
-    """Join the keys of all passes to one axis by the steps that they cover, and return each pass's places on it."""
+    """Join the keys of all passes to one axis by the steps that they cover, and return
+    each pass's places on it.
+    """
     if len(passes) == 1:
         return passes[0], [np.arange(len(passes[0]))]
     labels = [_labels(spans) for spans in passes]
@@ -176,7 +186,9 @@ def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
 
 
 def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
-    """Label each token on the common axis, by the steps that it covers or by which special token it is."""
+    """Label each token on the common axis, by the steps that it covers or by which
+    special token it is.
+    """
     counts: Counter[str] = Counter()
     labels = []
     for start, stop, word in zip(spans.start, spans.stop, spans.special, strict=True):
@@ -188,7 +200,9 @@ def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
 def _columns(
     passes: list[tuple[int, Encoded]], stack: str
 ) -> tuple[TokenSpans, list[np.ndarray]]:
-    """Return the axis of queries, and each pass's tokens on it: all of the first, then those that forecast."""
+    """Return the axis of queries, and each pass's tokens on it: all of the first, then
+    those that forecast.
+    """
     axis = TokenSpans((), (), ())
     tokens = []
     for first, encoded in passes:
@@ -212,7 +226,9 @@ def _fill(
     queries: np.ndarray,
     pattern: Tensor,
 ) -> Tensor:
-    """Write a layer's pattern into (head, key, query), and add to the entropies (head,)."""
+    """Write a layer's pattern into (head, key, query), and add to the entropies
+    (head,).
+    """
     # head by head, as the entropy needs double precision
     for head, rows in enumerate(pattern[0]):
         weights = rows[queries].cpu().double().numpy()
@@ -235,16 +251,20 @@ def _fill(
     needs="heads",
 )
 def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
-    """Compute Abnar and Zuidema's attention rollout: how much of each input token may have reached each token.
+    """Compute Abnar and Zuidema's attention rollout: how much of each input token may
+    have reached each token.
 
-    Per layer, half the mean pattern over heads plus half the identity (the residual stream); layers are multiplied.
+    Per layer, half the mean pattern over heads plus half the identity (the residual
+    stream); layers are multiplied.
 
     Args:
         run: the forecast to explain, of exactly one series.
-        stack: a stack whose tokens attend to their own stack; the last such one of several tokens if None.
+        stack: a stack whose tokens attend to their own stack; the last such one of
+            several tokens if None.
 
     Returns:
-        Dataset of kind "attention_rollout": ``flow`` (layer, query, key), after each layer; rows sum to 1.
+        Dataset of kind "attention_rollout": ``flow`` (layer, query, key), after each
+        layer; rows sum to 1.
 
     Source:
         Abnar and Zuidema 2020, equation 1.
@@ -263,7 +283,8 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
     usable = [name for name, kind in kinds.items() if kind]
     if not usable or stack not in (None, *usable):
         raise unknown_name("stack with self-attention over time", str(stack), usable)
-    # nothing flows where one token stands alone, as in the decoder of a model that forecasts in one
+    # nothing flows where one token stands alone, as in the decoder of a model that
+    # forecasts in one
     several = [name for name in usable if len(run.encoded.spans[name]) > 1]
     column = lens.wiring.stack((several or usable)[-1] if stack is None else stack)
     layers = layers_in_time(column, kinds[column.name])
@@ -306,21 +327,24 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
     needs="heads",
 )
 def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
-    """Measure the length of the vector that each key contributes to a query's write, head by head.
+    """Measure the length of the vector that each key contributes to a query's write,
+    head by head.
 
     Args:
         run: the forecast to explain, of exactly one series.
         kind: kind of attention of the output stack; its last one over time if None.
 
     Returns:
-        Dataset of kind "norm_weighted_attention": ``norm`` (layer, head, query, key), the length of ``pattern * (v
-        W_O)`` in units of the residual stream, before a post-norm; coordinates as of :func:`attention_patterns`.
+        Dataset of kind "norm_weighted_attention": ``norm`` (layer, head, query, key),
+        the length of ``pattern * (v W_O)`` in units of the residual stream, before a
+        post-norm; coordinates as of :func:`attention_patterns`.
 
     Source:
         Kobayashi et al. 2020, equation 4.
 
     Raises:
-        InputError: several series, a horizon longer than one pass, or attention between variates.
+        InputError: several series, a horizon longer than one pass, or attention between
+            variates.
         UnknownNameError: no such kind of attention.
 
     Example:
@@ -359,10 +383,13 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
 
 
 def _write_norms(values: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:
-    """Compute the lengths of v · W_O of values (key, head, …), gated by query if they are, (head, query, key)."""
+    """Compute the lengths of v · W_O of values (key, head, …), gated by query if they
+    are, (head, query, key).
+    """
     if gate is None:
         return torch.einsum("khc,hcd->hkd", values, out).norm(dim=-1)[:, None]
-    # a triangle in the place of W_O leaves all lengths; head by head, as gated values take queries times keys
+    # a triangle in the place of W_O leaves all lengths; head by head, as gated values
+    # take queries times keys
     triangles = torch.linalg.qr(out.mT).R.mT
     heads = zip(gate.sigmoid().unbind(1), values.unbind(1), triangles, strict=True)
     return torch.stack(
@@ -394,26 +421,30 @@ def _own_kind(stack: Stack) -> str:
     needs="heads",
 )
 def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
-    """Compute a matrix per head, forecast × context tokens, its stable rank, and the patch with the most attention.
+    """Compute a matrix per head, forecast × context tokens, its stable rank, and the
+    patch with the most attention.
 
-    Beyond one pass, every pass has its own rows, and keys are positions in its window, as in the paper.
+    Beyond one pass, every pass has its own rows, and keys are positions in its window,
+    as in the paper.
 
     Args:
         run: the forecast to explain, of exactly one series.
         kind: kind of attention of the output stack; its last one over time if None.
 
     Returns:
-        Dataset of kind "patch_attention": ``attention`` (layer, head, query, key), rows summing to 1; ``stable_rank``
-        (layer, head) of W_Q W_Kᵀ; ``entropy`` (layer, head) in nats; ``argmax_key`` (layer, head), the key over time of
-        the largest mean weight over the tokens that forecast, ``argmax_weight``, that weight, and ``argmax_start``, the
-        first step that the key covers in the first pass; the context, the truth, and the library's
-        ``quantile_forecast``.
+        Dataset of kind "patch_attention": ``attention`` (layer, head, query, key), rows
+        summing to 1; ``stable_rank`` (layer, head) of W_Q W_Kᵀ; ``entropy`` (layer,
+        head) in nats; ``argmax_key`` (layer, head), the key over time of the largest
+        mean weight over the tokens that forecast, ``argmax_weight``, that weight, and
+        ``argmax_start``, the first step that the key covers in the first pass; the
+        context, the truth, and the library's ``quantile_forecast``.
 
     Source:
         tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK).
 
     Raises:
-        InputError, UnknownNameError: see :func:`tsfm_lens.probes.autoregressive_attention`.
+        InputError, UnknownNameError: see
+            :func:`tsfm_lens.probes.autoregressive_attention`.
 
     Example:
         >>> bolt = tsfm_lens.load("bolt-nano").run(run.batch, 12)

@@ -1,4 +1,6 @@
-"""Mean derivatives of a readout along a straight path, by the secants of its elementwise functions."""
+"""Mean derivatives of a readout along a straight path, by the secants of its
+elementwise functions.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,25 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _ELEMENTWISE = frozenset(
-    "relu relu6 silu gelu elu selu celu mish softplus hardswish leaky_relu sigmoid tanh sinh asinh exp".split()
+    "relu relu6 silu gelu elu selu celu mish softplus hardswish leaky_relu sigmoid tanh"
+    " sinh asinh exp".split()
 )
 # larger parts cost a difference fewer digits
 _ENLARGED = 2**8
 Readout = Callable[[Tensor], Tensor]
-# straight lines (node, unit) of a call: values and inputs at the nodes, slopes; None where nothing moves
+# straight lines (node, unit) of a call: values and inputs at the nodes, slopes; None
+# where nothing moves
 _Lines = tuple[Tensor, Tensor, Tensor] | None
 
 
 class Secants(TorchFunctionMode):
-    """Derivative of a readout along the path from an empty stream to a full one, by Gauss's rule.
+    """Derivative of a readout along the path from an empty stream to a full one, by
+    Gauss's rule.
 
-    At each node an elementwise function gets the mean slope of its secants over short cells, weighted by the node's
-    Lagrange polynomial, so kinks are exact. One hidden layer is exact with one node, whose secant has the mean
-    derivative. All other functions have their own derivative at the node.
+    At each node an elementwise function gets the mean slope of its secants over short
+    cells, weighted by the node's Lagrange polynomial, so kinks are exact. One hidden
+    layer is exact with one node, whose secant has the mean derivative. All other
+    functions have their own derivative at the node.
 
     Args:
         readout: function from streams (point, …) to outputs (point, …).
@@ -35,7 +41,8 @@ class Secants(TorchFunctionMode):
 
     Attributes:
         affine: whether the readout is affine except for elementwise functions.
-        one_hidden: whether it is affine in this sense, with at most one such function along the path.
+        one_hidden: whether it is affine in this sense, with at most one such function
+            along the path.
 
     Source:
         Sundararajan et al. 2017 for the path integral.
@@ -138,7 +145,9 @@ class Secants(TorchFunctionMode):
 
 
 def push_forward(function: Readout, at: Tensor, parts: Tensor, at_once: int) -> Tensor:
-    """Apply the derivative of a readout at a stream to parts of it (part, …), so many at once."""
+    """Apply the derivative of a readout at a stream to parts of it (part, …), so many
+    at once.
+    """
     some = ((at.expand_as(part).contiguous(), part) for part in parts.split(at_once))
     return torch.cat(
         [torch.func.jvp(function, (start,), (part,))[1] for start, part in some]

@@ -1,4 +1,6 @@
-"""Similarity of layers' updates and streams, and the number of directions in which heads write."""
+"""Similarity of layers' updates and streams, and the number of directions in which
+heads write.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,10 @@ def layer_similarity(run: Run) -> xr.Dataset:
     """Compare the layers of the output stack.
 
     Returns:
-        Dataset of kind "layer_similarity": ``update_cosine`` (layer, other_layer) between what two layers add to the
-        stream at a token, mean over tokens and series; ``cka`` (stream, other_stream), linear centred kernel alignment
-        of the streams over all tokens ("embed", then after every layer).
+        Dataset of kind "layer_similarity": ``update_cosine`` (layer, other_layer)
+        between what two layers add to the stream at a token, mean over tokens and
+        series; ``cka`` (stream, other_stream), linear centred kernel alignment of the
+        streams over all tokens ("embed", then after every layer).
 
     Source:
         tsfm-lens paper, section 4; Kornblith et al. 2019, equation 6, for CKA.
@@ -72,7 +75,9 @@ def layer_similarity(run: Run) -> xr.Dataset:
 
 
 def linear_cka(representations: list[Tensor]) -> np.ndarray:
-    """Compute linear CKA of every pair of (sample, feature), ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) (Kornblith et al. 2019)."""
+    """Compute linear CKA of every pair of (sample, feature), ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖)
+    (Kornblith et al. 2019).
+    """
     centred = [x - x.mean(dim=0, keepdim=True) for x in representations]
     cross = torch.stack(
         [torch.stack([(x.T @ y).square().sum() for y in centred]) for x in centred]
@@ -100,9 +105,10 @@ def entropic_rank(
 ) -> xr.Dataset:
     """Compute the entropic rank of the head outputs of every layer of the output stack.
 
-    The writes of a layer's heads at one token, after the output projection and before a post-norm, are scaled to length
-    1 and stacked. The entropy of their normalised singular values is averaged over tokens and exponentiated. It is 1 if
-    all heads write along one line, and the number of heads if no two share a direction.
+    The writes of a layer's heads at one token, after the output projection and before a
+    post-norm, are scaled to length 1 and stacked. The entropy of their normalised
+    singular values is averaged over tokens and exponentiated. It is 1 if all heads
+    write along one line, and the number of heads if no two share a direction.
 
     Args:
         run: the forecast to explain.
@@ -110,8 +116,9 @@ def entropic_rank(
         batch_size: series in a group, or items where they have several variates.
 
     Returns:
-        Dataset of kind "entropic_rank" over ``layer``: ``rank``; ``entropy`` in nats (layer, series), mean over tokens;
-        ``tokens`` (series), their number without padding, by which the rank weights the series.
+        Dataset of kind "entropic_rank" over ``layer``: ``rank``; ``entropy`` in nats
+        (layer, series), mean over tokens; ``tokens`` (series), their number without
+        padding, by which the rank weights the series.
 
     Source:
         tsfm-lens paper, appendix E and figure 1E (S3-ERANK).
@@ -145,7 +152,9 @@ def mean_over_tokens(
     batch_size: int = 8,
     normed: bool = False,
 ) -> xr.Dataset:
-    """Average a function of head writes over tokens: ``mean`` (layer, series, …), ``over_all`` series, ``tokens``."""
+    """Average a function of head writes over tokens: ``mean`` (layer, series, …),
+    ``over_all`` series, ``tokens``.
+    """
     lens = run.lens
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected 1 or more")
@@ -194,7 +203,9 @@ def _reducer(
     *,
     normed: bool,
 ) -> tuple[str, Callable[[Tensor], Tensor]]:
-    """Return a hook point of a layer's head writes, and the function that reduces its activations."""
+    """Return a hook point of a layer's head writes, and the function that reduces its
+    activations.
+    """
     stack = lens.wiring.output_stack
     at = f"{stack.prefix}.{layer}.{kind}"
     if normed or not stack.attention(kind, layer).post_norm:
@@ -217,10 +228,13 @@ def item_groups(run: Run, size: int) -> Iterator[Run]:
 
 
 def head_entropy_of_writes(writes: Tensor) -> Tensor:
-    """Compute the entropy of the normalised singular values of unit-length head writes, (…, head, d_model) -> (…)."""
+    """Compute the entropy of the normalised singular values of unit-length head writes,
+    (…, head, d_model) -> (…).
+    """
     z = writes.double()
     unit = z / z.norm(dim=-1, keepdim=True).clamp(min=EPSILON)
-    # the singular values of U are the roots of the eigenvalues of its Gram matrix, which is heads × heads
+    # the singular values of U are the roots of the eigenvalues of its Gram matrix,
+    # which is heads × heads
     eigenvalues = torch.linalg.eigvalsh(unit @ unit.transpose(-2, -1)).clamp(min=0.0)
     weights = eigenvalues.sqrt()
     share = weights / weights.sum(dim=-1, keepdim=True).clamp(min=EPSILON)

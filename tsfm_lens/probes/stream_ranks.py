@@ -75,29 +75,36 @@ def embedding_ranks(
 ) -> xr.Dataset:
     """Compute spectra, ranks and angles of embedded tokens, before the first layer.
 
-    Only tokens of the series count, not special tokens or those of the future and of padding.
+    Only tokens of the series count, not special tokens or those of the future and of
+    padding.
 
     Args:
         run: gives the model, and its series are the family "own series".
-        signals: series by name of the family, as of :func:`tsfm_lens.data.as_series`; :func:`signal_families` if None.
-        epsilon: one or several; a singular value counts if it is above ε times the largest.
+        signals: series by name of the family, as of :func:`tsfm_lens.data.as_series`;
+            :func:`signal_families` if None.
+        epsilon: one or several; a singular value counts if it is above ε times the
+            largest.
         tokens: number of tokens with angles per family, evenly over its first 4096.
         batch_size: series in a group.
         seed: of the families.
 
     Returns:
-        Dataset of kind "embedding_ranks" over ``family``: "own series", the families, and "vocabulary", all rows of the
-        embedding, where tokens are looked up. Spectra and ranks (epsilon, family) as of
-        :func:`tsfm_lens.probes.weight_ranks`; ``tokens`` (family); ``full``, the largest possible rank; ``signal_rank``
-        (epsilon, family, signal), NaN beyond the last, with ``signal_rank_estimate``, ``_low`` and ``_high`` (epsilon,
-        family), mean and 95 % interval over signals; ``angle`` (family, token, other_token) between tokens as lines, 0
-        to 90 degrees, and ``mean_angle`` (family). ``attrs["random_angle"]`` is that of random lines.
+        Dataset of kind "embedding_ranks" over ``family``: "own series", the families,
+        and "vocabulary", all rows of the embedding, where tokens are looked up. Spectra
+        and ranks (epsilon, family) as of :func:`tsfm_lens.probes.weight_ranks`;
+        ``tokens`` (family); ``full``, the largest possible rank; ``signal_rank``
+        (epsilon, family, signal), NaN beyond the last, with ``signal_rank_estimate``,
+        ``_low`` and ``_high`` (epsilon, family), mean and 95 % interval over signals;
+        ``angle`` (family, token, other_token) between tokens as lines, 0 to 90 degrees,
+        and ``mean_angle`` (family). ``attrs["random_angle"]`` is that of random lines.
 
     Source:
-        Flow of ranks, sections 2 and 3, figures 2, 3 and 13 (S0-F2, S0-F3, S0-F13, S0-ANG).
+        Flow of ranks, sections 2 and 3, figures 2, 3 and 13 (S0-F2, S0-F3, S0-F13,
+        S0-ANG).
 
     Raises:
-        InputError: an ε outside (0, 1), fewer than 2 tokens, batch_size below 1, or a family of a reserved name.
+        InputError: an ε outside (0, 1), fewer than 2 tokens, batch_size below 1, or a
+            family of a reserved name.
 
     Example:
         >>> int(probes.embedding_ranks(run)["epsilon_rank"].sel(epsilon=0.01, family="zero"))
@@ -115,7 +122,8 @@ def embedding_ranks(
         families = {name: as_series(signal) for name, signal in signals.items()}
     if clash := {OWN, VOCABULARY} & set(families):
         raise InputError(
-            f"a family is called {min(clash)!r}, which has a meaning here; give it another name"
+            f"a family is called {min(clash)!r}, which has a meaning here; give it"
+            " another name"
         )
     batches = {OWN: run.batch, **families}
     embeddings = {
@@ -147,10 +155,12 @@ def embedding_ranks(
 
 
 def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
-    """Return sinusoids, exponentials, white noise and zeros, as long as the longest series of a run.
+    """Return sinusoids, exponentials, white noise and zeros, as long as the longest
+    series of a run.
 
-    Each family but the last has 8 to 64 series, so that there are about two tokens per dimension of the stream. For a
-    language model, the only family is sequences of random ids.
+    Each family but the last has 8 to 64 series, so that there are about two tokens per
+    dimension of the stream. For a language model, the only family is sequences of
+    random ids.
 
     Args:
         run: gives the model and the length of series.
@@ -191,7 +201,9 @@ def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
 
 
 class _Tokens:
-    """Embedded tokens of a family: their spectrum, singular values of each signal, and the first (token, d)."""
+    """Embedded tokens of a family: their spectrum, singular values of each signal, and
+    the first (token, d).
+    """
 
     def __init__(self, width: int) -> None:
         self.spectrum = StreamedSpectrum(width)
@@ -229,7 +241,8 @@ def _embed_series(lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
                 tokens.signals.append(torch.linalg.svdvals(rows.double()).numpy())
     if not tokens.spectrum.rows:
         raise InputError(
-            f"none of the tokens of {', '.join(batch.ids[:3])} shows a series; give longer ones"
+            f"none of the tokens of {', '.join(batch.ids[:3])} shows a series; give"
+            " longer ones"
         )
     return tokens
 
@@ -265,7 +278,9 @@ def _of_signals(
 
 
 def _angles(embeddings: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
-    """Compute angles of a few tokens in degrees, and their means over pairs of different ones."""
+    """Compute angles of a few tokens in degrees, and their means over pairs of
+    different ones.
+    """
     angle = np.full((len(embeddings), tokens, tokens), np.nan)
     means = np.full(len(embeddings), np.nan)
     for position, embedding in enumerate(embeddings.values()):
@@ -288,7 +303,9 @@ def _angles(embeddings: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
 
 _E2 = float(np.exp(2.0))
 _AGREES = 1e-3
-"""Largest relative deviation of a head's output from pattern times values by rounding alone."""
+"""Largest relative deviation of a head's output from pattern times values by rounding
+alone.
+"""
 
 
 @probe(
@@ -318,35 +335,43 @@ def flow_of_ranks(
     batch_size: int = 8,
     apart: int = 16,
 ) -> xr.Dataset:
-    """Compute spectra and ranks of the stream before each layer and after the last, and of each layer's W_Q.
+    """Compute spectra and ranks of the stream before each layer and after the last, and
+    of each layer's W_Q.
 
-    The matrix of a stream has a row per token of every series. It is factorised group by group in float64, so memory
-    does not grow with the number of series.
+    The matrix of a stream has a row per token of every series. It is factorised group
+    by group in float64, so memory does not grow with the number of series.
 
     Args:
         run: the forecast to explain.
-        epsilon: one or several; a singular value counts if it is above ε times the largest.
+        epsilon: one or several; a singular value counts if it is above ε times the
+            largest.
         stack: the stack of the stream; if None, the first one, which reads the series.
         batch_size: series in a group, or items where they have several variates.
         apart: largest number of series with a rank of their own.
 
     Returns:
-        Dataset of kind "flow_of_ranks". Over ``stream`` ("embed", then "0", … after each layer) spectra and ranks
-        (epsilon, stream) as of :func:`tsfm_lens.probes.weight_ranks`; ``series_rank`` (epsilon, stream, series) of
-        ``apart`` series, evenly over the batch, NaN elsewhere, and ``rank_rise``, the same less that of the embedding,
-        with what :func:`.estimates.judge` adds. Over ``layer`` ``weight_singular_value`` (layer, mode)
-        and ``weight_rank`` (epsilon, layer) of the first attention's W_Q; ``query_key_norm`` and ``value_norm``, the
-        largest spectral norms over heads of W_Q W_Kᵀ over √d_head and of W_V W_O; ``bound`` (layer, mode) of the
-        relative singular values by theorem 4, NaN where a norm is above 1 or there are fewer than
-        ``attrs["least_depth"]`` layers; ``attention_value`` and ``attention_bound`` (layer, mode): those of the stream
-        after the first attention, and their bound by the inequality behind the theorem, with measured values for its
-        constants; NaN where an attention does more than weigh values, or regroups rows.
+        Dataset of kind "flow_of_ranks". Over ``stream`` ("embed", then "0", … after
+        each layer) spectra and ranks (epsilon, stream) as of
+        :func:`tsfm_lens.probes.weight_ranks`; ``series_rank`` (epsilon, stream, series)
+        of ``apart`` series, evenly over the batch, NaN elsewhere, and ``rank_rise``,
+        the same less that of the embedding, with what :func:`.estimates.judge` adds.
+        Over ``layer`` ``weight_singular_value`` (layer, mode) and ``weight_rank``
+        (epsilon, layer) of the first attention's W_Q; ``query_key_norm`` and
+        ``value_norm``, the largest spectral norms over heads of W_Q W_Kᵀ over √d_head
+        and of W_V W_O; ``bound`` (layer, mode) of the relative singular values by
+        theorem 4, NaN where a norm is above 1 or there are fewer than
+        ``attrs["least_depth"]`` layers; ``attention_value`` and ``attention_bound``
+        (layer, mode): those of the stream after the first attention, and their bound by
+        the inequality behind the theorem, with measured values for its constants; NaN
+        where an attention does more than weigh values, or regroups rows.
 
     Source:
-        Flow of ranks, section 4 and figure 5 (S0-FOR), theorem 4 (S0-TH4), without norms and MLPs; Demmel et al. 2012.
+        Flow of ranks, section 4 and figure 5 (S0-FOR), theorem 4 (S0-TH4), without
+        norms and MLPs; Demmel et al. 2012.
 
     Raises:
-        InputError: an ε outside (0, 1), batch_size below 1, no attention, or a horizon longer than one pass.
+        InputError: an ε outside (0, 1), batch_size below 1, no attention, or a horizon
+            longer than one pass.
         UnknownNameError: no such stack.
 
     Example:
@@ -361,7 +386,8 @@ def flow_of_ranks(
     for layer in range(column.n_layers):
         if not any(column.attentions(layer)):
             raise InputError(
-                f"{column.prefix}.{layer} has no attention; the flow of ranks needs one in every layer"
+                f"{column.prefix}.{layer} has no attention; the flow of ranks needs one"
+                " in every layer"
             )
     points = [
         f"{column.prefix}.{layer}.hook_resid_pre" for layer in range(column.n_layers)
@@ -381,7 +407,8 @@ def flow_of_ranks(
     ]
     around = [point for growth in growths for point in growth.points]
     series: list[str] = []
-    # one array for all: small arrays between the groups' large ones would keep the heap from reusing these
+    # one array for all: small arrays between the groups' large ones would keep the heap
+    # from reusing these
     ranks = np.full((len(levels), len(points), len(run.batch)), np.nan)
     for group in item_groups(run.in_one_pass(), batch_size):
         visible = group.encoded.shown(column.name)
@@ -449,7 +476,9 @@ def flow_of_ranks(
 def _of_weights(
     lens: Lens, column: Stack, levels: list[float], streams: np.ndarray
 ) -> dict[str, object]:
-    """Compute spectra of W_Q, the norms of theorem 4, and its bound from singular values (stream, mode)."""
+    """Compute spectra of W_Q, the norms of theorem 4, and its bound from singular
+    values (stream, mode).
+    """
     first = {
         layer: next(column.attentions(layer)).kind for layer in range(column.n_layers)
     }
@@ -481,7 +510,9 @@ def _of_weights(
 
 
 def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, float]:
-    """Compute the largest spectral norms over heads of W_Q W_Kᵀ over √d_head, and of W_V W_O."""
+    """Compute the largest spectral norms over heads of W_Q W_Kᵀ over √d_head, and of
+    W_V W_O.
+    """
     heads = lens.weights.heads(layer, kind, column.name)
     key = core_singular_values(heads.W_Q, heads.W_K.mT)
     value = core_singular_values(heads.W_V, heads.W_O)
@@ -489,7 +520,9 @@ def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, flo
 
 
 def _bound(values: np.ndarray, column: Stack, norms: np.ndarray) -> np.ndarray:
-    """Apply theorem 4 to the singular values before a layer; NaN where it does not apply."""
+    """Apply theorem 4 to the singular values before a layer; NaN where it does not
+    apply.
+    """
     deep = np.sqrt(column.n_layers) >= 2 * _E2 * column.n_heads
     if not deep or norms.max() > 1 or not values.min() > 0:
         return np.full(len(values), np.nan)
@@ -497,7 +530,9 @@ def _bound(values: np.ndarray, column: Stack, norms: np.ndarray) -> np.ndarray:
 
 
 class _AttentionGrowth:
-    """Spectra around the first attention of a layer, and the rank that it can add: the inequality behind theorem 4."""
+    """Spectra around the first attention of a layer, and the rank that it can add: the
+    inequality behind theorem 4.
+    """
 
     def __init__(self, lens: Lens, column: Stack, layer: int) -> None:
         self.column = column
@@ -523,7 +558,9 @@ class _AttentionGrowth:
         ]
 
     def add(self, acts: Activations, visible: Tensor) -> None:
-        """Add a group: its activations, and a mask of the tokens that belong to a series, (row, pos)."""
+        """Add a group: its activations, and a mask of the tokens that belong to a
+        series, (row, pos).
+        """
         after, values, z, pattern = (
             acts[point].detach().cpu().double() for point in self.points
         )
@@ -555,7 +592,8 @@ class _AttentionGrowth:
         self.before.add(after[visible] - writes)
         masked = pattern * visible[:, None, :, None]
         attended = masked.sum((1, 2)) > 0
-        # the product of the largest column and row sum is above the squared spectral norm, and so is Frobenius'
+        # the product of the largest column and row sum is above the squared spectral
+        # norm, and so is Frobenius'
         sums = masked.sum(2).amax(-1) * masked.sum(3).amax(-1)
         norms = torch.minimum(sums, masked.square().sum((-2, -1))).sqrt()
         self.norms = np.maximum(self.norms, norms.amax(0).numpy())
@@ -563,7 +601,9 @@ class _AttentionGrowth:
             spectrum.add(values[:, :, head][attended])
 
     def spectra(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return relative singular values after the attention and their bound, (mode,) each; NaN if unknown."""
+        """Return relative singular values after the attention and their bound, (mode,)
+        each; NaN if unknown.
+        """
         width = self.column.d_model
         if not (self.agrees and self.after.rows):
             return np.full(width, np.nan), np.full(width, np.nan)
@@ -586,7 +626,9 @@ class _AttentionGrowth:
 
 
 class StreamedSpectrum:
-    """Triangular factor of a QR factorisation of a tall matrix whose rows come in parts (Demmel et al. 2012)."""
+    """Triangular factor of a QR factorisation of a tall matrix whose rows come in parts
+    (Demmel et al. 2012).
+    """
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -601,7 +643,8 @@ class StreamedSpectrum:
             return
         if not torch.isfinite(rows).all():
             raise InputError(
-                "the model holds values that are not finite, so its tokens have no singular values"
+                "the model holds values that are not finite, so its tokens have no"
+                " singular values"
             )
         self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
         part = rows.cpu().double()
@@ -610,13 +653,17 @@ class StreamedSpectrum:
         self._factor = torch.linalg.qr(torch.cat([self._factor, part]), mode="r").R
 
     def singular_values(self, map_of_rows: Tensor | None = None) -> np.ndarray:
-        """Compute all of them, descending: as many as the shorter side of the matrix is long, or of it times a map."""
+        """Compute all of them, descending: as many as the shorter side of the matrix is
+        long, or of it times a map.
+        """
         return torch.linalg.svdvals(
             self._factor if map_of_rows is None else self._factor @ map_of_rows
         ).numpy()
 
     def rounding_floor(self, values: np.ndarray, blocks: int) -> float:
-        """Bound how far the rounding of a forward moves singular values, over the largest."""
+        """Bound how far the rounding of a forward moves singular values, over the
+        largest.
+        """
         longest = self._longest + float(self._factor.norm(dim=0).max())
         error = self._eps / 2 / math.sqrt(3) * math.sqrt(1 + 100 * blocks)
         return rounding_floor(
@@ -630,7 +677,9 @@ def ranks_of_rows(
     dim: str,
     blocks: Sequence[int],
 ) -> xr.Dataset:
-    """Compute the ranks of matrices that came in parts, each from a stream after so many blocks."""
+    """Compute the ranks of matrices that came in parts, each from a stream after so
+    many blocks.
+    """
     values = [item.singular_values() for item in spectra]
     floors = [
         item.rounding_floor(own, count)

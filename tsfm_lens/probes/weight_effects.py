@@ -1,4 +1,6 @@
-"""Effects of fine-tuning: which components' weights differ from the base model's, and what setting each back does."""
+"""Effects of fine-tuning: which components' weights differ from the base model's, and
+what setting each back does.
+"""
 
 from __future__ import annotations
 
@@ -31,39 +33,51 @@ __all__ = ["weight_effects"]
 Owner = Component | str
 Places = dict[str, "Slice"]
 """Parameters by name, and the part of each that belongs to one component."""
-_SOURCE = "fine-tuned weights set back one component at a time; LoRA: Hu et al. 2021, arXiv:2106.09685"
+_SOURCE = (
+    "fine-tuned weights set back one component at a time; LoRA: Hu et al. 2021,"
+    " arXiv:2106.09685"
+)
 
 
 def weight_effects(
     base: Any, tuned: Any, run: Run, *, progress: Progress | None = None
 ) -> Result:
-    """Compare a fine-tuned model with its base: whose weights differ, and what setting them back does to the forecast.
+    """Compare a fine-tuned model with its base: whose weights differ, and what setting
+    them back does to the forecast.
 
-    Components are heads, MLPs and other branches; norms, the embedding, the output head and what is left ("rest") stand
-    beside them. Each is set back to the base's weights alone, and then all of them one after the other, that of the
-    largest share first; what then remains is the base model. Every forecast is :attr:`Run.point` of that model by
-    itself: a token model follows its own path, unless the run gives one.
+    Components are heads, MLPs and other branches; norms, the embedding, the output head
+    and what is left ("rest") stand beside them. Each is set back to the base's weights
+    alone, and then all of them one after the other, that of the largest share first;
+    what then remains is the base model. Every forecast is :attr:`Run.point` of that
+    model by itself: a token model follows its own path, unless the run gives one.
 
     Args:
-        base, tuned: lenses, or anything that :func:`tsfm_lens.load` takes; the tuned model also with adapters of peft
-            that are not merged, which are read as what they add to their matrices.
+        base, tuned: lenses, or anything that :func:`tsfm_lens.load` takes; the tuned
+            model also with adapters of peft that are not merged, which are read as what
+            they add to their matrices.
         run: series, horizon, truth and seed; of any lens.
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "weight_effects", over (component), the largest ``share_size`` first: ``norm`` of the change and
-        ``relative_norm``, over that of the base's weights; ``rank`` of the change of its matrices, the largest, and
-        ``full_rank``, what it could be. Over (component, series, step), in data units: ``forecast`` with the component
-        set back, and ``effect``, that minus the tuned forecast. ``share`` (component, series): mean size of the effect
-        over the range of context and forecast, NaN where that is 0. ``tuned_forecast`` and ``base_forecast`` (series,
-        step); ``cumulative_forecast`` (back, series, step) with so many components set back, in the order of
-        ``component``. With a truth ``cumulative_error`` (back, series) and ``base_error`` (series), the mean absolute
-        errors in data units. Free of units, as natural logarithms of errors over those of the tuned model,
-        ``error_change`` (component, series), ``cumulative_error_change`` (back, series), median over series
-        ``cumulative_error_change_size``, and of the base model ``base_error_change`` (series). ``share``,
-        ``error_change`` and ``base_error_change`` come with what :func:`.estimates.judge` adds. Attributes:
-        ``statistic`` of all forecasts; ``identical`` is 1 where no weight differs: then there is no component;
-        ``adapters`` counts unmerged ones; ``base_files`` and ``tuned_files`` are what was read.
+        Dataset of kind "weight_effects", over (component), the largest ``share_size``
+        first: ``norm`` of the change and ``relative_norm``, over that of the base's
+        weights; ``rank`` of the change of its matrices, the largest, and ``full_rank``,
+        what it could be. Over (component, series, step), in data units: ``forecast``
+        with the component set back, and ``effect``, that minus the tuned forecast.
+        ``share`` (component, series): mean size of the effect over the range of context
+        and forecast, NaN where that is 0. ``tuned_forecast`` and ``base_forecast``
+        (series, step); ``cumulative_forecast`` (back, series, step) with so many
+        components set back, in the order of ``component``. With a truth
+        ``cumulative_error`` (back, series) and ``base_error`` (series), the mean
+        absolute errors in data units. Free of units, as natural logarithms of errors
+        over those of the tuned model, ``error_change`` (component, series),
+        ``cumulative_error_change`` (back, series), median over series
+        ``cumulative_error_change_size``, and of the base model ``base_error_change``
+        (series). ``share``, ``error_change`` and ``base_error_change`` come with what
+        :func:`.estimates.judge` adds. Attributes: ``statistic`` of all forecasts;
+        ``identical`` is 1 where no weight differs: then there is no component;
+        ``adapters`` counts unmerged ones; ``base_files`` and ``tuned_files`` are what
+        was read.
 
     Raises:
         InputError: the two models are not of one architecture and size.
@@ -123,7 +137,9 @@ def weight_effects(
 
 
 def _by(lens: Lens, run: Run) -> Run:
-    """Return a run of the same series by another model, or by one whose weights are others by now."""
+    """Return a run of the same series by another model, or by one whose weights are
+    others by now.
+    """
     return replace(run, lens=lens, _of=None, _conditions=None)
 
 
@@ -147,7 +163,9 @@ class Slice:
         )
 
     def put(self, parameter: Tensor, values: Tensor) -> None:
-        """Replace these entries, uncounted by torch: they are put back, and runs of the model stay what they are."""
+        """Replace these entries, uncounted by torch: they are put back, and runs of the
+        model stay what they are.
+        """
         data = parameter.data
         if self.at is None:
             data.copy_(values)
@@ -174,7 +192,9 @@ def _with_effects(
     forecasts: np.ndarray,
     plain: np.ndarray,
 ) -> xr.Dataset:
-    """Label what the weights of components moved by, the forecasts with each set back, and their shares."""
+    """Label what the weights of components moved by, the forecasts with each set back,
+    and their shares.
+    """
     data = marked_dataset(
         run, **component_coords([difference.owner for difference in differences])
     )
@@ -256,13 +276,17 @@ def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
     wrong = [name for name in own if same and own[name].shape != rest[name].shape]
     if not same or wrong:
         about = (
-            f"{wrong[0]} has {tuple(rest[wrong[0]].shape)} and {tuple(own[wrong[0]].shape)}"
+            f"{wrong[0]} has {tuple(rest[wrong[0]].shape)} and"
+            f" {tuple(own[wrong[0]].shape)}"
             if wrong
-            else f"{base.wiring.architecture} has {len(rest)} tensors, {tuned.wiring.architecture} {len(own)}"
+            else (
+                f"{base.wiring.architecture} has {len(rest)} tensors,"
+                f" {tuned.wiring.architecture} {len(own)}"
+            )
         )
         raise InputError(
-            f"{base.model_id} and {tuned.model_id} are not a model and its fine-tuned version: {about}; expected the "
-            "same architecture and sizes"
+            f"{base.model_id} and {tuned.model_id} are not a model and its fine-tuned"
+            f" version: {about}; expected the same architecture and sizes"
         )
     differences = []
     for owner, positions in _owners(tuned).items():
@@ -290,7 +314,9 @@ def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
 
 
 def _rank(change: Tensor, weight: Tensor) -> tuple[int, int]:
-    """Return the rank of a change above the rounding of the weights that it was added to, and the largest there is."""
+    """Return the rank of a change above the rounding of the weights that it was added
+    to, and the largest there is.
+    """
     if change.ndim < 2:
         return 0, 0
     matrix = change.flatten(1)
@@ -328,7 +354,9 @@ class _Claims:
     def claim(
         self, owner: Owner, parameter: Any, axis: int = 0, at: Tensor | None = None
     ) -> None:
-        """Give an owner entries along an axis of a parameter, or all; those of a parameter are of one axis."""
+        """Give an owner entries along an axis of a parameter, or all; those of a
+        parameter are of one axis.
+        """
         name = self.names.get(id(parameter))
         if name is None:
             return
@@ -357,7 +385,9 @@ class _Claims:
 
 
 def _owners(lens: Lens) -> dict[Owner, Places]:
-    """Divide every entry of every parameter among components, norms, embedding, output head, and the rest."""
+    """Divide every entry of every parameter among components, norms, embedding, output
+    head, and the rest.
+    """
     model = lens.model
     wiring = lens.wiring
     statements = _Claims(model)
@@ -394,7 +424,9 @@ def _owners(lens: Lens) -> dict[Owner, Places]:
 def _of_heads(
     model: nn.Module, stack: Stack, layer: int, row: Attention
 ) -> Iterator[tuple[Component, Any, int, Tensor | None]]:
-    """Yield owner, parameter, axis and entries of each head, and of what the heads share."""
+    """Yield owner, parameter, axis and entries of each head, and of what the heads
+    share.
+    """
     branch = Component(stack.name, layer, row.kind)
     for letter, part in [*row.inputs.items(), ("o", row.o)]:
         module = model.get_submodule(f"{stack.block(layer)}.{part.module}".rstrip("."))

@@ -1,4 +1,6 @@
-"""Spectra, ranks and angles of weight matrices, whole and per head; only weights are used."""
+"""Spectra, ranks and angles of weight matrices, whole and per head; only weights are
+used.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def head_spectra(
     products: Iterable[str] = PRODUCTS,
     fold_norm: bool = False,
 ) -> xr.Dataset:
-    """Compute singular values of W_Q W_Kᵀ and W_V W_O of every head, from a d_head × d_head core of each product.
+    """Compute singular values of W_Q W_Kᵀ and W_V W_O of every head, from a d_head ×
+    d_head core of each product.
 
     Args:
         lens: the model.
@@ -62,12 +65,14 @@ def head_spectra(
         fold_norm: fold the gain of the norm before the branch into the matrices.
 
     Returns:
-        Dataset of kind "head_spectra": ``singular_value`` (product, layer, head, mode), descending; ``stable_rank``
-        (product, layer, head), the squared Frobenius over the squared spectral norm, NaN for zero weights; ``order``
-        (product, layer, head), the rank of a head in its layer by ascending stable rank.
+        Dataset of kind "head_spectra": ``singular_value`` (product, layer, head, mode),
+        descending; ``stable_rank`` (product, layer, head), the squared Frobenius over
+        the squared spectral norm, NaN for zero weights; ``order`` (product, layer,
+        head), the rank of a head in its layer by ascending stable rank.
 
     Source:
-        tsfm-lens paper, definition 5.1 (S3-SRANK); factors of 1/sqrt(d_head) change no stable rank.
+        tsfm-lens paper, definition 5.1 (S3-SRANK); factors of 1/sqrt(d_head) change no
+        stable rank.
 
     Raises:
         UnknownNameError: no such stack, kind of attention or product.
@@ -118,14 +123,16 @@ def head_spectra(
 
 
 def stable_rank(singular_values: np.ndarray) -> np.ndarray:
-    """Compute ‖A‖_F² / ‖A‖₂² from singular values, (…, mode) descending -> (…); NaN for zero matrices.
+    """Compute ‖A‖_F² / ‖A‖₂² from singular values, (…, mode) descending -> (…); NaN for
+    zero matrices.
 
     Example:
         >>> float(probes.stable_rank(np.array([1.0, 1.0, 1.0])))
         3.0
     """
     values = np.asarray(singular_values, dtype=float)
-    # relative to the largest, so that tiny and huge weights neither underflow nor overflow
+    # relative to the largest, so that tiny and huge weights neither underflow nor
+    # overflow
     return np.square(ratio(values, values[..., :1])).sum(axis=-1)
 
 
@@ -138,7 +145,9 @@ def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
 
 
 def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the singular value decomposition of ``left @ right`` without that product, in float64."""
+    """Compute the singular value decomposition of ``left @ right`` without that
+    product, in float64.
+    """
     a = left.detach().double()
     b = right.detach().double().mT
     (q_a, r_a), (q_b, r_b) = torch.linalg.qr(a), torch.linalg.qr(b)
@@ -181,33 +190,41 @@ def weight_ranks(
     stack: str | None = None,
     parts: Iterable[str] = PARTS,
 ) -> xr.Dataset:
-    """Compute singular values and ranks of the matrices of every attention and every MLP, in float64.
+    """Compute singular values and ranks of the matrices of every attention and every
+    MLP, in float64.
 
-    Rounding to the checkpoint's precision moves singular values by about ``rounding_floor`` times the largest. At a
-    smaller ε a rank is not certain, and ``told`` is false.
+    Rounding to the checkpoint's precision moves singular values by about
+    ``rounding_floor`` times the largest. At a smaller ε a rank is not certain, and
+    ``told`` is false.
 
     Args:
         lens: the model.
-        epsilon: one or several; a singular value counts if it is above ε times the largest.
+        epsilon: one or several; a singular value counts if it is above ε times the
+            largest.
         per_head: also the part of every head, as a matrix of its own.
         stack: one stack; all if None.
         parts: names of matrices; a model need not have all.
 
     Returns:
-        Dataset of kind "weight_ranks" over ``matrix`` ("decoder.3.cross_attn.W_Q", of one head
-        "decoder.3.cross_attn.5.W_Q"), with coordinates ``stack``, ``layer``, ``layer_kind``, ``part``, ``head`` ("" for
-        the whole matrix), ``rows`` and ``columns`` (it acts from the right), and ``full``, the largest possible rank.
-        ``singular_value`` (matrix, mode), descending, NaN beyond the last; ``epsilon_rank`` (epsilon, matrix),
-        ``rank_share``, the same over the largest possible, and ``told``; ``stable_rank``, ``effective_rank``,
-        ``participation_ratio`` and ``rounding_floor`` (matrix), NaN for a matrix of zeros; ``decade_count`` (matrix,
-        decade), the relative singular values up to each power of ten and above the next.
+        Dataset of kind "weight_ranks" over ``matrix`` ("decoder.3.cross_attn.W_Q", of
+        one head "decoder.3.cross_attn.5.W_Q"), with coordinates ``stack``, ``layer``,
+        ``layer_kind``, ``part``, ``head`` ("" for the whole matrix), ``rows`` and
+        ``columns`` (it acts from the right), and ``full``, the largest possible rank.
+        ``singular_value`` (matrix, mode), descending, NaN beyond the last;
+        ``epsilon_rank`` (epsilon, matrix), ``rank_share``, the same over the largest
+        possible, and ``told``; ``stable_rank``, ``effective_rank``,
+        ``participation_ratio`` and ``rounding_floor`` (matrix), NaN for a matrix of
+        zeros; ``decade_count`` (matrix, decade), the relative singular values up to
+        each power of ten and above the next.
 
     Source:
-        Flow of ranks, equation 1 and figures 4, 5, 6, 9 and 10 (S0-ERANK, S0-FOR, S0-HIST).
+        Flow of ranks, equation 1 and figures 4, 5, 6, 9 and 10 (S0-ERANK, S0-FOR,
+        S0-HIST).
 
     Raises:
         UnknownNameError: no such stack or part.
-        InputError: an ε outside (0, 1) or below the weights' precision; values that are not finite; no part.
+        InputError: an ε outside (0, 1) or below the weights' precision; values that are
+            not finite; no part.
 
     Example:
         >>> data = probes.weight_ranks(lens, epsilon=0.01)
@@ -224,8 +241,9 @@ def weight_ranks(
     finite = [floor for floor in floors if np.isfinite(floor)]
     if finite and min(levels) < min(finite):
         raise InputError(
-            f"epsilon {min(levels):g} is below what these weights can tell: they are stored in {name}, whose rounding "
-            f"moves relative singular values by {min(finite):.1g}; choose a larger one"
+            f"epsilon {min(levels):g} is below what these weights can tell: they are"
+            f" stored in {name}, whose rounding moves relative singular values by"
+            f" {min(finite):.1g}; choose a larger one"
         )
     data = compute_ranks(spectra, floors, levels, "matrix").assign(
         decade_count=(
@@ -259,7 +277,9 @@ def weight_ranks(
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """Weight matrix: its place in the model, and its values (rows, columns), which act from the right."""
+    """Weight matrix: its place in the model, and its values (rows, columns), which act
+    from the right.
+    """
 
     stack: str
     layer: int
@@ -280,7 +300,9 @@ def weight_matrices(
     parts: Iterable[str] = PARTS,
     per_head: bool = False,
 ) -> Iterator[Matrix]:
-    """Yield the matrices of all attentions and MLPs, in order of writing, each followed by those of its heads."""
+    """Yield the matrices of all attentions and MLPs, in order of writing, each followed
+    by those of its heads.
+    """
     names = list(parts)
     for part in names:
         if part not in PARTS:
@@ -296,7 +318,8 @@ def weight_matrices(
                     if weight.ndim == 2:
                         yield Matrix(*position, weight.detach())
                         continue
-                    # heads stand side by side where they are read, one below the other where they write
+                    # heads stand side by side where they are read, one below the other
+                    # where they write
                     full = (
                         weight.flatten(0, 1)
                         if part == "W_O"
@@ -312,7 +335,9 @@ def weight_matrices(
 def _list_weights(
     lens: Lens, column: Stack, layer: int, row: Writer
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parts of one writer: of an attention (head, rows, columns), of an MLP (rows, columns)."""
+    """Yield the parts of one writer: of an attention (head, rows, columns), of an MLP
+    (rows, columns).
+    """
     if isinstance(row, Attention):
         for letter in "qkv":
             yield (
@@ -330,11 +355,14 @@ def _list_weights(
 
 
 def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]:
-    """Compute singular values, and how far the rounding of the entries moves them, over the largest."""
+    """Compute singular values, and how far the rounding of the entries moves them, over
+    the largest.
+    """
     weight = matrix.weight.cpu().double()
     if not torch.isfinite(weight).all():
         raise InputError(
-            f"{matrix} holds values that are not finite, so it has no singular values; fix the weights"
+            f"{matrix} holds values that are not finite, so it has no singular values;"
+            " fix the weights"
         )
     values = torch.linalg.svdvals(weight).numpy()
     longest = float(weight.norm(dim=0).max() + weight.norm(dim=1).max())
@@ -385,14 +413,18 @@ def compute_ranks(
 def rounding_floor(
     values: np.ndarray, longest: float, error: float, size: int
 ) -> float:
-    """Bound how far errors of the entries move singular values, over the largest; NaN for a matrix of zeros."""
+    """Bound how far errors of the entries move singular values, over the largest; NaN
+    for a matrix of zeros.
+    """
     if not values[0] > 0:
         return float("nan")
     return error * longest / float(values[0]) + size * float(np.finfo(float).eps)
 
 
 def stored_precision(lens: Lens) -> torch.dtype:
-    """Return the coarsest precision that holds all weights exactly: that of the checkpoint."""
+    """Return the coarsest precision that holds all weights exactly: that of the
+    checkpoint.
+    """
     matrices = [
         weight.detach()
         for weight in lens.parameters()
@@ -457,29 +489,35 @@ def row_angles(
     permutations: int = 199,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute angles between the directions of the stream that the heads of a layer read, or write.
+    """Compute angles between the directions of the stream that the heads of a layer
+    read, or write.
 
-    The statistic of a layer is the difference of angles between heads and within a head. A layer is significant if it
-    exceeds 95 % of the largest such differences, over layers, with rows shuffled among the heads.
+    The statistic of a layer is the difference of angles between heads and within a
+    head. A layer is significant if it exceeds 95 % of the largest such differences,
+    over layers, with rows shuffled among the heads.
 
     Args:
         lens: the model.
         part: "W_Q", "W_K", "W_V" or "W_O".
         kind: kind of attention; the stack's first kind if None.
-        stack: the stack of the attention; the first one, which reads the series, if None.
-        rows: largest number of rows with single angles, evenly over the heads; means are over all rows.
+        stack: the stack of the attention; the first one, which reads the series, if
+            None.
+        rows: largest number of rows with single angles, evenly over the heads; means
+            are over all rows.
         permutations: number of shuffles.
         seed: of the shuffles.
 
     Returns:
-        Dataset of kind "row_angles", in degrees: ``angle`` (layer, row, other_row), with coordinates ``row_head`` and
-        ``row_dimension``, NaN with rows of zeros; ``block_angle`` (layer, head, other_head), ``within`` and ``between``
-        (layer), means over pairs of different rows; ``closer`` (layer), between less within, with ``closer_floor`` and
-        ``closer_significant``. Heads that share keys and values are one. ``attrs["random_angle"]`` is that of random
-        lines.
+        Dataset of kind "row_angles", in degrees: ``angle`` (layer, row, other_row),
+        with coordinates ``row_head`` and ``row_dimension``, NaN with rows of zeros;
+        ``block_angle`` (layer, head, other_head), ``within`` and ``between`` (layer),
+        means over pairs of different rows; ``closer`` (layer), between less within,
+        with ``closer_floor`` and ``closer_significant``. Heads that share keys and
+        values are one. ``attrs["random_angle"]`` is that of random lines.
 
     Source:
-        Flow of ranks, equation 2 with the arccos of appendix H, figures 9 and 12 (S0-ANG); Westfall and Young 1993.
+        Flow of ranks, equation 2 with the arccos of appendix H, figures 9 and 12
+        (S0-ANG); Westfall and Young 1993.
 
     Raises:
         UnknownNameError: no such part, stack or kind of attention.
@@ -559,7 +597,9 @@ def row_angles(
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows of one layer's matrix: angles (row, row) in degrees, their heads (row,), and those that are not zero."""
+    """Rows of one layer's matrix: angles (row, row) in degrees, their heads (row,), and
+    those that are not zero.
+    """
 
     angle: np.ndarray
     heads: np.ndarray
@@ -572,7 +612,8 @@ class _Rows:
         lines = weight.T if matrix.part == "W_O" else weight
         if not np.isfinite(lines).all():
             raise InputError(
-                f"{matrix} holds values that are not finite, so its rows have no angles; fix the weights"
+                f"{matrix} holds values that are not finite, so its rows have no"
+                " angles; fix the weights"
             )
         angle = np.degrees(angles(lines))
         count = lines.shape[1]
@@ -580,7 +621,9 @@ class _Rows:
         return cls(angle, heads, np.flatnonzero(np.linalg.norm(lines, axis=0)))
 
     def _sums(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sum angles over pairs of different nonzero rows, and count the pairs, (label, label)."""
+        """Sum angles over pairs of different nonzero rows, and count the pairs, (label,
+        label).
+        """
         groups = (labels[:, None] == np.arange(self.heads.max() + 1)).astype(float)
         among = self.angle[np.ix_(self.nonzero, self.nonzero)]
         np.fill_diagonal(among, 0.0)
@@ -593,14 +636,18 @@ class _Rows:
         return ratio(sums, counts)
 
     def average_angles(self, labels: np.ndarray) -> tuple[float, float]:
-        """Average angles over pairs with the same label and with different ones, NaN where there are none."""
+        """Average angles over pairs with the same label and with different ones, NaN
+        where there are none.
+        """
         sums, counts = self._sums(labels)
         own = np.array([np.trace(sums), np.trace(counts)])
         other = np.array([sums.sum(), counts.sum()]) - own
         return float(ratio(*own)), float(ratio(*other))
 
     def shuffle(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
-        """Compute between less within for rows shuffled among the heads, (permutation,)."""
+        """Compute between less within for rows shuffled among the heads,
+        (permutation,).
+        """
         labels = self.heads[self.nonzero]
         pairs = [
             self.average_angles(rng.permutation(labels)) for _ in range(permutations)
@@ -611,7 +658,9 @@ class _Rows:
 def _shuffle_floors(
     layers: list[_Rows], closer: np.ndarray, permutations: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what shuffling reaches in each layer, and which layers exceed it, (layer,); over all layers at once."""
+    """Return what shuffling reaches in each layer, and which layers exceed it,
+    (layer,); over all layers at once.
+    """
     rng = np.random.default_rng(seed)
     chance = np.stack([one.shuffle(permutations, rng) for one in layers])
     # in units of each layer's own spread, so that no layer sets the scale of all
@@ -628,7 +677,9 @@ def _shuffle_floors(
 
 
 def random_angle(dimensions: int) -> float:
-    """Compute the mean angle in degrees of two random lines: density sin(θ)^(d − 2) from 0 to 90 degrees."""
+    """Compute the mean angle in degrees of two random lines: density sin(θ)^(d − 2)
+    from 0 to 90 degrees.
+    """
     if dimensions < 2:
         return 0.0
     # midpoints, so that nothing is evaluated at the ends

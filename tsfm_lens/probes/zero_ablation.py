@@ -64,23 +64,27 @@ def ablation_effects(
 ) -> xr.Dataset:
     """Ablate components one at a time and compare the forecasts.
 
-    In single forwards, a token model's decoder is teacher-forced along the run's path. In rollouts, every ablated model
-    follows its own path, under the same draws. Redundant components rank low; see ``self_repair`` of
+    In single forwards, a token model's decoder is teacher-forced along the run's path.
+    In rollouts, every ablated model follows its own path, under the same draws.
+    Redundant components rank low; see ``self_repair`` of
     :func:`tsfm_lens.probes.causal_effects`.
 
     Args:
         run: the forecast to explain; with a truth for the errors.
-        components: names or globs; if None every head, MLP and whole layer of the output stack.
+        components: names or globs; if None every head, MLP and whole layer of the
+            output stack.
         how: "zero", "mean", "resample" or "noise"; see :meth:`Lens.ablate`.
         reference: activations for mean and resample; draws use the run's seed.
         progress: called with (done, of) after each component.
 
     Returns:
-        Dataset of kind "ablation_effects" over ``component`` and ``series``: ``spearman_distance`` to the plain
-        forecast; with a truth ``mae``, ``mase``, their baselines and relative changes (``mae_change`` = ablated /
-        baseline - 1); ``mean_shift``, the mean distance from the plain forecast in data units; for each what
-        :func:`.estimates.judge` adds. All leave out a token model's first step, whose decoder reads no value;
-        it has ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
+        Dataset of kind "ablation_effects" over ``component`` and ``series``:
+        ``spearman_distance`` to the plain forecast; with a truth ``mae``, ``mase``,
+        their baselines and relative changes (``mae_change`` = ablated / baseline - 1);
+        ``mean_shift``, the mean distance from the plain forecast in data units; for
+        each what :func:`.estimates.judge` adds. All leave out a token model's first
+        step, whose decoder reads no value; it has ``first_step_shift``. ``forecast``
+        and ``baseline_forecast``: see attribute ``statistic``.
 
     Source:
         tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
@@ -144,12 +148,15 @@ def ablation_effects(
         measures |= {"mae_change": change, "mase_change": change}
     for name, measure in measures.items():
         effect = measure(forecasts[..., later], plain[..., later])
-        # the scale is the same before and after, so MASE changes as MAE does wherever it is defined
+        # the scale is the same before and after, so MASE changes as MAE does wherever
+        # it is defined
         data[name] = (
             where,
-            np.where(np.isfinite(scale), effect, np.nan)
-            if name == "mase_change"
-            else effect,
+            (
+                np.where(np.isfinite(scale), effect, np.nan)
+                if name == "mase_change"
+                else effect
+            ),
         )
         floor = noise_floor(run, compute_size(measure, later))
         signed = name.endswith("change")
@@ -166,10 +173,12 @@ def ablation_effects(
 
 
 def rank_distance(run: Run) -> Measure:
-    """Return Spearman's distance of forecasts (…, series, step) from plain ones of a run.
+    """Return Spearman's distance of forecasts (…, series, step) from plain ones of a
+    run.
 
-    It is NaN for a series of :func:`tsfm_lens.models.noise.flat_series`. A flat forecast where the plain one is not has
-    distance 1: nothing of the order of steps is left.
+    It is NaN for a series of :func:`tsfm_lens.models.noise.flat_series`. A flat
+    forecast where the plain one is not has distance 1: nothing of the order of steps is
+    left.
     """
     flat = flat_series(run)
     rounding = own_rounding(run)
@@ -183,7 +192,9 @@ def rank_distance(run: Run) -> Measure:
 
 
 def error_change(run: Run, truth: np.ndarray) -> Measure:
-    """Return the relative change of the mean absolute error; NaN where the plain one is no more than rounding."""
+    """Return the relative change of the mean absolute error; NaN where the plain one is
+    no more than rounding.
+    """
     rounding = own_rounding(run)
     return lambda other, plain: relative_change(
         mae(other, truth), mae(plain, truth), rounding
@@ -202,7 +213,9 @@ def forecast_ablations(
     progress: Progress | None = None,
     beside: Sequence[Variant] = (),
 ) -> np.ndarray:
-    """Forecast without each component, then with further variants, (variant, series, step)."""
+    """Forecast without each component, then with further variants, (variant, series,
+    step).
+    """
     # the caller's own hooks may change before the next call
     shares = how == "zero" and not run.lens.registry.in_use
     cache = run.cache.setdefault("ablated", {}) if shares else {}
@@ -238,7 +251,9 @@ def make_ablations(
 
 
 def seasonal_scales(run: Run) -> np.ndarray:
-    """Return the scale of MASE of each series, (series,); NaN where the model sees no variation."""
+    """Return the scale of MASE of each series, (series,); NaN where the model sees no
+    variation.
+    """
     batch = run.batch
     scales = [
         seasonal_scale(*item)

@@ -1,4 +1,6 @@
-"""Report builder: figures, tables, sentences and provenance in one HTML file that opens offline."""
+"""Report builder: figures, tables, sentences and provenance in one HTML file that opens
+offline.
+"""
 
 from __future__ import annotations
 
@@ -46,21 +48,25 @@ def build_report(
     remarks: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write one self-contained HTML file with all results: figures, readings, tables, provenance.
+    """Write one self-contained HTML file with all results: figures, readings, tables,
+    provenance.
 
     Args:
         results: labelled results by name, in the order of the report.
         path: a folder, for ``index.html`` in it, or a file that ends in .html.
         title: heading of the report.
         provenance: what the numbers come from, in the order shown.
-        remarks: sentences of your own by name of a result, shown before those computed from the numbers.
+        remarks: sentences of your own by name of a result, shown before those computed
+            from the numbers.
         notes: sentences above all results.
 
     Returns:
-        The file written, at most 10 MB; figures beyond that are left out, which the report says.
+        The file written, at most 10 MB; figures beyond that are left out, which the
+        report says.
 
     Raises:
-        InputError: no results, one that is of no known kind, or the file cannot be written.
+        InputError: no results, one that is of no known kind, or the file cannot be
+            written.
         UnknownNameError: a remark on a result that is not there.
 
     Example:
@@ -90,7 +96,8 @@ def find_page(path: str | Path) -> Path:
     refuse_unwritable(target.parent)
     if target.is_dir():
         raise InputError(
-            f"{str(target)!r} is a folder, expected the name of a file to write; give another place"
+            f"{str(target)!r} is a folder, expected the name of a file to write; give"
+            " another place"
         )
     return target
 
@@ -198,14 +205,17 @@ def _first_screen(
     ids = [item["name"] for item in state["series"]] if state else []
     if state and (omitted := [name for name in series if name not in ids]):
         state["notes"].append(
-            f"The linked view is not precomputed for {shown(omitted)}; their cards are below."
+            f"The linked view is not precomputed for {shown(omitted)}; their cards are"
+            " below."
         )
     text = packed(json.dumps(state, separators=(",", ":"))) if state else ""
     return {"facts": metadata, "series": series or ids, "state": text, "cards": cards}
 
 
 def _said_once(sections: list[Section]) -> list[str]:
-    """Take the sentences that any result may say out of all figures, and return each with the chapters it is of."""
+    """Take the sentences that any result may say out of all figures, and return each
+    with the chapters it is of.
+    """
     repeated: dict[str, list[str]] = {}
     for section in sections:
         for figure in section["figures"]:
@@ -261,7 +271,9 @@ def _on_series(ds: xr.Dataset) -> str:
 
 
 def _fit(sections: list[Section], budget: int) -> None:
-    """Leave out what does not fit into ``budget`` bytes: last figures of a section first, overviews last."""
+    """Leave out what does not fit into ``budget`` bytes: last figures of a section
+    first, overviews last.
+    """
     entries = [
         (rank, section, figure)
         for section in sections
@@ -277,9 +289,11 @@ def _fit(sections: list[Section], budget: int) -> None:
 
 
 def _arrange(section: Section, series: Sequence[str]) -> None:
-    """Sort the figures of a chapter by the tab under which they are shown, and note the series that it does not draw.
+    """Sort the figures of a chapter by the tab under which they are shown, and note the
+    series that it does not draw.
 
-    The first figure stands open, of every series the first if it is of one; others are folded, by series.
+    The first figure stands open, of every series the first if it is of one; others are
+    folded, by series.
     """
     figures = section["figures"]
     with_tabs = len(series) > 1
@@ -308,7 +322,9 @@ def _arrange(section: Section, series: Sequence[str]) -> None:
 
 
 def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
-    """Build one figure in the form of the template; ``spec`` is JSON that is safe inside a script element."""
+    """Build one figure in the form of the template; ``spec`` is JSON that is safe
+    inside a script element.
+    """
     meta = panel.figure.layout.meta or {}
     if "title_height" in meta:
         bare = untitled(panel.figure)
@@ -332,7 +348,9 @@ def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
 
 
 def download(table: pd.DataFrame, name: str) -> dict[str, str]:
-    """Write a table as CSV with six significant digits, gzipped where long: name, href (a data URI), and a note."""
+    """Write a table as CSV with six significant digits, gzipped where long: name, href
+    (a data URI), and a note.
+    """
     content = to_csv(table, float_format="%.6g").encode()
     kind = "text/csv;charset=utf-8"
     if len(content) > _PLAIN:

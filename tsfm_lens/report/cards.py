@@ -1,4 +1,6 @@
-"""Cards of a report's first screen: what the chapters say of one series, in four small drawings."""
+"""Cards of a report's first screen: what the chapters say of one series, in four small
+drawings.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ MAX_SERIES = 24  # tabs
 _MAX_BARS = 4
 
 Card = dict[str, Any]
-"""What a card says of one series: ``big``, ``note``, ``bars`` (label, value, share of the largest), ``line``."""
+"""What a card says of one series: ``big``, ``note``, ``bars`` (label, value, share of
+the largest), ``line``.
+"""
 
 
 def make_cards(
     results: Mapping[str, Any], anchors: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Make the cards that the results allow, each with its title, the chapter it is of, and a card per series."""
+    """Make the cards that the results allow, each with its title, the chapter it is of,
+    and a card per series.
+    """
     rows = []
     explained = next(
         (
@@ -73,7 +79,9 @@ def _kind(ds: Any) -> str:
 
 
 def _accuracy(ds: xr.Dataset, series: int) -> Card:
-    """Compare the median with the truth and with the last season repeated, and count steps inside the band."""
+    """Compare the median with the truth and with the last season repeated, and count
+    steps inside the band.
+    """
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values, unit = (
         array(ds, "quantile_forecast", "quantile", "step", series=series),
@@ -112,7 +120,9 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
 
 
 def _forming(ds: xr.Dataset, series: int) -> Card:
-    """Follow the entropy of the lens forecast over layers, or its distance from the final one where it has none."""
+    """Follow the entropy of the lens forecast over layers, or its distance from the
+    final one where it has none.
+    """
     if flat_series(ds)[series]:
         return {}
     layers = [layer_name(label) for label in names(ds, "layer")]
@@ -153,7 +163,9 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
 
 
 def _needs(ds: xr.Dataset, series: int) -> Card:
-    """Rank heads and MLPs by how far the forecast moves without them, marked where significant over series."""
+    """Rank heads and MLPs by how far the forecast moves without them, marked where
+    significant over series.
+    """
     if flat_series(ds)[series]:
         return {}
     parts = [place for place, kind in enumerate(ds["kind"].values) if kind != "layer"]
@@ -181,7 +193,10 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
         text for sign, text in marks.items() if any(sign in label for label, *_ in bars)
     ]
     tested = "; ".join(legend) or "none is significant over series"
-    note = f"size: mean change of the forecast without it ({unit}); {tested}{_describe_improvement(ds, series, order[0])}"
+    note = (
+        f"size: mean change of the forecast without it ({unit});"
+        f" {tested}{_describe_improvement(ds, series, order[0])}"
+    )
     return {"big": labels[order[0]], "note": note, "bars": bars}
 
 
@@ -198,11 +213,16 @@ def _describe_improvement(ds: xr.Dataset, series: int, place: int) -> str:
         array(ds, "mae_baseline", series=series),
         array(ds, "mae", "component", series=series)[place],
     )
-    return f"; without it the error falls from {amount(float(before))} to {amount(float(after))}"
+    return (
+        f"; without it the error falls from {amount(float(before))} to"
+        f" {amount(float(after))}"
+    )
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:
-    """Say where the heads with the largest effects look most, the one with the largest first."""
+    """Say where the heads with the largest effects look most, the one with the largest
+    first.
+    """
     effect = (
         effects_of_heads(ds, "mean_shift")
         .isel(series=series)
@@ -220,7 +240,10 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
         bars.append((f"{head_name(ds, layer, head)}: {reading.words}", reading.most))
     if not bars:
         return {}
-    note = "the heads with the largest effects, largest first; where each looks most, and its attention there"
+    note = (
+        "the heads with the largest effects, largest first; where each looks most, and"
+        " its attention there"
+    )
     return {
         "big": positions[0],
         "note": f"{note} (mean over steps)",
@@ -269,7 +292,9 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
 
 
 def _trust(ds: xr.Dataset, _: int) -> Card:
-    """State the verdict of all faithfulness tests of the page, and the test that decides."""
+    """State the verdict of all faithfulness tests of the page, and the test that
+    decides.
+    """
     own, reasons = verdict(ds)
     word = str(ds.attrs.get("verdict", own))
     note = str(ds.attrs.get("reason", reasons[0])) + " Try another reference." * (
@@ -279,7 +304,9 @@ def _trust(ds: xr.Dataset, _: int) -> Card:
 
 
 def _worth(ds: xr.Dataset, _: int) -> Card:
-    """Rank covariates by the accuracy that is lost without them, over all series; nothing without a truth."""
+    """Rank covariates by the accuracy that is lost without them, over all series;
+    nothing without a truth.
+    """
     if "worth_size" not in ds:
         return {}
     return _ranked(
@@ -291,7 +318,9 @@ def _worth(ds: xr.Dataset, _: int) -> Card:
 
 
 def _shuffling(ds: xr.Dataset, _: int) -> Card:
-    """Rank covariates by how far forecasts move without their order, where no truth says what they are worth."""
+    """Rank covariates by how far forecasts move without their order, where no truth
+    says what they are worth.
+    """
     if "worth_size" in ds:
         return {}
     return _ranked(

@@ -1,4 +1,6 @@
-"""Explanation of one forecast as a page: the inputs that moved it, their routes, and the faithfulness tests."""
+"""Explanation of one forecast as a page: the inputs that moved it, their routes, and
+the faithfulness tests.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _MASKING_KINDS = (
     "route_faithfulness",
 )
 SECTIONS = (*_MASKING_KINDS, "input_effects", "covariate_use", "forecast")
-"""Kinds of the measurements that an explanation has unless it is asked for others; effects over several items alone."""
+"""Kinds of the measurements that an explanation has unless it is asked for others;
+effects over several items alone.
+"""
 _PARTS, _EXACT = (
     2,
     6,
@@ -47,7 +51,9 @@ _PARTS, _EXACT = (
 
 @extensible
 class Explanation(dict[str, xr.Dataset]):
-    """Results of an explanation by name; ``plot()`` draws what moved the forecast, ``plot("dots")`` another figure."""
+    """Results of an explanation by name; ``plot()`` draws what moved the forecast,
+    ``plot("dots")`` another figure.
+    """
 
     def __repr__(self) -> str:
         return "\n".join(
@@ -61,8 +67,9 @@ class Explanation(dict[str, xr.Dataset]):
         """Collect what the explanation says as JSON-able values.
 
         Returns:
-            ``answers`` to what-if and change; ``headline``; ``verdict`` of all faithfulness tests and its ``reasons``;
-            ``inputs``, the total effect of each input in data units; ``covariates``, their worth, response and share.
+            ``answers`` to what-if and change; ``headline``; ``verdict`` of all
+            faithfulness tests and its ``reasons``; ``inputs``, the total effect of each
+            input in data units; ``covariates``, their worth, response and share.
         """
         word, reasons = judged(self)
         inputs, use = self.get("input_attribution"), self.get("covariate_use")
@@ -88,7 +95,8 @@ class Explanation(dict[str, xr.Dataset]):
         }
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write ``explanation.json``, and in ``numbers`` a NetCDF file and the tables as CSV of each result.
+        """Write ``explanation.json``, and in ``numbers`` a NetCDF file and the tables
+        as CSV of each result.
 
         Args:
             folder: new or old.
@@ -101,9 +109,9 @@ class Explanation(dict[str, xr.Dataset]):
         """
         position = Path(folder)
         contents = {
-            position / "explanation.json": json.dumps(
-                self.summary(), indent=1, allow_nan=False
-            ).encode()
+            position / "explanation.json": (
+                json.dumps(self.summary(), indent=1, allow_nan=False).encode()
+            )
         }
         for name, data in self.items():
             contents[position / "numbers" / f"{name}.nc"] = bytes(
@@ -154,31 +162,39 @@ def explain(
     progress: Callable[[str, int, int], None] | None = None,
     left_out: dict[str, str] | None = None,
 ) -> Explanation:
-    """Explain a forecast: effects of the inputs, their routes, faithfulness tests, and the use of covariates.
+    """Explain a forecast: effects of the inputs, their routes, faithfulness tests, and
+    the use of covariates.
 
     Sections that the model or the series do not allow are left out.
 
     Args:
         run: the forecast; at most one pass of the model.
-        out: folder for index.html and the files of :meth:`Explanation.write`; nothing is written if None.
-        item: whose forecast is explained, by position or name; the only one if None. Effects over items and the use of
-            covariates are measured over all.
-        method: of input attribution, see :func:`tsfm_lens.explain.input_attribution`; Shapley values if None.
-        reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
+        out: folder for index.html and the files of :meth:`Explanation.write`; nothing
+            is written if None.
+        item: whose forecast is explained, by position or name; the only one if None.
+            Effects over items and the use of covariates are measured over all.
+        method: of input attribution, see :func:`tsfm_lens.explain.input_attribution`;
+            Shapley values if None.
+        reference: values of masked steps, see
+            :func:`tsfm_lens.explain.reference_values`.
         parts: units of the explanation, such as 6 stretches or "components", see
             :func:`tsfm_lens.explain.input_attribution`; each section's own if None.
-        changes, start, stop: what if the input were another, see :func:`tsfm_lens.explain.what_if`.
-        since: an earlier run, from which the change is explained, see :func:`tsfm_lens.explain.explain_change`.
+        changes, start, stop: what if the input were another, see
+            :func:`tsfm_lens.explain.what_if`.
+        since: an earlier run, from which the change is explained, see
+            :func:`tsfm_lens.explain.explain_change`.
         pdf: print the page of ``out`` to index.pdf as well, in the browser at hand.
-        sections, options, title, sources, progress, left_out: see :func:`tsfm_lens.report.pipeline.report`.
+        sections, options, title, sources, progress, left_out: see
+            :func:`tsfm_lens.report.pipeline.report`.
 
     Returns:
-        Labelled results by name, as :func:`tsfm_lens.report.pipeline.analyse` gives them.
+        Labelled results by name, as :func:`tsfm_lens.report.pipeline.analyse` gives
+        them.
 
     Raises:
         UnknownNameError: no such item, method, reference or section.
-        InputError: no section can be computed, the folder cannot be written, or one of several items would have to be
-            explained and none is chosen.
+        InputError: no section can be computed, the folder cannot be written, or one of
+            several items would have to be explained and none is chosen.
         RenderError: a PDF is asked for, and there is no browser.
 
     Example:
@@ -219,7 +235,8 @@ def explain(
         }
     if method is not None:
         own["input_attribution"]["method"] = own["input_effects"]["method"] = method
-    # a test takes the options of its explanation, even if that has no section of its own
+    # a test takes the options of its explanation, even if that has no section of its
+    # own
     arguments = {
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})}
         for kind in {**own, **dict.fromkeys(kinds)}
@@ -261,7 +278,9 @@ def select_sections(
 
 
 def judged(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:
-    """Return the joint verdict of the faithfulness tests among results, and its sentences; "" and [] without tests."""
+    """Return the joint verdict of the faithfulness tests among results, and its
+    sentences; "" and [] without tests.
+    """
     tests = [results[kind] for kind in _MASKING_KINDS[2:] if kind in results]
     return verdict(*tests) if tests else ("", [])
 

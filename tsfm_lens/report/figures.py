@@ -1,4 +1,6 @@
-"""Figures by name, for any run: computed, drawn, captioned and written, all files or none."""
+"""Figures by name, for any run: computed, drawn, captioned and written, all files or
+none.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def check_figure(entry: Figure, lens: Lens) -> None:
 
 
 def check_architecture(entry: Figure, architecture: Architecture, model: str) -> None:
-    """Refuse a model that is not open yet by its architecture; see :func:`check_figure`."""
+    """Refuse a model that is not open yet by its architecture; see
+    :func:`check_figure`.
+    """
     for needs in requirements(entry):
         label = f"figure {entry.name}"
         needs.check_architecture(architecture, model, label, _instead(entry))
@@ -85,7 +89,9 @@ class DrawnFigure:
     others: tuple[Lens, ...] = ()
 
     def caption(self, sources: Sequence[str] = ()) -> str:
-        """Write title, content, all parameters and provenance; ``sources`` is where the series come from."""
+        """Write title, content, all parameters and provenance; ``sources`` is where the
+        series come from.
+        """
         lines = [f"Figure {self.entry.name}. {self.entry.title}", ""]
         lines += [_content(self.figure, self.run.batch.ids), ""]
         lines += ["Computed by: " + computed_words(self.entry) + "."]
@@ -123,8 +129,10 @@ def _tests(result: Any) -> list[str]:
         if "family" in variable.attrs
     ]
     return [
-        f"Significance: exact sign test over {metadata['units']} {'series' if metadata['units'] != 1 else 'series alone'} "
-        f"({metadata['family']} tests, Holm-corrected, 5 %). Whiskers and bands: range over series."
+        f"Significance: exact sign test over {metadata['units']}"
+        f" {'series' if metadata['units'] != 1 else 'series alone'}"
+        f" ({metadata['family']} tests, Holm-corrected, 5 %). Whiskers and bands: range"
+        " over series."
         for metadata in tested
     ]
 
@@ -173,7 +181,8 @@ def refuse_several(entry: Figure, count: int) -> None:
             name for name, figure in figures().items() if takes_models(figure)
         )
         raise InputError(
-            f"figure {entry.name} can show two models side by side, but {count} are named; {names} shows more"
+            f"figure {entry.name} can show two models side by side, but {count} are"
+            f" named; {names} shows more"
         )
 
 
@@ -229,7 +238,9 @@ def _size(figure: go.Figure) -> str:
 
 
 def file_word(name: str) -> str:
-    """Turn a name into a part of a file name: the end of a path, without what file systems or shells refuse."""
+    """Turn a name into a part of a file name: the end of a path, without what file
+    systems or shells refuse.
+    """
     last = name.rstrip("/").split("/")
     # a hub id keeps its owner, a folder only its own name
     short = (
@@ -328,5 +339,8 @@ def _data(run: Run, sources: Sequence[str]) -> list[str]:
     )
     return [
         *lines,
-        f"  {end}; models see at most {run.lens.adapter.context_length} steps before them.",
+        (
+            f"  {end}; models see at most {run.lens.adapter.context_length} steps"
+            " before them."
+        ),
     ]

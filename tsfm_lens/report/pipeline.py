@@ -70,18 +70,21 @@ def analyse(
 
     Args:
         run: what every section looks at; at most one pass of the model.
-        sections: kinds of measurements, in the order of the report; see :func:`tsfm_lens.core.registry.measurements`.
+        sections: kinds of measurements, in the order of the report; see
+            :func:`tsfm_lens.core.registry.measurements`.
         options: of the probes, by kind of measurement.
-        progress: called as (name of the result, done, total) before, within and after each.
-        left_out: gets the headings of sections that these series do not allow, with the reasons; None refuses them.
+        progress: called as (name of the result, done, total) before, within and after
+            each.
+        left_out: gets the headings of sections that these series do not allow, with the
+            reasons; None refuses them.
 
     Returns:
-        Labelled results by name, their tests corrected together. Without a truth the gain is measured against the
-        model's own forecast.
+        Labelled results by name, their tests corrected together. Without a truth the
+        gain is measured against the model's own forecast.
 
     Raises:
-        InputError: one pass does not cover the horizon, or a definition forbids the model, or the series (of every
-            section, with ``left_out``).
+        InputError: one pass does not cover the horizon, or a definition forbids the
+            model, or the series (of every section, with ``left_out``).
         UnknownNameError: no measurement has this kind.
 
     Example:
@@ -116,7 +119,8 @@ def analyse(
 def select_defined(
     lens: Lens, sections: Sequence[str], left_out: dict[str, str]
 ) -> list[str]:
-    """Select the sections whose definition allows a model; ``left_out`` gets the headings of the others, with reasons.
+    """Select the sections whose definition allows a model; ``left_out`` gets the
+    headings of the others, with reasons.
 
     Raises:
         InputError: it allows none.
@@ -140,7 +144,9 @@ def select_defined(
 def _results(
     lens: Lens, sections: Sequence[str]
 ) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
-    """Return the name of each result of a report, its measurement, and the options of its probe."""
+    """Return the name of each result of a report, its measurement, and the options of
+    its probe.
+    """
     results: list[tuple[str, Measurement, Mapping[str, Any]]] = []
     for measurement in checked_sections(sections):
         measurement.check(lens)
@@ -176,12 +182,15 @@ def report(
     progress: Progress | None = None,
     left_out: dict[str, str] | None = None,
 ) -> Path:
-    """Analyse a run and write one HTML file that opens offline; its head names sections that these series do not allow.
+    """Analyse a run and write one HTML file that opens offline; its head names sections
+    that these series do not allow.
 
     Args:
-        run: what every section looks at; at most one pass of the model. Where it says nothing of twins, sections
-            of at most :data:`tsfm_lens.core.estimates.TWIN_WORK` compare their effects with 24.
-        item: whose forecast the sections of one item are of, by position or name; the page says which they are.
+        run: what every section looks at; at most one pass of the model. Where it says
+            nothing of twins, sections of at most
+            :data:`tsfm_lens.core.estimates.TWIN_WORK` compare their effects with 24.
+        item: whose forecast the sections of one item are of, by position or name; the
+            page says which they are.
         out: folder for index.html.
         title: of the report; the model's and the series' names if None.
         sections, options, progress, left_out: see :func:`analyse`.
@@ -191,7 +200,8 @@ def report(
         The file.
 
     Raises:
-        InputError: no section can be computed, see :func:`analyse`; or, before that, the folder cannot be written.
+        InputError: no section can be computed, see :func:`analyse`; or, before that,
+            the folder cannot be written.
         UnknownNameError: no measurement has this kind, or no item this name.
 
     Example:
@@ -219,7 +229,9 @@ def report(
 
 
 def with_item_first(run: Run, item: Item) -> Run:
-    """Move the item that sections of one item are of to the front of a run; errors as in ``item_rows``."""
+    """Move the item that sections of one item are of to the front of a run; errors as
+    in ``item_rows``.
+    """
     rows = item_rows(run.batch, item)
     return run.select(
         [*rows, *(row for row in range(len(run.batch)) if row not in rows)]
@@ -229,7 +241,10 @@ def with_item_first(run: Run, item: Item) -> Run:
 def make_heading(model: str, batch: SeriesBatch) -> str:
     """Name a model and the first series that it forecasts."""
     ids = batch.targets().ids
-    return f"{model} on {', '.join(ids[:_MAX_NAMES])}{' …' if len(ids) > _MAX_NAMES else ''}"
+    return (
+        f"{model} on"
+        f" {', '.join(ids[:_MAX_NAMES])}{' …' if len(ids) > _MAX_NAMES else ''}"
+    )
 
 
 def write_page(
@@ -241,7 +256,9 @@ def write_page(
     progress: Progress | None,
     missing: Mapping[str, str],
 ) -> Path:
-    """Write the results of a run as one HTML file; missing sections are named above them."""
+    """Write the results of a run as one HTML file; missing sections are named above
+    them.
+    """
     notify = progress or (lambda *_: None)
     notify("report", 0, 1)
     notes = [
@@ -260,7 +277,9 @@ def write_page(
 
 
 def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[str]:
-    """Say which chapters are of one item of several, of which, and how another is chosen."""
+    """Say which chapters are of one item of several, of which, and how another is
+    chosen.
+    """
     items = batch.rows_by_group()
     group_of = dict(zip(batch.ids, batch.groups, strict=True))
     titles: list[str] = []
@@ -272,8 +291,9 @@ def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[
         return []
     first = next(iter(items))
     return [
-        f"Of {first} alone, the first of {len(items)} items: {', '.join(dict.fromkeys(titles))}. Choose another item "
-        "with --item NAME, in Python with item=NAME."
+        f"Of {first} alone, the first of {len(items)} items:"
+        f" {', '.join(dict.fromkeys(titles))}. Choose another item with --item NAME, in"
+        " Python with item=NAME."
     ]
 
 
@@ -329,7 +349,8 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
         reading: options of :func:`tsfm_lens.data.read_series`, for all files.
 
     Raises:
-        InputError: a file cannot be read, ``bundled:`` names nothing, or there are options and no file.
+        InputError: a file cannot be read, ``bundled:`` names nothing, or there are
+            options and no file.
         UnknownNameError: there is no bundled series of a name.
 
     Example:
@@ -347,14 +368,17 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
         names = find_bundled([source])
         if not names:
             raise InputError(
-                f"{source!r} names no series: bundled:NAME[,NAME…], from {', '.join(bundled_names())}"
+                f"{source!r} names no series: bundled:NAME[,NAME…], from"
+                f" {', '.join(bundled_names())}"
             )
         batches.append(bundled(*names))
     return batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)
 
 
 def find_bundled(sources: Sequence[str]) -> list[str]:
-    """Return the bundled series that ``bundled:NAME[,NAME…]`` names; none for any other word."""
+    """Return the bundled series that ``bundled:NAME[,NAME…]`` names; none for any other
+    word.
+    """
     texts = [
         source.removeprefix(_BUNDLED)
         for source in sources
@@ -371,7 +395,8 @@ def find_bundled(sources: Sequence[str]) -> list[str]:
 def hook_shapes(
     lens: Lens, pattern: str = "**"
 ) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Return hook points that match a glob: name, axes, and the shape in a run on one short series.
+    """Return hook points that match a glob: name, axes, and the shape in a run on one
+    short series.
 
     Raises:
         UnknownNameError: nothing matches; the message has the nearest names.
@@ -406,7 +431,8 @@ def hook_shapes(
 
 
 def as_plain(result: xr.Dataset) -> dict[str, Any]:
-    """Convert a labelled result to JSON-able values: attributes, coordinates, variables; missing values are None.
+    """Convert a labelled result to JSON-able values: attributes, coordinates,
+    variables; missing values are None.
 
     Example:
         >>> pipeline.as_plain(run.forecast.to_dataset())["dims"]["step"]

@@ -1,4 +1,6 @@
-"""Report of a sweep: one page, and beside it every figure and table as files of their own."""
+"""Report of a sweep: one page, and beside it every figure and table as files of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,17 @@ def build_sweep_report(
     provenance: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write the report of a sweep: a page that opens offline, and its figures and tables as files."""
+    """Write the report of a sweep: a page that opens offline, and its figures and
+    tables as files.
+    """
     for name, ds in results.items():
         kind = (
             ds.attrs.get("kind") if isinstance(ds, pd.DataFrame) else type(ds).__name__
         )
         if not str(kind).startswith("sweep_") or not find_figures(str(kind)):
             raise InputError(
-                f"result {name!r} is of kind {kind!r}; a sweep's is a table of a kind such as sweep_heads"
+                f"result {name!r} is of kind {kind!r}; a sweep's is a table of a kind"
+                " such as sweep_heads"
             )
     folder = Path(out)
     refuse_unwritable(folder)
@@ -121,13 +126,16 @@ def _missing(
         if n_missing:
             verb, what = ("is", "it") if n_missing == 1 else ("are", "them")
             notes.append(
-                f"{n_missing} of {len(table)} numbers of {name} {verb} missing; the figures leave {what} out."
+                f"{n_missing} of {len(table)} numbers of {name} {verb} missing; the"
+                f" figures leave {what} out."
             )
     return notes
 
 
 def _stems(names: Iterable[str]) -> list[str]:
-    """Return names of files, distinct and without characters that a file system or a shell could misread."""
+    """Return names of files, distinct and without characters that a file system or a
+    shell could misread.
+    """
     stems: list[str] = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:80].strip("-.") or "result"
@@ -140,7 +148,9 @@ def _stems(names: Iterable[str]) -> list[str]:
 
 
 def written(value: Any) -> str:
-    """Write a value of the provenance as lines of text: one for each member of a list or mapping."""
+    """Write a value of the provenance as lines of text: one for each member of a list
+    or mapping.
+    """
     if isinstance(value, Mapping):
         return "\n".join(f"{key}: {_inline(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -166,7 +176,9 @@ Cell = Callable[[dict[str, Any]], str]
 
 
 def latex(table: pd.DataFrame) -> str:
-    """Write a result of a sweep as a LaTeX table with rules of booktabs; long ones run over pages (longtable)."""
+    """Write a result of a sweep as a LaTeX table with rules of booktabs; long ones run
+    over pages (longtable).
+    """
     kind = str(table.attrs.get("kind")) if isinstance(table, pd.DataFrame) else ""
     wide = {"sweep_recipes": _recipes, "sweep_datasets": _datasets}
     if kind in wide:
@@ -195,7 +207,9 @@ def latex(table: pd.DataFrame) -> str:
 def _to_latex(
     cells: pd.DataFrame, words: list[str], bold: pd.DataFrame, caption: str
 ) -> str:
-    """Write cells as LaTeX: ``words`` are columns of text, which is escaped, the others hold LaTeX already."""
+    """Write cells as LaTeX: ``words`` are columns of text, which is escaped, the others
+    hold LaTeX already.
+    """
     for name in words:
         # a line break or a tab in a name would break the row
         cells[name] = cells[name].astype(str).str.split().str.join(" ")
@@ -219,7 +233,9 @@ def _to_latex(
 
 
 def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
-    """Build tables 1 and 4 of the paper: one row a recipe, one column a metric, resilient and improved datasets."""
+    """Build tables 1 and 4 of the paper: one row a recipe, one column a metric,
+    resilient and improved datasets.
+    """
     entries = recipe_rows(table)
     total, several = int(entries["n_datasets"].max()), entries["chosen"].nunique() > 1
     what = "model (zero-ablated % of heads + MLPs)"
@@ -257,7 +273,9 @@ def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame
 
 
 def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
-    """Build one row for each dataset: of each layer the largest number within the tolerance with its MASE."""
+    """Build one row for each dataset: of each layer the largest number within the
+    tolerance with its MASE.
+    """
     names = sorted(set(table["dataset"]))
     cells = pd.DataFrame({"dataset": names})
     for (model, layer), rows in table.groupby(["model", "layer"], sort=False):
@@ -356,12 +374,14 @@ class _Sheet(NamedTuple):
 
 _SHEETS = {
     "sweep_effects": _Sheet(
-        "Ablated parts of the models; {intervals}; bold: the change of MASE is significant.",
+        "Ablated parts of the models; {intervals}; bold: the change of MASE is"
+        " significant.",
         ("model", "ablated"),
         _EFFECT,
     ),
     "sweep_heads": _Sheet(
-        "Heads ablated one by one; {intervals}; bold: the change of MASE is significant.",
+        "Heads ablated one by one; {intervals}; bold: the change of MASE is"
+        " significant.",
         ("model", "head"),
         _EFFECT,
     ),
@@ -376,7 +396,8 @@ _SHEETS = {
         ("layer", "heads kept", "of", "% change"),
     ),
     "sweep_selection": _Sheet(
-        "Informed and random choices of the same number of heads; {intervals}; bold: the change is significant.",
+        "Informed and random choices of the same number of heads; {intervals}; bold:"
+        " the change is significant.",
         ("model", "recipe", "heads"),
         ("% change of MASE", "interval", "% over random", "its interval"),
     ),

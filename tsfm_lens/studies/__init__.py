@@ -1,1 +1,3 @@
-"""Studies on the core: papers, training recipes, rank theory, scores of methods. The core never imports them."""
+"""Studies on the core: papers, training recipes, rank theory, scores of methods. The
+core never imports them.
+"""

@@ -1,4 +1,6 @@
-"""Curves and points of results of studies, label by label, and sentences on what they end at."""
+"""Curves and points of results of studies, label by label, and sentences on what they
+end at.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,13 @@ def add_points(
     *,
     across: bool = False,
 ) -> None:
-    """Draw every row as a pale point, and the mean at each place of a label with its 95 % interval.
+    """Draw every row as a pale point, and the mean at each place of a label with its 95
+    % interval.
 
     Args:
         x, y, label: columns; places are along ``x``.
-        across: whether places are names along the vertical axis and values along the horizontal one.
+        across: whether places are names along the vertical axis and values along the
+            horizontal one.
     """
     value = "%{x:.4g}" if across else "%{y:.4g}"
     for name, rows, colour in _by_label(table, y, label):
@@ -150,7 +154,8 @@ def add_reference(panel: Panel, name: str, x: Any, y: Any) -> None:
 def read_means(
     table: pd.DataFrame, value: str, label: str, quantity: str, unit: str = ""
 ) -> list[str]:
-    """Describe the mean over seeds and the range of a value by label, lowest mean first.
+    """Describe the mean over seeds and the range of a value by label, lowest mean
+    first.
 
     Args:
         table: a row a seed.

@@ -1,4 +1,6 @@
-"""The ablation lab: sweeps over models, variants and benchmarks, kept in a store and reported with intervals."""
+"""The ablation lab: sweeps over models, variants and benchmarks, kept in a store and
+reported with intervals.
+"""
 
 from __future__ import annotations
 

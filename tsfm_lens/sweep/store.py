@@ -1,7 +1,8 @@
-"""The store of a sweep: a folder of Parquet files, one per finished group of cells, each written once and whole.
+"""The store of a sweep: a folder of Parquet files, one per finished group of cells,
+each written once and whole.
 
-A file that cannot be read counts as one that is not there: a warning names it, and a sweep computes its cells again.
-Begin with :class:`Store`.
+A file that cannot be read counts as one that is not there: a warning names it, and a
+sweep computes its cells again. Begin with :class:`Store`.
 """
 
 from __future__ import annotations
@@ -52,12 +53,16 @@ _UNREADABLE = (
 
 
 def cell_key(**content: object) -> str:
-    """Compute the key of a cell: a hash of everything that determines its numbers, and of the schema version."""
+    """Compute the key of a cell: a hash of everything that determines its numbers, and
+    of the schema version.
+    """
     return _digest({"schema": SCHEMA_VERSION, **content})
 
 
 def group_key(cells: Sequence[str]) -> str:
-    """Compute the key of a group of cells, whatever their order: the name of its file and of its lock."""
+    """Compute the key of a group of cells, whatever their order: the name of its file
+    and of its lock.
+    """
     return _digest(sorted(cells))
 
 
@@ -86,19 +91,23 @@ class SavedPlan:
 
 
 class Store:
-    """Results of sweeps in a folder; files appear when they are complete and never change.
+    """Results of sweeps in a folder; files appear when they are complete and never
+    change.
 
         store.json            format, schema version, the tsfm-lens that made it
-        cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
-        plans/NAME.plan       a plan, as a Parquet file of one row: its provenance and its tables, each as JSON
-        locks/KEY.lock        held by the process that computes a group; the kernel frees it when the process dies
+        cells/xx/KEY.parquet  rows of a group of cells, one row per series and window;
+        the footer lists the cells plans/NAME.plan       a plan, as a Parquet file of
+        one row: its provenance and its tables, each as JSON locks/KEY.lock        held
+        by the process that computes a group; the kernel frees it when the process dies
 
     Args:
         path: the folder.
-        create: make it if it does not exist; else nothing is written before the first result.
+        create: make it if it does not exist; else nothing is written before the first
+            result.
 
     Raises:
-        StoreError: the folder is missing, is not a store, or has another schema version.
+        StoreError: the folder is missing, is not a store, or has another schema
+            version.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
@@ -109,19 +118,23 @@ class Store:
             schema = self._open(create)
         if schema != SCHEMA_VERSION:
             raise StoreError(
-                f"{self.path} has schema version {schema}, and this tsfm-lens reads version {SCHEMA_VERSION}: report "
-                "on it with the tsfm-lens that wrote it (its version is in store.json), or choose another folder."
+                f"{self.path} has schema version {schema}, and this tsfm-lens reads"
+                f" version {SCHEMA_VERSION}: report on it with the tsfm-lens that wrote"
+                " it (its version is in store.json), or choose another folder."
             )
 
     def _open(self, create: bool) -> object:
-        """Read the description of the store, or write that of a new one, and return the schema version."""
+        """Read the description of the store, or write that of a new one, and return the
+        schema version.
+        """
         marker = self.path / "store.json"
         about = _read_marker(marker)
         if about is None:
             if not create:
                 raise StoreError(
-                    f"{self.path} is not a store of a sweep: it has no store.json that can be read. Start one with "
-                    f"tsfm-lens sweep CONFIG --store {shlex.quote(str(self.path))}"
+                    f"{self.path} is not a store of a sweep: it has no store.json that"
+                    " can be read. Start one with tsfm-lens sweep CONFIG --store"
+                    f" {shlex.quote(str(self.path))}"
                 )
             self._check_own()
             about = {
@@ -137,7 +150,9 @@ class Store:
         return about["schema"]
 
     def _check_own(self) -> None:
-        """Refuse a folder whose description is missing, unless it is empty or has the cells of a sweep."""
+        """Refuse a folder whose description is missing, unless it is empty or has the
+        cells of a sweep.
+        """
         if (self.path / "cells").exists() or not self.path.exists():
             return
         # another process may be making the same store: its temporary file is hidden
@@ -148,7 +163,8 @@ class Store:
         )
         if foreign:
             raise StoreError(
-                f"{self.path} is not a store of a sweep but holds {foreign[0]}: give a new or empty folder"
+                f"{self.path} is not a store of a sweep but holds {foreign[0]}: give a"
+                " new or empty folder"
             )
 
     def remove_leftovers(self) -> None:
@@ -163,7 +179,8 @@ class Store:
         """Write the rows of a finished group of cells to disk, and return the path.
 
         Args:
-            rows: pyarrow table or pandas frame: ``KEY_COLUMNS`` and columns of numbers, one row per series and window.
+            rows: pyarrow table or pandas frame: ``KEY_COLUMNS`` and columns of numbers,
+                one row per series and window.
             cells: keys of the cells; the rows hold each of them, and no other.
 
         Raises:
@@ -182,11 +199,15 @@ class Store:
         return self.path / "cells" / key[:2] / f"{key}.parquet"
 
     def done(self) -> set[str]:
-        """Return the keys of every finished cell; reads files that are new since the last call."""
+        """Return the keys of every finished cell; reads files that are new since the
+        last call.
+        """
         return {cell for path in self._paths() for cell in self._cells(path)}
 
     def holds(self, cells: Sequence[str]) -> bool:
-        """Tell if exactly this group is finished; this reads one file, so it is fast in a large store."""
+        """Tell if exactly this group is finished; this reads one file, so it is fast in
+        a large store.
+        """
         return set(self._cells(self._path(cells))) == set(cells)
 
     def _paths(self) -> list[Path]:
@@ -196,7 +217,9 @@ class Store:
         return sorted(paths, key=lambda path: path.name)
 
     def _cells(self, path: Path) -> tuple[str, ...]:
-        """Return the cells of a file; none where it is not there, or cannot be read, of which a warning is given."""
+        """Return the cells of a file; none where it is not there, or cannot be read, of
+        which a warning is given.
+        """
         with as_store_error(path):
             try:
                 stamp = _stamp(path)
@@ -211,7 +234,8 @@ class Store:
                 raise
             except _UNREADABLE as error:
                 warnings.warn(
-                    f"{path} cannot be read ({error}): its cells count as missing, and a sweep computes them again",
+                    f"{path} cannot be read ({error}): its cells count as missing, and"
+                    " a sweep computes them again",
                     stacklevel=2,
                 )
                 cells = ()
@@ -221,7 +245,8 @@ class Store:
     def read(
         self, cells: Iterable[str], columns: Sequence[str] | None = None
     ) -> pa.Table:
-        """Read rows of some cells, each once even where several files hold it, with dictionary-encoded texts.
+        """Read rows of some cells, each once even where several files hold it, with
+        dictionary-encoded texts.
 
         Args:
             cells: their keys; the order does not matter.
@@ -240,8 +265,9 @@ class Store:
                 missing.difference_update(cells_here)
         if missing:
             raise StoreError(
-                f"{len(missing)} of {len(keys)} cells are not in {self.path} yet, for example {min(missing)}: run the "
-                "sweep to its end, or ask for a report of what is there."
+                f"{len(missing)} of {len(keys)} cells are not in {self.path} yet, for"
+                f" example {min(missing)}: run the sweep to its end, or ask for a"
+                " report of what is there."
             )
         if not wanted:
             return _schema(KEY_COLUMNS if columns is None else columns).empty_table()
@@ -261,9 +287,11 @@ class Store:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Lock a group of cells by its key inside a ``with`` block; yield False if another process holds the lock.
+        """Lock a group of cells by its key inside a ``with`` block; yield False if
+        another process holds the lock.
 
-        On file systems without locks it is always True: a group may then be computed twice, and still counts once.
+        On file systems without locks it is always True: a group may then be computed
+        twice, and still counts once.
 
         Raises:
             StoreError: its file cannot be made.
@@ -287,7 +315,8 @@ class Store:
         entries: pd.DataFrame,
         cells: pd.DataFrame,
     ) -> None:
-        """Write a plan's provenance and tables under a name; an older plan is replaced atomically.
+        """Write a plan's provenance and tables under a name; an older plan is replaced
+        atomically.
 
         Raises:
             StoreError: it cannot be written.
@@ -300,7 +329,8 @@ class Store:
         _write(self._plan(name), memoryview(sink.getvalue()))
 
     def read_plan(self, name: str | None = None) -> SavedPlan:
-        """Read a plan by the name of its sweep, with or without the hash after it; the only one if None.
+        """Read a plan by the name of its sweep, with or without the hash after it; the
+        only one if None.
 
         Raises:
             InputError: there is none of this name, or several.
@@ -309,8 +339,8 @@ class Store:
         names = self.plans()
         if not names:
             raise InputError(
-                f"no sweep was planned in {self.path}, or by an older tsfm-lens: run `tsfm-lens sweep CONFIG`, which "
-                "keeps the cells that are finished"
+                f"no sweep was planned in {self.path}, or by an older tsfm-lens: run"
+                " `tsfm-lens sweep CONFIG`, which keeps the cells that are finished"
             )
         matches = [
             plan for plan in names if name in (None, plan, plan.rpartition("-")[0])
@@ -319,7 +349,8 @@ class Store:
             raise unknown_name("sweep", name, names)
         if len(matches) > 1:
             raise InputError(
-                f"{self.path} holds several sweeps, name one of them: {', '.join(matches)}"
+                f"{self.path} holds several sweeps, name one of them:"
+                f" {', '.join(matches)}"
             )
         path = self._plan(matches[0])
         try:
@@ -333,8 +364,8 @@ class Store:
             )
         except _UNREADABLE as error:
             raise StoreError(
-                f"{path} cannot be read: {error}. Run the sweep again, which makes it again: "
-                f"tsfm-lens sweep CONFIG --store {shlex.quote(str(self.path))}"
+                f"{path} cannot be read: {error}. Run the sweep again, which makes it"
+                f" again: tsfm-lens sweep CONFIG --store {shlex.quote(str(self.path))}"
             ) from None
 
     def plans(self) -> list[str]:
@@ -346,7 +377,9 @@ class Store:
 
 
 def _read_marker(path: Path) -> dict[str, Any] | None:
-    """Read the description of a store; None where there is none, or none that can be read."""
+    """Read the description of a store; None where there is none, or none that can be
+    read.
+    """
     try:
         about = json.loads(path.read_bytes())
         return about if about["format"] == FORMAT and "schema" in about else None
@@ -357,7 +390,9 @@ def _read_marker(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, content: bytes | memoryview) -> None:
-    """Write a file under a temporary name first, so that no kill or power loss leaves half of it."""
+    """Write a file under a temporary name first, so that no kill or power loss leaves
+    half of it.
+    """
     with as_store_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
@@ -371,7 +406,9 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def as_store_error(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into a StoreError that says what it means for the sweep, and what to do."""
+    """Turn an error of the file system into a StoreError that says what it means for
+    the sweep, and what to do.
+    """
     try:
         yield
     except StoreError:
@@ -379,8 +416,8 @@ def as_store_error(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StoreError(
-            f"{path} could not be written or read: {error}. Finished cells are kept: fix that and run the same "
-            "command again, or choose another folder."
+            f"{path} could not be written or read: {error}. Finished cells are kept:"
+            " fix that and run the same command again, or choose another folder."
         ) from error
 
 
@@ -392,7 +429,8 @@ def _checked(rows: Any, cells: Sequence[str]) -> pa.Table:
     names = table.column_names
     if missing := sorted(set(KEY_COLUMNS) - set(names)):
         raise InputError(
-            f"rows of a sweep have the columns {', '.join(sorted(names))}; missing: {missing}"
+            f"rows of a sweep have the columns {', '.join(sorted(names))}; missing:"
+            f" {missing}"
         )
     numbers = [name for name in names if name not in KEY_COLUMNS]
     schema = _schema([*KEY_COLUMNS, *numbers])
@@ -420,13 +458,15 @@ def _schema(names: Iterable[str]) -> pa.Schema:
 def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
     if not cells or len(set(cells)) != len(cells):
         raise InputError(
-            f"a group holds each of its cells once, and at least one; there are {list(cells)!r}"
+            "a group holds each of its cells once, and at least one; there are"
+            f" {list(cells)!r}"
         )
     position = pc.index_in(table.column("cell"), pa.array(cells)).combine_chunks()
     if position.null_count:
         other = pc.unique(table.column("cell").filter(pc.is_null(position)))[0]
         raise InputError(
-            f"the rows hold the cell {other!s}, which is not one of the group's {len(cells)}"
+            f"the rows hold the cell {other!s}, which is not one of the group's"
+            f" {len(cells)}"
         )
     order = position.to_numpy(zero_copy_only=False)
     counts = np.bincount(order, minlength=len(cells))
@@ -468,9 +508,11 @@ def _read_group(
     cells: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], pa.Table]:
-    """Read the list of cells of a file, and the rows of some (all if None); texts are dictionary-encoded.
+    """Read the list of cells of a file, and the rows of some (all if None); texts are
+    dictionary-encoded.
 
-    A ValueError tells that the rows are not those of the list, or that the file does not have the list's name.
+    A ValueError tells that the rows are not those of the list, or that the file does
+    not have the list's name.
     """
     with pq.ParquetFile(
         path, page_checksum_verification=True, read_dictionary=list(TEXT_COLUMNS)

@@ -1,4 +1,6 @@
-"""Conformance suite: the oracles that every wiring must pass, and random models of every architecture."""
+"""Conformance suite: the oracles that every wiring must pass, and random models of
+every architecture.
+"""
 
 # ruff: noqa: F403
 from tsfm_lens.core.extensions import public_names as _public_names

@@ -22,7 +22,8 @@ _TABLES = ("embed_tokens", "shared", "emb.weight", "attention_bias")
 
 
 def tiny(name: str) -> Any:
-    """Build a small native model of an architecture, no two of whose sizes are equal by accident.
+    """Build a small native model of an architecture, no two of whose sizes are equal by
+    accident.
 
     Raises:
         UnknownNameError: no architecture has this name.
@@ -40,7 +41,8 @@ def published(name: str, size: str) -> Any:
     """Build a native model of a published size.
 
     Raises:
-        UnknownNameError: no architecture has this name, or it is published in no such size.
+        UnknownNameError: no architecture has this name, or it is published in no such
+            size.
         WiringError: nothing says how to build it.
         MissingExtraError: its library is not installed.
 
@@ -55,7 +57,9 @@ def published(name: str, size: str) -> Any:
 
 
 def _build(name: str, function: str, *size: str) -> Any:
-    """Call the function of a builder, or read its file; of a wiring that is not ours, it stands in the same module."""
+    """Call the function of a builder, or read its file; of a wiring that is not ours,
+    it stands in the same module.
+    """
     wiring = architecture_by_name(name).adapter.__module__
     home = wiring.replace(wirings.__name__, builders.__name__)
     if home != wiring and find_spec(home) is None:
@@ -63,16 +67,18 @@ def _build(name: str, function: str, *size: str) -> Any:
     module = import_module(home)
     if not hasattr(module, function):
         raise WiringError(
-            f"{home} has no function {function}, which builds a random model of {name!r}"
+            f"{home} has no function {function}, which builds a random model of"
+            f" {name!r}"
         )
     return getattr(module, function)(*size)
 
 
 def random_config(name: str, size: str = "") -> dict[str, Any]:
-    """Read config.json, gains and further options of random weights of a size, or of the small model.
+    """Read config.json, gains and further options of random weights of a size, or of
+    the small model.
 
-    The file of an architecture has what all sizes share, then what is of the small model, of all published ones, and of
-    each of them.
+    The file of an architecture has what all sizes share, then what is of the small
+    model, of all published ones, and of each of them.
     """
     file = Path(*builders.__path__, f"{architecture_by_name(name).module}.yaml")
     parts = declarations(file)
@@ -97,7 +103,9 @@ def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def random_model(name: str, size: str = "") -> Any:
-    """Build the torch module of :func:`random_config`, without a library's own object around it."""
+    """Build the torch module of :func:`random_config`, without a library's own object
+    around it.
+    """
     options = random_config(name, size)
     config = options.pop("config")
     gains = options.pop("gains")

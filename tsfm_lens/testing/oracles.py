@@ -48,7 +48,8 @@ class OracleResult:
         oracle: its number and name.
         error: the largest deviation found.
         bound: the largest deviation allowed.
-        detail: place of the largest deviation, or the comparison; why the oracle was skipped.
+        detail: place of the largest deviation, or the comparison; why the oracle was
+            skipped.
         skipped: whether the model has nothing that it could check.
     """
 
@@ -82,7 +83,9 @@ class Case:
 
     @cached_property
     def encoded(self) -> Encoded:
-        """Batch for a single forward, with a teacher-forced future where the decoder takes one."""
+        """Batch for a single forward, with a teacher-forced future where the decoder
+        takes one.
+        """
         if self.lens.adapter.readout != "token":
             return self.lens.encode(self.batch, horizon=self.horizon)
         last = np.stack([series[-self.decoder_steps :] for series in self.batch.values])
@@ -91,7 +94,9 @@ class Case:
         )
 
     def other(self, series: np.ndarray) -> np.ndarray:
-        """Return another series of the same length, with its missing values in the same places."""
+        """Return another series of the same length, with its missing values in the same
+        places.
+        """
         other = series[::-1] if self.lens.takes_ids else series[::-1] * 0.5 + 1.0
         values = np.where(np.isnan(other), np.nanmean(series), other)
         return np.where(np.isnan(series), np.nan, values)
@@ -128,7 +133,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Oracle:
-    """Check of a case, by the deviations that a function of it yields; ``look_at`` are fields of a table to check."""
+    """Check of a case, by the deviations that a function of it yields; ``look_at`` are
+    fields of a table to check.
+    """
 
     measure: Callable[..., Deviations]
     title: str
@@ -159,7 +166,9 @@ class Oracle:
 def oracle(
     number: int, name: str, bound: float | None, look_at: str, absent: str = ""
 ) -> Callable[[Callable[..., Deviations]], Oracle]:
-    """Register an oracle; without a bound its own is the wiring's ``rollout_tolerance``."""
+    """Register an oracle; without a bound its own is the wiring's
+    ``rollout_tolerance``.
+    """
 
     def register(measure: Callable[..., Deviations]) -> Oracle:
         BY_NUMBER[number] = Oracle(measure, f"{number} {name}", bound, look_at, absent)
@@ -169,7 +178,9 @@ def oracle(
 
 
 class Row(NamedTuple):
-    """Branch of one layer: its table, the start of its hook points, and that of the stream it reads."""
+    """Branch of one layer: its table, the start of its hook points, and that of the
+    stream it reads.
+    """
 
     stack: Stack
     layer: int
@@ -199,14 +210,17 @@ def first_stream(stack: Stack) -> str:
 
 
 def last_stream(stack: Stack, *, normalized: bool = False) -> str:
-    """Return the hook point of a stack's last stream, or of what its last norm makes of it, if it has one."""
+    """Return the hook point of a stack's last stream, or of what its last norm makes of
+    it, if it has one.
+    """
     if normalized and stack.ln_final:
         return f"{stack.name}.ln_final.hook_normalized".lstrip(".")
     return f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
 
 
 def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
-    """Build a case with series of unequal length and missing values, the same for every model.
+    """Build a case with series of unequal length and missing values, the same for every
+    model.
 
     Example:
         >>> len(testing.example_case(lens).batch)
@@ -226,7 +240,8 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
             10 * index + season + 0.02 * steps + 0.3 * rng.standard_normal(len(steps))
         )
     values[0][5:9] = np.nan
-    # one series without NaN reaches back as far as any, so that no token is padding in every row
+    # one series without NaN reaches back as far as any, so that no token is padding in
+    # every row
     values.append(
         3.0 + np.cos(np.arange(longest) / 3.0) + 0.1 * rng.standard_normal(longest)
     )
@@ -275,10 +290,13 @@ def same_forecast(case: Case) -> Deviations:
     2, "reading hooks", ONE_BLOCK, "what is called in `module`: exactly one attention"
 )
 def reading_changes_nothing(case: Case) -> Deviations:
-    """Check that hooks that read leave every bit under the fused kernel, and all but roundings elsewhere."""
+    """Check that hooks that read leave every bit under the fused kernel, and all but
+    roundings elsewhere.
+    """
     lens = case.lens
     fast = lens.forward(case.encoded)
-    # torch's fast path of ``nn.TransformerEncoderLayer`` ends as soon as any hook is set
+    # torch's fast path of ``nn.TransformerEncoderLayer`` ends as soon as any hook is
+    # set
     with ExitStack() as after:
         after.callback(
             torch.backends.mha.set_fastpath_enabled,
@@ -306,10 +324,13 @@ def reading_changes_nothing(case: Case) -> Deviations:
     3,
     "accounting",
     ONE_BLOCK,
-    "`write` (the stream in it?), a branch forgotten or out of order, `reads`, columns of `o`, `post_norm`, `mix`",
+    "`write` (the stream in it?), a branch forgotten or out of order, `reads`, columns"
+    " of `o`, `post_norm`, `mix`",
 )
 def accounting(case: Case) -> Deviations:
-    """Check that embedding + all writes = last residual stream, and the native head on it = the output."""
+    """Check that embedding + all writes = last residual stream, and the native head on
+    it = the output.
+    """
     output, activations = case.captured
     model = case.lens.adapter.model
     wiring = case.lens.wiring
@@ -345,7 +366,9 @@ def accounting(case: Case) -> Deviations:
 
 
 def layers_to_check(stack: Stack) -> list[int]:
-    """Return the first layer of every kind of row, the second, and the last: all that can be wrong differently."""
+    """Return the first layer of every kind of row, the second, and the last: all that
+    can be wrong differently.
+    """
     first = {id(stack.rows(layer)): layer for layer in reversed(range(stack.n_layers))}
     return sorted({*first.values(), min(1, stack.n_layers - 1), stack.n_layers - 1})
 
@@ -357,7 +380,9 @@ def layers_to_check(stack: Stack) -> list[int]:
     "`z_layout`, columns of `o`, the MLP's `o`; or the weights do too little",
 )
 def zero_ablation(case: Case, *, most: int | None = None) -> Deviations:
-    """Check that zeroing one of ``most`` components = zeroing its weights natively; every one moves the output."""
+    """Check that zeroing one of ``most`` components = zeroing its weights natively;
+    every one moves the output.
+    """
     lens = case.lens
     plain = lens.forward(case.encoded)
     for stack in lens.wiring.stacks:
@@ -372,15 +397,19 @@ def zero_ablation(case: Case, *, most: int | None = None) -> Deviations:
             # a component that does nothing would let any check pass
             yield (
                 str(component),
-                relative(ours, theirs)
-                if relative(theirs, plain) > 1e-7
-                else float("inf"),
+                (
+                    relative(ours, theirs)
+                    if relative(theirs, plain) > 1e-7
+                    else float("inf")
+                ),
             )
 
 
 @contextmanager
 def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[None]:
-    """Zero a head's columns of W_O, an MLP's output matrix, or all that another branch's module returns."""
+    """Zero a head's columns of W_O, an MLP's output matrix, or all that another
+    branch's module returns.
+    """
     assert component.kind is not None
     row = stack.writer(component.kind, component.layer)
     if isinstance(row, Branch):
@@ -425,7 +454,9 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
 
 @contextmanager
 def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
-    """Replace a layer's weight or bias while the block runs, also of a parametrised layer or one of factors."""
+    """Replace a layer's weight or bias while the block runs, also of a parametrised
+    layer or one of factors.
+    """
     if name == "weight" and hasattr(layer, "as_matrix"):
         with layer.as_matrix(values):
             yield
@@ -452,7 +483,9 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
     "`reads`, `aside`; something reaches the head past the stream",
 )
 def patching(case: Case) -> Deviations:
-    """Check that a run patched into itself changes nothing; A's stream in B gives A's later streams and output."""
+    """Check that a run patched into itself changes nothing; A's stream in B gives A's
+    later streams and output.
+    """
     lens = case.lens
     activations = case.acts
     other = case.other_encoded
@@ -467,14 +500,16 @@ def patching(case: Case) -> Deviations:
         yield "A and B differ", float("inf")
     before: list[str] = []
     for stack in lens.wiring.stacks:
-        # a decoder may start from a constant: no stream of B may be A's before it is put there
+        # a decoder may start from a constant: no stream of B may be A's before it is
+        # put there
         separate = [(first_stream(stack), lambda value, hook: value.roll(1, dims=-1))]
         for _, layer, _, _, stream in (
             branch
             for branch in branches(stack)
             if branch.layer in layers_to_check(stack)
         ):
-            # what follows from the stream: the next layer's, and in the end the model's output
+            # what follows from the stream: the next layer's, and in the end the model's
+            # output
             reads_out = stack is output_stack and not lens.wiring.bypass
             after = RAW if reads_out else f"{stack.prefix}.{layer}.hook_resid_post"
             with lens.hooks(separate), lens.patch(activations, *before, stream):
@@ -506,8 +541,9 @@ def quick_check(lens: Lens) -> list[OracleResult]:
     allowed = min(result.bound * max(1.0, coarser), 0.1)
     if not result.error <= allowed:
         raise WiringError(
-            f"{lens.model_id}: oracle '{result.oracle}' fails by {result.error:.2g} (allowed {allowed:.0e}) "
-            f"at {result.detail}. The model does not compute what the wiring "
-            f"{lens.wiring.architecture!r} says; its activations would be wrong."
+            f"{lens.model_id}: oracle '{result.oracle}' fails by {result.error:.2g}"
+            f" (allowed {allowed:.0e}) at {result.detail}. The model does not compute"
+            f" what the wiring {lens.wiring.architecture!r} says; its activations would"
+            " be wrong."
         )
     return [result]

@@ -38,7 +38,9 @@ from tsfm_lens.testing.oracles import (
     "no attention",
 )
 def patterns(case: Case) -> Deviations:
-    """Check that pattern rows sum to 1 and pay nothing to masked keys, and that pattern · v = z."""
+    """Check that pattern rows sum to 1 and pay nothing to masked keys, and that pattern
+    · v = z.
+    """
     lens = case.lens
     activations = case.acts
     for stack in lens.wiring.stacks:
@@ -78,7 +80,9 @@ def patterns(case: Case) -> Deviations:
 
 
 def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
-    """Compute pattern · v in the layout of the native attention call, as (batch, pos, head, d_head)."""
+    """Compute pattern · v in the layout of the native attention call, as (batch, pos,
+    head, d_head).
+    """
     sizes = {**lens.registry.state.sizes, "head": v.shape[-2]}
     values = to_native(v, row.qkv_layout, HEADS, sizes)
     return to_vocabulary(
@@ -102,7 +106,9 @@ def _gated(case: Case, row: Attention, at: str, heads: Tensor) -> Tensor:
     "no attention",
 )
 def head_order(case: Case) -> Deviations:
-    """Check that a head's pattern and W_V rows rebuild its z, and that without W_Q, W_K or W_V it has no q, k or v."""
+    """Check that a head's pattern and W_V rows rebuild its z, and that without W_Q, W_K
+    or W_V it has no q, k or v.
+    """
     lens = case.lens
     activations = case.acts
     for stack in lens.wiring.stacks:
@@ -140,12 +146,15 @@ def head_order(case: Case) -> Deviations:
 
 
 def _owners(case: Case, branch: Row, row: Attention) -> Deviations:
-    """Check that zeroing a head's rows of one input projection zeroes that head's q, k or v and nothing else."""
+    """Check that zeroing a head's rows of one input projection zeroes that head's q, k
+    or v and nothing else.
+    """
     points = {letter: f"{branch.at}.hook_{letter}" for letter in row.inputs}
     for letter, projection in row.inputs.items():
         n_heads = row.count_heads(letter, branch.stack.n_heads)
         head = min(1, n_heads - 1)
-        # rotary embeddings, norms and scales between the projection and the dot product map zero to zero
+        # rotary embeddings, norms and scales between the projection and the dot product
+        # map zero to zero
         with _zeroed_rows(case.lens, branch, projection, head, n_heads):
             _, without = case.lens.run_with_cache(
                 case.encoded, names_filter=list(points.values())
@@ -164,7 +173,9 @@ def _owners(case: Case, branch: Row, row: Attention) -> Deviations:
 def _zeroed_rows(
     lens: Lens, branch: Row, projection: Projection, head: int, n_heads: int
 ) -> Iterator[None]:
-    """Zero a head's rows of an input projection, and of its bias, in the native model while the block runs."""
+    """Zero a head's rows of an input projection, and of its bias, in the native model
+    while the block runs.
+    """
     module = lens.adapter.model.get_submodule(
         f"{branch.stack.block(branch.layer)}.{projection.module}"
     )

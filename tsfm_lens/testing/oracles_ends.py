@@ -1,4 +1,6 @@
-"""Oracles at the ends of a model: embedding, readout, forecast steps, rows of samples, gradients."""
+"""Oracles at the ends of a model: embedding, readout, forecast steps, rows of samples,
+gradients.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,17 @@ _SAME = 1e-4
     "`embed`, `unembed` and its `layout`, `ln_final`, `steps_per_readout`",
 )
 def ends(case: Case) -> Deviations:
-    """Check that the stream comes out of ``embed`` and goes through ``ln_final`` into ``unembed``: the forecast."""
+    """Check that the stream comes out of ``embed`` and goes through ``ln_final`` into
+    ``unembed``: the forecast.
+    """
     for part in (_embedding, _unembedding, _bottleneck, _labels, _steps):
         yield from part(case)
 
 
 def _embedding(case: Case) -> Deviations:
-    """Check that ``hook_embed`` differs between two series as the output of ``embed`` does, token by token."""
+    """Check that ``hook_embed`` differs between two series as the output of ``embed``
+    does, token by token.
+    """
     lens = case.lens
     path = case.lens.wiring.embed
     twins = _tied_modules(lens.adapter.model, path)
@@ -63,7 +69,8 @@ def _embedding(case: Case) -> Deviations:
     if not first_calls or len(first_calls) != len(second_calls):
         yield f"embed {path!r} is called once per stream", math.inf
         return
-    # differences cancel positions, start tokens and registers, which are added or inserted
+    # differences cancel positions, start tokens and registers, which are added or
+    # inserted
     changed = [
         call.gave() - second.gave()
         for call, second in zip(first_calls, second_calls, strict=True)
@@ -74,7 +81,8 @@ def _embedding(case: Case) -> Deviations:
     if not any(len(rows) for rows in changes):
         yield "two series have two embeddings", math.inf
     for stack, rows in zip(stacks, changes, strict=True):
-        # a module may be called again for later layers, as a shared one is, or for covariates
+        # a module may be called again for later layers, as a shared one is, or for
+        # covariates
         sources = [_rows(change, stack.d_model) for change in changed]
         separate = min(
             _distance(rows, source) for source in (*sources, torch.cat(sources))
@@ -83,7 +91,9 @@ def _embedding(case: Case) -> Deviations:
 
 
 def _tied_modules(model: nn.Module, path: str) -> list[str]:
-    """Return a module's path, and those of its kind that hold the very same parameters (T5 ties embeddings)."""
+    """Return a module's path, and those of its kind that hold the very same parameters
+    (T5 ties embeddings).
+    """
 
     def pointers(module: nn.Module) -> list[int]:
         return [parameter.data_ptr() for parameter in module.parameters()]
@@ -98,7 +108,9 @@ def _tied_modules(model: nn.Module, path: str) -> list[str]:
 
 
 def _rows(tensor: Tensor, d_model: int) -> Tensor:
-    """Collect vectors of the stream's width from a tensor that has an axis of that length, (row, d_model)."""
+    """Collect vectors of the stream's width from a tensor that has an axis of that
+    length, (row, d_model).
+    """
     axes = [axis for axis in range(tensor.ndim) if tensor.shape[axis] == d_model]
     if not axes:
         # a head may take all tokens at once
@@ -117,7 +129,9 @@ def _large_rows(rows: Tensor) -> Tensor:
 
 
 def _distance(rows: Tensor, source: Tensor) -> float:
-    """Compute the largest distance of a row from the source's nearest row, up to a factor common to all rows."""
+    """Compute the largest distance of a row from the source's nearest row, up to a
+    factor common to all rows.
+    """
     if len(rows) == 0:
         return 0.0
     source = _large_rows(source)
@@ -128,7 +142,8 @@ def _distance(rows: Tensor, source: Tensor) -> float:
     factor = (
         (rows * source[nearest]).sum(-1) / source[nearest].pow(2).sum(-1)
     ).median()
-    # where an embedding has one direction (one step a token), the nearest direction does not tell the factor
+    # where an embedding has one direction (one step a token), the nearest direction
+    # does not tell the factor
     return min(
         _at_factor(rows, source, item) for item in (factor, torch.ones_like(factor))
     )
@@ -145,7 +160,9 @@ def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
 
 
 def _unembedding(case: Case) -> Deviations:
-    """Check that ``unembed`` reads the last stream through ``ln_final``, or the stream itself; T5 also scales it."""
+    """Check that ``unembed`` reads the last stream through ``ln_final``, or the stream
+    itself; T5 also scales it.
+    """
     stack = case.lens.wiring.output_stack
     path = case.lens.wiring.unembed.module
     source = case.acts[last_stream(stack, normalized=True)]
@@ -172,7 +189,9 @@ def _unembedding(case: Case) -> Deviations:
 
 
 def _bottleneck(case: Case) -> Deviations:
-    """Check that ``unembed``'s output of a run without one component gives that run's output."""
+    """Check that ``unembed``'s output of a run without one component gives that run's
+    output.
+    """
     lens = case.lens
     path = case.lens.wiring.unembed.module
     plain = lens.forward(case.encoded)
@@ -189,7 +208,9 @@ def _bottleneck(case: Case) -> Deviations:
 
 
 def _labels(case: Case) -> Deviations:
-    """Check that a new last stream in one row, or at one position, moves ``unembed``'s output there alone."""
+    """Check that a new last stream in one row, or at one position, moves ``unembed``'s
+    output there alone.
+    """
     lens = case.lens
     last = last_stream(case.lens.wiring.output_stack)
     axes = lens.registry.points[RAW].axes
@@ -224,7 +245,9 @@ def _labels(case: Case) -> Deviations:
 
 
 def _steps(case: Case) -> Deviations:
-    """Check ``steps_per_readout``: a rollout calls the head once for so many steps and twice for one more."""
+    """Check ``steps_per_readout``: a rollout calls the head once for so many steps and
+    twice for one more.
+    """
     lens = case.lens
     wiring = case.lens.wiring
     steps = wiring.steps_per_readout
@@ -252,7 +275,10 @@ def _steps(case: Case) -> Deviations:
             _, activations = lens.run_with_cache(
                 batch, names_filter=RAW, rollout=True, horizon=horizon, **_draws(lens)
             )
-            what = f"steps_per_readout={steps}, and {horizon} steps take {len(activations.calls(RAW))} readouts"
+            what = (
+                f"steps_per_readout={steps}, and {horizon} steps take"
+                f" {len(activations.calls(RAW))} readouts"
+            )
             yield what, float(abs(len(activations.calls(RAW)) - expected))
 
 
@@ -271,13 +297,16 @@ def _draws(lens: Lens) -> dict[str, Any]:
     "`sample_major`, `sizes_from`, inputs whose first axis is not the batch",
 )
 def rows_are_series(case: Case) -> Deviations:
-    """Check that an edit of one series moves that series' forecast, all its sample paths, and no other's."""
+    """Check that an edit of one series moves that series' forecast, all its sample
+    paths, and no other's.
+    """
     lens = case.lens
     batch = by_themselves(case)
     row_of = batch.group_index
     target = Component(lens.wiring.output_stack.name, 0)
     first = lens.adapter.prediction_length
-    # past the first pass, where a rollout can go there, so that rows of fed-back paths count too
+    # past the first pass, where a rollout can go there, so that rows of fed-back paths
+    # count too
     horizon = (
         first + 1
         if lens.adapter.rollout in ("cache", "refeed")
@@ -288,7 +317,8 @@ def rows_are_series(case: Case) -> Deviations:
 
     def forecast() -> Tensor:
         outer = draws["num_samples"] if draws and lens.wiring.sample_major else 1
-        # every series draws for itself: how many numbers a draw uses up may depend on what it draws from
+        # every series draws for itself: how many numbers a draw uses up may depend on
+        # what it draws from
         alone = (
             BlockDraws([Piece(1, 1, 0, 1)] * len(batch), axis=axis, outer=outer)
             if draws and axis is not None
@@ -318,11 +348,14 @@ def rows_are_series(case: Case) -> Deviations:
 
 @oracle(15, "gradients", _GRADIENT_BOUND, "`true_gradients`; a custom backward pass")
 def gradients(case: Case) -> Deviations:
-    """Check that ``true_gradients`` tells if autograd's derivative along the stream is that of small steps."""
+    """Check that ``true_gradients`` tells if autograd's derivative along the stream is
+    that of small steps.
+    """
     lens = case.lens
     stack = case.lens.wiring.output_stack
     name = f"{stack.prefix}.0.hook_resid_post"
-    # one series without gaps: rows of padding, which attend to nothing, have no derivative
+    # one series without gaps: rows of padding, which attend to nothing, have no
+    # derivative
     series = by_themselves(case)
     rows = [
         index
@@ -357,5 +390,8 @@ def gradients(case: Case) -> Deviations:
     separate = abs(numeric - float(derivative)) / scale
     true = lens.wiring.true_gradients
     wrong = separate > _GRADIENT_BOUND
-    position = f"true_gradients={true}: {float(derivative):.4g} by autograd, {numeric:.4g} by small steps"
+    position = (
+        f"true_gradients={true}: {float(derivative):.4g} by autograd, {numeric:.4g} by"
+        " small steps"
+    )
     yield position, separate if true else (0.0 if wrong else math.inf)

@@ -34,7 +34,9 @@ def rollout_equals_forward(case: Case) -> Deviations:
 
 
 def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
-    """Decode step by step, then feed the very same decoder embeddings to one teacher-forced pass."""
+    """Decode step by step, then feed the very same decoder embeddings to one
+    teacher-forced pass.
+    """
     lens = case.lens
     stack = case.lens.wiring.output_stack
     embed = first_stream(stack)
@@ -87,7 +89,9 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
 
 
 def _offsets(steps: Activations, names: list[str]) -> Deviations:
-    """Check that a cached call's first position follows the last one of the call before (``cached``)."""
+    """Check that a cached call's first position follows the last one of the call before
+    (``cached``).
+    """
     for name in (name for name in names if name.endswith("hook_resid_post")):
         length = 0
         for index, call in enumerate(steps.calls(name)):
@@ -99,7 +103,9 @@ def _offsets(steps: Activations, names: list[str]) -> Deviations:
 
 
 def _refeed_rollout(case: Case) -> Deviations:
-    """Check that later passes are plain forwards on contexts extended by each quantile path."""
+    """Check that later passes are plain forwards on contexts extended by each quantile
+    path.
+    """
     lens = case.lens
     first = lens.adapter.prediction_length
     levels = lens.adapter.unrolled or lens.adapter.levels
@@ -137,14 +143,17 @@ def _refeed_rollout(case: Case) -> Deviations:
             .transpose(0, 1)
             .flatten(0, 1)
         )
-        # a longer horizon may have further masked tokens at the end, which no earlier one sees
+        # a longer horizon may have further masked tokens at the end, which no earlier
+        # one sees
         n_tokens = full[name].shape[1]
         yield f"{name} step 0", relative(calls[0].value[:, :n_tokens], full[name])
         yield f"{name} step {calls[1].step}", relative(rows, second[name])
 
 
 def _cache_rollout(case: Case) -> Deviations:
-    """Check that all passes of a cached rollout, joined, are one forward without a cache on the joined input."""
+    """Check that all passes of a cached rollout, joined, are one forward without a
+    cache on the joined input.
+    """
     lens = case.lens
     names = [
         name
@@ -181,7 +190,9 @@ def _cache_rollout(case: Case) -> Deviations:
 
 
 def _single_rollout(case: Case) -> Deviations:
-    """Check that a forecast is one pass, in which hooks see the values of a forward of the same horizon."""
+    """Check that a forecast is one pass, in which hooks see the values of a forward of
+    the same horizon.
+    """
     lens = case.lens
     names = [
         name
@@ -214,7 +225,9 @@ def _even(pattern: Tensor) -> Tensor:
 
 @oracle(8, "no trace left", 0.0, "hooks that the adapter sets and does not take away")
 def leaves_no_trace(case: Case) -> Deviations:
-    """Check that after any context ends, normally or not, the model has no hook, and forecasts as before."""
+    """Check that after any context ends, normally or not, the model has no hook, and
+    forecasts as before.
+    """
     lens = case.lens
     plain = lens.forward(case.encoded)
     component = writers(lens.wiring)[0]
@@ -262,7 +275,8 @@ def leaves_no_trace(case: Case) -> Deviations:
 
 
 def native_traces(lens: Lens) -> int:
-    """Count torch hooks and shadowed forwards on the native model, and hooks on the lens's own points.
+    """Count torch hooks and shadowed forwards on the native model, and hooks on the
+    lens's own points.
 
     Example:
         >>> testing.native_traces(lens)
@@ -285,7 +299,9 @@ def native_traces(lens: Lens) -> int:
 
 
 def _last_write(stack: Stack) -> str:
-    """Return the hook point of the first layer's last write to the stream: its MLP's, where it has one."""
+    """Return the hook point of the first layer's last write to the stream: its MLP's,
+    where it has one.
+    """
     return f"{stack.prefix}.0.{stack.rows(0)[-1].kind}.hook_out"
 
 
@@ -293,10 +309,13 @@ def _last_write(stack: Stack) -> str:
     9,
     "fan-out and replay",
     2e-5,
-    "`upstream`, `unread`, `keys_from`, inputs whose first axis is not the batch (`ids` of `Encoded`)",
+    "`upstream`, `unread`, `keys_from`, inputs whose first axis is not the batch (`ids`"
+    " of `Encoded`)",
 )
 def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
-    """Check that a variant in a fanned-out batch, or on a replayed prefix, = the same variant run alone."""
+    """Check that a variant in a fanned-out batch, or on a replayed prefix, = the same
+    variant run alone.
+    """
     lens = case.lens
     variants = []
     for stack in lens.wiring.stacks:

@@ -1,4 +1,6 @@
-"""Oracles of the weights: rebuilt from the table, they give the model's own activations, stream to stream."""
+"""Oracles of the weights: rebuilt from the table, they give the model's own
+activations, stream to stream.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,14 @@ from tsfm_lens.testing.oracles import (
     11,
     "weights",
     TWO_BLOCKS,
-    "the row and field named; module and gain of a projection, `norm`, `reads`, `pre`, `post`, `ln_final`",
+    "the row and field named; module and gain of a projection, `norm`, `reads`, `pre`,"
+    " `post`, `ln_final`",
     "no attention, no MLP, no last norm",
 )
 def weights(case: Case) -> Deviations:
-    """Check that norms, matrices, gains and biases turn each stream into the recorded inputs, outputs and writes."""
+    """Check that norms, matrices, gains and biases turn each stream into the recorded
+    inputs, outputs and writes.
+    """
     lens = case.lens
     activations = case.acts
     for stack in lens.wiring.stacks:
@@ -85,7 +90,9 @@ class _Rebuilt:
         )
 
     def deviations(self) -> Deviations:
-        """Yield deviations of the inputs of the input layers, of their outputs, and of the write."""
+        """Yield deviations of the inputs of the input layers, of their outputs, and of
+        the write.
+        """
         row = self.branch.row
         if isinstance(row, Attention):
             yield from self._attention(row)
@@ -151,7 +158,9 @@ class _Rebuilt:
         )
 
     def _write(self, out: Tensor) -> float:
-        """Compute the deviation of a branch's output, scaled as the stream receives it, from its write."""
+        """Compute the deviation of a branch's output, scaled as the stream receives it,
+        from its write.
+        """
         write = _norm(self.lens, self.branch, self.branch.row.post_norm)(
             out
         ) * self.lens.weights.scale(*self.place)
@@ -161,7 +170,8 @@ class _Rebuilt:
         path = f"{self.branch.stack.block(self.branch.layer)}.{part.module}"
         if not self.calls[path]:
             raise WiringError(
-                f"{path} was never called, so it is not an input layer of {self.branch.at}"
+                f"{path} was never called, so it is not an input layer of"
+                f" {self.branch.at}"
             )
         return self.calls[path][-1]
 
@@ -170,7 +180,9 @@ class _Rebuilt:
         return to_vocabulary(fold_leading(native, layout), layout, RESIDUAL, sizes)
 
     def _part(self, wide: Tensor, part: Projection, **sizes: int) -> Tensor:
-        """Split a layer's output (batch, pos, rows) into heads, or hidden units, of one part of it."""
+        """Split a layer's output (batch, pos, rows) into heads, or hidden units, of one
+        part of it.
+        """
         axes = "head d_head" if sizes else "d_mlp"
         if part.parts == 1:
             return rearrange(
@@ -199,7 +211,9 @@ def _is_fused(pre: Tensor, branch: Row) -> bool:
 
 
 def _halves(pre: Tensor, branch: Row) -> Tensor:
-    """Return ``hook_pre`` as (part, batch, pos, d_mlp), of one part but for a fused gated layer."""
+    """Return ``hook_pre`` as (part, batch, pos, d_mlp), of one part but for a fused
+    gated layer.
+    """
     row: Any = branch.row
     if not _is_fused(pre, branch):
         return pre.expand(row.i.parts, *pre.shape)
@@ -212,11 +226,14 @@ def _halves(pre: Tensor, branch: Row) -> Tensor:
     12,
     "activation function",
     TWO_BLOCKS,
-    "`gate` (forgotten, or taken for `i`), `pre`, `post`; an activation function that mixes hidden units",
+    "`gate` (forgotten, or taken for `i`), `pre`, `post`; an activation function that"
+    " mixes hidden units",
     "no MLP",
 )
 def activation(case: Case) -> Deviations:
-    """Check that a shift of the units of ``pre`` by one shifts those of ``post``, but for the gate, which stays."""
+    """Check that a shift of the units of ``pre`` by one shifts those of ``post``, but
+    for the gate, which stays.
+    """
     lens = case.lens
     activations = case.acts
     mlps = [
@@ -265,7 +282,9 @@ def _replace_output(value: Tensor) -> Callable[..., Tensor]:
 
 
 def _shift_units(pre: Tensor, branch: Row) -> Tensor:
-    """Move every unit's value of ``hook_pre`` to the next unit; of a fused layer the half that is activated."""
+    """Move every unit's value of ``hook_pre`` to the next unit; of a fused layer the
+    half that is activated.
+    """
     row: Any = branch.row
     if not _is_fused(pre, branch):
         return pre.roll(1, dims=-1)

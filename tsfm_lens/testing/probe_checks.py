@@ -1,7 +1,9 @@
-"""Checks that every measurement must pass, of this library and of anybody's, each with a name.
+"""Checks that every measurement must pass, of this library and of anybody's, each with
+a name.
 
-:func:`probe_checks` yields them; a :class:`ProbeTrial` computes what they look at. A check is a function of a trial
-with the decorator :func:`_check`, which says where it applies.
+:func:`probe_checks` yields them; a :class:`ProbeTrial` computes what they look at. A
+check is a function of a trial with the decorator :func:`_check`, which says where it
+applies.
 """
 
 from __future__ import annotations
@@ -29,17 +31,21 @@ from tsfm_lens.testing.tolerance import assert_close
 __all__ = ["ProbeCheck", "ProbeTrial", "probe_checks"]
 
 MODELS = ("bolt-nano", "chronos-nano", "chronos2-nano")
-"""Embedded models that checks run on: the first two that a measurement is defined for, and the last for covariates."""
+"""Embedded models that checks run on: the first two that a measurement is defined for,
+and the last for covariates.
+"""
 STEPS = 72
 HORIZON = 3
 SEASON = 12
 SERIES = 3
-# roundings between two ways to multiply the same matrices, through all layers and what probes make of them
+# roundings between two ways to multiply the same matrices, through all layers and what
+# probes make of them
 DEPTH = 10_000
 # a unit that floats divide by without rounding
 UNIT = 2.0**10
 STATEMENTS = ("size", "low", "high", "p", "significant", "leads")
-# differences of equals, and signs of parts of size 0, which are rounding and nothing else
+# differences of equals, and signs of parts of size 0, which are rounding and nothing
+# else
 ROUNDING = {
     "completeness_error",
     "identity_error",
@@ -52,7 +58,8 @@ LABELLED = ("layer", "head", "step", "series", "quantile", "variant", "metric")
 
 
 class ProbeTrial:
-    """Trial of a measurement on a small model, with the results that several checks look at.
+    """Trial of a measurement on a small model, with the results that several checks
+    look at.
 
     Attributes:
         entry: the measurement.
@@ -86,7 +93,9 @@ class ProbeTrial:
         return self._results(self.series)
 
     def compute(self, batch: SeriesBatch, **options: Any) -> xr.Dataset:
-        """Compute it of series as its declaration keeps a trial of it small; ``options`` are those of the runs."""
+        """Compute it of series as its declaration keeps a trial of it small;
+        ``options`` are those of the runs.
+        """
         entry = self.entry
         if entry.takes != "pair":
             results = self._results(batch, **options)
@@ -113,7 +122,9 @@ class ProbeTrial:
 
     @property
     def is_of_series(self) -> bool:
-        """Test if it measures all series, each with the same numbers wherever it stands."""
+        """Test if it measures all series, each with the same numbers wherever it
+        stands.
+        """
         # sample paths, and shuffled covariates, are drawn series by series
         is_drawn = self.lens.emits == "token" or self.entry.needs == "covariates"
         return self.of_all_series and not is_drawn
@@ -121,7 +132,8 @@ class ProbeTrial:
 
 @dataclass(frozen=True)
 class ProbeCheck:
-    """One check of one measurement on one model; calling it raises an AssertionError that says what is wrong.
+    """One check of one measurement on one model; calling it raises an AssertionError
+    that says what is wrong.
 
     Attributes:
         trial: the measurement and the model.
@@ -152,12 +164,14 @@ _CHECKS: dict[str, tuple[Applies, Callable[[ProbeTrial], None]]] = {}
 def probe_checks(
     kind: str | None = None, models: Sequence[str] = MODELS
 ) -> Iterator[ProbeCheck]:
-    """Yield the checks that a measurement must pass, by name, as scikit-learn yields those of an estimator.
+    """Yield the checks that a measurement must pass, by name, as scikit-learn yields
+    those of an estimator.
 
     Args:
         kind: of the measurement; all that a run gives if None.
-        models: embedded models to try it on: the first two that it is defined for, one that takes covariates, and one
-            that it is not defined for, which it must refuse.
+        models: embedded models to try it on: the first two that it is defined for, one
+            that takes covariates, and one that it is not defined for, which it must
+            refuse.
 
     Example:
         >>> [check.name for check in testing.probe_checks("head_spectra", ["bolt-nano"])]
@@ -184,7 +198,9 @@ def probe_checks(
 
 
 def example_series(*, covariates: bool = False, seed: int = 1) -> SeriesBatch:
-    """Return three noisy seasons, each of another shape; with a covariate of which the future is known if asked for."""
+    """Return three noisy seasons, each of another shape; with a covariate of which the
+    future is known if asked for.
+    """
     steps = np.arange(STEPS)
     rng = np.random.default_rng(0)
     seasons = [np.sin(2 * np.pi * (steps / SEASON + i / 5)) for i in range(SERIES)]
@@ -231,7 +247,9 @@ def _check(
 
 @_check("labels")
 def _check_labels(trial: ProbeTrial) -> None:
-    """Check that the result says what it is, of what model, and along which labels, and names its units."""
+    """Check that the result says what it is, of what model, and along which labels, and
+    names its units.
+    """
     result = trial.result
     assert result.attrs.get("kind") == trial.entry.kind, "attrs['kind'] is not its kind"
     for fact in ("title", "model"):
@@ -252,7 +270,9 @@ def _check_labels(trial: ProbeTrial) -> None:
 
 @_check("figures")
 def _check_figures(trial: ProbeTrial) -> None:
-    """Check that figures are drawn where the model has everything for them, one unnamed, and that tables have rows."""
+    """Check that figures are drawn where the model has everything for them, one
+    unnamed, and that tables have rows.
+    """
     entry = trial.entry
     lens = trial.lens
     for figure in entry.figures:
@@ -281,7 +301,9 @@ def _check_sentences(trial: ProbeTrial) -> None:
 
 @_check("order", lambda trial: trial.is_of_series)
 def _check_order(trial: ProbeTrial) -> None:
-    """Check that a series has the same numbers, and the same is said of all, wherever it stands among others."""
+    """Check that a series has the same numbers, and the same is said of all, wherever
+    it stands among others.
+    """
     if "sources" in trial.result.attrs:
         # the first series calibrate what the others measure
         return
@@ -312,7 +334,9 @@ def _check_copies(trial: ProbeTrial) -> None:
 
 @_check("memory", lambda trial: trial.of_all_series and not trial.entry.whole_batch)
 def _check_memory(trial: ProbeTrial) -> None:
-    """Check that where one series fits into memory only one runs at a time, with the same results."""
+    """Check that where one series fits into memory only one runs at a time, with the
+    same results.
+    """
     expected = trial.result
     with _one_item_at_a_time(trial.lens) as rows:
         found = trial.compute(trial.series)
@@ -336,7 +360,9 @@ def _check_twins(trial: ProbeTrial) -> None:
 
 
 def _check_refusal(trial: ProbeTrial) -> None:
-    """Check that a model without what it needs is refused, by the registry with its name and by the probe itself."""
+    """Check that a model without what it needs is refused, by the registry with its
+    name and by the probe itself.
+    """
     entry = trial.entry
     for needs in (entry.needs, ""):
         message = ""
@@ -367,7 +393,9 @@ def _check_covariates(trial: ProbeTrial) -> None:
 
 @contextmanager
 def _one_item_at_a_time(lens: Lens) -> Iterator[list[int]]:
-    """Plan as where hardly anything fits; gives the sizes of the batches that the model runs."""
+    """Plan as where hardly anything fits; gives the sizes of the batches that the model
+    runs.
+    """
     rows = []
     run = lens.adapter.run
     predict = lens.adapter.predict
@@ -393,7 +421,9 @@ def _one_item_at_a_time(lens: Lens) -> Iterator[list[int]]:
 
 
 def _assert_same(found: xr.Dataset, expected: xr.Dataset) -> None:
-    """Hold every variable of two results equal to rounding, those that are rounding themselves left out."""
+    """Hold every variable of two results equal to rounding, those that are rounding
+    themselves left out.
+    """
     assert set(found) == set(expected), set(found) ^ set(expected)
     for name in set(found) - ROUNDING:
         actual = found[name].values

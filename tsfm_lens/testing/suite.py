@@ -41,7 +41,8 @@ def check_lens(
 ) -> list[OracleResult]:
     """Run all oracles, or some.
 
-    An oracle that cannot be computed, because shapes do not fit, has failed, and its ``detail`` says why.
+    An oracle that cannot be computed, because shapes do not fit, has failed, and its
+    ``detail`` says why.
 
     Args:
         lens: the model.
@@ -78,16 +79,18 @@ def check_wiring(
     Draw weights large enough that every head matters, or train the model.
 
     Args:
-        wiring: an adapter class, or any function of the model that returns an adapter; see
-            :class:`tsfm_lens.models.adapter.Adapter`.
+        wiring: an adapter class, or any function of the model that returns an adapter;
+            see :class:`tsfm_lens.models.adapter.Adapter`.
         model: the native model, as the wiring takes it.
-        quiet: do not print the table, nor, where stderr is a terminal, which oracle begins.
+        quiet: do not print the table, nor, where stderr is a terminal, which oracle
+            begins.
 
     Returns:
         One result per oracle; ``result.passed`` tells.
 
     Raises:
-        WiringError: a path of the table does not exist in the model, or a size is not the model's.
+        WiringError: a path of the table does not exist in the model, or a size is not
+            the model's.
 
     Example:
         >>> wiring, native = type(lens.adapter), lens.native

@@ -1,4 +1,6 @@
-"""Bounds on the difference of two floating-point computations of one number, from the arithmetic alone."""
+"""Bounds on the difference of two floating-point computations of one number, from the
+arithmetic alone.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,19 @@ __all__ = ["assert_close", "last_digit", "rounding"]
 def rounding(
     dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, depth: int
 ) -> float:
-    """Bound the difference of two orders of summation: ``depth`` roundings of the largest intermediate value.
+    """Bound the difference of two orders of summation: ``depth`` roundings of the
+    largest intermediate value.
 
     Args:
         dtype: the precision that the numbers were computed in, of torch or numpy.
-        magnitude: the largest absolute value that enters the computation, not only its result.
-        depth: roundings that an error passes through: the length of the longest sum, or about 100 a transformer block.
+        magnitude: the largest absolute value that enters the computation, not only its
+            result.
+        depth: roundings that an error passes through: the length of the longest sum, or
+            about 100 a transformer block.
 
     Returns:
-        An absolute tolerance (Higham 2002, section 3.1, with the unit in the last place for u).
+        An absolute tolerance (Higham 2002, section 3.1, with the unit in the last place
+        for u).
 
     Raises:
         ValueError: ``magnitude`` is not finite or ``depth`` is below 1.
@@ -32,7 +38,8 @@ def rounding(
     """
     if not np.isfinite(magnitude) or depth < 1:
         raise ValueError(
-            f"no bound from magnitude {magnitude} and depth {depth}: give a finite one and at least 1"
+            f"no bound from magnitude {magnitude} and depth {depth}: give a finite one"
+            " and at least 1"
         )
     info = (
         torch.finfo(dtype)
@@ -43,7 +50,8 @@ def rounding(
 
 
 def last_digit(decimals: int) -> float:
-    """Bound the difference of a number and its print to so many decimals (in tens if negative): 0.6 of the last digit.
+    """Bound the difference of a number and its print to so many decimals (in tens if
+    negative): 0.6 of the last digit.
 
     Example:
         >>> testing.last_digit(2)
@@ -61,17 +69,21 @@ def assert_close(
     dtype: Any = None,
     what: str = "",
 ) -> None:
-    """Assert that two arrays are one computation done twice, missing values and infinities in the same places.
+    """Assert that two arrays are one computation done twice, missing values and
+    infinities in the same places.
 
     Args:
-        actual, expected: arrays, tensors or numbers of one shape; one number may stand for a whole array of it.
+        actual, expected: arrays, tensors or numbers of one shape; one number may stand
+            for a whole array of it.
         depth: see :func:`rounding`.
         magnitude: the largest value on the way; the largest of the two arrays if None.
-        dtype: what the numbers were computed in; the less precise of the two arrays if None.
+        dtype: what the numbers were computed in; the less precise of the two arrays if
+            None.
         what: the name in the message.
 
     Raises:
-        AssertionError: shapes, missing values or infinities differ, or a difference exceeds the bound.
+        AssertionError: shapes, missing values or infinities differ, or a difference
+            exceeds the bound.
 
     Example:
         >>> testing.assert_close(np.float32(0.1) + np.float32(0.2), np.float32(0.3), depth=1)
@@ -87,7 +99,10 @@ def assert_close(
     )
     largest = float(np.abs(finite).max(initial=0.0)) if magnitude is None else magnitude
     bound = rounding(precision, largest, depth=depth)
-    note = f"{what}: allowed {bound:.3g} ({depth} roundings of {largest:.3g} in {precision})"
+    note = (
+        f"{what}: allowed {bound:.3g} ({depth} roundings of {largest:.3g} in"
+        f" {precision})"
+    )
     np.testing.assert_allclose(values, targets, rtol=0, atol=bound, err_msg=note)
 
 

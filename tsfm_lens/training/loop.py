@@ -33,7 +33,9 @@ __all__ = ["Plan", "Task", "Training"]
 
 @runtime_checkable
 class Task(Protocol):
-    """A model, on the device where it is trained, and its losses; a run resumes only with a task of equal identity."""
+    """A model, on the device where it is trained, and its losses; a run resumes only
+    with a task of equal identity.
+    """
 
     model: nn.Module
 
@@ -46,10 +48,14 @@ class Task(Protocol):
         """JSON of all settings that the weights depend on."""
 
     def loss(self, step: int) -> Tensor:
-        """Compute the scalar loss of the batch of a step; the batch depends on the step and the task's seed alone."""
+        """Compute the scalar loss of the batch of a step; the batch depends on the step
+        and the task's seed alone.
+        """
 
     def evaluate(self) -> Mapping[str, float]:
-        """Measure the model, such as its validation error; patience looks at the first measure. {} for none."""
+        """Measure the model, such as its validation error; patience looks at the first
+        measure. {} for none.
+        """
 
 
 class Plan(Strict):
@@ -57,11 +63,13 @@ class Plan(Strict):
 
     Attributes:
         steps: of the optimiser.
-        save_every: steps between two saved states; each adds the mean loss since the last one to the log.
+        save_every: steps between two saved states; each adds the mean loss since the
+            last one to the log.
         evaluate_every: steps between two evaluations; 0 for none.
-        patience: the run ends, with the best weights, after this many evaluations in a row without a lower first
-            measure; None for never.
-        snapshots: steps at which the weights are kept in the history, 0 for the untrained ones.
+        patience: the run ends, with the best weights, after this many evaluations in a
+            row without a lower first measure; None for never.
+        snapshots: steps at which the weights are kept in the history, 0 for the
+            untrained ones.
         clip: largest norm of a gradient, over all weights; None for any.
         dropout: whether the model is in training mode, with its dropout.
     """
@@ -81,17 +89,19 @@ class Training:
     Args:
         task: what is trained.
         plan: length of the run, and what is saved.
-        optimizer: of its model's weights, by its ``step(closure)``, such as :class:`tsfm_lens.training.SAM`.
+        optimizer: of its model's weights, by its ``step(closure)``, such as
+            :class:`tsfm_lens.training.SAM`.
         out: new folder for state, log and history; None saves nothing.
-        rate: learning rate of each step; that of the optimiser if None. A parameter group with a "share" gets this
-            share.
+        rate: learning rate of each step; that of the optimiser if None. A parameter
+            group with a "share" gets this share.
         callbacks: called after every step, and before the first, with this run.
 
     Attributes:
         step: optimiser steps done.
         seconds: duration of these steps.
         last_loss: mean training loss between the last two saved states.
-        best: lowest first measure of the evaluations so far, and its step; None before the first.
+        best: lowest first measure of the evaluations so far, and its step; None before
+            the first.
 
     Example:
         >>> done = Training(task, torch.optim.Adam(task.model.parameters()), Plan(steps=3)).run(quiet=True)
@@ -116,7 +126,8 @@ class Training:
                 self.out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise CheckpointError(
-                    f"{str(self.out)!r} cannot be written: {error.strerror}; give a folder, new or old"
+                    f"{str(self.out)!r} cannot be written: {error.strerror}; give a"
+                    " folder, new or old"
                 ) from error
         self.callbacks = list(callbacks)
         self.step, self.seconds, self.last_loss = 0, 0.0, float("nan")
@@ -136,7 +147,9 @@ class Training:
         return next(self.model.parameters()).device
 
     def resume(self) -> None:
-        """Go back to the last saved state; CheckpointError if there is none, or it is damaged or of other settings."""
+        """Go back to the last saved state; CheckpointError if there is none, or it is
+        damaged or of other settings.
+        """
         if self.out is None:
             raise InputError("a run without a folder cannot be resumed; give out=…")
         state = read_state(self.out, self.task.identity, self.device)
@@ -154,7 +167,8 @@ class Training:
         quiet: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> bool:
-        """Train to the plan's last step, or to ``until``; return False if a signal or ``until`` came first.
+        """Train to the plan's last step, or to ``until``; return False if a signal or
+        ``until`` came first.
 
         Raises:
             InputError: the loss is not finite; the last saved state is as it was.
@@ -209,7 +223,8 @@ class Training:
             loss = self.task.loss(self.step)
             loss.backward()
             if self.plan.clip is not None:
-                # a weight may stand in the groups of two optimisers, and its gradient must be clipped once
+                # a weight may stand in the groups of two optimisers, and its gradient
+                # must be clipped once
                 weights = (
                     weight
                     for group in self.optimizer.param_groups
@@ -270,10 +285,11 @@ class Training:
                     + int((~torch.isfinite(losses)).nonzero()[0])
                 )
                 raise InputError(
-                    f"the loss of {self.task.name} at step {first} is not finite; give a lower learning rate, or clip "
-                    "the gradient"
+                    f"the loss of {self.task.name} at step {first} is not finite; give"
+                    " a lower learning rate, or clip the gradient"
                 )
-        # a stop between two lines adds none, and the losses until then count in the next one
+        # a stop between two lines adds none, and the losses until then count in the
+        # next one
         due = self.step % self.plan.save_every == 0 or self.ended
         if due:
             self._losses = []
@@ -301,7 +317,9 @@ class Training:
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM end the run after the step at hand, with its state saved."""
+        """Let Ctrl-C and SIGTERM end the run after the step at hand, with its state
+        saved.
+        """
 
         def stop(*_: object) -> None:
             self._stop_flag = True

@@ -1,4 +1,6 @@
-"""Losses of Chronos and Chronos-Bolt on raw series, and the learning rate of their training."""
+"""Losses of Chronos and Chronos-Bolt on raw series, and the learning rate of their
+training.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,20 @@ FIRST_BIN = 3
 """Smallest token id that stands for a value: 0 pads, 1 ends, and 2 never occurs."""
 
 FAR = 25.0
-"""Futures further from the context than this many of its standard deviations are left out of the quantile loss."""
+"""Futures further from the context than this many of its standard deviations are left
+out of the quantile loss.
+"""
 
 
 class Stage(BaseModel):
     """One stage of a curriculum, from step `start` until the next stage starts.
 
-    Token models: `smoothing` is the standard deviation of the labels in bins. `first_weight` multiplies the loss of the
-    first step, falling to 1 over four. `blank` and `own_share` are the shares of decoder inputs that every second row
-    loses or samples itself. A share `rollout` of the rows is teacher-forced with the model's own forecast. Patch
-    models: a `log_floor` above 0 makes rows count by the logarithm of their loss plus this. See also
-    SeriesSource.batch.
+    Token models: `smoothing` is the standard deviation of the labels in bins.
+    `first_weight` multiplies the loss of the first step, falling to 1 over four.
+    `blank` and `own_share` are the shares of decoder inputs that every second row loses
+    or samples itself. A share `rollout` of the rows is teacher-forced with the model's
+    own forecast. Patch models: a `log_floor` above 0 makes rows count by the logarithm
+    of their loss plus this. See also SeriesSource.batch.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -48,7 +53,9 @@ class Stage(BaseModel):
 def trapezoid_rate(
     step: int, peak: float, *, first: int, last: int, warmup: int, decay: int
 ) -> float:
-    """Compute the rate at a step: rising over ``warmup``, constant, falling to 1 % over ``decay``, if above 0."""
+    """Compute the rate at a step: rising over ``warmup``, constant, falling to 1 % over
+    ``decay``, if above 0.
+    """
     up = min(1.0, (step - first + 1) / warmup)
     down = 0.99 * max(0.0, 1.0 - (last - step - 1) / decay) if decay else 0.0
     return peak * up * (1.0 - down)
@@ -57,13 +64,16 @@ def trapezoid_rate(
 def ordinal_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, *, smoothing: float, first_bin: int
 ) -> torch.Tensor:
-    """Compute the cross-entropy (rows, steps), in nats, against a Gaussian around each label, cut at the ends."""
+    """Compute the cross-entropy (rows, steps), in nats, against a Gaussian around each
+    label, cut at the ends.
+    """
     distance = math.ceil(2.5 * smoothing)
     offsets = torch.arange(-distance, distance + 1, device=labels.device)
     near = labels[..., None] + offsets
     weights = torch.exp(-0.5 * (offsets / max(smoothing, 1e-6)) ** 2)
     weights = weights * ((near >= first_bin) & (near < logits.shape[-1]))
-    # the label of a gap lies below the first bin and keeps no weight; its loss is left out by the caller
+    # the label of a gap lies below the first bin and keeps no weight; its loss is left
+    # out by the caller
     weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
     near = near.clamp(first_bin, logits.shape[-1] - 1)
     return logits.logsumexp(-1) - (weights * logits.gather(-1, near)).sum(-1)
@@ -72,7 +82,9 @@ def ordinal_cross_entropy(
 def blank_inputs(
     inputs: torch.Tensor, share: float, blank_id: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Replace `share` of the token ids (rows, steps) by `blank_id`, in every second row."""
+    """Replace `share` of the token ids (rows, steps) by `blank_id`, in every second
+    row.
+    """
     lost = torch.rand(inputs.shape, generator=generator) < share
     lost[::2] = False
     return torch.where(lost.to(inputs.device), blank_id, inputs)
@@ -86,7 +98,9 @@ def own_inputs(
     stage: Stage,
     seed: int,
 ) -> torch.Tensor:
-    """Replace a share of the inputs of every second row by the model's own samples (Duckworth et al. 2019), twice."""
+    """Replace a share of the inputs of every second row by the model's own samples
+    (Duckworth et al. 2019), twice.
+    """
     generator = torch.Generator(inputs.device).manual_seed(seed)
     odd = slice(1, None, 2)
     mixture = inputs.clone()
@@ -119,7 +133,9 @@ def own_forecasts(
     share: float,
     seed: int,
 ) -> torch.Tensor:
-    """Teacher-force a share of the rows with forecasts drawn by the model's pipeline (Venkatraman et al. 2015)."""
+    """Teacher-force a share of the rows with forecasts drawn by the model's pipeline
+    (Venkatraman et al. 2015).
+    """
     generator = torch.Generator(inputs.device).manual_seed(seed)
     rows = torch.rand(len(inputs), generator=generator, device=inputs.device) < share
     mixture = inputs.clone()
@@ -153,7 +169,9 @@ def token_step_losses(
     *,
     seed: int = 0,
 ) -> torch.Tensor:
-    """Compute the mean loss at each decoder position, in nats: (horizon,). Inputs in data units, (rows, time)."""
+    """Compute the mean loss at each decoder position, in nats: (horizon,). Inputs in
+    data units, (rows, time).
+    """
     chronos = ChronosConfig(**model.config.chronos_config)
     tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
     past, future = past.to(model.device), future.to(model.device)
@@ -200,7 +218,9 @@ def token_loss(
     *,
     seed: int = 0,
 ) -> torch.Tensor:
-    """Compute the scalar loss of a token model; the first forecast steps weigh more, because they set the phase."""
+    """Compute the scalar loss of a token model; the first forecast steps weigh more,
+    because they set the phase.
+    """
     losses = token_step_losses(model, past, future, stage, seed=seed)
     # they fall to 1 over four steps, and their mean is 1
     weights = 1.0 + (stage.first_weight - 1.0) * torch.clamp(
@@ -212,12 +232,15 @@ def token_loss(
 def near_future(
     past: torch.Tensor, future: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return futures, NaN further from the context than :data:`FAR` of its standard deviations; and those (rows, 1)."""
+    """Return futures, NaN further from the context than :data:`FAR` of its standard
+    deviations; and those (rows, 1).
+    """
     centre = past.nanmean(1, keepdim=True)
     spread = (past - centre).square().nanmean(1, keepdim=True).sqrt()
-    return torch.where(
-        (future - centre).abs() <= FAR * spread, future, torch.nan
-    ), spread
+    return (
+        torch.where((future - centre).abs() <= FAR * spread, future, torch.nan),
+        spread,
+    )
 
 
 def log_quantile_loss(
@@ -227,7 +250,9 @@ def log_quantile_loss(
     spread: torch.Tensor,
     floor: float,
 ) -> torch.Tensor:
-    """Compute the mean over rows of log(loss + floor), the loss of forecasts (rows, level, time) relative to spread."""
+    """Compute the mean over rows of log(loss + floor), the loss of forecasts (rows,
+    level, time) relative to spread.
+    """
     levels, there = levels.to(future)[None, :, None], ~future.isnan()
     error = torch.where(there, future, 0.0)[:, None] - quantiles[..., : future.shape[1]]
     pinball = 2 * torch.maximum(levels * error, (levels - 1) * error) / spread[:, None]
@@ -238,7 +263,9 @@ def log_quantile_loss(
 def patch_loss(
     model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage
 ) -> torch.Tensor:
-    """Compute the native quantile loss per forecast step on instance-normalised values, or its mean logarithm."""
+    """Compute the native quantile loss per forecast step on instance-normalised values,
+    or its mean logarithm.
+    """
     past, future = past.to(model.device), future.to(model.device)
     future, spread = near_future(past, future)
     if not stage.log_floor:

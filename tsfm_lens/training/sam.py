@@ -1,4 +1,6 @@
-"""Sharpness-aware minimisation: weights move by the gradient at the nearby point of highest loss."""
+"""Sharpness-aware minimisation: weights move by the gradient at the nearby point of
+highest loss.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,18 @@ Closure = Callable[[], Any]
 
 
 class SAM(Optimizer):
-    """An optimiser whose every step uses the gradient at ω + ε̂, ε̂ = ρ ∇L(ω) / ‖∇L(ω)‖₂, applied at ω.
+    """An optimiser whose every step uses the gradient at ω + ε̂, ε̂ = ρ ∇L(ω) /
+    ‖∇L(ω)‖₂, applied at ω.
 
-    ``step(closure)`` calls the closure twice, at ω and at ω + ε̂ (once with ρ = 0, as the base optimiser does). The
-    closure must clear the gradients, compute the loss of one batch, go backward, and return the loss. The norm is over
-    all weights of all groups. Groups and state are those of the base optimiser. Weights are put back if anything fails.
+    ``step(closure)`` calls the closure twice, at ω and at ω + ε̂ (once with ρ = 0, as
+    the base optimiser does). The closure must clear the gradients, compute the loss of
+    one batch, go backward, and return the loss. The norm is over all weights of all
+    groups. Groups and state are those of the base optimiser. Weights are put back if
+    anything fails.
 
     Args:
-        base: any optimiser of torch that needs one gradient a step, such as Adam, AdamW and SGD.
+        base: any optimiser of torch that needs one gradient a step, such as Adam, AdamW
+            and SGD.
         rho: ρ, radius of the neighbourhood, 0 or more.
         eps: added to the norm.
 
@@ -33,7 +39,8 @@ class SAM(Optimizer):
         SAMformer, equations 12 to 14 (S1-SAM, E1-4); Foret et al., 2021.
 
     Raises:
-        InputError: ρ or eps is below 0 or not finite, or the base optimiser calls closures itself.
+        InputError: ρ or eps is below 0 or not finite, or the base optimiser calls
+            closures itself.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -48,7 +55,8 @@ class SAM(Optimizer):
                 )
         if isinstance(base, (LBFGS, SAM)):
             raise InputError(
-                f"{type(base).__name__} calls closures itself; give an optimiser of one gradient a step"
+                f"{type(base).__name__} calls closures itself; give an optimiser of one"
+                " gradient a step"
             )
         super().__init__(base.param_groups, base.defaults)
         self.base, self.rho, self.eps = base, float(rho), float(eps)
@@ -65,11 +73,13 @@ class SAM(Optimizer):
         """Move the weights once, and return the loss at ω.
 
         Raises:
-            InputError: there is no closure, or a gradient is not finite; then the weights stay as before the step.
+            InputError: there is no closure, or a gradient is not finite; then the
+                weights stay as before the step.
         """
         if closure is None:
             raise InputError(
-                "a step takes two gradients of one batch: call step(closure), as for torch.optim.LBFGS"
+                "a step takes two gradients of one batch: call step(closure), as for"
+                " torch.optim.LBFGS"
             )
         if self.rho == 0:
             return self.base.step(closure)
@@ -93,21 +103,26 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def _norm(self, weights: list[Tensor], where: str) -> float:
-        """Compute the norm of the gradient over all weights, refused unless it is finite."""
+        """Compute the norm of the gradient over all weights, refused unless it is
+        finite.
+        """
         norms = [
             torch.linalg.vector_norm(weight.grad).to(weights[0]) for weight in weights
         ]
         norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
         if not norm < float("inf"):
             raise InputError(
-                f"the gradient {where} has the norm {norm}; the weights are those from before this step. Take a lower "
-                f"learning rate or rho (now {self.rho}), or look for missing values in the batch"
+                f"the gradient {where} has the norm {norm}; the weights are those from"
+                " before this step. Take a lower learning rate or rho (now"
+                f" {self.rho}), or look for missing values in the batch"
             )
         return norm
 
     @contextmanager
     def _perturb(self, weights: list[Tensor], factor: float) -> Iterator[None]:
-        """Move the weights up the gradient while the block runs; then put them back to the last bit."""
+        """Move the weights up the gradient while the block runs; then put them back to
+        the last bit.
+        """
         originals = [weight.detach().clone() for weight in weights]
         try:
             with torch.no_grad():
@@ -125,7 +140,8 @@ class SAM(Optimizer):
         if hasattr(self, "base"):
             self.base.add_param_group(param_group)
         else:
-            # the groups of the base optimiser, while this one is made: they are shared and stay as they are
+            # the groups of the base optimiser, while this one is made: they are shared
+            # and stay as they are
             self.param_groups.append(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,11 +149,14 @@ class SAM(Optimizer):
         return {**self.base.state_dict(), "rho": self.rho, "eps": self.eps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state with its ρ and eps; InputError if it is of an optimiser without them."""
+        """Load a state with its ρ and eps; InputError if it is of an optimiser without
+        them.
+        """
         missing = {"rho", "eps"} - set(state_dict)
         if missing:
             raise InputError(
-                f"the state has no {' and no '.join(sorted(missing))}: it is of another optimiser than SAM"
+                f"the state has no {' and no '.join(sorted(missing))}: it is of another"
+                " optimiser than SAM"
             )
         rest = dict(state_dict)
         self.rho, self.eps = float(rest.pop("rho")), float(rest.pop("eps"))

@@ -1,4 +1,6 @@
-"""Training rows by step number: the same (seed, step) gives the same batch, so a run can resume."""
+"""Training rows by step number: the same (seed, step) gives the same batch, so a run
+can resume.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from torch import Tensor
 from tsfm_lens.core.errors import unknown_name
 
 STRIDES, STRIDE_SHARES = (1, 2, 3), (0.7, 0.2, 0.1)
-"""Rows are also read at every second or third step: more lengths of season from one corpus."""
+"""Rows are also read at every second or third step: more lengths of season from one
+corpus.
+"""
 
 SHORTEST = 16
 """Steps of the shortest context that is trained on."""
@@ -23,7 +27,9 @@ NOISE = (0.0, 0.0, 0.0, 0.02, 0.05, 0.15, 0.4)
 """Observation noise, in standard deviations of the row."""
 
 FAR_SHARE = 0.25
-"""Share of the rows with a level of their own whose level is far from 0 relative to their spread."""
+"""Share of the rows with a level of their own whose level is far from 0 relative to
+their spread.
+"""
 
 SHORT_SHARE = 0.2
 """Share of the rows whose context is cut short."""
@@ -32,12 +38,16 @@ LENGTH = 640
 """Steps of a row; a shorter series is padded with NaN on the left."""
 
 MAX_SERIES, CONCENTRATION = 3, 1.5
-"""Of TSMixup (Ansari et al. 2024, Chronos, algorithm 1): slices of a mixture, and parameter of their weights."""
+"""Of TSMixup (Ansari et al. 2024, Chronos, algorithm 1): slices of a mixture, and
+parameter of their weights.
+"""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Rows of all families, (row, LENGTH), NaN = not there, and the first and last-but-one row of each family."""
+    """Rows of all families, (row, LENGTH), NaN = not there, and the first and
+    last-but-one row of each family.
+    """
 
     values: NDArray[np.float32]
     rows: Mapping[str, tuple[int, int]]
@@ -52,7 +62,9 @@ class Crops(NamedTuple):
 
 
 class SeriesSource:
-    """Source of batches of raw series from a weighted mixture of families; a batch is drawn from (seed, step) alone."""
+    """Source of batches of raw series from a weighted mixture of families; a batch is
+    drawn from (seed, step) alone.
+    """
 
     def __init__(
         self, corpus: Corpus, *, seed: int, device: str | torch.device = "cpu"
@@ -71,7 +83,9 @@ class SeriesSource:
         count: int,
         length: int,
     ) -> Crops:
-        """Choose crops of `length` steps, (count, 3): a row of "tsmixup" mixes up to three, others have one."""
+        """Choose crops of `length` steps, (count, 3): a row of "tsmixup" mixes up to
+        three, others have one.
+        """
         names = sorted(name for name in mix if name != "tsmixup")
         for name in names:
             if name not in self.families:
@@ -104,10 +118,12 @@ class SeriesSource:
         far: float = FAR_SHARE,
         short: float = SHORT_SHARE,
     ) -> tuple[Tensor, Tensor]:
-        """Return context (rows, context) and future (rows, horizon) of a training step; NaN = not there.
+        """Return context (rows, context) and future (rows, horizon) of a training step;
+        NaN = not there.
 
-        Three in five rows get a level; a share `far` of these levels is far from 0 relative to the spread. A share
-        `short` of all rows has a shorter context, down to 16 steps, uniform in its logarithm.
+        Three in five rows get a level; a share `far` of these levels is far from 0
+        relative to the spread. A share `short` of all rows has a shorter context, down
+        to 16 steps, uniform in its logarithm.
         """
         rng = np.random.default_rng([self.seed, step])
         length = context + horizon
@@ -164,8 +180,11 @@ class SeriesSource:
 
 
 def draw_weights(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """Draw Dirichlet(1.5) weights over the first k of three slots, k uniform in 1..3: array (count, 3)."""
-    # normalised gamma draws are a Dirichlet draw, and dropping slots first gives one of lower dimension
+    """Draw Dirichlet(1.5) weights over the first k of three slots, k uniform in 1..3:
+    array (count, 3).
+    """
+    # normalised gamma draws are a Dirichlet draw, and dropping slots first gives one of
+    # lower dimension
     gamma = rng.gamma(CONCENTRATION, size=(count, MAX_SERIES))
     gamma *= (
         np.arange(MAX_SERIES)[None]
@@ -175,7 +194,9 @@ def draw_weights(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
 
 
 def tsmixup(slices: Tensor, weights: Tensor, context: int) -> Tensor:
-    """Mix ``slices`` (count, 3, length), scaled by their first ``context`` steps, by ``weights`` (count, 3)."""
+    """Mix ``slices`` (count, 3, length), scaled by their first ``context`` steps, by
+    ``weights`` (count, 3).
+    """
     scale = slices[..., :context].abs().nanmean(-1, keepdim=True).nan_to_num(1.0)
     parts = weights[..., None] * slices / torch.where(scale > 0, scale, 1.0)
     return torch.where(weights[..., None] > 0, parts, 0.0).sum(1)

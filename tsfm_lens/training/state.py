@@ -40,7 +40,9 @@ def run_files(folder: Path) -> list[str]:
 
 
 def read_identity(folder: Path) -> str:
-    """Read the identity of the task of the run in a folder; CheckpointError if there is none."""
+    """Read the identity of the task of the run in a folder; CheckpointError if there is
+    none.
+    """
     path = folder / STATE
     try:
         return str(
@@ -53,11 +55,14 @@ def read_identity(folder: Path) -> str:
 
 
 def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, Any]:
-    """Read the last state of a run; CheckpointError if there is none, it is not whole, or is of another task."""
+    """Read the last state of a run; CheckpointError if there is none, it is not whole,
+    or is of another task.
+    """
     path = folder / STATE
     if not path.exists():
         raise CheckpointError(
-            f"no {STATE} in {folder}; start without --resume, or give the folder of a run"
+            f"no {STATE} in {folder}; start without --resume, or give the folder of"
+            " a run"
         )
     try:
         state: Any = torch.load(path, map_location=device, weights_only=True)
@@ -87,14 +92,16 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
     if state["identity"] != identity:
         other = f"other settings{_difference(path, state['identity'], identity)}"
         raise CheckpointError(
-            f"{path} was trained by {other}; continue with those, or give another folder"
+            f"{path} was trained by {other}; continue with those, or give another"
+            " folder"
         )
     return dict(state)
 
 
 def _damage_error(path: Path, how: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} is damaged: {how}; put a whole copy of it there, or begin again in another folder"
+        f"{path} is damaged: {how}; put a whole copy of it there, or begin again in"
+        " another folder"
     )
 
 
@@ -104,7 +111,9 @@ def put_back(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Restore model, optimiser and torch's random numbers; CheckpointError names the first weight that does not fit."""
+    """Restore model, optimiser and torch's random numbers; CheckpointError names the
+    first weight that does not fit.
+    """
     path = folder / STATE
     for part in ("model", "best_weights"):
         if state[part] is not None:
@@ -146,7 +155,9 @@ def _refuse_weights(
 
 
 def _difference(path: Path, was: str, now: str) -> str:
-    """Describe the settings that differ, in words; "" where the two are not of one kind."""
+    """Describe the settings that differ, in words; "" where the two are not of one
+    kind.
+    """
     try:
         before, after = json.loads(was), json.loads(now)
     except ValueError as error:
@@ -192,10 +203,12 @@ def snapshot_files(folder: Path) -> dict[int, Path]:
 
 
 def read_log(file: str | Path) -> list[dict[str, Any]]:
-    """Read the lines of a log, each a mapping with "step"; an incomplete last line is left out.
+    """Read the lines of a log, each a mapping with "step"; an incomplete last line is
+    left out.
 
     Raises:
-        CheckpointError: there is no such file, or a line before the last one is no JSON.
+        CheckpointError: there is no such file, or a line before the last one is no
+            JSON.
 
     Example:
         >>> _ = (folder / "log.jsonl").write_text('{"step": 1, "loss": 0.5}' + chr(10) + '{"step": 2, "lo')

@@ -1,4 +1,6 @@
-"""Figures of labelled results: ``xarray.Dataset`` in, plotly ``Figure`` out, never a model."""
+"""Figures of labelled results: ``xarray.Dataset`` in, plotly ``Figure`` out, never a
+model.
+"""
 
 from typing import TYPE_CHECKING
 

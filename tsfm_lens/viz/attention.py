@@ -46,10 +46,13 @@ _RESTING = 0.5  # share of attention on tokens that stand for no step, above whi
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
-    """Name the sharpest and the most diffuse head, and count heads that attend mostly to special tokens."""
+    """Name the sharpest and the most diffuse head, and count heads that attend mostly
+    to special tokens.
+    """
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     entropy = head_entropy(pattern)
-    # a query may see a key that any head of the layer gives a weight to: those of masked keys are exactly 0
+    # a query may see a key that any head of the layer gives a weight to: those of
+    # masked keys are exactly 0
     diffuse = pattern[int(entropy.argmax()) // pattern.shape[1]]
     visible = np.maximum((diffuse > 0).any(axis=0).sum(axis=-1), 1)
     special = pattern[..., token_axis(ds, "key").aside].sum(-1).mean(-1)
@@ -79,7 +82,8 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     if resting > _RESTING:
         # what is left for the steps says nothing of where a head looks
         return [
-            f"Its queries give {percent(resting)} of their attention to special tokens, which stand for no step."
+            f"Its queries give {percent(resting)} of their attention to special tokens,"
+            " which stand for no step."
         ]
     largest = part.max(axis=1, keepdims=True)
     # a query whose largest weight several tokens share looks at none of them most
@@ -94,9 +98,9 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
         index = f"{index} (from {time.date(int(keys.start[token]))})"
     count = len(part)
     return [
-        f"Most queries with their largest weight at one lag: {at_lag} of {count}, at {lag}; "
-        f"at one token: {at_token} of {count}, at {index}. The largest weight is "
-        f"{num(float(largest.mean()))} on average."
+        f"Most queries with their largest weight at one lag: {at_lag} of {count}, at"
+        f" {lag}; at one token: {at_token} of {count}, at {index}. The largest weight"
+        f" is {num(float(largest.mean()))} on average."
     ]
 
 
@@ -107,14 +111,18 @@ def _commonest(values: np.ndarray) -> tuple[int, int]:
 
 
 def head_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Compute the entropy in nats of every head, mean over queries. ``pattern``: (layer, head, query, key)."""
+    """Compute the entropy in nats of every head, mean over queries. ``pattern``:
+    (layer, head, query, key).
+    """
     return 0.0 - (pattern * np.log(np.where(pattern > 0, pattern, 1.0))).sum(
         axis=-1
     ).mean(axis=-1)
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate entropy, largest weight and weight on special tokens, means over queries, a row per head."""
+    """Tabulate entropy, largest weight and weight on special tokens, means over
+    queries, a row per head.
+    """
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     layers, heads = names(ds, "layer"), names(ds, "head")
     table = pd.DataFrame(
@@ -130,7 +138,10 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
 
 def attention_kind(ds: xr.Dataset) -> str:
     """Name stack and kind of the attention, such as "decoder cross-attention"."""
-    return f"{ds.attrs.get('stack', '')} {kind_word(str(ds.attrs.get('attention', 'attention')))}".strip()
+    return (
+        f"{ds.attrs.get('stack', '')}"
+        f" {kind_word(str(ds.attrs.get('attention', 'attention')))}".strip()
+    )
 
 
 def sentence_start(ds: xr.Dataset) -> str:
@@ -139,7 +150,9 @@ def sentence_start(ds: xr.Dataset) -> str:
 
 
 def weight_colours(limit: float, word: str = "attention weight") -> dict[str, Any]:
-    """Return the colour axis of attention weights, or of what ``word`` says, from 0 to ``limit``."""
+    """Return the colour axis of attention weights, or of what ``word`` says, from 0 to
+    ``limit``.
+    """
     return colour_scale(word, low=0.0, high=limit, root=True)
 
 
@@ -154,7 +167,9 @@ def single_series(ds: xr.Dataset) -> str:
     options={"layer": -1},
 )
 def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.Figure:
-    """Draw the steps that a head reads: query × key weights, tokens as wide as the time they cover."""
+    """Draw the steps that a head reads: query × key weights, tokens as wide as the time
+    they cover.
+    """
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)
     keys, queries = (ruler(token_axis(ds, side)) for side in ("key", "query"))
@@ -252,7 +267,8 @@ def attention_grid(
     layers: Sequence[str | int] | None = None,
     heads: Sequence[str | int] | None = None,
 ) -> go.Figure:
-    """Draw layer × head small multiples of query × key weights, tokens as wide as the time they cover.
+    """Draw layer × head small multiples of query × key weights, tokens as wide as the
+    time they cover.
 
     Args:
         layers, heads: labels and numbers to draw, all unless given.
@@ -305,7 +321,10 @@ def attention_grid(
             else f"<br>entropy of this head {nats(float(entropy[r, c]))}"
         )
         z, x_edges, y_edges = pooled(values[r, c], x, y, group)
-        hover = f"{plain(index)}<br>query around step %{{y}}, key around step %{{x}}<br>weight %{{z:.3g}}"
+        hover = (
+            f"{plain(index)}<br>query around step %{{y}}, key around step"
+            " %{x}<br>weight %{z:.3g}"
+        )
         panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=index, xgap=0, ygap=0)
         if len(x.axis.aside) and len(x.axis.timed):
             panel.upright(x.end, dash="dot")
@@ -318,9 +337,11 @@ def attention_grid(
         f"{sentence_start(ds)} of every head of {name_model(ds)}",
         single_series(ds),
         "the same axes and colours in every panel",
-        f"darkest: {number(limit)} or more"
-        if float(np.nanmax(values)) > 1.005 * limit
-        else "",
+        (
+            f"darkest: {number(limit)} or more"
+            if float(np.nanmax(values)) > 1.005 * limit
+            else ""
+        ),
         f"right of the dotted line: {marks}" if marks else "",
         grouped(group),
     ).update_layout(margin_l=96)
@@ -362,7 +383,9 @@ def _attention(ds: xr.Dataset) -> Iterator[FigurePanel]:
     ),
 )
 def head_entropy_map(ds: xr.Dataset) -> go.Figure:
-    """Draw the layer × head map of the attention entropy: dark heads are sharp, light ones diffuse."""
+    """Draw the layer × head map of the attention entropy: dark heads are sharp, light
+    ones diffuse.
+    """
     normalised, sharp = (
         array(ds, "normalised", "layer", "head"),
         array(ds, "sharp", "layer", "head") > 0,
@@ -389,6 +412,7 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
         ],
         f"Attention entropy of the heads of {name_model(ds)}",
         f"{attention_kind(ds)}, mean over forecast steps and series",
-        f"outlined: the {int(sharp.sum())} of {sharp.size} heads that are sharp (below {least} of the heads' range)",
+        f"outlined: the {int(sharp.sum())} of {sharp.size} heads that are sharp (below"
+        f" {least} of the heads' range)",
         outlined=sharp,
     )

@@ -79,7 +79,9 @@ def _by_component(shares: _Shares, values: np.ndarray) -> xr.DataArray:
 
 
 def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
-    """Name the components of largest size over all series, on how many series, and for what that holds."""
+    """Name the components of largest size over all series, on how many series, and for
+    what that holds.
+    """
     if ds.sizes["series"] < 2:
         return []
     return summarize(
@@ -107,7 +109,9 @@ def read_attribution_steps(
 
 
 def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
-    """Tabulate mean size, signed mean, and the contribution at every step, a row per component."""
+    """Tabulate mean size, signed mean, and the contribution at every step, a row per
+    component.
+    """
     shares = _select_shares(ds, decomposition, series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
     table["mean size"], table["signed mean"] = shares.size, shares.mean
@@ -131,7 +135,9 @@ def attribution_bars(
     quantile: float | None = None,
     top: int = 20,
 ) -> go.Figure:
-    """Draw the components of largest mean size, largest first: bars of signed means, circles at the mean sizes."""
+    """Draw the components of largest mean size, largest first: bars of signed means,
+    circles at the mean sizes.
+    """
     shares = _select_shares(ds, decomposition, series, quantile)
     values, size = shares.mean, shares.size
     order = np.argsort(-np.nan_to_num(size), kind="stable")
@@ -180,7 +186,8 @@ def attribution_bars(
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
     panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
     return canvas.dress(
-        f"Contributions to the forecast of {shares.series} by {name_model(ds)}: {shares.decomposition}",
+        f"Contributions to the forecast of {shares.series} by {name_model(ds)}:"
+        f" {shares.decomposition}",
         f"mean over {shares.steps}",
         shares.note,
         "values beyond the axis are cut off" * trimmed,
@@ -225,7 +232,10 @@ def attribution_heatmap(
     canvas.colours(
         colour_scale(f"contribution ({shares.unit})", z, diverging=True, root=True)
     )
-    title = f"Contributions to the forecast of {shares.series} by {name_model(ds)}, by step: {shares.decomposition}"
+    title = (
+        f"Contributions to the forecast of {shares.series} by {name_model(ds)}, by"
+        f" step: {shares.decomposition}"
+    )
     fewer = (
         f"the {len(keep)} largest of {len(size)} components"
         if len(keep) < len(size)
@@ -235,7 +245,9 @@ def attribution_heatmap(
 
 
 class _Shares(NamedTuple):
-    """Attribution of one decomposition to one series; ``values``, ``later`` (component, step), the latter for means."""
+    """Attribution of one decomposition to one series; ``values``, ``later`` (component,
+    step), the latter for means.
+    """
 
     components: list[str]
     values: np.ndarray
@@ -256,7 +268,9 @@ def _select_shares(
     series: str | int,
     quantile: float | None = None,
 ) -> _Shares:
-    """Cut an attribution to one series, decomposition and quantile, without whole layers (sums of the others)."""
+    """Cut an attribution to one series, decomposition and quantile, without whole
+    layers (sums of the others).
+    """
     at = series_position(ds, series)
     which = 0 if decomposition is None else position(ds, "decomposition", decomposition)
     label = names(ds, "decomposition")[which]

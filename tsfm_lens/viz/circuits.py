@@ -88,7 +88,8 @@ def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
 def circuit_graph(
     ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30
 ) -> go.Figure:
-    """Draw the circuit on the model: every head and MLP at its place, those of the circuit filled.
+    """Draw the circuit on the model: every head and MLP at its place, those of the
+    circuit filled.
 
     Args:
         edges: of kind "edge_attribution", over the same components.
@@ -125,21 +126,26 @@ def circuit_graph(
         mixed(PURPLE, 0.3),
     }
     return sheet.dress(
-        f"Circuit of {name_model(ds)} for {_behaviour(ds)} of {shown(names(ds, 'series'))}: "
-        f"{int(mask.sum())} of {len(mask)} components",
+        f"Circuit of {name_model(ds)} for {_behaviour(ds)} of"
+        f" {shown(names(ds, 'series'))}: {int(mask.sum())} of {len(mask)} components",
         _quality(ds),
         str(ds.attrs.get("refused", "")),
         f"circles: heads, squares: all else; pale: outside, {ablation_word(ds)}",
-        f"diamond: the forecast; lines: the {count} strongest edges by attribution{standing}, width by score, "
-        f"{'purple if negative, ' * bool(negative)}pale if an end is outside"
-        if edges is not None
-        else "",
+        (
+            f"diamond: the forecast; lines: the {count} strongest edges by"
+            f" attribution{standing}, width by score,"
+            f" {'purple if negative, ' * bool(negative)}pale if an end is outside"
+            if edges is not None
+            else ""
+        ),
     )
 
 
 @dataclass(frozen=True)
 class _Board:
-    """Places of the components, the forecast and the layers: a column a branch, heads from top to bottom."""
+    """Places of the components, the forecast and the layers: a column a branch, heads
+    from top to bottom.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -232,7 +238,9 @@ def _draw_edges(
     edges: xr.Dataset,
     most: int,
 ) -> int:
-    """Draw the strongest edges, weakest first so that the others lie above; return how many."""
+    """Draw the strongest edges, weakest first so that the others lie above; return how
+    many.
+    """
     check(edges, "edge_attribution", "score")
     spots = {
         name: (board.x[i], board.y[i], bool(mask[i]))
@@ -244,7 +252,8 @@ def _draw_edges(
     unknown = [name for name in (*senders, *receivers) if name not in spots]
     if unknown:
         raise InputError(
-            f"the edges name {unknown[0]}, which is not a component of this circuit's result"
+            f"the edges name {unknown[0]}, which is not a component of this circuit's"
+            " result"
         )
     noise = finding(edges, "score", "sender", "receiver")
     if noise is not None:

@@ -18,7 +18,9 @@ _IDLE = "removing it changes no forecast beyond rounding, so the model does not 
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
-    """State the worth, the response and the share of each covariate, of what moves the forecast most first."""
+    """State the worth, the response and the share of each covariate, of what moves the
+    forecast most first.
+    """
     size = np.nan_to_num(array(ds, "moved_size", "covariate", "way").max(1))
     return [
         _describe(ds, int(position)) for position in np.argsort(-size, kind="stable")
@@ -26,20 +28,23 @@ def read_use(ds: xr.Dataset) -> list[str]:
 
 
 def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """List worth, response and share of each covariate, medians over series in MASE; None where not measured.
+    """List worth, response and share of each covariate, medians over series in MASE;
+    None where not measured.
 
     Shares of its parts sum to that of the covariate.
     """
     order, level = (names(ds, "way").index(way) for way in ("shuffled", "constant"))
     columns = {
-        "worth": array(ds, "worth_size", "covariate", "way")[:, order]
-        if "worth" in ds
-        else None,
-        "worth_significant": array(ds, "worth_significant", "covariate", "way")[
-            :, order
-        ]
-        if "worth" in ds
-        else None,
+        "worth": (
+            array(ds, "worth_size", "covariate", "way")[:, order]
+            if "worth" in ds
+            else None
+        ),
+        "worth_significant": (
+            array(ds, "worth_significant", "covariate", "way")[:, order]
+            if "worth" in ds
+            else None
+        ),
         "slope": array(ds, "slope_size", "covariate"),
         "slope_significant": array(ds, "slope_significant", "covariate"),
         "step": medians(array(ds, "step_size", "covariate", "series")),
@@ -71,7 +76,9 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
 
 
 def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
-    """Return what changes are multiplied by, (series,), and the unit that they then have: MASE over several series."""
+    """Return what changes are multiplied by, (series,), and the unit that they then
+    have: MASE over several series.
+    """
     several = ds.sizes["series"] > 1
     return (
         (np.ones(1), "MASE")
@@ -89,7 +96,9 @@ def _steps(ds: xr.Dataset, place: int) -> str:
 
 
 def _way(ds: xr.Dataset, place: int) -> str:
-    """State in how many series forecasts rise with a covariate, and whether the response bends."""
+    """State in how many series forecasts rise with a covariate, and whether the
+    response bends.
+    """
     slopes = array(ds, "slope", "covariate", "series")[place]
     count = int(np.isfinite(slopes).sum())
     way = f"rises with it in {(slopes > 0).sum()} of {count} series"
@@ -100,9 +109,11 @@ def _way(ds: xr.Dataset, place: int) -> str:
 
 
 def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:
-    """Return the part of a covariate's effect that its past and its known future have, (part,), medians over series.
+    """Return the part of a covariate's effect that its past and its known future have,
+    (part,), medians over series.
 
-    Medians of two parts of the same wholes sum to 1; NaN where the covariate has no effect in any series.
+    Medians of two parts of the same wholes sum to 1; NaN where the covariate has no
+    effect in any series.
     """
     parts = array(ds, "share", "part", "series", covariate=place)
     full = parts.sum(0)
@@ -126,9 +137,10 @@ def _describe(ds: xr.Dataset, place: int) -> str:
             one.isel(way=acting.values),
             "{covariate}:",
             "{idle}",
-            "without it {count:whole} of {known:whole} forecasts move, by the way of leaving "
-            "it out{moved:basis}: {moved:each MASE}.",
-            "The error is then larger (negative: smaller) by: {worth:each MASE}; {verdict}.",
+            "without it {count:whole} of {known:whole} forecasts move, by the way of"
+            " leaving it out{moved:basis}: {moved:each MASE}.",
+            "The error is then larger (negative: smaller) by: {worth:each MASE};"
+            " {verdict}.",
             "Response: the forecast {way}, {response} for {steps}.",
             "Share: {total}, its mean absolute effect: {shares:each percent}.",
             "No verdict on {silent}, where it or the series is constant.",

@@ -18,7 +18,8 @@ _CLEAR = "rgba(0,0,0,0)"
 
 
 def dark(fig: go.Figure) -> go.Figure:
-    """Copy a figure for a dark page: light and dark exchanged, hues as they are, nothing behind the panels.
+    """Copy a figure for a dark page: light and dark exchanged, hues as they are,
+    nothing behind the panels.
 
     Scales that start at white start at the page's ground, #17181A or near it.
 
@@ -36,7 +37,9 @@ def dark(fig: go.Figure) -> go.Figure:
 
 
 def _turned(match: re.Match[str]) -> str:
-    """Write a colour with the lightness turned, between that of the page and that of its text."""
+    """Write a colour with the lightness turned, between that of the page and that of
+    its text.
+    """
     before, code, numbers = match.groups()
     if code:
         channels = [float(value) for value in bytes.fromhex(code)]

@@ -29,9 +29,9 @@ generic_figure(
         "Largest direct effects of components {way}, as shares of the series' "
         "range{direct_share:basis}: {direct_share:largest percent}.",
         "Largest total effects, with all that follows: {total_share:largest percent}.",
-        "Self-repair, the share of a direct effect that later components undo (negative: "
-        "they add to it): {self_repair:largest percent}; significant for "
-        "{self_repair:significant}.",
+        "Self-repair, the share of a direct effect that later components undo"
+        " (negative: they add to it): {self_repair:largest percent}; significant for"
+        " {self_repair:significant}.",
         effect="total_share",
         noun="components",
         way=ablation_word,

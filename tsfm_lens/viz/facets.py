@@ -30,7 +30,8 @@ Box = dict[str, tuple[float, float]]  # where a figure starts and ends, by "x" a
 def compare(
     figures: Sequence[go.Figure], names: Sequence[str], title: str = ""
 ) -> go.Figure:
-    """Draw two figures of the same renderer beside each other, on the same axes and colours, as of two models.
+    """Draw two figures of the same renderer beside each other, on the same axes and
+    colours, as of two models.
 
     Args:
         figures: two, of :mod:`tsfm_lens.viz`.
@@ -48,7 +49,8 @@ def compare(
     """
     if len(figures) != 2 or len(names) != 2:
         raise InputError(
-            f"compare takes two figures and two names, not {len(figures)} and {len(names)}"
+            f"compare takes two figures and two names, not {len(figures)} and"
+            f" {len(names)}"
         )
     least = 2 * max(map(least_width, figures))
     joint = _arrange([figures], least, [plain(name) for name in names])
@@ -111,15 +113,18 @@ def compose(
     """Put figures as panels a, b, c … on a sheet for print, with one legend.
 
     Args:
-        figures: of :mod:`tsfm_lens.viz`; a list among them is a row, others have one each.
+        figures: of :mod:`tsfm_lens.viz`; a list among them is a row, others have one
+            each.
         width: "single" (89 mm), "double" (183 mm), or in mm.
         letters: whether each panel has one.
 
     Returns:
-        A figure as of :func:`for_print`; ``layout.meta["title"]`` has the letters with the titles, for the caption.
+        A figure as of :func:`for_print`; ``layout.meta["title"]`` has the letters with
+        the titles, for the caption.
 
     Raises:
-        InputError: no figure, one that cannot be read at this width, or a sheet taller than a page.
+        InputError: no figure, one that cannot be read at this width, or a sheet taller
+            than a page.
 
     Example:
         >>> fig = viz.compose([viz.forecast_fan(run), viz.forecast_fan(run)], width=183)
@@ -128,7 +133,8 @@ def compose(
     """
     if not isinstance(letters, bool):
         raise InputError(
-            f"letters is {letters!r}, expected True or False: panels have the letters a, b, c …"
+            f"letters is {letters!r}, expected True or False: panels have the letters"
+            " a, b, c …"
         )
     room = millimetres(width)
     rows = [[item] if isinstance(item, go.Figure) else list(item) for item in figures]
@@ -147,8 +153,9 @@ def compose(
     printed = in_print(sheet, room)
     if printed.layout.meta["type_pt"] < LEAST_TYPE:
         raise InputError(
-            f"{len(drawn)} figures in {len(rows)} rows cannot be read on a page at {room:g} mm, their type would have "
-            f"{printed.layout.meta['type_pt']:g} pt; take fewer figures, or give each a row of its own"
+            f"{len(drawn)} figures in {len(rows)} rows cannot be read on a page at"
+            f" {room:g} mm, their type would have {printed.layout.meta['type_pt']:g}"
+            " pt; take fewer figures, or give each a row of its own"
         )
     return printed
 
@@ -159,12 +166,14 @@ def _arrange(
     """Lay figures out in rows.
 
     Args:
-        rows: figures from left to right; each is as wide as its share of what the row needs.
+        rows: figures from left to right; each is as wide as its share of what the row
+            needs.
         width: of the sheet, in pixels.
         headings: over each figure; none of any if empty.
 
     Returns:
-        A figure with the height and margins that its panels need, without room for its legend.
+        A figure with the height and margins that its panels need, without room for its
+        legend.
     """
     figures = [figure for row in rows for figure in row]
     metas = [figure.layout.meta for figure in figures]
@@ -207,7 +216,9 @@ def _arrange(
 
 
 def _left(fig: go.Figure) -> float:
-    """Return about the pixels of names at the left: plotly gives them room at the side of a sheet alone."""
+    """Return about the pixels of names at the left: plotly gives them room at the side
+    of a sheet alone.
+    """
     names = [axis.ticktext for axis in fig.select_yaxes() if axis.ticktext]
     names += [trace.y for trace in fig.data if trace.y is not None]
     labels = [text for name in names for text in name if isinstance(text, str)]
@@ -226,7 +237,9 @@ def _number(name: str) -> int:
 
 
 def _later(name: str, first: int) -> str:
-    """Return the name of an axis, such as "x2" or "y domain", with so many of other figures before it."""
+    """Return the name of an axis, such as "x2" or "y domain", with so many of other
+    figures before it.
+    """
     axis, _, domain = name.partition(" ")
     kind = axis.rstrip("0123456789")
     number = _number(axis) + first
@@ -260,7 +273,8 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
             bounds = part.get("domain", (0, 1))
             part["domain"] = [_within(box[side], end) for end in bounds]
             part.pop("anchor", None)
-            # plotly loses lines where an axis matches a later one and others match across
+            # plotly loses lines where an axis matches a later one and others match
+            # across
             axis = name.replace("axis", "")
             leader = leaders.setdefault(part.pop("matches", axis), axis)
             if leader != axis:

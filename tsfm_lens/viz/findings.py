@@ -24,22 +24,27 @@ ONCE = re.compile(
     r"Not compared with untrained twins|One series says nothing|\d+ \w+ are too few for"
     r"|\d+ \w+ (is|are) left out|Nothing is compared"
 )
-"""Beginnings of sentences that any result may have, and that a page of many results shows once."""
+"""Beginnings of sentences that any result may have, and that a page of many results
+shows once.
+"""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Effect over its members: unit-free sizes and their range over series, and what is said of each member.
+    """Effect over its members: unit-free sizes and their range over series, and what is
+    said of each member.
 
     Attributes:
         size, low, high: median and range; the size alone where there is one series.
         acts: number of series (and windows) on which the effect is above its floor.
         significant: members whose effect holds for others; see ``facts``.
         floor, lowest: largest and smallest noise floor of any series.
-        leads, lead_share: member significantly larger than every other; share of bootstrap samples it is largest in.
-        learned: members that pass the test beside untrained twins; None where there are no twins.
-        facts: what was tested, and over how many: attributes of ``NAME_p``, see :func:`.estimates.judge`;
-            "twins_refused", why there are no twins.
+        leads, lead_share: member significantly larger than every other; share of
+            bootstrap samples it is largest in.
+        learned: members that pass the test beside untrained twins; None where there are
+            no twins.
+        facts: what was tested, and over how many: attributes of ``NAME_p``, see
+            :func:`.estimates.judge`; "twins_refused", why there are no twins.
     """
 
     size: np.ndarray
@@ -65,7 +70,9 @@ class Finding:
 
     @property
     def pale(self) -> np.ndarray:
-        """Members that are not significant; none where no member is, so that a map still shows its sizes."""
+        """Members that are not significant; none where no member is, so that a map
+        still shows its sizes.
+        """
         return ~self.significant & self.significant.any()
 
     @property
@@ -114,11 +121,16 @@ class Finding:
     def hover(self, i: int | tuple[int, ...]) -> str:
         """Describe one member for a hover box."""
         text = "significant" if self.significant[i] else NOT_SIGNIFICANT
-        bounds = f"median {number(self.size[i])}, {number(self.low[i])} to {number(self.high[i])} over {self.over}"
+        bounds = (
+            f"median {number(self.size[i])}, {number(self.low[i])} to"
+            f" {number(self.high[i])} over {self.over}"
+        )
         return f"{bounds}<br>{text}" if self.high[i] > self.low[i] else text
 
     def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
-        """Return flat places of the members to name, the largest first: those above their floor and worth a word."""
+        """Return flat places of the members to name, the largest first: those above
+        their floor and worth a word.
+        """
         size = np.where(np.isfinite(self.size), np.abs(self.size), -1.0).ravel()
         mask = self.large if among is None else self.large & among
         order = np.argsort(-size, kind="stable")
@@ -136,7 +148,9 @@ class Finding:
     def told(
         self, flat: int, write: Callable[[float], str] = num, *, over: bool = False
     ) -> str:
-        """Write the size of a member with its range, where there is one, and with ``over`` what that is over."""
+        """Write the size of a member with its range, where there is one, and with
+        ``over`` what that is over.
+        """
         value, low, high = (
             write(float(item.flat[flat])) for item in (self.size, self.low, self.high)
         )
@@ -147,22 +161,30 @@ class Finding:
 
     @property
     def basis(self) -> str:
-        """What sizes and ranges are, as a sentence puts it in brackets; "" of one series."""
+        """What sizes and ranges are, as a sentence puts it in brackets; "" of one
+        series.
+        """
         return f" (median and range over {self.over})" if self.spread else ""
 
     def for_others(self, flat: int = 0) -> str:
-        """Say whether a member is significant, and for what, or how many units a test of it needs."""
+        """Say whether a member is significant, and for what, or how many units a test
+        of it needs.
+        """
         if self.significant.flat[flat]:
             return f"significant for {self._target}"
         units, needed = self._number("units"), self._number("needed")
         if units < needed:
-            return f"{units} {self._noun} are too few to test this for others; {needed} are needed"
+            return (
+                f"{units} {self._noun} are too few to test this for others; {needed}"
+                " are needed"
+            )
         return f"not significant for {self._target}"
 
     def standing(
         self, labels: Sequence[str], noun: str, among: np.ndarray | None = None
     ) -> list[str]:
-        """Say on how many series members act, which are significant and for what, and which are learned.
+        """Say on how many series members act, which are significant and for what, and
+        which are learned.
 
         Args:
             labels: names of the members, by flat place.
@@ -192,19 +214,25 @@ class Finding:
         subject = f"{flat} {noun} {verb(flat, 'are', 'is')}"
         if not entries:
             return [
-                f"Nothing is compared: {subject} flat, or with a flat forecast, and there is no other."
+                f"Nothing is compared: {subject} flat, or with a flat forecast, and"
+                " there is no other."
             ]
         return [f"{subject} left out: flat, or with a flat forecast."]
 
     def lead(self, flat: int) -> str:
-        """Say in how many bootstrap samples of series a member is largest, and whether significantly so."""
+        """Say in how many bootstrap samples of series a member is largest, and whether
+        significantly so.
+        """
         if self.lead_share is None or self._number("units") < 2:
             return ""
         sure = "not significantly"
         if self.leads is not None and self.leads.flat[flat]:
             sure = "significantly"
         share = f"{100 * self.lead_share.flat[flat]:.0f} %"
-        return f"largest in {share} of bootstrap samples of {self._noun}, {sure} larger than the rest"
+        return (
+            f"largest in {share} of bootstrap samples of {self._noun}, {sure} larger"
+            " than the rest"
+        )
 
     def _acting(self, mask: np.ndarray, members: str) -> str:
         entries = self._number("entries")
@@ -221,11 +249,17 @@ class Finding:
         units, needed = self._number("units"), self._number("needed")
         family, target = self._number("family"), self._target
         if units < 2:
-            return "One series says nothing about others; use more series, or windows=… of this one."
+            return (
+                "One series says nothing about others; use more series, or windows=… of"
+                " this one."
+            )
         how = f"sign tests over {self.over}, {family} tests together"
         count = int((self.significant & mask).sum())
         if not count and units < needed:
-            return f"{units} {self._noun} are too few for {family} tests on {target}; {needed} are needed."
+            return (
+                f"{units} {self._noun} are too few for {family} tests on {target};"
+                f" {needed} are needed."
+            )
         if not count:
             return f"None is significant for {target} ({how})."
         names = [labels[i] for i in self.named(_MAX_NAMES, mask & self.significant)]
@@ -239,7 +273,10 @@ class Finding:
         if self.learned is None:
             refusal = self.facts.get("twins_refused", "")
             reason = f", since {refusal}" if refusal else ""
-            return f"Not compared with untrained twins{reason}; --twins 24 (in Python twins=24) compares."
+            return (
+                f"Not compared with untrained twins{reason}; --twins 24 (in Python"
+                " twins=24) compares."
+            )
         learned = self.learned & mask
         test = (
             "a size beyond the largest score of any group in "
@@ -256,12 +293,15 @@ def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:
     if not flat_series(ds)[series]:
         return []
     return [
-        f"{names(ds, 'series')[series]} is flat, or its forecast is, so its {members} are not compared."
+        f"{names(ds, 'series')[series]} is flat, or its forecast is, so its {members}"
+        " are not compared."
     ]
 
 
 def central_sizes(effect: Finding | None, values: np.ndarray) -> np.ndarray:
-    """Return the sizes that sentences tell; the median over series, the last axis, where nothing is judged."""
+    """Return the sizes that sentences tell; the median over series, the last axis,
+    where nothing is judged.
+    """
     return medians(values) if effect is None else effect.size
 
 
@@ -276,7 +316,9 @@ def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> s
 
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
-    """Average (seed,) values, with the 95 % interval by t where there are three or more."""
+    """Average (seed,) values, with the 95 % interval by t where there are three or
+    more.
+    """
     mean, low, high = (item[None] for item in mean_interval(values))
     return Finding(mean, low, high, np.array([1]), np.array([True]))
 
@@ -284,7 +326,9 @@ def mean_of_seeds(values: np.ndarray) -> Finding:
 def finding(
     ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int
 ) -> Finding | None:
-    """Read a judged effect over ``dims``, at positions along others; None where the result has no test of it."""
+    """Read a judged effect over ``dims``, at positions along others; None where the
+    result has no test of it.
+    """
     variables = [
         f"{name}_{part}" for part in ("size", "low", "high", "acts", "significant")
     ]
@@ -334,7 +378,7 @@ def judged(ds: xr.Dataset, name: str, *dims: str, **at: Any) -> Finding:
     effect = finding(ds, name, *dims, **at)
     if effect is None:
         raise InputError(
-            f"the {ds.attrs.get('kind')!r} result has no test of {name} over series; compute it again, or add one "
-            "with tsfm_lens.core.estimates.judge"
+            f"the {ds.attrs.get('kind')!r} result has no test of {name} over series;"
+            " compute it again, or add one with tsfm_lens.core.estimates.judge"
         )
     return effect

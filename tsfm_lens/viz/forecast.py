@@ -33,7 +33,9 @@ _MAX_SERIES = 24  # series with a figure of their own
 
 
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe course and width of the forecast of one series, and its error where the truth is known."""
+    """Describe course and width of the forecast of one series, and its error where the
+    truth is known.
+    """
     one = ds.isel(series=[series])
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values = array(ds, "quantile_forecast", "quantile", "step", series=series)
@@ -46,8 +48,8 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     label, repeated = naive_forecast(ds, series)
     return summarize(
         one,
-        "The median forecast of {series} starts at {first:unit} and ends at {last:unit} "
-        "after {steps} steps.",
+        "The median forecast of {series} starts at {first:unit} and ends at {last:unit}"
+        " after {steps} steps.",
         "Its {band:percent} band is {first_width:unit} wide at the first step and "
         "{last_width:unit} at the last.",
         "The band covers the truth at {covered:count} steps (calibrated: about "
@@ -68,9 +70,11 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
-    """Return the one baseline of a page in words, and its forecast (step,): the last season repeated.
+    """Return the one baseline of a page in words, and its forecast (step,): the last
+    season repeated.
 
-    It is the last value where no season is known or the context is shorter; there is no forecast without a context.
+    It is the last value where no season is known or the context is shorter; there is no
+    forecast without a context.
     """
     context = (
         array(ds, "context", "time", series=series) if "context" in ds else np.empty(0)
@@ -100,8 +104,9 @@ def forecast_fan(
     """Draw a forecast's quantile bands and median over context and truth.
 
     Args:
-        ds: a run, a forecast, or a dataset of kind "forecast": ``quantile_forecast`` (series, quantile, step),
-            ``context`` (series, time), where known ``truth`` (series, step) and ``sample`` (series, draw, step).
+        ds: a run, a forecast, or a dataset of kind "forecast": ``quantile_forecast``
+            (series, quantile, step), ``context`` (series, time), where known ``truth``
+            (series, step) and ``sample`` (series, draw, step).
     """
     view, sheet = scene(ds, series, context_steps), blank()
     panel = sheet.panel()
@@ -155,7 +160,9 @@ def _forecast(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 def as_html(thing: Any) -> str:
-    """Draw the fan of the first series of a run or forecast, under a line that says what it is."""
+    """Draw the fan of the first series of a run or forecast, under a line that says
+    what it is.
+    """
     data = as_dataset(thing)
     attrs, ids = data.attrs, [str(name) for name in data["series"].values]
     metadata = [str(attrs.get("model", "")), shown(ids), f"{data.sizes['step']} steps"]

@@ -1,7 +1,9 @@
-"""Drawing of any variable of a labelled result by its dimensions alone: a map, lines, or dots with intervals.
+"""Drawing of any variable of a labelled result by its dimensions alone: a map, lines,
+or dots with intervals.
 
-A kind without a figure of its own is drawn by it; read :func:`draw_variable` first. :func:`generic_figure` gives such a
-drawing its place among the figures of a kind, with a table and sentences.
+A kind without a figure of its own is drawn by it; read :func:`draw_variable` first.
+:func:`generic_figure` gives such a drawing its place among the figures of a kind, with
+a table and sentences.
 """
 
 from __future__ import annotations
@@ -94,8 +96,9 @@ def draw_variable(
 ) -> go.Figure:
     """Draw one variable of a result by its dimensions.
 
-    Layer × head is a map, steps, lags and other numbers make lines, named members a row of dots each, with intervals
-    where the result has them. Over series it is the median where the result has a test of it.
+    Layer × head is a map, steps, lags and other numbers make lines, named members a row
+    of dots each, with intervals where the result has them. Over series it is the median
+    where the result has a test of it.
 
     Args:
         result: labelled result with the attribute "kind", or without.
@@ -103,7 +106,8 @@ def draw_variable(
         title: of the figure; from the measurement and the model unless given.
         about: what the values are, a sentence under the title.
         top: most members that are drawn a row each, the largest.
-        selection: a label, or a place counted from 0, by dimension: ``layer=3, series="co2"``.
+        selection: a label, or a place counted from 0, by dimension: ``layer=3,
+            series="co2"``.
 
     Raises:
         InputError: the variable holds text, or more than two dimensions are left.
@@ -144,14 +148,17 @@ def generic_figure(
     prepare: Callable[[Any], xr.Dataset] | None = None,
     **facts: Any,
 ) -> Callable[..., go.Figure]:
-    """Register the drawing of a variable as a figure of a kind, named ``KIND_VARIABLE``, and return it.
+    """Register the drawing of a variable as a figure of a kind, named
+    ``KIND_VARIABLE``, and return it.
 
     Args:
         kind: of the measurement.
         variable: that is drawn.
         title: content of the figure, as a sentence.
-        prepare: function that gives the Dataset that is drawn of a result; the result itself unless given.
-        facts: ``variables``, ``table``, ``sentences``, ``options`` …; see :func:`tsfm_lens.core.registry.figure`.
+        prepare: function that gives the Dataset that is drawn of a result; the result
+            itself unless given.
+        facts: ``variables``, ``table``, ``sentences``, ``options`` …; see
+            :func:`tsfm_lens.core.registry.figure`.
     """
 
     def draw(result: Any, **selection: Any) -> go.Figure:
@@ -165,7 +172,9 @@ def generic_figure(
 
 
 def with_range(ds: xr.Dataset, values: xr.DataArray) -> xr.Dataset:
-    """Return the median of a variable over series, with its range, for :func:`draw_variable`."""
+    """Return the median of a variable over series, with its range, for
+    :func:`draw_variable`.
+    """
     name = str(values.name)
     parts = {
         name: values.median("series", keep_attrs=True),
@@ -176,7 +185,9 @@ def with_range(ds: xr.Dataset, values: xr.DataArray) -> xr.Dataset:
 
 
 def first_variable(ds: xr.Dataset) -> str:
-    """Return the first variable of numbers that is no part of a judgement of another one."""
+    """Return the first variable of numbers that is no part of a judgement of another
+    one.
+    """
     for name in map(str, ds.data_vars):
         stem, _, part = name.rpartition("_")
         is_part = part in _PARTS and stem in ds
@@ -186,7 +197,9 @@ def first_variable(ds: xr.Dataset) -> str:
 
 
 def table_of_first(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the first variable of a result, with what is judged of it where dimensions agree."""
+    """Tabulate the first variable of a result, with what is judged of it where
+    dimensions agree.
+    """
     name = first_variable(ds)
     tested = [f"{name}_{part}" for part in _JUDGEMENT if f"{name}_{part}" in ds]
     same = [part for part in tested if ds[part].dims == ds[name].dims]
@@ -194,7 +207,9 @@ def table_of_first(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def panel_of_first(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    """Draw the first variable of a result for a page, which makes no choice: at the first label where one is needed."""
+    """Draw the first variable of a result for a page, which makes no choice: at the
+    first label where one is needed.
+    """
     name = first_variable(ds)
     try:
         drawn = draw_variable(ds, name)
@@ -270,7 +285,9 @@ def _places(ds: xr.Dataset, name: str, selection: Mapping[str, Any]) -> dict[str
 def _without_labels_of_others(
     ds: xr.Dataset, name: str, at: Mapping[str, int]
 ) -> xr.Dataset:
-    """Drop labels that have values for other members alone, such as the layers of a deeper model."""
+    """Drop labels that have values for other members alone, such as the layers of a
+    deeper model.
+    """
     known = ds[name].notnull()
     chosen = known.isel(at)
     keep: dict[str, Any] = {}
@@ -294,7 +311,9 @@ def _place(ds: xr.Dataset, dim: str, value: str | int) -> int:
 def _effect(
     ds: xr.Dataset, name: str, dims: Sequence[str], at: dict[str, Any]
 ) -> Finding | None:
-    """Read a judged effect, or an interval or a test that stands beside a variable by itself."""
+    """Read a judged effect, or an interval or a test that stands beside a variable by
+    itself.
+    """
     tested = finding(ds, name, *dims, **at)
     if tested is not None or "series" in set(ds[name].dims) - set(at):
         return tested
@@ -348,7 +367,9 @@ def _labels(ds: xr.Dataset, dim: str) -> list[str]:
 
 
 def _legend_names(ds: xr.Dataset, dim: str) -> list[str]:
-    """Name the members along a dimension where no title of an axis says what their numbers count."""
+    """Name the members along a dimension where no title of an axis says what their
+    numbers count.
+    """
     labels = _labels(ds, dim)
     return [f"{dim} {label}" for label in labels] if dim in _MEMBERS else labels
 
@@ -360,13 +381,17 @@ def _axis_title(ds: xr.Dataset, dim: str) -> str:
 
 
 def _in_order(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
-    """Order dimensions as they are drawn: the axis of a curve last, heads to the right of their layers."""
+    """Order dimensions as they are drawn: the axis of a curve last, heads to the right
+    of their layers.
+    """
     last = ["head"] if set(dims) == {"layer", "head"} else _axes(ds, dims)
     return sorted(dims, key=lambda dim: dim in last)
 
 
 def _axes(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
-    """Return the dimensions that are axes of curves: those of numbers, else the depth, unless it is one of a map."""
+    """Return the dimensions that are axes of curves: those of numbers, else the depth,
+    unless it is one of a map.
+    """
     along = [dim for dim in dims if _is_axis(ds, dim)]
     of_pairs = any(dim.startswith("other_") for dim in dims)
     if along or of_pairs or {"series", "head"} & set(dims):
@@ -381,7 +406,9 @@ def _is_axis(ds: xr.Dataset, dim: str) -> bool:
 
 
 def _draw_map(drawn: _Drawn) -> HeadMap:
-    """Return a map with colours around 0 where values have both signs, and never below it where they have not."""
+    """Return a map with colours around 0 where values have both signs, and never below
+    it where they have not.
+    """
     values = drawn.values
     known = values[np.isfinite(values)]
     low = None
@@ -448,7 +475,9 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
 
 
 def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
-    """Draw a line a member of ``across``, with dots where a test or an interval is known."""
+    """Draw a line a member of ``across``, with dots where a test or an interval is
+    known.
+    """
     ds, effect = drawn.ds, drawn.effect
     lines = np.atleast_2d(drawn.values)
     labels = _legend_names(ds, across) if across else [""]
@@ -548,7 +577,9 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
 
 
 def _largest(values: np.ndarray, top: int, count: int) -> tuple[np.ndarray, str]:
-    """Return the places of the members with the largest values, in their order, and a remark on the others."""
+    """Return the places of the members with the largest values, in their order, and a
+    remark on the others.
+    """
     known = np.flatnonzero(np.isfinite(values).any(axis=1))
     if not len(known):
         return np.arange(min(count, top)), ""

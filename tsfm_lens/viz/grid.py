@@ -14,7 +14,9 @@ _LONGEST, _TYPE = 250, 11  # pixels: of a line of a panel's title, and its type
 
 
 def choose_columns(panels: int, most: int = 5) -> int:
-    """Choose how many panels, at most ``most``, to put side by side so that few places stay empty."""
+    """Choose how many panels, at most ``most``, to put side by side so that few places
+    stay empty.
+    """
     if panels <= 4 or most < 3:
         return min(max(panels, 1), most)
     return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
@@ -33,7 +35,8 @@ def panel_grid(
     least: int = 110,
     own_x: bool = False,
 ) -> Sheet:
-    """Make a grid whose panels share axes, the vertical one alone with ``own_x``; ticks at the left and at the foot.
+    """Make a grid whose panels share axes, the vertical one alone with ``own_x``; ticks
+    at the left and at the foot.
 
     Args:
         titles: lines of each panel's title.
@@ -74,7 +77,9 @@ def panel_grid(
 
 
 def title_axes(grid: Sheet, x_title: str, y_title: str) -> None:
-    """Label the lowest x axis of every column and, halfway down, the value axis that all rows share."""
+    """Label the lowest x axis of every column and, halfway down, the value axis that
+    all rows share.
+    """
     middle = (max(row for row, _ in grid.places) + 1) // 2
     grid.x(
         nticks={1: 8, 2: 6, 3: 4}.get(

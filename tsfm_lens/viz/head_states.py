@@ -1,4 +1,6 @@
-"""Heads one at a time: what each reads, what it does to the forecast, and the forecast without it."""
+"""Heads one at a time: what each reads, what it does to the forecast, and the forecast
+without it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ UNREAD = 1e-4
 MOSTLY = 0.5
 """Share of attention from which it is most of it."""
 EVEN = 2.0
-"""Largest share that counts as even attention, in shares of the same weight on every token."""
+"""Largest share that counts as even attention, in shares of the same weight on every
+token.
+"""
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,11 @@ class Reading:
     """Where a head looks most, as the mean over the forecast's steps shows it.
 
     Attributes:
-        form: "lag" where it moves with the step, "place" where it is one token for all steps, "even" where no token
-            stands out, "rest" where most is on other tokens than those of the past, "nothing" where all is.
-        back: steps from the step that is forecast back to the token, or of a place from the forecast's start.
+        form: "lag" where it moves with the step, "place" where it is one token for all
+            steps, "even" where no token stands out, "rest" where most is on other
+            tokens than those of the past, "nothing" where all is.
+        back: steps from the step that is forecast back to the token, or of a place from
+            the forecast's start.
         start, stop: steps of a place, counted from the forecast's start.
         share: of the attention that is there.
         rest: share on other tokens than those of the past.
@@ -84,7 +90,9 @@ class Reading:
 
 
 def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
-    """Read the attention of one head, all arguments positions: along the lag or at the place that has more of it."""
+    """Read the attention of one head, all arguments positions: along the lag or at the
+    place that has more of it.
+    """
     one = ds.isel(series=series, layer=layer, head=head)
     ahead, other = float(one["attention_forecast"]), float(one["attention_other"])
     rest = ahead + other
@@ -96,7 +104,8 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
         else one.isel(key=slice(0)).assign(key_start=0, key_stop=0)
     )
     start, stop = int(key["key_start"]), int(key["key_stop"])
-    # all queries of a place look at it from different distances; one query has one distance
+    # all queries of a place look at it from different distances; one query has one
+    # distance
     form = "place" if at_place >= by_lag else "lag"
     back = -start if form == "place" else int(one["lag"])
     tokens = int((one["key_stop"] > one["key_start"]).sum())
@@ -116,7 +125,9 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
 
 
 def effects_of_heads(ds: xr.Dataset, name: str) -> xr.DataArray:
-    """Return what components have, for the heads of the attention that is shown: (layer, head, …)."""
+    """Return what components have, for the heads of the attention that is shown:
+    (layer, head, …).
+    """
     # by names, which a result that lacks them is refused for
     labels = ds.coords["component"]
     effects = ds[name].assign_coords(component=labels)
@@ -147,7 +158,9 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
-    """Name the heads of the largest ablation effect, what the first of them reads, and those that write most."""
+    """Name the heads of the largest ablation effect, what the first of them reads, and
+    those that write most.
+    """
     if flat := flat_words(ds, series, "heads"):
         return flat
     one = ds.isel(series=series)
@@ -161,8 +174,8 @@ def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
         ds.isel(series=[series]),
         "Heads of {kind} whose ablation moves the forecast most, on average: "
         "{acting:largest unit}; median head {shift:median unit}.",
-        "Where the first of them looks: {reading} ({share:percent} of its attention, mean "
-        "over steps).",
+        "Where the first of them looks: {reading} ({share:percent} of its attention,"
+        " mean over steps).",
         "Heads that write most, on average: {write_size:largest unit}.",
         noun="heads",
         labels=lambda ds: ds["name"].transpose("layer", "head").values.ravel().tolist(),
@@ -182,7 +195,9 @@ def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
 
 
 def component_name(ds: xr.Dataset, place: int) -> str:
-    """Name a component's layer, and its head; with the kind of attention where the stack has several."""
+    """Name a component's layer, and its head; with the kind of attention where the
+    stack has several.
+    """
     kinds, heads = ds["component_kind"].values.astype(str), ds["component_head"].values
     layer, kind = (
         layer_name(str(ds["component_layer"].values[place])),

@@ -35,9 +35,11 @@ _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Find the heads (layer, head) significantly above both thresholds, and those not significantly below either.
+    """Find the heads (layer, head) significantly above both thresholds, and those not
+    significantly below either.
 
-    The sign tests run over sequences and are corrected for all heads and both scores together.
+    The sign tests run over sequences and are corrected for all heads and both scores
+    together.
     """
     if any(f"{name}_by_sequence" not in ds for name in _THRESHOLDS):
         passing = array(ds, "induction", "layer", "head") > 0
@@ -72,7 +74,9 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     ),
 )
 def induction_maps(ds: xr.Dataset) -> go.Figure:
-    """Draw layer × head maps of prefix matching and copy score, and of the entropy where known."""
+    """Draw layer × head maps of prefix matching and copy score, and of the entropy
+    where known.
+    """
     surely, perhaps = past_both(ds)
     which = (
         "the token after the last instance"
@@ -116,10 +120,12 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     return head_maps(
         ds,
         maps,
-        f"Induction heads of {name_model(ds)}: {int(surely.sum())} of {surely.size} cross-attention heads",
+        f"Induction heads of {name_model(ds)}: {int(surely.sum())} of {surely.size}"
+        " cross-attention heads",
         f"{motif} random tokens shown {repeats} times"
         + (f", scores read {read}" if read else ""),
-        f"framed: {thresholds or 'induction heads'}, significant over all heads together",
+        f"framed: {thresholds or 'induction heads'}, significant over all heads"
+        " together",
         f"{int(perhaps.sum())} more are undecided" if perhaps.any() else "",
         outlined=surely,
     )
@@ -160,7 +166,9 @@ _GROUPS = (
     ),
 )
 def induction_corner(ds: xr.Dataset) -> go.Figure:
-    """Draw prefix matching, copy score and normalised entropy of all heads, each against each."""
+    """Draw prefix matching, copy score and normalised entropy of all heads, each
+    against each.
+    """
     thresholds = {name: float(ds.attrs[key]) for name, key in _ALL_THRESHOLDS.items()}
     pairs = list(combinations(_AXES, 2))
     titles = []
@@ -181,9 +189,10 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     count = ds["count"].values
     return canvas.dress(
         f"Induction and sharpness of the {int(count.sum())} heads of {name_model(ds)}",
-        f"by their means {int(count[0].sum())} are induction heads, {int(count[:, 0].sum())} sharp, "
-        f"{int(count[0, 0])} both",
-        f"entropy along {ds.attrs.get('entropy_along', 'forecasts')}; dashed: thresholds; r: Pearson",
+        f"by their means {int(count[0].sum())} are induction heads,"
+        f" {int(count[:, 0].sum())} sharp, {int(count[0, 0])} both",
+        f"entropy along {ds.attrs.get('entropy_along', 'forecasts')}; dashed:"
+        " thresholds; r: Pearson",
     )
 
 

@@ -1,4 +1,6 @@
-"""Attribution of the forecast to stretches of the input and covariates, and its faithfulness."""
+"""Attribution of the forecast to stretches of the input and covariates, and its
+faithfulness.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ Quantile = float | tuple[float, float] | None
 
 
 def read_inputs(ds: xr.Dataset) -> list[str]:
-    """State the largest effects on the steps of the forecast, and the way from the reference to the forecast."""
+    """State the largest effects on the steps of the forecast, and the way from the
+    reference to the forecast.
+    """
     one = ds.isel(quantile=median_position(ds["quantile"].values))
     steps = array(one, "attribution", "segment", "step")
     distance = np.zeros(len(steps))
@@ -86,17 +90,17 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     return [
         *summarize(
             ds,
-            "The forecast of {target} averages {whole:unit} over {steps} steps "
-            "({statistic}); with all inputs replaced by {reference} it averages {nothing}. "
-            "{most}",
-            "The reference forecast lies {far} standard deviations from the mean of the "
-            "context, so effects include the level of the series. A reference that keeps the "
-            "level shows the other effects better.",
+            "The forecast of {target} averages {whole:unit} over {steps} steps"
+            " ({statistic}); with all inputs replaced by {reference} it averages"
+            " {nothing}. {most}",
+            "The reference forecast lies {far} standard deviations from the mean of the"
+            " context, so effects include the level of the series. A reference that"
+            " keeps the level shows the other effects better.",
             "Segments also act jointly: {rest:signed unit} belongs to no single one.",
             "Sample paths were drawn under {repeats:whole} seeds; 95 % intervals reach "
             "±{reach} a step.",
-            "Masks were sampled: 95 % intervals reach ±{sampled} a step. A larger budget "
-            "narrows them.",
+            "Masks were sampled: 95 % intervals reach ±{sampled} a step. A larger"
+            " budget narrows them.",
             whole=one["forecast"].mean(),
             steps=ds.sizes["step"],
             statistic=name_statistic(ds),
@@ -121,8 +125,8 @@ def _read_width(ds: xr.Dataset) -> list[str]:
     view = _Part(ds, (float(levels[0]), float(levels[-1])))
     return summarize(
         ds,
-        "The {interval} averages {width:unit}; of the reference, {reference}. Most of the "
-        "difference is from {parts:largest signed}.",
+        "The {interval} averages {width:unit}; of the reference, {reference}. Most of"
+        " the difference is from {parts:largest signed}.",
         interval=view.word,
         width=view.of("forecast", "step").mean(),
         reference=view.of("reference_forecast", "step").mean(),
@@ -131,7 +135,9 @@ def _read_width(ds: xr.Dataset) -> list[str]:
 
 
 def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
-    """Group the segments of each known covariate, and sort groups by the mean absolute effect (segment, step)."""
+    """Group the segments of each known covariate, and sort groups by the mean absolute
+    effect (segment, step).
+    """
     groups: dict[tuple[int, int], list[int]] = {}
     for index, (row, kind) in enumerate(
         zip(ds["row"].values, ds["kind"].values, strict=True)
@@ -145,7 +151,9 @@ def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
 
 
 def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """List by how much each covariate and each segment moves the median, over steps, in data units, largest first."""
+    """List by how much each covariate and each segment moves the median, over steps, in
+    data units, largest first.
+    """
     steps = array(
         ds,
         "attribution",
@@ -202,7 +210,9 @@ def moved(effect: np.ndarray) -> tuple[float, str]:
 
 
 def _table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate mean and mean absolute effect over steps, a row per segment and quantile."""
+    """Tabulate mean and mean absolute effect over steps, a row per segment and
+    quantile.
+    """
     effect = ds["attribution"]
     means = {"mean_absolute": abs(effect).mean("step"), "mean": effect.mean("step")}
     table = frame(xr.Dataset(means), *means)
@@ -221,10 +231,12 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
     sentences=read_inputs,
 )
 def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
-    """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast.
+    """Draw the series with its forecast, and under it every segment, coloured by what
+    it does to the forecast.
 
     Args:
-        quantile: whose effects are shown, the median's if None; of two, what widens the interval between them.
+        quantile: whose effects are shown, the median's if None; of two, what widens the
+            interval between them.
     """
     view = _Part(ds, quantile)
     window = scene(ds, view.target, context_steps=ds.sizes["time"])
@@ -284,13 +296,18 @@ def is_additive(ds: xr.Dataset, place: int) -> bool:
 def _draw_strip(
     panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, places: list[int], at: int
 ) -> None:
-    """Draw stretches of one series, with nothing where it has none, or an additive part."""
+    """Draw stretches of one series, with nothing where it has none, or an additive
+    part.
+    """
     here = np.array(places)[np.argsort(ds["start"].values[places])]
     edges, values, texts, arrows = [float(ds["start"].values[here[0]])], [], [], []
     for index in map(int, here):
         start, stop = float(ds["start"].values[index]), float(ds["stop"].values[index])
         distance = float(view.reach[index])
-        label = f"{plain(view.names[index])}<br>moves it by {signed(view.effect[index])} on average"
+        label = (
+            f"{plain(view.names[index])}<br>moves it by {signed(view.effect[index])} on"
+            " average"
+        )
         label += f", ±{number(distance)} (95 %)" if distance else ""
         cells = [(stop, view.strength[index], label)]
         _, way = moved(view.values[index])
@@ -315,17 +332,19 @@ def _draw_strip(
 
 @figure(
     "input_attribution",
-    ("From the reference forecast to the forecast, segment by segment."),
+    "From the reference forecast to the forecast, segment by segment.",
     table=_table,
 )
 def input_waterfall(
     ds: xr.Dataset, *, quantile: Quantile = None, top: int = 14
 ) -> go.Figure:
-    """Draw the way from the reference forecast to the forecast, segment by segment, in data units.
+    """Draw the way from the reference forecast to the forecast, segment by segment, in
+    data units.
 
     Args:
-        quantile: see :func:`input_timeline`; of two, the way from the width of the reference's interval to its own. If
-            None the median, and beside it the interval between the outer quantiles.
+        quantile: see :func:`input_timeline`; of two, the way from the width of the
+            reference's interval to its own. If None the median, and beside it the
+            interval between the outer quantiles.
     """
     levels = np.sort(ds["quantile"].values.astype(float))
     views = [_Part(ds, quantile)]
@@ -366,7 +385,8 @@ def input_waterfall(
         view.sampled,
     ]
     return canvas.dress(
-        f"Effects from the reference to the forecast of {view.target} by {name_model(ds)}",
+        f"Effects from the reference to the forecast of {view.target} by"
+        f" {name_model(ds)}",
         *remarks,
     )
 
@@ -378,7 +398,9 @@ def _draw_way(
     others: list[int],
     labels: list[str],
 ) -> None:
-    """Draw the bars of groups of segments, of the others and of joint effects, under these labels."""
+    """Draw the bars of groups of segments, of the others and of joint effects, under
+    these labels.
+    """
     effects = [float(view.effect[group].sum()) for group in most]
     # intervals of a sum are no wider than the sum of theirs
     distance = [float(view.reach[group].sum()) for group in most]
@@ -431,7 +453,8 @@ def _draw_way(
 class _Part:
     """One quantile of an attribution, or the width between two, in data units.
 
-    ``values`` (segment, step); ``effect`` (segment,), their mean; ``strength``, mean size.
+    ``values`` (segment, step); ``effect`` (segment,), their mean; ``strength``, mean
+    size.
     """
 
     def __init__(self, ds: xr.Dataset, quantile: Quantile) -> None:
@@ -441,7 +464,8 @@ class _Part:
         )
         if count > left:
             raise InputError(
-                f"this explanation covers {count} series, of which {left} are left; draw the item with every series"
+                f"this explanation covers {count} series, of which {left} are left;"
+                " draw the item with every series"
             )
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
@@ -453,7 +477,8 @@ class _Part:
         )
         if len(bounds) > 2 or bounds != sorted(set(bounds)):
             raise InputError(
-                f"quantile={quantile!r}, expected one, or the lower and the upper end of an interval"
+                f"quantile={quantile!r}, expected one, or the lower and the upper end"
+                " of an interval"
             )
         self._levels = [position(ds, "quantile", str(bound)) for bound in bounds]
         self.line = self._levels[0] if len(bounds) == 1 else self.middle
@@ -517,11 +542,16 @@ class _Part:
 def method_words(ds: xr.Dataset) -> str:
     """Name method and reference of a result as a subtitle does."""
     method = str(ds.attrs.get("method", ""))
-    return f"{'Shapley values' if method == 'shapley' else method} against {name_reference(ds)}"
+    return (
+        f"{'Shapley values' if method == 'shapley' else method} against"
+        f" {name_reference(ds)}"
+    )
 
 
 def name_reference(ds: xr.Dataset) -> str:
-    """Name what stands for the inputs: values of the reference, or nothing in place of additive parts."""
+    """Name what stands for the inputs: values of the reference, or nothing in place of
+    additive parts.
+    """
     return (
         "the past without its parts"
         if "part_values" in ds.coords
@@ -534,7 +564,9 @@ _CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown fi
 
 
 def read_tests(ds: xr.Dataset) -> list[str]:
-    """State the verdict by :mod:`tsfm_lens.core.verdict`: on all tests of the page, where there are others."""
+    """State the verdict by :mod:`tsfm_lens.core.verdict`: on all tests of the page,
+    where there are others.
+    """
     word, sentences = verdict(ds)
     full, by = (
         ds.attrs.get("verdict", word),
@@ -556,7 +588,9 @@ def read_tests(ds: xr.Dataset) -> list[str]:
     sentences=read_tests,
 )
 def deletion_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw how far the forecast moves as segments are masked, and shown, in the order of each explanation."""
+    """Draw how far the forecast moves as segments are masked, and shown, in the order
+    of each explanation.
+    """
     explanations, unit = names(ds, "explanation"), find_unit(ds) or "data units"
     area, p = array(ds, "area", "explanation"), array(ds, "p", "explanation")
     canvas = sheet(

@@ -1,4 +1,6 @@
-"""Routes of the input through components to the forecast, over many series, and their faithfulness tests."""
+"""Routes of the input through components to the forecast, over many series, and their
+faithfulness tests.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _MAX_NAMES = 3
 
 
 def read_routes(ds: xr.Dataset) -> list[str]:
-    """Describe through which components the most influential segments act, and what the parts sum to."""
+    """Describe through which components the most influential segments act, and what the
+    parts sum to.
+    """
     ds = ds.assign_coords(segment=segment_words(ds))
     movement = abs(ds["total"]).mean("step")
     order = np.argsort(-movement.values, kind="stable")[:_MAX_NAMES]
@@ -30,12 +34,14 @@ def read_routes(ds: xr.Dataset) -> list[str]:
         "{movement:largest unit}.",
         "Most of that goes through: {routes:largest unit}.",
         "Components that carry most over all segments: {carried:largest unit}.",
-        "Share of the effect that bypasses attention (negative: attention overshoots; "
-        "above 100 %: attention reverses the excess): {no_attention_share:each percent}.",
-        "Direct contributions explain all but {rest:percent} of these effects; the rest is "
-        "interaction in the output head.",
-        "Gradients selected the {top} components that were tested. A random check of the "
-        "others found {miss_rate:percent} missed (at most {miss_rate_high:percent}).",
+        "Share of the effect that bypasses attention (negative: attention overshoots;"
+        " above 100 %: attention reverses the excess): {no_attention_share:each"
+        " percent}.",
+        "Direct contributions explain all but {rest:percent} of these effects; the rest"
+        " is interaction in the output head.",
+        "Gradients selected the {top} components that were tested. A random check of"
+        " the others found {miss_rate:percent} missed (at most"
+        " {miss_rate_high:percent}).",
         movement=movement[leading],
         routes=acting[leading],
         carried=acting.sum("segment"),

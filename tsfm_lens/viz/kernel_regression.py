@@ -1,4 +1,6 @@
-"""Attention as kernel regression: bandwidths and tilt, and the concentration bound in words."""
+"""Attention as kernel regression: bandwidths and tilt, and the concentration bound in
+words.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,21 @@ def read_bound(ds: xr.Dataset) -> list[str]:
     usable = ds["applicable"].astype(bool)
     if not usable.any():
         return [
-            "The conditions of the proposition hold for no head, so it gives no bound here."
+            "The conditions of the proposition hold for no head, so it gives no bound"
+            " here."
         ]
     informative = usable & (ds["bound"] < 1)
     ratio = ds["bound"] / np.maximum(ds["missing"], 1e-16)
     exceeded = usable & (ds["missing"] > ds["bound"] * (1 + 1e-6) + 1e-9)
     return summarize(
         ds,
-        "The conditions hold for {applicable:count} heads and queries, and the bound is "
-        "below 1 for {informative:whole} of them. Elsewhere it is vacuous: no attention "
-        "could exceed it.",
+        "The conditions hold for {applicable:count} heads and queries, and the bound is"
+        " below 1 for {informative:whole} of them. Elsewhere it is vacuous: no"
+        " attention could exceed it.",
         "Where it is below 1, it is {ratio:median} times the measured value (median).",
         "It is exceeded {exceeded:whole} times, and must never be.",
-        "Weakest tilt: {tilt_share:lowest}; strongest: {tilt_share:highest}. It varies at "
-        "least as much as the scores in {strong:count} heads.",
+        "Weakest tilt: {tilt_share:lowest}; strongest: {tilt_share:highest}. It varies"
+        " at least as much as the scores in {strong:count} heads.",
         informative=informative.sum(),
         ratio=ratio.where(informative),
         exceeded=exceeded.sum(),
@@ -48,8 +51,9 @@ generic_figure(
     "Kernel bandwidths of the heads of the last layer.",
     table=("bandwidth",),
     sentences=summary(
-        "Narrowest kernel, by the bandwidth along its first direction: {narrow:lowest}. In "
-        "the median head the widest direction has {ratio:median} times that bandwidth.",
+        "Narrowest kernel, by the bandwidth along its first direction: {narrow:lowest}."
+        " In the median head the widest direction has {ratio:median} times that"
+        " bandwidth.",
         narrow=lambda ds: ds["bandwidth"].min("mode"),
         ratio=lambda ds: ds["bandwidth"].max("mode") / ds["bandwidth"].min("mode"),
     ),

@@ -37,7 +37,9 @@ def lens_logit_map(
     value_range: tuple[float, float] | None = None,
     rows: int = 64,
 ) -> go.Figure:
-    """Draw the logit of every value at every forecast step, less the mean over those drawn, a panel per layer."""
+    """Draw the logit of every value at every forecast step, less the mean over those
+    drawn, a panel per layer.
+    """
     indices, view = positions(ds, "layer", layers), scene(ds, series, ds.sizes["step"])
     centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
@@ -63,8 +65,8 @@ def lens_logit_map(
             (means[i].T / top).astype(np.float32),
             x,
             edges,
-            f"{plain(label)}, {view.time.hover}<br>logit %{{customdata:.3g}} of a value near "
-            f"%{{y:.4g}} {plain(view.unit)}",
+            f"{plain(label)}, {view.time.hover}<br>logit %{{customdata:.3g}} of a value"
+            f" near %{{y:.4g}} {plain(view.unit)}",
             customdata=means[i].T.astype(np.float32),
             xgap=0,
             ygap=0,
@@ -87,7 +89,8 @@ def lens_logit_map(
     )
     return grid.dress(
         f"Lens logits on {view.id}, layer by layer, in {name_model(ds)}",
-        "the output head applied to the residual stream after each layer, less the mean over the values drawn",
+        "the output head applied to the residual stream after each layer, less the mean"
+        " over the values drawn",
         "colours end at the panel's largest absolute value",
         "truth dashed" if view.has_truth else "",
         view.time.remark,

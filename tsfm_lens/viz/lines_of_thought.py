@@ -76,7 +76,8 @@ def thought_lines(
     grid.min_width *= 1.15
     count = int(ds["spurious"].values[lines].sum())
     return grid.dress(
-        f"Lines of thought of {name_model(ds)} on {view.id}: {count} of {len(lines)} spurious",
+        f"Lines of thought of {name_model(ds)} on {view.id}: {count} of {len(lines)}"
+        " spurious",
         "logit lens after each layer, probability in colours",
         "spurious: not continuous with the context, and gone in the last layer",
         "values beyond the axis are cut off" * trimmed,

@@ -1,4 +1,6 @@
-"""State of the linked view: of every series what each head reads, and the forecast without each component."""
+"""State of the linked view: of every series what each head reads, and the forecast
+without each component.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _FORECASTS = 128  # components of a series without which the forecast is in the 
 
 
 def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
-    """Collect what :file:`linked.js` shows of an "explore" result; bounded in bytes unless it is ``whole``."""
+    """Collect what :file:`linked.js` shows of an "explore" result; bounded in bytes
+    unless it is ``whole``.
+    """
     heads, components = ds["name"].size, names(ds, "component")
     queries = ds.sizes["query"]
     per_head = max(ds.sizes["series"] * queries * ds.sizes["key"], 1)
@@ -42,17 +46,19 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
     notes = []
     if n_rows < heads:
         notes.append(
-            f"Attention at single steps is in this file for {n_rows} of {heads} heads, the strongest."
+            f"Attention at single steps is in this file for {n_rows} of {heads} heads,"
+            " the strongest."
         )
     if n_lines < len(components):
         notes.append(
-            f"Forecasts are in this file for {n_lines} of {len(components)} components, the strongest."
+            f"Forecasts are in this file for {n_lines} of {len(components)} components,"
+            " the strongest."
         )
     first = int(ds.attrs.get("first_step", 0))
     if first:
         notes.append(
-            f"Effects and errors are of the {name_statistic(ds)} along the forecast's own path; they leave out its first "
-            "step, whose decoder reads no value."
+            f"Effects and errors are of the {name_statistic(ds)} along the forecast's"
+            " own path; they leave out its first step, whose decoder reads no value."
         )
     return {
         "series": [
@@ -74,7 +80,9 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
 
 
 def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """Arrange the components as the stack computes them: of every layer a row of heads for each kind, and its MLP."""
+    """Arrange the components as the stack computes them: of every layer a row of heads
+    for each kind, and its MLP.
+    """
     layers, kinds = (
         ds["component_layer"].values,
         ds["component_kind"].values.astype(str),
@@ -149,7 +157,8 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
         "keys": edges[there].tolist(),
         "spans": (np.clip(edges[there], -steps, 0) + steps).tolist(),
         "floor": _short(floor),
-        # the strongest head that says where it looks; the map has those that move the forecast further
+        # the strongest head that says where it looks; the map has those that move the
+        # forecast further
         "start": (telling or [int(np.argmin(ranks))])[0],
         "states": states,
         "low": _short(bands[0]),
@@ -159,7 +168,9 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
 
 
 def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any]:
-    """Describe a forecast (step,): ``effect``, its mean distance from the plain one, and its mean ``error``."""
+    """Describe a forecast (step,): ``effect``, its mean distance from the plain one,
+    and its mean ``error``.
+    """
     later = slice(int(ds.attrs.get("first_step", 0)), None)
     gaps = (
         np.abs(forecast - array(ds, "truth", "step", series=series))[later]
@@ -177,7 +188,9 @@ def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any
 
 
 def _packed(weights: np.ndarray) -> list[Any]:
-    """Write weights as one byte each, the root of its share of the largest: [largest, base64]."""
+    """Write weights as one byte each, the root of its share of the largest: [largest,
+    base64].
+    """
     top = float(weights.max(initial=0.0))
     shares = np.sqrt(np.clip(weights, 0, None) / (top or 1.0))
     return [

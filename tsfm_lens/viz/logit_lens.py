@@ -54,8 +54,8 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
     n = entropy.sizes["series"]
     return summarize(
         ds,
-        "The entropy of the next value goes from {entropies:ends nats}{over}. That is an "
-        "effective number of bins (its exponential) of {bins:ends}.",
+        "The entropy of the next value goes from {entropies:ends nats}{over}. That is"
+        " an effective number of bins (its exponential) of {bins:ends}.",
         "Layers that change it most: {changes:largest signed nats}.",
         entropies=middle,
         over=f", median over {n} series" if n > 1 else "",
@@ -65,7 +65,9 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
 
 
 def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
-    """State how often the top bin of layers is the final one, and how far it is from the truth."""
+    """State how often the top bin of layers is the final one, and how far it is from
+    the truth.
+    """
     if flat := flat_words(ds, series, "layers"):
         return flat
     one = ds.isel(series=[series])
@@ -78,9 +80,10 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
     return summarize(
         one,
         "On {series} the top bin agrees with the final one (± 1 bin) at this share of "
-        "steps: {agree:ends percent}. At half of them or more at layers: {often:which}.",
-        "The median distance of the top bin from the truth goes from {error:ends unit}; "
-        "smallest: {error:lowest unit}.",
+        "steps: {agree:ends percent}. At half of them or more at layers:"
+        " {often:which}.",
+        "The median distance of the top bin from the truth goes from {error:ends unit};"
+        " smallest: {error:lowest unit}.",
         agree=agree,
         often=agree >= 0.5,
         # one step at which an early layer is far off would decide the mean
@@ -89,7 +92,9 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """State how far each layer's forecast is from the last layer's, and from the truth where known."""
+    """State how far each layer's forecast is from the last layer's, and from the truth
+    where known.
+    """
     if flat := flat_words(ds, series, "layers"):
         return flat
     one = ds.isel(series=[series])
@@ -100,8 +105,8 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     away = abs(median - median.isel(layer=-1)).mean("step")
     return summarize(
         one,
-        "Distance of the {statistic} forecast of {series} read from a layer to the final "
-        "one, mean over steps: {away:ends unit}.",
+        "Distance of the {statistic} forecast of {series} read from a layer to the"
+        " final one, mean over steps: {away:ends unit}.",
         "Closest to the truth: {error:lowest unit}; the last layer misses it by "
         "{last:unit}.",
         statistic=name_statistic(ds),
@@ -114,7 +119,9 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
 def map_table(
     fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3
 ) -> pd.DataFrame:
-    """Tabulate the drawn cells of the logit map that hold at least ``least`` probability."""
+    """Tabulate the drawn cells of the logit map that hold at least ``least``
+    probability.
+    """
     parts = []
     for trace in fig.data:
         if trace.type != "heatmap":
@@ -156,12 +163,15 @@ def logit_map(
     layers: Sequence[str | int] | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> go.Figure:
-    """Draw value bin against forecast step, coloured by the logarithm of the lens probability, for each layer."""
+    """Draw value bin against forecast step, coloured by the logarithm of the lens
+    probability, for each layer.
+    """
     indices = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
     grid, text = logit_sheet(ds, view, indices, value_range, _ROWS)
     return grid.dress(
-        f"Logit lens on {view.id}: next-value probabilities by layer of {name_model(ds)}",
+        f"Logit lens on {view.id}: next-value probabilities by layer of"
+        f" {name_model(ds)}",
         *text,
     )
 
@@ -173,7 +183,9 @@ def logit_sheet(
     value_range: tuple[float, float] | None,
     rows: int,
 ) -> tuple[Sheet, list[str]]:
-    """Draw the panels of :func:`logit_map`, and write what stands under its title; ``places``: of the layers."""
+    """Draw the panels of :func:`logit_map`, and write what stands under its title;
+    ``places``: of the layers.
+    """
     probability = array(
         ds.isel(layer=places), "probability", "layer", "step", "bin", series=view.place
     )
@@ -201,7 +213,10 @@ def logit_sheet(
         if group == 1
         else np.append(view.future[::group], view.future[-1] + 1) - 0.5
     )
-    hover = f"{view.time.hover}<br>probability %{{customdata:.2%}} of a value near %{{y:.4g}} {plain(view.unit)}"
+    hover = (
+        f"{view.time.hover}<br>probability %{{customdata:.2%}} of a value near"
+        f" %{{y:.4g}} {plain(view.unit)}"
+    )
     grid = panel_grid(
         list(zip(labels, notes, strict=True)), row_height=150, most=2 if long else 5
     )
@@ -252,7 +267,10 @@ def logit_sheet(
     )
     width = (edges[-1] - edges[0]) / (len(edges) - 1)
     texts = [
-        f"probability of each row of {width:.3g} {view.unit or 'data units'}, truth dashed",
+        (
+            f"probability of each row of {width:.3g} {view.unit or 'data units'}, truth"
+            " dashed"
+        ),
         "outside: probability beyond the axis",
         view.time.remark,
         f"a column: the mean of {group} steps" if group > 1 else "",
@@ -263,7 +281,9 @@ def logit_sheet(
 def visible_rows(
     centres: np.ndarray, probability: np.ndarray, bounds: tuple[float, float], rows: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut bins to ``bounds`` and add up adjacent ones, in equal numbers, until at most ``rows`` are left."""
+    """Cut bins to ``bounds`` and add up adjacent ones, in equal numbers, until at most
+    ``rows`` are left.
+    """
     middles = (centres[1:] + centres[:-1]) / 2
     if len(centres) > 1:
         limits = (
@@ -286,7 +306,9 @@ def visible_rows(
 def central_range(
     centres: np.ndarray, probability: np.ndarray, core: np.ndarray
 ) -> tuple[float, float]:
-    """Return the range of a series and of the central 98 % of a probability (step, bin) at every step."""
+    """Return the range of a series and of the central 98 % of a probability (step, bin)
+    at every step.
+    """
     share = np.cumsum(probability, axis=-1)
     share /= share[:, -1:]
     bounds = [centres[np.argmax(share >= level, axis=-1)] for level in (0.01, 0.99)]
@@ -301,7 +323,9 @@ def lens_forecast(
     layers: Sequence[str | int] | None = None,
     context_steps: int | None = None,
 ) -> go.Figure:
-    """Draw what each layer would forecast: the output head applied to its residual stream, one fan per layer."""
+    """Draw what each layer would forecast: the output head applied to its residual
+    stream, one fan per layer.
+    """
     view, rows = (
         scene(ds, series, context_steps, least=24),
         positions(ds, "layer", layers),
@@ -375,8 +399,8 @@ def read_gain(ds: xr.Dataset) -> list[str]:
     out = []
     if ds.attrs.get("reference", "truth") == "model":
         out.append(
-            "Errors are distances from the model's own forecast; the last layer ends in it, "
-            "so it has no gain."
+            "Errors are distances from the model's own forecast; the last layer ends in"
+            " it, so it has no gain."
         )
     change = "Change of {metric} by layers{gain:basis}: {gain:largest signed %}."
     first, *rest = (ds.isel(metric=position) for position in range(ds.sizes["metric"]))

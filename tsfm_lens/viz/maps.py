@@ -32,9 +32,11 @@ def colour_scale(
     root: bool = False,
     **bar: Any,
 ) -> dict[str, Any]:
-    """Return a colour axis from ``low`` to ``high``, or over ``values`` where these are not given.
+    """Return a colour axis from ``low`` to ``high``, or over ``values`` where these are
+    not given.
 
-    ``root``: colours go by the square root of the distance from white, so that small values are seen beside large ones.
+    ``root``: colours go by the square root of the distance from white, so that small
+    values are seen beside large ones.
     """
     finite = np.empty(0) if values is None else values[np.isfinite(values)]
     sizes = np.abs(finite) if diverging else finite
@@ -107,12 +109,15 @@ class HeadMap:
         return f"{self.word} ({self.unit})" if self.unit else self.word
 
     def colours(self, title: str = "", **bar: Any) -> dict[str, Any]:
-        """Return the colour axis; ``title`` of its bar in lines of one's own, ``bar`` places it."""
+        """Return the colour axis; ``title`` of its bar in lines of one's own, ``bar``
+        places it.
+        """
         finite = self.values[np.isfinite(self.values)]
         low, high = (
             (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
         )
-        # white is for nothing, so a scale that does not start at nothing begins below its lowest value
+        # white is for nothing, so a scale that does not start at nothing begins below
+        # its lowest value
         pad = 0.1 * ((high - low) or 1.0)
         bounds: Look = {
             "low": low - pad * (not self.reverse) if self.low is None else self.low,
@@ -133,7 +138,9 @@ def head_maps(
     *remarks: str,
     outlined: np.ndarray | None = None,
 ) -> go.Figure:
-    """Draw maps on the same layer and head axes, each with its own colours: at its side if alone, else under it."""
+    """Draw maps on the same layer and head axes, each with its own colours: at its side
+    if alone, else under it.
+    """
     layers, heads, several = layer_names(ds), names(ds, "head"), len(maps) > 1
     columns = len(maps) if len(maps) <= _ABREAST else 2
     width = max(150, 16 * len(heads)) if several else 26 * len(heads)
@@ -196,7 +203,9 @@ def head_maps(
 
 
 def under(place: Any, height: int) -> dict[str, Any]:
-    """Place a colour bar under its map, in a sheet whose panels have so many pixels of height together."""
+    """Place a colour bar under its map, in a sheet whose panels have so many pixels of
+    height together.
+    """
     first, last = place.xaxis.domain
     where: Look = {
         "orientation": "h",

@@ -91,7 +91,9 @@ class Scene:
         dash: str | None = None,
         words: str = "",
     ) -> None:
-        """Draw a curve over the forecast steps; ``words`` for its hover box where these are not its name."""
+        """Draw a curve over the forecast steps; ``words`` for its hover box where these
+        are not its name.
+        """
         hover = self.hover(words or f"{name} ({self.statistic})")
         panel.line(
             self.time.at(self.future),
@@ -156,7 +158,9 @@ def value_hover(words: str, time: Timeline, unit: str) -> str:
 
 
 def mark_start(panel: Panel, time: Timeline) -> None:
-    """Draw a thin vertical line between the last context step and the first forecast step."""
+    """Draw a thin vertical line between the last context step and the first forecast
+    step.
+    """
     x = time.scalar(-0.5)
     panel.shape(
         "line",
@@ -176,7 +180,9 @@ def draw_bands(
     bands: bool = True,
     statistic: str = "",
 ) -> None:
-    """Add the central intervals, widest first, and the median of a quantile forecast to one panel."""
+    """Add the central intervals, widest first, and the median of a quantile forecast to
+    one panel.
+    """
     order = np.argsort(quantiles)
     quantiles, values = np.asarray(quantiles, dtype=float)[order], values[order]
     # places of levels that sum to 1, the widest pair first
@@ -207,7 +213,8 @@ def draw_bands(
         )
     intervals = [
         "".join(
-            f"<br>with {share} probability {number(now[low])} to {number(now[high])} {plain(after_number(view.unit))}"
+            f"<br>with {share} probability {number(now[low])} to {number(now[high])}"
+            f" {plain(after_number(view.unit))}"
             for share, (low, high) in zip(shares, pairs, strict=True)
         )
         for now in values.T
@@ -219,7 +226,8 @@ def draw_bands(
             x,
             values[i],
             f"{middle} forecast" if centre else word,
-            f"{view.time.hover}<br>{word} %{{y:.4g}} {plain(after_number(view.unit))}%{{text}}",
+            f"{view.time.hover}<br>{word} %{{y:.4g}}"
+            f" {plain(after_number(view.unit))}%{{text}}",
             colour=BLUE,
             width=2 if centre else 1,
             text=intervals,
@@ -229,7 +237,9 @@ def draw_bands(
 def fitted_range(
     core: np.ndarray, others: np.ndarray, reach: float = 0.6
 ) -> tuple[tuple[float, float], bool]:
-    """Return an axis range that holds ``core`` and follows ``others`` at most ``reach`` spans beyond it."""
+    """Return an axis range that holds ``core`` and follows ``others`` at most ``reach``
+    spans beyond it.
+    """
     core, others = core[np.isfinite(core)], others[np.isfinite(others)]
     if not len(core):
         core = others if len(others) else np.array([0.0])
@@ -246,7 +256,9 @@ def fitted_range(
 def fit(
     sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, **axis: Any
 ) -> str:
-    """Set the value axes to :func:`fitted_range`; return what a subtitle says of values beyond, "" if none."""
+    """Set the value axes to :func:`fitted_range`; return what a subtitle says of values
+    beyond, "" if none.
+    """
     bounds, trimmed = fitted_range(core, others, reach)
     sheet.y(range=bounds, **axis)
     return "values beyond the axis are cut off" * trimmed
@@ -254,14 +266,18 @@ def fit(
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Steps relative to the start of the forecast, and the dates they fall on where these are known."""
+    """Steps relative to the start of the forecast, and the dates they fall on where
+    these are known.
+    """
 
     steps: np.ndarray
     stamps: np.ndarray | None
 
     @property
     def title(self) -> str:
-        """Title of an axis over this timeline; none over dates, which say so themselves."""
+        """Title of an axis over this timeline; none over dates, which say so
+        themselves.
+        """
         return (
             ""
             if self.stamps is not None
@@ -270,7 +286,9 @@ class Timeline:
 
     @property
     def short_title(self) -> str:
-        """Title of a narrow axis; the figure's subtitle then says where steps count from."""
+        """Title of a narrow axis; the figure's subtitle then says where steps count
+        from.
+        """
         return "" if self.stamps is not None else "step"
 
     @property
@@ -284,7 +302,9 @@ class Timeline:
         return "%{x|%Y-%m-%d %H:%M}" if self.stamps is not None else "step %{x}"
 
     def at(self, position: np.ndarray | float) -> np.ndarray:
-        """Return axis coordinates of steps, whole or fractional; dates go on evenly beyond both ends."""
+        """Return axis coordinates of steps, whole or fractional; dates go on evenly
+        beyond both ends.
+        """
         where = np.asarray(position, dtype=float)
         if self.stamps is None:
             return where
@@ -314,7 +334,9 @@ class Timeline:
 
 
 def segment_words(ds: xr.Dataset) -> list[str]:
-    """Name segments as figures do: a stretch by its first and last date where known, else by steps."""
+    """Name segments as figures do: a stretch by its first and last date where known,
+    else by steps.
+    """
     labels, target = (
         [true_minus(name) for name in names(ds, "segment")],
         str(ds.attrs.get("target", "")),
@@ -347,7 +369,9 @@ def segment_words(ds: xr.Dataset) -> list[str]:
 
 
 def as_text(dates: np.ndarray) -> list[str | None]:
-    """Write dates as plotly reads them in every place, to the millisecond; None for none."""
+    """Write dates as plotly reads them in every place, to the millisecond; None for
+    none.
+    """
     texts = np.datetime_as_string(dates, unit="ms")
     return [
         None if missing else str(text)
@@ -382,7 +406,8 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
         return Timeline(steps=steps, stamps=None)
     dates = np.concatenate(stamps).astype("datetime64[ns]")
     valid = ~np.isnat(dates)
-    # a padded context has no dates at its far left; the steps that have them must be all the rest
+    # a padded context has no dates at its far left; the steps that have them must be
+    # all the rest
     first = int(np.argmax(valid))
     if valid.sum() < 2 or not valid[first:].all():
         return Timeline(steps=steps, stamps=None)

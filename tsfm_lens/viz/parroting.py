@@ -27,12 +27,13 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
     name = names(ds, "series")[series]
     if not np.isfinite(one["lag_error"]).any():
         return [
-            f"The context of {name} is too short or constant, so there is nothing to copy."
+            f"The context of {name} is too short or constant, so there is nothing to"
+            " copy."
         ]
     if not np.isfinite(one["best_lag"]):
         return [
-            f"The forecast of {name} copies its context at no lag: the context's values in "
-            "random order come as near."
+            f"The forecast of {name} copies its context at no lag: the context's values"
+            " in random order come as near."
         ]
     truth = one["truth"] if "truth" in ds else np.nan
     spread = one["context"].std()
@@ -41,11 +42,11 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
     copies = "a copy of its context than to the truth"
     return summarize(
         ds.isel(series=[series]),
-        "The forecast of {series} is {copy} standard deviations of the context away from "
-        "its context repeated at lag {best_lag:whole}; the nearest of all lags is "
-        "{lag_error:lowest}.",
-        "The naive parrot, which repeats what followed the best match of the last {motif} "
-        "steps ({parrot_match:whole} steps back), is {parrot} away.",
+        "The forecast of {series} is {copy} standard deviations of the context away"
+        " from its context repeated at lag {best_lag:whole}; the nearest of all lags is"
+        " {lag_error:lowest}.",
+        "The naive parrot, which repeats what followed the best match of the last"
+        " {motif} steps ({parrot_match:whole} steps back), is {parrot} away.",
         "The truth is {error} away, so the forecast is nearer to {nearer}.",
         copy=one["copy_error"],
         lag_error=one["lag_error"],
@@ -65,14 +66,15 @@ def read_lag(ds: xr.Dataset) -> list[str]:
     chance = float(ds["chance"])
     if chance > 0.9:
         return [
-            f"Forecast tokens cover so many steps that {percent(chance)} of the context "
-            "lies at this lag from one of them, so the share says nothing about the lag."
+            f"Forecast tokens cover so many steps that {percent(chance)} of the context"
+            " lies at this lag from one of them, so the share says nothing about the"
+            " lag."
         ]
     above = ds["mass"] > 2 * chance
     return summarize(
         ds,
-        "Uniform attention would put {chance:percent} at lag {lag}. Heads that put more "
-        "than twice that there: {above:count}.",
+        "Uniform attention would put {chance:percent} at lag {lag}. Heads that put more"
+        " than twice that there: {above:count}.",
         "Most of all: {mass:largest percent}.",
         above=above,
         mass=ds["mass"].where(above),
@@ -93,17 +95,19 @@ def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 def read_seasons(ds: xr.Dataset) -> list[str]:
-    """Describe which series keep their season, which lose it, and what the patch length adds."""
+    """Describe which series keep their season, which lose it, and what the patch length
+    adds.
+    """
     ratio = ds["amplitude_ratio"]
     if not np.isfinite(ratio).any():
         lead = (
-            "Every horizon is shorter than its context's strongest period, so no season can "
-            "be compared."
+            "Every horizon is shorter than its context's strongest period, so no season"
+            " can be compared."
         )
     else:
         lead = (
-            "Amplitude of the forecast as a share of the context's, at its strongest period: "
-            "{ratio:each percent}; periods: {periods:each}."
+            "Amplitude of the forecast as a share of the context's, at its strongest"
+            " period: {ratio:each percent}; periods: {periods:each}."
         )
     known = ds.get("truth_amplitude", ratio * np.nan).where(np.isfinite(ratio))
     weaker = (ds["forecast_amplitude"] < known).where(np.isfinite(known))
@@ -113,8 +117,8 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
         "It is weaker than the truth's in {weaker:count} series.",
         "Series whose forecast varies less than a quarter as much as the context: "
         "{steady:which}.",
-        "At the patch length of {patch} steps the forecast differs from the context, in "
-        "standard deviations, most in {pull:largest signed}.",
+        "At the patch length of {patch} steps the forecast differs from the context, in"
+        " standard deviations, most in {pull:largest signed}.",
         ratio=ratio[:_MOST_SERIES],
         periods=ds["period"].where(np.isfinite(ratio))[:_MOST_SERIES],
         weaker=weaker,
@@ -172,8 +176,8 @@ generic_figure(
         "Most attention to the copied lag{mass:basis}: {mass:largest percent}.",
         "Heads whose ablation moves the forecast furthest from the copy, in standard "
         "deviations: {copy_error_change:largest}.",
-        "Forecast tokens of {vacuous:count} series cover so many steps that the share says "
-        "nothing.",
+        "Forecast tokens of {vacuous:count} series cover so many steps that the share"
+        " says nothing.",
         effect="copy_error_change",
         noun="heads",
         side=1,

@@ -69,8 +69,8 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
         "average{shared}.",
         "Patches that recover most of the way from the {base} to the {source} one: "
         "{recovered:largest percent}.",
-        "Patches that recover half of it or more alone: {half:count}; that move away by "
-        "more than a tenth: {away:count}.",
+        "Patches that recover half of it or more alone: {half:count}; that move away by"
+        " more than a tenth: {away:count}.",
         effect="recovered",
         noun="patches",
         labels=_cell_labels,
@@ -90,7 +90,9 @@ def _cell_labels(ds: xr.Dataset) -> list[str]:
 
 
 def patch_cell(ds: xr.Dataset, flat: int) -> str:
-    """Write a place and group of positions in words, from a flat index of (component, position)."""
+    """Write a place and group of positions in words, from a flat index of (component,
+    position).
+    """
     component, position = divmod(flat, ds.sizes["position"])
     positions = find_positions(ds)
     index = int(np.flatnonzero(positions.order == component)[0])
@@ -102,7 +104,9 @@ def patch_cell(ds: xr.Dataset, flat: int) -> str:
 
 
 def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
-    """Tabulate variables with the steps that they cover, a row per place, group of positions and series."""
+    """Tabulate variables with the steps that they cover, a row per place, group of
+    positions and series.
+    """
     steps = frame(ds.reset_coords(list(_POSITION)), *_POSITION)
     return frame(ds, *variables).merge(steps, on="position")
 
@@ -111,10 +115,12 @@ def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
 def patching_map(
     ds: xr.Dataset, *, value: str | None = None, series: str | int = 0
 ) -> go.Figure:
-    """Draw the place × time map of what patching does, under the two series on the same time axis.
+    """Draw the place × time map of what patching does, under the two series on the same
+    time axis.
 
     Args:
-        value: "recovered" or "effect", of attribution patching "first_order" or "error" too; the first if None.
+        value: "recovered" or "effect", of attribution patching "first_order" or "error"
+            too; the first if None.
     """
     kind = str(ds.attrs["kind"])
     available = [
@@ -150,12 +156,19 @@ def patching_map(
     return canvas.dress(
         title,
         f"{positions.what()}: {about}",
-        f"0: the {base} forecast, 1: the {source}"
-        if variable in ("recovered", "first_order")
-        else "",
-        f"the contexts differ at all {len(differ)} steps"
-        if differ.all()
-        else f"shaded: where the contexts differ ({int(differ.sum())} of {len(differ)} steps)",
+        (
+            f"0: the {base} forecast, 1: the {source}"
+            if variable in ("recovered", "first_order")
+            else ""
+        ),
+        (
+            f"the contexts differ at all {len(differ)} steps"
+            if differ.all()
+            else (
+                f"shaded: where the contexts differ ({int(differ.sum())} of"
+                f" {len(differ)} steps)"
+            )
+        ),
         remark,
     )
 
@@ -247,7 +260,9 @@ def _map(
 def _colours(
     values: np.ndarray, value: str, unit: str, length: float
 ) -> dict[str, Any]:
-    """Return colours around 0 with 1 written beside them, or of sizes from 0 up; the bar beside the maps."""
+    """Return colours around 0 with 1 written beside them, or of sizes from 0 up; the
+    bar beside the maps.
+    """
     bar: Look = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
         return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
@@ -266,7 +281,9 @@ def _bar_title(value: str, unit: str) -> str:
 
 
 def _lanes(ds: xr.Dataset) -> list[list[int]]:
-    """Split positions into lists that cover no step twice: one, or one a variate where variates share a sequence."""
+    """Split positions into lists that cover no step twice: one, or one a variate where
+    variates share a sequence.
+    """
     lanes: list[list[int]] = [[]]
     end = -np.inf
     for i, (start, stop, special) in enumerate(
@@ -290,7 +307,9 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe where the estimated share is largest, and how far it is from the one that patching recovers."""
+    """Describe where the estimated share is largest, and how far it is from the one
+    that patching recovers.
+    """
     one = ds.isel(series=[series])
     error = None
     if "recovered" in one:
@@ -311,9 +330,9 @@ def read_agreement(ds: xr.Dataset) -> list[str]:
     error = abs(ds["first_order"] - ds["recovered"]).mean("series")
     return summarize(
         ds,
-        "On average over all series and patches an estimate differs from the share that "
-        "patching recovers by {error:mean}; most, on average over series, at "
-        "{error:highest}. Their rank correlation is {rank_correlation}.",
+        "On average over all series and patches an estimate differs from the share that"
+        " patching recovers by {error:mean}; most, on average over series, at"
+        " {error:highest}. Their rank correlation is {rank_correlation}.",
         labels=_cell_labels,
         error=error,
     )
@@ -342,7 +361,9 @@ figure(
 
 
 def way(ds: xr.Dataset) -> tuple[str, str]:
-    """Return which forecast is at 0 and which at 1 of the share recovered, such as "corrupted" and "clean"."""
+    """Return which forecast is at 0 and which at 1 of the share recovered, such as
+    "corrupted" and "clean".
+    """
     return (
         ("clean", "corrupted")
         if ds.attrs.get("direction") == "noise"
@@ -352,7 +373,9 @@ def way(ds: xr.Dataset) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """One series with its clean context, the corrupted one (time,) and both forecasts (step,)."""
+    """One series with its clean context, the corrupted one (time,) and both forecasts
+    (step,).
+    """
 
     view: Scene
     corrupted: np.ndarray
@@ -394,7 +417,9 @@ class Contrast:
         )
 
     def draw(self, panel: Panel) -> None:
-        """Add both series with their forecasts, and shade where the contexts differ if only there."""
+        """Add both series with their forecasts, and shade where the contexts differ if
+        only there.
+        """
         view, differ = self.view, self.differ
         shade: Look = {
             "yref": "y domain",
@@ -415,18 +440,25 @@ class Contrast:
             ("clean", BLUE, view.context, self.forecasts[0]),
         ):
             values = np.concatenate([context, forecast])
-            text = f"{name}, and its forecast{'' if name in self.shared_path else self.shared_path}"
+            text = (
+                f"{name}, and its"
+                f" forecast{'' if name in self.shared_path else self.shared_path}"
+            )
             panel.line(steps, values, text, view.hover(name), colour=colour)
         mark_start(panel, view.time)
 
 
 def path_word(ds: xr.Dataset) -> str:
-    """Write whose path the decoders of both runs read, such as " on the corrupted path"; "" where each has its own."""
+    """Write whose path the decoders of both runs read, such as " on the corrupted
+    path"; "" where each has its own.
+    """
     return f" on the {ds.attrs['path']} path" if "path" in ds.attrs else ""
 
 
 def when(ds: xr.Dataset, position: int) -> str:
-    """Write the steps of a group of tokens in words; "" where all positions were patched at once."""
+    """Write the steps of a group of tokens in words; "" where all positions were
+    patched at once.
+    """
     if ds.attrs.get("positions") == "all":
         return ""
     word = str(ds["position_special"].values[position])
@@ -443,7 +475,9 @@ def when(ds: xr.Dataset, position: int) -> str:
 
 
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
-    """Find first and last place of every run of True, runs at most ``gap`` apart joined."""
+    """Find first and last place of every run of True, runs at most ``gap`` apart
+    joined.
+    """
     positions = np.flatnonzero(flags)
     parts = np.split(positions, np.flatnonzero(np.diff(positions) > gap) + 1)
     return [(int(part[0]), int(part[-1])) for part in parts if len(part)]

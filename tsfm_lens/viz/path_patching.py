@@ -17,7 +17,9 @@ from tsfm_lens.viz.summary import summarize
 
 
 def read_paths(ds: xr.Dataset) -> list[str]:
-    """Describe the strongest direct paths to the output, and the strongest between components."""
+    """Describe the strongest direct paths to the output, and the strongest between
+    components.
+    """
     effect = "score" if ds.attrs["kind"] == "edge_attribution" else "recovered"
     direct = (ds["receiver"] == OUTPUT).values
     largest = f"as shares of the way{{{effect}:basis}}: {{{effect}:largest signed}}."
@@ -37,7 +39,9 @@ def read_paths(ds: xr.Dataset) -> list[str]:
 def path_values(
     ds: xr.Dataset, value: str, series: str | int | None = None
 ) -> np.ndarray:
-    """Return (sender, receiver) of one series, or the mean over all; NaN where there is no path."""
+    """Return (sender, receiver) of one series, or the mean over all; NaN where there is
+    no path.
+    """
     values = array(ds, value, "sender", "receiver", "series")
     if ds.attrs.get("kind") == "edge_attribution":
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)

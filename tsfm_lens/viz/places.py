@@ -41,7 +41,9 @@ class Places:
 
     @property
     def labels(self) -> list[str]:
-        """Names in words: streams by where they stand, components without the stack where there is only one."""
+        """Names in words: streams by where they stand, components without the stack
+        where there is only one.
+        """
         one = len(set(self.stack)) == 1
         return [
             _words(*item, one)
@@ -50,7 +52,9 @@ class Places:
 
     @property
     def breaks(self) -> list[float]:
-        """Borders where a new layer or stack begins, between two places; none where each place is one of its own."""
+        """Borders where a new layer or stack begins, between two places; none where
+        each place is one of its own.
+        """
         keys = list(zip(self.stack, self.layer.tolist(), strict=True))
         starts = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
         return (
@@ -60,7 +64,9 @@ class Places:
         )
 
     def ticks(self, most: int = _MAX_NAMES) -> dict[str, Any]:
-        """Return ticks of an axis over the places: a name each, or one a branch or layer where there are many."""
+        """Return ticks of an axis over the places: a name each, or one a branch or
+        layer where there are many.
+        """
         if len(self.names) <= most:
             return {
                 "tickvals": list(range(len(self.names))),
@@ -108,13 +114,16 @@ def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
     """Return a coordinate of the components."""
     if name not in ds.coords:
         raise InputError(
-            f"the components need the coordinate {name!r} (stack, kind, layer_index and head)."
+            f"the components need the coordinate {name!r} (stack, kind, layer_index and"
+            " head)."
         )
     return np.asarray(ds[name].values)
 
 
 def find_positions(ds: xr.Dataset, dim: str = "component") -> Places:
-    """Return the places along ``dim``, by depth; those of one branch as the result has them."""
+    """Return the places along ``dim``, by depth; those of one branch as the result has
+    them.
+    """
     along = {
         name: coordinate(ds, name) for name in ("stack", "kind", "layer_index", "head")
     }

@@ -22,19 +22,22 @@ __all__ = ["plot"]
 def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     """Draw a run, a forecast, a result or an explanation; of two, both in one figure.
 
-    Two forecasts of the same series share a panel. Two results of one kind stand side by side. A kind without a figure
-    of its own, any variable by its name and an array of your own are drawn by their dimensions: layer × head is a map,
-    steps make lines, named members dots.
+    Two forecasts of the same series share a panel. Two results of one kind stand side
+    by side. A kind without a figure of its own, any variable by its name and an array
+    of your own are drawn by their dimensions: layer × head is a map, steps make lines,
+    named members dots.
 
     Args:
         thing: what to draw.
-        others: the second thing, and the name of a figure where the first that fits is not wanted; its last words are
-            enough: ``plot(result, "heatmap")`` draws ``attribution_heatmap``. Or the name of a variable of the result.
-        options: of the figure's function; of a variable a label or a place by dimension, such as ``layer=3``;
-            ``names=["one", "two"]`` of two things.
+        others: the second thing, and the name of a figure where the first that fits is
+            not wanted; its last words are enough: ``plot(result, "heatmap")`` draws
+            ``attribution_heatmap``. Or the name of a variable of the result.
+        options: of the figure's function; of a variable a label or a place by
+            dimension, such as ``layer=3``; ``names=["one", "two"]`` of two things.
 
     Raises:
-        InputError: more than two things, two that share no figure, or a variable of more dimensions than two.
+        InputError: more than two things, two that share no figure, or a variable of
+            more dimensions than two.
         UnknownNameError: the result has no such figure, variable or label.
 
     Example:
@@ -51,7 +54,8 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     ]
     if len(texts) > 1 or len(things) > 2:
         raise InputError(
-            f"{len(things)} things and {len(texts)} names of figures; plot takes two things and one name"
+            f"{len(things)} things and {len(texts)} names of figures; plot takes two"
+            " things and one name"
         )
     word = texts[0] if texts else ""
     if len(things) == 1:
@@ -85,8 +89,9 @@ def _sections(thing: Any) -> dict[str, Any]:
         getattr(result, "attrs", {}).get("kind") for result in results
     ):
         raise InputError(
-            f"{type(thing).__name__} cannot be drawn; expected a run, a forecast, a result of a probe or an "
-            "array. docs/howto/own-probe.md gives a dataset of your own a kind and a figure"
+            f"{type(thing).__name__} cannot be drawn; expected a run, a forecast, a"
+            " result of a probe or an array. docs/howto/own-probe.md gives a dataset"
+            " of your own a kind and a figure"
         )
     return {str(result.attrs["kind"]): result for result in results}
 
@@ -94,7 +99,9 @@ def _sections(thing: Any) -> dict[str, Any]:
 def _draw(
     results: Mapping[str, Any], word: str, options: Mapping[str, Any]
 ) -> go.Figure:
-    """Draw the figure of this name, else the first that the result has what it takes for."""
+    """Draw the figure of this name, else the first that the result has what it takes
+    for.
+    """
     figures = [
         (figure, result)
         for kind, result in results.items()
@@ -120,12 +127,14 @@ def _draw(
                 f"{word!r} means {' or '.join(matches)}; give the whole name"
             )
         figures = [named[matches[0]]]
-    # an option decides which figure is meant; without one, the first that the result has everything for
+    # an option decides which figure is meant; without one, the first that the result
+    # has everything for
     fitting = [item for item in figures if _takes(item[0], options)]
     if not fitting:
         drawings = ", ".join(figure.name for figure, _ in figures)
         raise InputError(
-            f"no figure of {' and '.join(results)} takes {', '.join(options)}; there are {drawings}"
+            f"no figure of {' and '.join(results)} takes {', '.join(options)}; there"
+            f" are {drawings}"
         )
     refusals: list[LensError] = []
     for figure, result in fitting[: 1 if options else None]:

@@ -1,4 +1,6 @@
-"""Figures for print: journal column widths, type from 5 points on, lines told apart without colour."""
+"""Figures for print: journal column widths, type from 5 points on, lines told apart
+without colour.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ LEAST_SCALE = LEAST_TYPE * PIXELS_PER_POINT / SMALLEST
 TALLEST = 230.0  # mm, what a page leaves beside its caption
 _SIDES = 90  # pixels beside the panels
 _LEAST = 360  # pixels that a figure needs which does not say how many
-# solid stays solid; nearly every other colour of the theme gets dashes and symbols of its own
+# solid stays solid; nearly every other colour of the theme gets dashes and symbols of
+# its own
 _DASHES = (
     None,
     "6px,2px",
@@ -66,16 +69,18 @@ _HATCHES = {VERMILION: "/", GREEN: ".", PURPLE: "x", ORANGE: "\\", SKY: "-"}
 def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     """Copy a figure for a printed column: type from 5 pt on, no title inside.
 
-    Lines of different colours get different dashes, markers different symbols, bars different hatches.
+    Lines of different colours get different dashes, markers different symbols, bars
+    different hatches.
 
     Args:
         fig: any figure of ``tsfm_lens.viz``.
-        column: "single" (89 mm), "double" (183 mm), or a width in mm. The narrowest of the two that the figure can
-            be read at if None.
+        column: "single" (89 mm), "double" (183 mm), or a width in mm. The narrowest of
+            the two that the figure can be read at if None.
 
     Returns:
-        A figure that :func:`save` writes in its size; ``layout.meta`` has its title, ``width_mm``, ``height_mm``,
-        ``type_pt``, the smallest type in points, and ``print_scale``, millimetres of print in those of the screen.
+        A figure that :func:`save` writes in its size; ``layout.meta`` has its title,
+        ``width_mm``, ``height_mm``, ``type_pt``, the smallest type in points, and
+        ``print_scale``, millimetres of print in those of the screen.
 
     Raises:
         InputError: no such column, or one in which the figure cannot be read at 5 pt.
@@ -88,17 +93,21 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     if column is None:
         column = "single" if fits(fig, COLUMNS["single"]) else "double"
     width = millimetres(column)
-    # nothing is wider than both columns of a page, so there is nothing to send the caller to
+    # nothing is wider than both columns of a page, so there is nothing to send the
+    # caller to
     if width < COLUMNS["double"] and not fits(fig, width):
         least = LEAST_SCALE * least_width(fig) / PIXELS_PER_MM
         raise InputError(
-            f"this figure needs {least:.0f} mm to be read at 5 pt, not {width:g}; choose 'double' (183 mm)"
+            f"this figure needs {least:.0f} mm to be read at 5 pt, not {width:g};"
+            " choose 'double' (183 mm)"
         )
     return in_print(fig, width)
 
 
 def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
-    """Copy a figure without its title, at a width in mm: as wide as on a screen, to be drawn on a smaller scale."""
+    """Copy a figure without its title, at a width in mm: as wide as on a screen, to be
+    drawn on a smaller scale.
+    """
     printed = untitled(fig)
     room = width_mm * PIXELS_PER_MM
     scale = min(SCALE, room / least_width(fig))
@@ -159,7 +168,8 @@ def millimetres(column: str | float) -> float:
     if isinstance(column, str):
         if column not in COLUMNS:
             raise InputError(
-                f"column {column!r} is not known, choose 'single' (89 mm), 'double' (183 mm) or mm"
+                f"column {column!r} is not known, choose 'single' (89 mm), 'double'"
+                " (183 mm) or mm"
             )
         return COLUMNS[column]
     if not 20 <= float(column) <= 1000:

@@ -57,7 +57,9 @@ def overlay(
     context_steps: int | None = None,
     title: str = "",
 ) -> go.Figure:
-    """Draw forecasts of one series over each other: medians, the interval of the first, the ends of the others'."""
+    """Draw forecasts of one series over each other: medians, the interval of the first,
+    the ends of the others'.
+    """
     first, *_ = forecasts.values()
     view, figure = scene(first, series, context_steps), blank()
     panel = figure.panel()
@@ -107,7 +109,8 @@ def recipe_forecasts(
     series: str | int = 0,
     context_steps: int | None = None,
 ) -> go.Figure:
-    """Draw the forecast of a series with many heads and MLPs ablated, a panel per recipe.
+    """Draw the forecast of a series with many heads and MLPs ablated, a panel per
+    recipe.
 
     Args:
         recipes: names to draw, all if None.

@@ -18,7 +18,9 @@ __all__ = ["training_history"]
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:
-    """Name the heads that look at the motif's last instance more than at the same steps of a series without one."""
+    """Name the heads that look at the motif's last instance more than at the same steps
+    of a series without one.
+    """
     return summarize(
         ds.isel(target=0),
         "Attention to the motif's last instance, beyond that in a control without "
@@ -80,8 +82,8 @@ def read_history(ds: xr.Dataset) -> list[str]:
         ds,
         "At step {last:whole} the model copies {final:percent} {copied}.",
         "Half of that is first reached at step {half:whole}.",
-        "Heads that give more attention to what followed the last match than {control}, "
-        "significantly over motifs: {heads:count}.",
+        "Heads that give more attention to what followed the last match than {control},"
+        " significantly over motifs: {heads:count}.",
         last=ds["training_step"][-1],
         final=final,
         copied=copied,
@@ -93,12 +95,13 @@ def read_history(ds: xr.Dataset) -> list[str]:
 
 @figure(
     "training_history",
-    ("Prefix matching, copying and sharpness of every head over training."),
+    "Prefix matching, copying and sharpness of every head over training.",
     table=("prefix_matching", "copy_score", "advantage", "entropy_share"),
     sentences=read_history,
 )
 def training_history(ds: xr.Dataset) -> go.Figure:
-    """Draw the training of a model: its loss, how well it copies, and a line per head for what the head does.
+    """Draw the training of a model: its loss, how well it copies, and a line per head
+    for what the head does.
 
     Example:
         >>> fig = viz.training_history(probes.training_history({0: lens, 100: lens}, motif=8, n_sequences=8))
@@ -177,7 +180,10 @@ def _head_lines(
                     for end in ("low", "high")
                 )
                 panel.band(x, low, high, mixed(colour, 0.2), layer_words)
-            hover = f"step %{{x:.0f}}<br>{layer_words}, head {head_label}: %{{y:.2f}} {words}"
+            hover = (
+                f"step %{{x:.0f}}<br>{layer_words}, head {head_label}: %{{y:.2f}}"
+                f" {words}"
+            )
             panel.line(
                 x,
                 array(ds, name, "training_step", **at),

@@ -52,7 +52,9 @@ _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
-    """Name the sharpest or the most diffuse head, and the heads that read special tokens."""
+    """Name the sharpest or the most diffuse head, and the heads that read special
+    tokens.
+    """
     maps = array(ds, "attention", "layer", "head", "query", "key")
     special = maps[..., token_axis(ds, "key", overlaps=True).aside].sum(-1).mean(-1)
     which = "Sharpest head on {series}: {entropy:lowest nats}."
@@ -69,7 +71,9 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
 
 
 def read_flow(ds: xr.Dataset) -> list[str]:
-    """Describe how much a token keeps of itself, and which input most of the flow comes from."""
+    """Describe how much a token keeps of itself, and which input most of the flow comes
+    from.
+    """
     flow = array(ds, "flow", "layer", "query", "key")
     if flow.shape[-1] < 2:
         return ["There is only one token, so nothing can flow."]
@@ -101,11 +105,13 @@ def _token(axis: TokenAxis, token: int) -> str:
 def autoregressive_attention_map(
     ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None
 ) -> go.Figure:
-    """Draw the autoregressive attention of the sharpest or the most diffuse heads, each head a panel.
+    """Draw the autoregressive attention of the sharpest or the most diffuse heads, each
+    head a panel.
 
     Args:
         heads: "sharp" for the lowest entropies, "diffuse" for the highest.
-        count: panels; nine if None, of few heads half, so that none is among the sharpest and the most diffuse.
+        count: panels; nine if None, of few heads half, so that none is among the
+            sharpest and the most diffuse.
     """
     if heads not in ("sharp", "diffuse"):
         raise InputError(f"heads={heads!r} is not known, choose 'sharp' or 'diffuse'")
@@ -155,7 +161,9 @@ def autoregressive_attention_map(
 
 
 def heads_shown(heads: int) -> int:
-    """Return how many heads are shown as the sharpest, and as many as the most diffuse, none as both."""
+    """Return how many heads are shown as the sharpest, and as many as the most diffuse,
+    none as both.
+    """
     return min(_HEADS, max(heads // 2, 1))
 
 
@@ -168,7 +176,9 @@ def heads_shown(heads: int) -> int:
 def attention_rollout_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
 ) -> go.Figure:
-    """Draw how much of each input token may have reached each token after every layer (Abnar and Zuidema)."""
+    """Draw how much of each input token may have reached each token after every layer
+    (Abnar and Zuidema).
+    """
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
     keys, queries = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
@@ -209,7 +219,9 @@ def _draw(
     *,
     upwards: bool,
 ) -> tuple[int, int]:
-    """Draw maps (query, key), with keys upwards or to the right; return how many keys and queries share a cell."""
+    """Draw maps (query, key), with keys upwards or to the right; return how many keys
+    and queries share a cell.
+    """
     group = choose_group(keys, queries, min(_CELLS // len(maps), _PANEL))
     for panel, one, label in zip(grid, maps, labels, strict=True):
         z, x, y = pooled(one, keys, queries, group)
@@ -238,10 +250,13 @@ def _draw(
 
 
 def _aside(weights: np.ndarray, keys: Ruler) -> str:
-    """Write how much of a head's attention goes to special tokens, where that is 1 % and more."""
+    """Write how much of a head's attention goes to special tokens, where that is 1 %
+    and more.
+    """
     rest = float(weights[:, keys.axis.aside].sum(axis=1).mean())
     return (
-        f", {percent(round(rest, 2))} on {' and '.join(sorted(set(keys.axis.special[keys.axis.aside])))}"
+        f", {percent(round(rest, 2))} on"
+        f" {' and '.join(sorted(set(keys.axis.special[keys.axis.aside])))}"
         * (rest >= 0.01)
     )
 
@@ -285,7 +300,9 @@ _FEW = 5  # rows that are all numbered
 
 @figure("patch_attention", "Attention matrices of the first layer, head by head.")
 def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
-    """Draw every head of a layer as a matrix, forecast tokens downwards and context tokens to the right."""
+    """Draw every head of a layer as a matrix, forecast tokens downwards and context
+    tokens to the right.
+    """
     at = position(ds, "layer", layer)
     everything = array(ds, "attention", "layer", "head", "query", "key")
     limit = float(np.nanquantile(everything, 0.999)) or 1.0
@@ -305,7 +322,10 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     for panel, head, weights in zip(grid, heads, everything[at], strict=True):
         panel.cells(
             weights.astype(np.float32),
-            hover=f"head {plain(head)}, forecast token %{{y}}<br>context token %{{x}} %{{text}}<br>weight %{{z:.3g}}",
+            hover=(
+                f"head {plain(head)}, forecast token %{{y}}<br>context token %{{x}}"
+                " %{text}<br>weight %{z:.3g}"
+            ),
             text=[texts] * ds.sizes["query"] if weights.size <= 20_000 else None,
             xgap=0,
             ygap=0,
@@ -340,7 +360,8 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
 def selected_patch(
     ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None
 ) -> go.Figure:
-    """Draw the forecast over its context, and a dashed line at the patch that a head reads most.
+    """Draw the forecast over its context, and a dashed line at the patch that a head
+    reads most.
 
     Args:
         head: number; the one with the largest mean weight on one patch if None.

@@ -46,18 +46,23 @@ def save(
     scale: float = 2.0,
     self_contained: bool = True,
 ) -> Path:
-    """Write ``fig`` to ``path`` whole or not at all: into a file beside it, which then takes its place.
+    """Write ``fig`` to ``path`` whole or not at all: into a file beside it, which then
+    takes its place.
 
     Args:
-        path: its suffix is the format: .html, .json, .png, .svg or .pdf. Missing folders are made.
-        column: of print, as of :func:`for_print`: "single" (89 mm), "double" (183 mm), or in mm.
+        path: its suffix is the format: .html, .json, .png, .svg or .pdf. Missing
+            folders are made.
+        column: of print, as of :func:`for_print`: "single" (89 mm), "double" (183 mm),
+            or in mm.
         width, height: in pixels of static images; the figure's own, else 800 and 500.
         scale: dots of a png in a pixel; 2 suits screens, 6 print.
-        self_contained: whether an html file carries plotly.js (4.6 MB) and opens offline, or fetches it.
+        self_contained: whether an html file carries plotly.js (4.6 MB) and opens
+            offline, or fetches it.
 
     Raises:
         InputError: the suffix is none of these, or the file cannot be written.
-        RenderError: a static image is asked for and kaleido or a browser is missing or fails.
+        RenderError: a static image is asked for and kaleido or a browser is missing or
+            fails.
 
     Example:
         >>> viz.save(viz.forecast_fan(run), folder / "co2.html").name
@@ -93,7 +98,9 @@ def rendered(
     scale: float = 2.0,
     self_contained: bool = True,
 ) -> bytes:
-    """Return the content of a file of format ``kind``, one of ``FORMATS``; arguments and errors as in :func:`save`."""
+    """Return the content of a file of format ``kind``, one of ``FORMATS``; arguments
+    and errors as in :func:`save`.
+    """
     if kind == "html":
         return fig.to_html(
             include_plotlyjs=self_contained or "cdn",
@@ -115,7 +122,9 @@ def rendered(
 
 
 def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write several files, all of them or none: each beside its place, then all moved once the last is whole."""
+    """Write several files, all of them or none: each beside its place, then all moved
+    once the last is whole.
+    """
     with ExitStack() as parts:
         for path, content in contents.items():
             parts.enter_context(name_write_errors(path))
@@ -125,7 +134,9 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
 
 
 def _with_dots(png: bytes, dots: float) -> bytes:
-    """Add to a PNG the dots an inch that it is drawn with, by which programs know its size."""
+    """Add to a PNG the dots an inch that it is drawn with, by which programs know its
+    size.
+    """
     metre = round(dots / 0.0254)
     chunk = b"pHYs" + struct.pack(">IIB", metre, metre, 1)
     # after the signature and the header, which have 33 bytes
@@ -165,24 +176,29 @@ def _browser(kind: str) -> Iterator[None]:
         yield
     except ChromeNotFoundError as error:
         raise RenderError(
-            f"a .{kind} file needs a Chrome or Chromium, and none was found. Install one (Debian and Ubuntu: "
-            "apt install chromium; elsewhere: kaleido_get_chrome), or name it in the environment variable "
-            "BROWSER_PATH. Saving as .html or .json needs none."
+            f"a .{kind} file needs a Chrome or Chromium, and none was found. Install"
+            " one (Debian and Ubuntu: apt install chromium; elsewhere:"
+            " kaleido_get_chrome), or name it in the environment variable"
+            " BROWSER_PATH. Saving as .html or .json needs none."
         ) from error
     except (*failures, subprocess.SubprocessError) as error:
         raise RenderError(
-            f"the browser could not draw the .{kind} file ({type(error).__name__}: {error}). "
-            "Try .html, or another Chromium through the environment variable BROWSER_PATH."
+            f"the browser could not draw the .{kind} file ({type(error).__name__}:"
+            f" {error}). Try .html, or another Chromium through the environment"
+            " variable BROWSER_PATH."
         ) from error
 
 
 def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
-    """Draw in a headless browser through kaleido, without its MathJax, which it would fetch from the net."""
+    """Draw in a headless browser through kaleido, without its MathJax, which it would
+    fetch from the net.
+    """
     with _browser(options["format"]), warnings.catch_warnings():
         import kaleido
 
         page = kaleido.PageGenerator(mathjax=False)
-        # kaleido prints a .pdf with margins of its own, which push the figure aside and cut its ends off
+        # kaleido prints a .pdf with margins of its own, which push the figure aside and
+        # cut its ends off
         page.footer = page.footer.replace(
             "</head>",
             "<style>@page { margin: 0 } img { width: 100vw }</style></head>",
@@ -197,7 +213,9 @@ def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
 
 
 def locate_browser(kind: str = "pdf") -> str:
-    """Return the path of the browser that draws files of a kind; errors as in :func:`printed`."""
+    """Return the path of the browser that draws files of a kind; errors as in
+    :func:`printed`.
+    """
     with _browser(kind):
         from choreographer.browsers.chromium import Chromium
         from choreographer.errors import ChromeNotFoundError
@@ -209,10 +227,12 @@ def locate_browser(kind: str = "pdf") -> str:
 
 
 def printed(page: bytes) -> bytes:
-    """Print an HTML page to PDF in a headless browser, once the scripts of the page have drawn.
+    """Print an HTML page to PDF in a headless browser, once the scripts of the page
+    have drawn.
 
     Raises:
-        RenderError: kaleido, which finds the browser, or a browser is missing, or it fails.
+        RenderError: kaleido, which finds the browser, or a browser is missing, or it
+            fails.
     """
     browser = locate_browser()
     with (

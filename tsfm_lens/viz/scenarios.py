@@ -42,7 +42,7 @@ measurement(
         "which sum to the difference of both forecasts."
     ),
     source="Shapley 1953; Wang et al. 2022, arXiv:2211.00593",
-    maker=("made of a run and a change: `tsfm_lens.explain.what_if` makes it"),
+    maker="made of a run and a change: `tsfm_lens.explain.what_if` makes it",
 )
 measurement(
     "forecast_change",
@@ -59,7 +59,7 @@ measurement(
         "with the earlier forecast, and its oldest steps may be gone."
     ),
     source="Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
-    maker=("made of two runs: `tsfm_lens.explain.explain_change` makes it"),
+    maker="made of two runs: `tsfm_lens.explain.explain_change` makes it",
 )
 
 
@@ -78,11 +78,16 @@ def _ends(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
     return values[order[0]], values[order[-1]]
 
 
-_REDRAWN = "Other sample paths move the forecast by {redraw:unit} at a step, without any change."
+_REDRAWN = (
+    "Other sample paths move the forecast by {redraw:unit} at a step, without any"
+    " change."
+)
 
 
 def read_what_if(ds: xr.Dataset) -> list[str]:
-    """State by how much the forecast moves with the changes, by which of several, and through which components."""
+    """State by how much the forecast moves with the changes, by which of several, and
+    through which components.
+    """
     before, after = _middle(ds, "forecast"), _middle(ds, "changed_forecast")
     move = after - before
     effects = _middle(ds, "effect", "change").mean(1)
@@ -102,16 +107,16 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         through = abs(ds["through"]).mean("step").sum("change") / full
     return summarize(
         ds,
-        "With {changes} the forecast of {target} averages {after:unit} instead of "
-        "{before:unit} ({statistic}): it moves by {move:signed unit}, and by {size:unit} at "
-        "a step on average.",
+        "With {changes} the forecast of {target} averages {after:unit} instead of"
+        " {before:unit} ({statistic}): it moves by {move:signed unit}, and by"
+        " {size:unit} at a step on average.",
         "Of that mean move, each change makes: {effects:each signed unit}.",
         "It moves by {inside:signed unit} on average at the steps that were changed "
         "({changed_steps} of {n_steps}), by {outside:signed unit} at the others.",
         _REDRAWN,
-        "In one pass, the {word} moves by {whole:unit} at a step. Components that this goes "
-        "through: {through:largest percent}; those in series carry the same effect, so the "
-        "shares do not add up.",
+        "In one pass, the {word} moves by {whole:unit} at a step. Components that this"
+        " goes through: {through:largest percent}; those in series carry the same"
+        " effect, so the shares do not add up.",
         "The interval between the outer quantiles is {new_width:unit} wide instead of "
         "{width:unit}.",
         after=after.mean(),
@@ -153,12 +158,13 @@ def _statistic(ds: xr.Dataset) -> str:
 
 @figure(
     "what_if",
-    ("Both forecasts, and the changed series as they were and as they are."),
+    "Both forecasts, and the changed series as they were and as they are.",
     table=lambda ds: frame(ds, "forecast", "changed_forecast"),
     sentences=read_what_if,
 )
 def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figure:
-    """Draw both forecasts with their intervals, and under them each changed series as it was and as it is.
+    """Draw both forecasts with their intervals, and under them each changed series as
+    it was and as it is.
 
     Example:
         >>> fig = viz.what_if_lines(explain.what_if(driven, cause="+1", routes=False))
@@ -250,9 +256,10 @@ def read_change(ds: xr.Dataset) -> list[str]:
     origin = names(ds, "part").index("origin")
     return summarize(
         ds,
-        "For the same {steps} steps the forecast of {target} averages {after:unit}; made "
-        "{shift:whole} steps earlier it averaged {before:unit} ({statistic}).",
-        "Largest parts, at a step: {size:each}; on average over steps: {mean:each signed}.",
+        "For the same {steps} steps the forecast of {target} averages {after:unit};"
+        " made {shift:whole} steps earlier it averaged {before:unit} ({statistic}).",
+        "Largest parts, at a step: {size:each}; on average over steps: {mean:each"
+        " signed}.",
         "The later origin holds no new value: {origin}.",
         _REDRAWN,
         steps=ds.sizes["step"],
@@ -266,7 +273,9 @@ def read_change(ds: xr.Dataset) -> list[str]:
 
 
 def _origin(ds: xr.Dataset) -> str:
-    """Say what the later origin is made of; "" where both forecasts start at the same step of the same past."""
+    """Say what the later origin is made of; "" where both forecasts start at the same
+    step of the same past.
+    """
     shift, lost = int(ds.attrs["shift"]), int(ds.attrs["lost"])
     metadata = [
         f"each step is {shift} steps nearer",

@@ -1,4 +1,6 @@
-"""Reading a labelled result: its kind, and the places of series, layers, heads and methods in it."""
+"""Reading a labelled result: its kind, and the places of series, layers, heads and
+methods in it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def names(ds: xr.Dataset, dim: str) -> list[str]:
 
 
 def position(ds: xr.Dataset, dim: str, value: str | int) -> int:
-    """Return the position of a label along ``dim``; a negative integer counts from the end."""
+    """Return the position of a label along ``dim``; a negative integer counts from the
+    end.
+    """
     labels = names(ds, dim)
     if str(value) in labels:
         return labels.index(str(value))
@@ -47,7 +51,9 @@ MAX_DRAWN = 8
 
 
 def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
-    """Return places of the series that are forecast, the first ``most`` of them; covariates are not."""
+    """Return places of the series that are forecast, the first ``most`` of them;
+    covariates are not.
+    """
     roles = (
         ds["role"].values
         if "role" in ds.coords
@@ -59,7 +65,9 @@ def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
 def positions(
     ds: xr.Dataset, dim: str, values: Sequence[str | int] | None
 ) -> list[int]:
-    """Return several positions along ``dim``, all of them for None; errors as in :func:`position`."""
+    """Return several positions along ``dim``, all of them for None; errors as in
+    :func:`position`.
+    """
     return (
         list(range(ds.sizes[dim]))
         if values is None
@@ -73,13 +81,17 @@ def median_position(quantiles: np.ndarray) -> int:
 
 
 def name_statistic(ds: xr.Dataset) -> str:
-    """Name the middle of a read-out forecast: "median", "mean", or "expected value" over tokens."""
+    """Name the middle of a read-out forecast: "median", "mean", or "expected value"
+    over tokens.
+    """
     statistic = str(ds.attrs.get("statistic", ""))
     return statistic if statistic in ("mean", "expected value") else "median"
 
 
 def find_unit(ds: xr.Dataset, series: int | None = None) -> str:
-    """Return the unit of the data, of one series where each has its own; "" if it is not known."""
+    """Return the unit of the data, of one series where each has its own; "" if it is
+    not known.
+    """
     own = ""
     if "units" in ds.coords and series is not None and ds["units"].dims == ("series",):
         own = str(ds["units"].values[series])
@@ -112,13 +124,16 @@ def kind_word(kind: str) -> str:
 
 
 def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
-    """Return a variable as float64, cut at ``at`` (by position) and laid out as ``dims``."""
+    """Return a variable as float64, cut at ``at`` (by position) and laid out as
+    ``dims``.
+    """
     if variable not in ds:
         check(ds, str(ds.attrs.get("kind")), variable)
     trimmed = ds[variable].isel(at, missing_dims="ignore")
     if set(trimmed.dims) != set(dims):
         raise InputError(
-            f"variable {variable!r} has dimensions {tuple(ds[variable].dims)}, expected {(*at, *dims)} in any order."
+            f"variable {variable!r} has dimensions {tuple(ds[variable].dims)}, expected"
+            f" {(*at, *dims)} in any order."
         )
     return np.asarray(trimmed.transpose(*dims).values, dtype=float)
 
@@ -129,14 +144,18 @@ def shown(ids: Sequence[str], limit: int = 3) -> str:
 
 
 def flat_series(ds: xr.Dataset) -> np.ndarray:
-    """Mark the series that are flat, or have a flat forecast, (series,); none where a result does not say so."""
+    """Mark the series that are flat, or have a flat forecast, (series,); none where a
+    result does not say so.
+    """
     if "flat" not in ds.coords:
         return np.zeros(ds.sizes["series"], dtype=bool)
     return np.asarray(ds["flat"].values).astype(bool)
 
 
 def varying(ds: xr.Dataset) -> np.ndarray:
-    """Return the positions of the series that a summary is over: those that are not flat, or all if all are."""
+    """Return the positions of the series that a summary is over: those that are not
+    flat, or all if all are.
+    """
     flat = flat_series(ds)
     return np.flatnonzero(~flat | flat.all())
 
@@ -149,5 +168,7 @@ def means(values: np.ndarray, middle: Any = np.nanmean) -> np.ndarray:
 
 
 def medians(values: np.ndarray) -> np.ndarray:
-    """Take the median over series, the last axis, where any value is finite; NaN elsewhere."""
+    """Take the median over series, the last axis, where any value is finite; NaN
+    elsewhere.
+    """
     return means(values, np.nanmedian)

@@ -1,4 +1,6 @@
-"""Grammar of figures: a sheet of panels, and the look of curves, fans, points, bars and maps on them."""
+"""Grammar of figures: a sheet of panels, and the look of curves, fans, points, bars and
+maps on them.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ _BAR_TICK = 36  # pixels between two numbers beside it
 
 @dataclass
 class Sheet:
-    """Panels in rows and columns, the room that they take, and what legend and subtitle say of them."""
+    """Panels in rows and columns, the room that they take, and what legend and subtitle
+    say of them.
+    """
 
     fig: go.Figure
     places: list[tuple[int, int]]
@@ -78,7 +82,9 @@ class Sheet:
         self.fig.update_yaxes(**_titled(title), **settings)
 
     def colours(self, scale: dict[str, Any]) -> None:
-        """Set colours of all maps, with a bar beside them that is no longer than needed to read it."""
+        """Set colours of all maps, with a bar beside them that is no longer than needed
+        to read it.
+        """
         bar = {"len": min(1.0, _BAR_LENGTH / self.plot_height), **scale["colorbar"]}
         length = bar["len"] * self.plot_height
         if bar.get("nticks") is None:
@@ -89,7 +95,9 @@ class Sheet:
         self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=margin)
 
     def noisy(self, noise: Finding, sign: str = "") -> None:
-        """Note for the subtitle the noise floor, and the mark that is drawn on what is within it."""
+        """Note for the subtitle the noise floor, and the mark that is drawn on what is
+        within it.
+        """
         if noise.floor > 0:
             several = "up to " * (noise.lowest < 0.99 * noise.floor)
             self.floors[f"{several}{number(noise.floor)} {noise.unit}".strip()] = None
@@ -190,7 +198,9 @@ class Panel:
         group: str | None = None,
         **props: Any,
     ) -> None:
-        """Add a trace; ``group``: with which entry of the legend it is hidden, its own unless given."""
+        """Add a trace; ``group``: with which entry of the legend it is hidden, its own
+        unless given.
+        """
         entry = group or name
         in_legend = legend and bool(name) and entry not in self.sheet.legend
         if in_legend:
@@ -275,7 +285,9 @@ class Panel:
         across: bool = False,
         **more: Any,
     ) -> None:
-        """Draw points, with whiskers (``across``: along the horizontal axis) and hollow where not significant."""
+        """Draw points, with whiskers (``across``: along the horizontal axis) and hollow
+        where not significant.
+        """
         form: Look = {} if symbol is None else {"symbol": symbol}
         outline: Look = {"line": {"color": edge, "width": 0.5}} if edge else {}
         marker: Look = {
@@ -312,7 +324,9 @@ class Panel:
         noise: Finding | None = None,
         **more: Any,
     ) -> None:
-        """Draw bars upwards, or to the right (``across``), with whiskers and hatched where not significant."""
+        """Draw bars upwards, or to the right (``across``), with whiskers and hatched
+        where not significant.
+        """
         where = (
             {"x": lengths, "y": places, "orientation": "h"}
             if across
@@ -462,7 +476,9 @@ class Panel:
         )
 
     def frames(self, cells: np.ndarray, colour: str) -> None:
-        """Draw a frame around each cell (row, column) of a map whose rows and columns are counted from 0."""
+        """Draw a frame around each cell (row, column) of a map whose rows and columns
+        are counted from 0.
+        """
         look: Look = {
             "type": "rect",
             **self._axes(),
@@ -482,7 +498,9 @@ class Panel:
         )
 
     def _add_shapes(self, shapes: list[dict[str, Any]]) -> None:
-        """Add shapes all at once: plotly looks at every shape of a figure whenever one is added."""
+        """Add shapes all at once: plotly looks at every shape of a figure whenever one
+        is added.
+        """
         if shapes:
             self.sheet.fig.layout.shapes = [*self.sheet.fig.layout.shapes, *shapes]
 
@@ -504,7 +522,9 @@ class Panel:
     def floor(
         self, noise: Finding | None, *, signed: bool = True, across: bool = False
     ) -> None:
-        """Draw a grey band over what the noise alone reaches (``across``: along the horizontal axis), where known."""
+        """Draw a grey band over what the noise alone reaches (``across``: along the
+        horizontal axis), where known.
+        """
         if noise is None or not noise.floor > 0:
             return
         above = noise.acts > 0
@@ -517,7 +537,9 @@ class Panel:
     def stripe(
         self, low: float, high: float, colour: str, *, across: bool = False
     ) -> None:
-        """Draw a stripe behind the marks, from side to side (``across``: from foot to top)."""
+        """Draw a stripe behind the marks, from side to side (``across``: from foot to
+        top).
+        """
         look: Look = {"line_width": 0, "fillcolor": colour, "layer": "below", **_ALWAYS}
         if across:
             self.sheet.fig.add_vrect(x0=low, x1=high, **look, **self.at)
@@ -525,7 +547,9 @@ class Panel:
             self.sheet.fig.add_hrect(y0=low, y1=high, **look, **self.at)
 
     def note(self, text: str, x: Any, y: Any, *, size: float = 11, **more: Any) -> None:
-        """Write a few words; with "domain" for ``xref`` or ``yref``, placed in shares of the panel."""
+        """Write a few words; with "domain" for ``xref`` or ``yref``, placed in shares
+        of the panel.
+        """
         for axis in ("x", "y"):
             if more.get(f"{axis}ref") == "domain":
                 more[f"{axis}ref"] = f"{axis} domain"
@@ -553,7 +577,9 @@ class Panel:
 
 
 def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, Any]:
-    """Return error bars of a trace over the intervals of its effects; none where there are no intervals."""
+    """Return error bars of a trace over the intervals of its effects; none where there
+    are no intervals.
+    """
     if noise is None or not noise.spread:
         return {}
     middle = np.asarray(values, dtype=float)
@@ -591,7 +617,9 @@ def text_width(text: str, size: float) -> float:
 
 
 def shortened(text: str, width: float, size: float, lines: int = 4) -> str:
-    """Break a text into at most so many lines of a width in pixels, cut off with an ellipsis where it is longer."""
+    """Break a text into at most so many lines of a width in pixels, cut off with an
+    ellipsis where it is longer.
+    """
     letters = max(int(width * LABEL_TYPE / (LETTER * size)), 6)
     parts = [part for line in text.split("\n") for part in wrap(line, letters) or [""]]
     if len(parts) > lines:

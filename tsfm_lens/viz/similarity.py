@@ -15,7 +15,9 @@ from tsfm_lens.viz.words import layers
 
 
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
-    """Describe between which layers the stream changes most, or which updates are alike."""
+    """Describe between which layers the stream changes most, or which updates are
+    alike.
+    """
     axis = "stream" if measure == "cka" else "layer"
     values, labels = array(ds, measure, axis, f"other_{axis}"), layers(ds, axis)
     rows, columns = np.triu_indices(len(labels), 1)
@@ -31,7 +33,8 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
     alike = xr.DataArray(values[rows, columns], {"pair": pairs}, ["pair"])
     return summarize(
         ds,
-        "Least alike of {what}: {alike:lowest signed}; most alike: {alike:highest signed}.",
+        "Least alike of {what}: {alike:lowest signed}; most alike: {alike:highest"
+        " signed}.",
         "The CKA is undefined where the stream is the same for all tokens: "
         "{undefined:which}.",
         what=what,
@@ -78,8 +81,8 @@ generic_figure(
         "The heads write in most directions in {rank:highest} and in fewest in "
         "{rank:lowest}.",
         "There are {heads} heads, and as many directions are possible.",
-        "From the series with the lowest to that with the highest rank, the difference is "
-        "largest in {spans:highest}.",
+        "From the series with the lowest to that with the highest rank, the difference"
+        " is largest in {spans:highest}.",
         spans=lambda ds: (
             np.exp(ds["entropy"]).max("series") - np.exp(ds["entropy"]).min("series")
         ),

@@ -14,7 +14,9 @@ from tsfm_lens.viz.words import listed, num
 
 
 def read_flow(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State the rank of the stream and of W_Q at both ends of the depth, and where that of single series rises."""
+    """State the rank of the stream and of W_Q at both ends of the depth, and where that
+    of single series rises.
+    """
     return summarize(
         ds.isel(epsilon=level_position(ds, epsilon)),
         "At ε = {epsilon} the stream uses, of {directions} directions, "
@@ -45,15 +47,16 @@ def read_bound(ds: xr.Dataset) -> list[str]:
     )
     if not applies.any():
         theorem = (
-            "Theorem 4 does not apply to this model. It requires {least_depth:whole} or "
-            "more layers of {heads} heads (here {depth}) and norms up to 1 (here query–key "
-            "products reach {query_key_norm:max}, value–output products {value_norm:max})."
+            "Theorem 4 does not apply to this model. It requires {least_depth:whole} or"
+            " more layers of {heads} heads (here {depth}) and norms up to 1 (here"
+            " query–key products reach {query_key_norm:max}, value–output products"
+            " {value_norm:max})."
         )
     return summarize(
         ds,
-        "With measured constants, the inequality behind theorem 4 bounds {limits:count} "
-        "relative singular values below 1; a bound is at least {near} times the measured "
-        "value, and exceeded {above:whole} times.",
+        "With measured constants, the inequality behind theorem 4 bounds {limits:count}"
+        " relative singular values below 1; a bound is at least {near} times the"
+        " measured value, and exceeded {above:whole} times.",
         theorem,
         limits=limits if "attention_bound" in ds else None,
         near=(measured / value.where(value > 0)).where(limits).min(),
@@ -85,7 +88,9 @@ generic_figure(
 
 
 def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State how many directions the families use, and single signals of them with intervals."""
+    """State how many directions the families use, and single signals of them with
+    intervals.
+    """
     one = ds.isel(epsilon=level_position(ds, epsilon))
     one = one.isel(family=one["told"].values > 0)
     if not one.sizes["family"]:
@@ -98,8 +103,8 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
     ]
     return summarize(
         one,
-        "Directions used by embedded tokens at ε = {epsilon}: {epsilon_rank:each whole}; "
-        "possible are at most {full:max whole}.",
+        "Directions used by embedded tokens at ε = {epsilon}: {epsilon_rank:each"
+        " whole}; possible are at most {full:max whole}.",
         "Directions of a single signal, 95 % intervals: {signals}.",
         signals=listed(signals) if signals else None,
     )

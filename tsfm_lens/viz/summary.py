@@ -1,7 +1,8 @@
 """Sentences of a result: templates whose fields name a variable and what is said of it.
 
-``{share:largest percent}`` lists the members with the largest effects, ``{rank:lowest}`` the member that is lowest.
-:func:`summary` declares such templates beside a figure, :func:`summarize` fills them.
+``{share:largest percent}`` lists the members with the largest effects,
+``{rank:lowest}`` the member that is lowest. :func:`summary` declares such templates
+beside a figure, :func:`summarize` fills them.
 """
 
 from __future__ import annotations
@@ -49,15 +50,18 @@ def summarize(
     side: int = 0,
     **fields: Any,
 ) -> list[str]:
-    """Fill sentences, then say of a judged effect on how many series it acts, where it is significant and learned.
+    """Fill sentences, then say of a judged effect on how many series it acts, where it
+    is significant and learned.
 
-    A sentence with a field that the result lacks, or that has no finite value, is left out.
+    A sentence with a field that the result lacks, or that has no finite value, is left
+    out.
 
     Args:
         result: labelled result.
-        sentences: templates. A field is one of ``fields``, a variable or an attribute. Behind its colon stand a
-            statement of :class:`Members` and a unit; of a number, the unit alone. A unit is "percent", "signed",
-            "nats", "whole", "unit" for that of the data ("signed unit" with a sign), or any other.
+        sentences: templates. A field is one of ``fields``, a variable or an attribute.
+            Behind its colon stand a statement of :class:`Members` and a unit; of a
+            number, the unit alone. A unit is "percent", "signed", "nats", "whole",
+            "unit" for that of the data ("signed unit" with a sign), or any other.
         effect: judged variable, see :func:`.estimates.judge`.
         noun: for several members, such as "heads".
         labels: function that names the members; by their coordinates if None.
@@ -82,7 +86,8 @@ def summarize(
 
 @dataclass(frozen=True)
 class Members:
-    """Members of a variable, such as heads, as a template says them: ``{NAME:STATEMENT UNIT}``.
+    """Members of a variable, such as heads, as a template says them: ``{NAME:STATEMENT
+    UNIT}``.
 
     A statement is the name of a public method, or median, mean, max, min or sum.
     """
@@ -179,7 +184,9 @@ class Members:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reader of the fields of templates: what is given, then variables and attributes of a result."""
+    """Reader of the fields of templates: what is given, then variables and attributes
+    of a result.
+    """
 
     ds: xr.Dataset
     given: Mapping[str, Any]
@@ -235,7 +242,9 @@ def labelled(ds: xr.Dataset, values: Any, *dims: str) -> xr.DataArray:
 
 
 def _over_series(value: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
-    """Take the median over series that are not flat, and over steps; leave the only dimension."""
+    """Take the median over series that are not flat, and over steps; leave the only
+    dimension.
+    """
     repeated = [dim for dim in value.dims if dim in ("series", "step")]
     if len(repeated) == value.ndim:
         repeated = repeated[1:]

@@ -1,4 +1,6 @@
-"""Parts that the figures of sweeps share: rows of results, intervals, significance, and words for them."""
+"""Parts that the figures of sweeps share: rows of results, intervals, significance, and
+words for them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def check_finished(what: str, values: Any) -> None:
     """Refuse a part of a sweep of which no value is known."""
     if not np.isfinite(np.asarray(values, dtype=float)).any():
         raise InputError(
-            f"this sweep has no finished entry for {what}; it has not run, or was not requested"
+            f"this sweep has no finished entry for {what}; it has not run, or was not"
+            " requested"
         )
 
 
@@ -62,7 +65,9 @@ def name_intervals(table: pd.DataFrame) -> str:
 
 
 def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
-    """Describe how the intervals and tests of a page were made, and name tests with too few units."""
+    """Describe how the intervals and tests of a page were made, and name tests with too
+    few units.
+    """
     tested = [table for table in tables if "units" in table and len(table)]
     if not tested:
         return []
@@ -75,21 +80,31 @@ def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
     few = [few_units(row, tested[0]) for row in told(tests)]
     level = percent(1 - float(tested[0].attrs.get("confidence", 0.95)))
     return [
-        f"A change is a ratio of geometric means over datasets. Its {name_intervals(tested[0])} are Student's t "
-        f"intervals of log ratios over {over}. Significance: exact two-sided sign test of its direction at {level}, "
-        "Holm-corrected over all tests of this page on one model and metric. Datasets made of the same observations "
-        "count once, as their source; within a single source each series counts once, with all its windows. A share "
-        "of bootstrap samples says how often an entry is first when these units are resampled.",
+        (
+            "A change is a ratio of geometric means over datasets. Its"
+            f" {name_intervals(tested[0])} are Student's t intervals of log ratios over"
+            f" {over}. Significance: exact two-sided sign test of its direction at"
+            f" {level}, Holm-corrected over all tests of this page on one model and"
+            " metric. Datasets made of the same observations count once, as their"
+            " source; within a single source each series counts once, with all its"
+            " windows. A share of bootstrap samples says how often an entry is first"
+            " when these units are resampled."
+        ),
         *(f"{item}." for item in few if item),
     ]
 
 
 def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
-    """Say that there are too few units for the tests of a page, and how many are needed; "" where they suffice."""
+    """Say that there are too few units for the tests of a page, and how many are
+    needed; "" where they suffice.
+    """
     needed = units_needed(
         row["tests"], level=1 - float(table.attrs.get("confidence", 0.95))
     )
-    text = f"{row['units']} {row['unit']} are too few for {counted(row['tests'], 'test')}; {needed} are needed"
+    text = (
+        f"{row['units']} {row['unit']} are too few for {counted(row['tests'], 'test')};"
+        f" {needed} are needed"
+    )
     return text if row["units"] < needed else ""
 
 
@@ -107,7 +122,8 @@ def sizes_words(rows: pd.DataFrame) -> str:
 
 
 def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]:
-    """Say of each model the sizes of some changes, which are significant, and which one leads.
+    """Say of each model the sizes of some changes, which are significant, and which one
+    leads.
 
     Args:
         rows: entries of a sweep, with a column "change".
@@ -141,7 +157,9 @@ def verdict(significant: Any) -> str:
 
 
 def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
-    """Name the entries most often first in bootstrap samples of units: "layer 3 (62 %) and layer 0 (20 %)"."""
+    """Name the entries most often first in bootstrap samples of units: "layer 3 (62 %)
+    and layer 0 (20 %)".
+    """
     first = (
         rows[rows[name] > 0]
         .sort_values(name, ascending=False, kind="stable")
@@ -160,7 +178,9 @@ def counted(count: int, word: str) -> str:
 
 
 def change_text(share: float, digits: int = 1) -> str:
-    """Write a relative change in percent with its sign; 0 has none, and from 10 000 % on it is in powers of ten."""
+    """Write a relative change in percent with its sign; 0 has none, and from 10 000 %
+    on it is in powers of ten.
+    """
     text = f"{100 * share:+.{digits}f}" if abs(share) < 100 else f"{100 * share:+.1e}"
     return "0 %" if float(text) == 0 else f"{text.replace('-', '−')} %"
 
@@ -173,7 +193,9 @@ def span_text(lower: float, upper: float, digits: int = 1) -> str:
 
 
 def change_words(row: Mapping[str, Any]) -> str:
-    """Write a change with its interval, where there is one: "+1.0 % [−0.4, +2.0 %]"; "unknown" without a result."""
+    """Write a change with its interval, where there is one: "+1.0 % [−0.4, +2.0 %]";
+    "unknown" without a result.
+    """
     if not np.isfinite(row["change"]):
         return "unknown"
     return (
@@ -182,7 +204,9 @@ def change_words(row: Mapping[str, Any]) -> str:
 
 
 def order_words(order: str) -> str:
-    """Write an order of ablation in words: "lowest stable rank first", "at random, seed 3"; "no head can go"."""
+    """Write an order of ablation in words: "lowest stable rank first", "at random, seed
+    3"; "no head can go".
+    """
     if not order:
         return "no head can go"
     kind, _, which = str(order).partition(":")
@@ -214,7 +238,8 @@ def selection_words(selection: str, seed: int = -1) -> str:
 def labelled(
     table: pd.DataFrame, index: Sequence[str], variable: str, ends: str = ""
 ) -> xr.Dataset:
-    """Return a column of a table by the labels of others, with its interval and test; a change is in percent.
+    """Return a column of a table by the labels of others, with its interval and test; a
+    change is in percent.
 
     Args:
         table: a row per combination of the labels in ``index``.
@@ -256,7 +281,9 @@ def panels_by_model(
     table: pd.DataFrame,
     name: str = "",
 ) -> Iterator[FigurePanel]:
-    """Yield a figure of each model of a table, named by its kind, a further name and the model."""
+    """Yield a figure of each model of a table, named by its kind, a further name and
+    the model.
+    """
     for model in list_models(table):
         parts = (str(table.attrs.get("kind")), name, model)
         rows = table[table["model"] == model]

@@ -52,7 +52,9 @@ measurement(
 
 
 def read_heads(table: pd.DataFrame) -> list[str]:
-    """State what single heads cost, which changes are significant, and whether one costs significantly most."""
+    """State what single heads cost, which changes are significant, and whether one
+    costs significantly most.
+    """
     return sweep.say_changes(table, "without one head", table["label"])
 
 
@@ -65,15 +67,17 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     free = (valid["within"] == valid["of"]).sum()
     least = sweep.least_words(valid.assign(kept=valid["of"] - valid["within"]))
     return [
-        f"{valid['model'].iloc[0]}: in {free} of {sweep.counted(len(valid), 'layer')} all "
-        f"heads can go at once with a rise of {valid['judged_by'].iloc[0]} below "
-        f"{percent(sweep.find_tolerance(table))}, in {(valid['within'] == 0).sum()} no head "
-        f"can go; {least}."
+        f"{valid['model'].iloc[0]}: in {free} of {sweep.counted(len(valid), 'layer')}"
+        f" all heads can go at once with a rise of {valid['judged_by'].iloc[0]} below"
+        f" {percent(sweep.find_tolerance(table))}, in {(valid['within'] == 0).sum()} no"
+        f" head can go; {least}."
     ]
 
 
 def _single_heads(table: pd.DataFrame) -> xr.Dataset:
-    """Return the change of MASE without each head, (model, layer, head); rows of each kind of attention."""
+    """Return the change of MASE without each head, (model, layer, head); rows of each
+    kind of attention.
+    """
     rows = table.assign(layer=table["layer"].astype(str))
     if rows["attention"].nunique() > 1:
         rows["layer"] += " " + rows["attention"].map(kind_word)
@@ -81,7 +85,9 @@ def _single_heads(table: pd.DataFrame) -> xr.Dataset:
 
 
 def _best_curves(table: pd.DataFrame) -> xr.Dataset:
-    """Return the change of MASE in the better order of each layer, (model, layer, ablated)."""
+    """Return the change of MASE in the better order of each layer, (model, layer,
+    ablated).
+    """
     rows = table[table["better"]]
     return sweep.labelled(rows, ["model", "layer", "ablated"], "change")
 

@@ -20,7 +20,7 @@ measurement(
     "sweep_effects",
     title="Layers and their parts across datasets",
     theme="Sweeps",
-    summary=("layers, groups and ranges of layers, and their parts, across datasets"),
+    summary="layers, groups and ranges of layers, and their parts, across datasets",
     description=(
         "Whole layers, only their heads, or only their MLPs are ablated: one by "
         "one, in groups, and over growing ranges. Changes are relative to the "
@@ -65,7 +65,9 @@ def read_ranges(table: pd.DataFrame) -> list[str]:
 
 
 def _distances(table: pd.DataFrame) -> xr.Dataset:
-    """Return the distance of the forecast without single layers and groups, (model, part, span, first)."""
+    """Return the distance of the forecast without single layers and groups, (model,
+    part, span, first).
+    """
     rows = _sized(table[table["family"].isin(("layers", "groups"))])
     span = rows["size"].astype(str) + " layers in a row"
     rows["span"] = span.where(rows["size"] > 1, "single layer")

@@ -72,16 +72,18 @@ def read_selection(table: pd.DataFrame) -> list[str]:
         seeds = int((same & (table["selection"] == "random")).sum())
         span = sweep.span_text(row["diff_lower"], row["diff_upper"])
         out.append(
-            f"{row['model']}, {row['recipe']}: MASE of the informed choice against the "
-            f"geometric mean of {seeds} random ones: {sweep.change_text(row['diff'])} {span} "
-            f"({sweep.verdict(row['diff_significant'])}); {row['n_worse']} of {seeds} cost "
-            "more."
+            f"{row['model']}, {row['recipe']}: MASE of the informed choice against the"
+            f" geometric mean of {seeds} random ones: {sweep.change_text(row['diff'])}"
+            f" {span} ({sweep.verdict(row['diff_significant'])}); {row['n_worse']} of"
+            f" {seeds} cost more."
         )
     return out
 
 
 def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the entries of recipes with ``label`` (model and what goes) and ``chosen`` (how its heads were chosen)."""
+    """Return the entries of recipes with ``label`` (model and what goes) and ``chosen``
+    (how its heads were chosen).
+    """
     check(table, "sweep_recipes", *_KEYS, *_SIZES)
     # a recipe without a result on some metrics still has a row
     sweep.check_finished("heavy recipes", np.ones(len(table)))
@@ -114,7 +116,9 @@ def _recipes(table: pd.DataFrame) -> xr.Dataset:
 
 
 def _choices(table: pd.DataFrame) -> xr.Dataset:
-    """Return the change of MASE by choice of heads, (entry,); tested are differences from random choices."""
+    """Return the change of MASE by choice of heads, (entry,); tested are differences
+    from random choices.
+    """
     labels = [
         f"{row['model']}, {row['recipe']}, "
         + sweep.selection_words(row["selection"], row["seed"])
@@ -178,9 +182,9 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
         largest = rows.groupby("dataset")["largest_within"].first().clip(lower=0)
         datasets = sweep.counted(len(largest), "dataset")
         out.append(
-            f"Layer {layer} (keeps {retained} of {of} heads over all datasets): all {of} heads "
-            f"can go within {within} on {(largest == of).sum()} of {datasets}; the median "
-            f"dataset tolerates {num(float(largest.median()))}."
+            f"Layer {layer} (keeps {retained} of {of} heads over all datasets): all"
+            f" {of} heads can go within {within} on {(largest == of).sum()} of"
+            f" {datasets}; the median dataset tolerates {num(float(largest.median()))}."
         )
     return out
 

@@ -10,7 +10,9 @@ from tsfm_lens.viz.select import find_unit, names
 
 
 def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
-    """Tabulate query–key pairs (of each layer and head) with at least ``least``: what they cover, the value."""
+    """Tabulate query–key pairs (of each layer and head) with at least ``least``: what
+    they cover, the value.
+    """
     rest = [str(dim) for dim in ds[variable].dims if dim not in ("query", "key")]
     values = ds[variable].transpose(*rest, "query", "key").values
     *outer, query, key = np.nonzero(values >= least)
@@ -44,7 +46,9 @@ def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
 
 
 def quantile_table(ds: xr.Dataset, series: int, **at: int) -> pd.DataFrame:
-    """Tabulate the steps of one series with a column a quantile, at positions along other dimensions, named first."""
+    """Tabulate the steps of one series with a column a quantile, at positions along
+    other dimensions, named first.
+    """
     table = steps_table(ds, series)
     for position, (dim, index) in enumerate(at.items()):
         table.insert(position, dim, names(ds, dim)[index])

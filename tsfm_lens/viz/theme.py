@@ -117,19 +117,25 @@ _NEGATIVE = re.compile(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\de)-(?=\d)")
 
 
 def plain(text: object) -> str:
-    """Write a string that plotly shows letter by letter: markup, entities and ``%{…}`` lose their power."""
+    """Write a string that plotly shows letter by letter: markup, entities and ``%{…}``
+    lose their power.
+    """
     escaped = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return escaped.replace("%{", "%&#123;").replace("$", "&#36;")
 
 
 def significant(value: float, digits: int) -> str:
-    """Write significant digits; numbers below a million are written out, with all digits before the point."""
+    """Write significant digits; numbers below a million are written out, with all
+    digits before the point.
+    """
     text = f"{value:.{digits}g}"
     return true_minus(f"{value:.0f}" if "e+" in text and abs(value) < 1e6 else text)
 
 
 def true_minus(text: str) -> str:
-    """Write a minus sign before each negative number; hyphens in names, dates and ranges stay."""
+    """Write a minus sign before each negative number; hyphens in names, dates and
+    ranges stay.
+    """
     return _NEGATIVE.sub("−", text)
 
 
@@ -156,12 +162,16 @@ def mixed(colour: str, strength: float) -> str:
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """Cut ``text`` into lines, each made safe for plotly; a number keeps its percent sign."""
+    """Cut ``text`` into lines, each made safe for plotly; a number keeps its percent
+    sign.
+    """
     return [plain(line) for line in wrap(_PERCENT.sub("\u00a0", text), width)]
 
 
 def wrapped(text: str, length: float) -> str:
-    """Break a title, safe for plotly, into lines of a length in pixels, its unit in one of its own."""
+    """Break a title, safe for plotly, into lines of a length in pixels, its unit in one
+    of its own.
+    """
     letters = max(int(length / LETTER), 8)
     text = text.replace("<br>", " ")
     if len(text) > letters:
@@ -171,7 +181,9 @@ def wrapped(text: str, length: float) -> str:
 
 
 def fit_axes(fig: go.Figure, width: float, height: float) -> None:
-    """Break long titles of axes, and thin dates, for panels of a width and height in pixels together."""
+    """Break long titles of axes, and thin dates, for panels of a width and height in
+    pixels together.
+    """
     dated = [
         t.xaxis or "x" for t in fig.data if "datetime" in str(getattr(t.x, "dtype", ""))
     ]
@@ -187,7 +199,8 @@ def fit_axes(fig: go.Figure, width: float, height: float) -> None:
 
 
 def legend_height(fig: go.Figure, width: float) -> int:
-    """Return about the pixels that the legend under a figure of a width takes, 0 for none.
+    """Return about the pixels that the legend under a figure of a width takes, 0 for
+    none.
 
     Plotly lays the legend out and takes from the panels what this falls short.
     """
@@ -208,7 +221,9 @@ def dress(
     below: float,
     min_width: float,
 ) -> go.Figure:
-    """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels."""
+    """Give ``fig`` the template, its title and a height that leaves ``plot_height``
+    pixels to the panels.
+    """
     heads = _lines(title, _TITLE_CHARACTERS)
     subs = _lines(subtitle, _SUBTITLE_CHARACTERS)
     text = "<b>" + "<br>".join(heads) + "</b>"
@@ -265,7 +280,8 @@ def untitled(fig: go.Figure) -> go.Figure:
 
 
 pio.templates[TEMPLATE] = _template()  # plotly's default stays what it is
-# a kernel without a session, as of "nbconvert --execute", makes a page, which cannot draw plotly's own form of figures
+# a kernel without a session, as of "nbconvert --execute", makes a page, which cannot
+# draw plotly's own form of figures
 if pio.renderers.default == "plotly_mimetype" and not {
     "JPY_SESSION_NAME",
     "PLOTLY_RENDERER",

@@ -1,4 +1,6 @@
-"""Tokens on a time axis: spans true to scale, special tokens aside, and patterns cut to what can be seen."""
+"""Tokens on a time axis: spans true to scale, special tokens aside, and patterns cut to
+what can be seen.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class TokenAxis:
     aside: np.ndarray
 
     def cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return edges of the cells in steps, (cell + 1,), and the token in each, -1 for a gap, (cell,)."""
+        """Return edges of the cells in steps, (cell + 1,), and the token in each, -1
+        for a gap, (cell,).
+        """
         edges: list[float] = []
         owner: list[int] = []
         for i in self.timed:
@@ -45,7 +49,9 @@ class TokenAxis:
         return f"step {first}" if first == last else f"steps {first} to {last}"
 
     def aside_labels(self) -> list[str]:
-        """Return short names of the special tokens, numbered where one name comes twice."""
+        """Return short names of the special tokens, numbered where one name comes
+        twice.
+        """
         texts = [str(self.special[i]) for i in self.aside]
         return [
             plain(w if texts.count(w) == 1 else f"{w} {texts[:n].count(w) + 1}")
@@ -69,7 +75,8 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
     if len(empty):
         i = int(empty[0])
         raise InputError(
-            f"{side} token {i} covers no step: [{start[i]}, {stop[i]}) must not be empty."
+            f"{side} token {i} covers no step: [{start[i]}, {stop[i]}) must not be"
+            " empty."
         )
     if overlaps and len(timed):
         stop = stop.copy()
@@ -78,8 +85,8 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
     if len(clash):
         a, b = timed[clash[0]], timed[clash[0] + 1]
         raise InputError(
-            f"{side} tokens {a} [{start[a]}, {stop[a]}) and {b} [{start[b]}, {stop[b]}) cover the same "
-            "steps; select the tokens of one series first."
+            f"{side} tokens {a} [{start[a]}, {stop[a]}) and {b} [{start[b]}, {stop[b]})"
+            " cover the same steps; select the tokens of one series first."
         )
     return TokenAxis(
         start=start,
@@ -92,7 +99,9 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
 
 @dataclass(frozen=True)
 class Ruler:
-    """Cells along one side: tokens over time first, then, after a gap, the special ones at a fixed width."""
+    """Cells along one side: tokens over time first, then, after a gap, the special ones
+    at a fixed width.
+    """
 
     axis: TokenAxis
     edges: np.ndarray
@@ -132,7 +141,9 @@ def ruler(axis: TokenAxis) -> Ruler:
 
 
 def choose_group(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
-    """Return how many adjacent keys and queries share a cell so that a pattern has about ``cells`` cells at most."""
+    """Return how many adjacent keys and queries share a cell so that a pattern has
+    about ``cells`` cells at most.
+    """
     keys, queries = len(x.owner), len(y.owner)
     side = np.sqrt(cells)
     # a short side leaves its room to the long one
@@ -158,7 +169,9 @@ def grouped(group: tuple[int, int]) -> str:
 def pooled(
     weights: np.ndarray, x: Ruler, y: Ruler, group: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return cells of one pattern (query, key), the largest value of a group of adjacent tokens over time."""
+    """Return cells of one pattern (query, key), the largest value of a group of
+    adjacent tokens over time.
+    """
     x_starts, y_starts = _starts(x, group[0]), _starts(y, group[1])
     z = weights[np.ix_(y.owner, x.owner)].astype(np.float32)
     z[y.owner < 0, :] = np.nan
@@ -172,7 +185,9 @@ def pooled(
 
 
 def _starts(side: Ruler, group: int) -> np.ndarray:
-    """Return where pooled cells begin: every ``group``-th token over time, every special token alone."""
+    """Return where pooled cells begin: every ``group``-th token over time, every
+    special token alone.
+    """
     return np.concatenate(
         [np.arange(0, side.timed, group), np.arange(side.timed, len(side.owner))]
     ).astype(int)

@@ -60,7 +60,7 @@ measurement(
     "training_watch",
     title="Training measures",
     theme="Training",
-    summary=("sharpness, gradient noise and attention over the steps of a training"),
+    summary="sharpness, gradient noise and attention over the steps of a training",
     description=(
         "Sharpness is the largest eigenvalue of the loss's Hessian. Collapsed "
         "attention has a low entropy. Attention with equal rows has a nuclear norm "
@@ -84,7 +84,9 @@ def run_words(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
 
 
 def read_watch(ds: xr.Dataset) -> list[str]:
-    """Describe from where to where each measure went, and whether the sharpness can be trusted."""
+    """Describe from where to where each measure went, and whether the sharpness can be
+    trusted.
+    """
     out = []
     for run, one in run_words(ds):
         for name, *_, text in _ROWS:
@@ -106,7 +108,9 @@ def read_watch(ds: xr.Dataset) -> list[str]:
 
 
 def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
-    """Tabulate variables that have no further axes, a row for each combination of labels."""
+    """Tabulate variables that have no further axes, a row for each combination of
+    labels.
+    """
     variables = [
         name for name in ds.data_vars if set(ds[name].dims) <= {"run", "seed", *dims}
     ]
@@ -183,7 +187,9 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
 def _lines(
     ds: xr.Dataset, name: str
 ) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield the lines of a measure, of runs, heads, or one: name, colour, middle and ends, (step,) each."""
+    """Yield the lines of a measure, of runs, heads, or one: name, colour, middle and
+    ends, (step,) each.
+    """
     value = ds[name]
     if "run" in ds.dims:
         value = value.mean([dim for dim in ("layer", "head") if dim in value.dims])
@@ -261,10 +267,12 @@ def attention_snapshots(
     row: int = 0,
     snapshots: Sequence[int] | None = None,
 ) -> go.Figure:
-    """Draw the attention of heads, or of one head of several runs, at several steps side by side.
+    """Draw the attention of heads, or of one head of several runs, at several steps
+    side by side.
 
     Args:
-        layer: label; a negative integer counts from the last; all layers that have room if None.
+        layer: label; a negative integer counts from the last; all layers that have room
+            if None.
         head: number; all heads if None, of several runs the first.
         row: of the inputs.
         snapshots: steps to draw; up to six, evenly taken, if None.
@@ -307,14 +315,19 @@ def attention_snapshots(
     canvas.x(showticklabels=False, ticks="", constrain="domain")
     canvas.y(showticklabels=False, ticks="", autorange="reversed")
     count = ds.sizes["snapshot"]
-    about = f"input {row}; {count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
+    about = (
+        f"input {row}; {count} snapshot{'s' * (count != 1)}; rows are queries, columns"
+        " keys"
+    )
     return canvas.dress(f"Attention of {name_model(ds)} over training", about)
 
 
 def _maps(
     pattern: xr.DataArray, layer: str | int | None, head: int | None
 ) -> tuple[list[str], np.ndarray]:
-    """Return titles and (map, snapshot, query, key): heads of a run, or one head of several runs."""
+    """Return titles and (map, snapshot, query, key): heads of a run, or one head of
+    several runs.
+    """
     ds = pattern.to_dataset()
     layers = positions(ds, "layer", None if layer is None else [layer])
     heads = positions(ds, "head", None if head is None else [head])
@@ -358,7 +371,10 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
             steps["snapshot"].min(),
             steps["snapshot"].max(),
         )
-        text = f"Attention was kept at {count} step{'s' * (count != 1)}, {first:,} to {last:,}."
+        text = (
+            f"Attention was kept at {count} step{'s' * (count != 1)}, {first:,} to"
+            f" {last:,}."
+        )
         yield FigurePanel(attention_snapshots(ds), steps, [text], "attention")
 
 
@@ -378,7 +394,9 @@ measurement(
 
 
 def _norms(ds: xr.Dataset) -> xr.DataArray:
-    """Return the norms of attention by run, of all inputs and heads as one run where there is one alone."""
+    """Return the norms of attention by run, of all inputs and heads as one run where
+    there is one alone.
+    """
     norms = ds["nuclear_norm"]
     if "run" not in norms.dims:
         norms = norms.expand_dims(run=["all inputs"])
@@ -393,8 +411,8 @@ generic_figure(
     prepare=lambda ds: with_range(ds, _norms(ds)),
     table=lambda ds: watch_table(ds, "layer", "head", "input"),
     sentences=summary(
-        "Median nuclear norm of attention, from 1 for equal rows to the number of keys for "
-        "the identity: {norms:each}.",
+        "Median nuclear norm of attention, from 1 for equal rows to the number of keys"
+        " for the identity: {norms:each}.",
         norms=lambda ds: _norms(ds).median("series"),
     ),
 )

@@ -1,4 +1,6 @@
-"""Effects of fine-tuning by component: how far weights moved, what that does, and what setting them back costs."""
+"""Effects of fine-tuning by component: how far weights moved, what that does, and what
+setting them back costs.
+"""
 
 from __future__ import annotations
 
@@ -36,21 +38,23 @@ measurement(
         "the series' range, errors ratios, so units do not matter."
     ),
     source="LoRA, Hu et al. 2021, arXiv:2106.09685",
-    maker=("made of two models and a run: `tsfm_lens.probes.weight_effects` makes it"),
+    maker="made of two models and a run: `tsfm_lens.probes.weight_effects` makes it",
 )
 
 
 def read_weight_effects(ds: xr.Dataset) -> list[str]:
-    """State whether anything was tuned, where the weights moved most, which of it matters, and what the error gains."""
+    """State whether anything was tuned, where the weights moved most, which of it
+    matters, and what the error gains.
+    """
     if ds.attrs["identical"]:
         return [
-            f"Nothing differs: {name_model(ds)} is the base model {ds.attrs['base']}, weight "
-            "for weight."
+            f"Nothing differs: {name_model(ds)} is the base model {ds.attrs['base']},"
+            " weight for weight."
         ]
     out = summarize(
         ds,
-        "Components whose weights differ from those of {base}: {components}; most, as a "
-        "share of their norm: {relative_norm:largest percent}.",
+        "Components whose weights differ from those of {base}: {components}; most, as a"
+        " share of their norm: {relative_norm:largest percent}.",
         "{adapters} adapters beside their matrices are read as what they add.",
         "Components that move the forecast most when set back alone, as shares of the "
         "series' range{share:basis}: {share:largest percent}.",
@@ -67,7 +71,9 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
 
 
 def _read_errors(ds: xr.Dataset) -> list[str]:
-    """State what tuning did to the error of the forecasts, and how few components undo half of it."""
+    """State what tuning did to the error of the forecasts, and how few components undo
+    half of it.
+    """
     change = judged(ds, "base_error_change")
     together = array(ds, "cumulative_error_change_size", "back")
     gain = float(change.size)
@@ -80,8 +86,8 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
         first = int(np.argmax(together / together[-1] >= _HALF))
     return summarize(
         ds,
-        "Tuning changed the error of the {word} forecast by {share} of the base model's; "
-        "that is {verdict}.",
+        "Tuning changed the error of the {word} forecast by {share} of the base"
+        " model's; that is {verdict}.",
         "Setting back the first {first} of {count} components undoes half of that.",
         word=name_statistic(ds),
         share=change.told(0, _of_base, over=True) if np.isfinite(gain) else None,
@@ -92,7 +98,9 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
 
 
 def _of_base(change: float) -> str:
-    """Write what tuning adds to the base model's error; ``change`` is the logarithm of that over the tuned model's."""
+    """Write what tuning adds to the base model's error; ``change`` is the logarithm of
+    that over the tuned model's.
+    """
     share = math.expm1(-change)
     return f"{'+' if share >= 0 else ''}{percent(share)}"
 

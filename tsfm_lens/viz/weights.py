@@ -27,12 +27,15 @@ _ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 
 
 def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State the share of their directions that the matrices use, and which uses the least."""
+    """State the share of their directions that the matrices use, and which uses the
+    least.
+    """
     one = ds.isel(epsilon=level_position(ds, epsilon), matrix=whole_matrices(ds))
     reported = one["told"].values > 0
     if not reported.any():
         return [
-            f"At ε = {float(one['epsilon']):g} rounding of the weights hides every rank."
+            f"At ε = {float(one['epsilon']):g} rounding of the weights hides every"
+            " rank."
         ]
     share = one["rank_share"][reported]
     return summarize(
@@ -55,14 +58,16 @@ def read_weight_spectra(ds: xr.Dataset) -> list[str]:
         one,
         "The effective rank is {shares:median percent} of the largest possible in the "
         "median matrix, from {shares:min percent} to {shares:max percent}.",
-        "Weights are stored in {precision}: singular values below {rounding_floor:max} of "
-        "the largest may be rounding.",
+        "Weights are stored in {precision}: singular values below {rounding_floor:max}"
+        " of the largest may be rounding.",
         shares=one["effective_rank"] / one["full"],
     )
 
 
 def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
-    """Divide singular values (…, mode), descending, by the largest; NaN where not drawn, or under ``floor`` (…,)."""
+    """Divide singular values (…, mode), descending, by the largest; NaN where not
+    drawn, or under ``floor`` (…,).
+    """
     top = values[..., :1]
     shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
     least = (
@@ -106,19 +111,25 @@ def _layer_words(ds: xr.Dataset, matrices: list[int]) -> list[str]:
 
 
 def _column_words(ds: xr.Dataset) -> list[str]:
-    """Name each matrix by its part, with the kind of attention where the model has several."""
+    """Name each matrix by its part, with the kind of attention where the model has
+    several.
+    """
     parts, kinds = list_names(ds, "part"), list_names(ds, "layer_kind")
     attention = {kinds[i] for i in whole_matrices(ds) if parts[i] in _ATTENTION}
     return [
-        f"{kind_word(kind).removesuffix('-attention')} {part}"
-        if {kind} < attention
-        else part
+        (
+            f"{kind_word(kind).removesuffix('-attention')} {part}"
+            if {kind} < attention
+            else part
+        )
         for part, kind in zip(parts, kinds, strict=True)
     ]
 
 
 def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
-    """Lay a variable of the matrices over all heads out, layer × matrix, where rounding does not hide it."""
+    """Lay a variable of the matrices over all heads out, layer × matrix, where rounding
+    does not hide it.
+    """
     full = whole_matrices(ds)
     values = ds[variable].isel(matrix=full)
     if variable == "rank_share":
@@ -150,7 +161,9 @@ def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
     sentences=read_weight_ranks,
 )
 def weight_rank_map(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
-    """Draw the layer × matrix map of the share of its directions that each matrix uses: its ε-rank."""
+    """Draw the layer × matrix map of the share of its directions that each matrix uses:
+    its ε-rank.
+    """
     one = ds.isel(epsilon=level_position(ds, epsilon))
     about = f"singular values above {float(one['epsilon']):g} of the largest"
     return draw_variable(_by_matrix(one, "rank_share"), "rank_share", about=about)
@@ -177,8 +190,8 @@ generic_figure(
     "Rows of one head that lie closer together than shuffled rows, layer by layer.",
     table=("within", "between", "closer", "closer_floor", "closer_significant"),
     sentences=summary(
-        "Layers in which rows of {part} of one head are significantly closer together than "
-        "shuffled rows: {closer_significant:which}.",
+        "Layers in which rows of {part} of one head are significantly closer together"
+        " than shuffled rows: {closer_significant:which}.",
         "Largest difference of the angle to rows of other heads: {closer:highest °}.",
     ),
 )

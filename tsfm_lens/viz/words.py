@@ -28,7 +28,9 @@ def num(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Write three significant digits with a true sign, of a negative zero none but the plus."""
+    """Write three significant digits with a true sign, of a negative zero none but the
+    plus.
+    """
     return f"{'' if value < 0 else '+'}{num(value + 0.0)}"
 
 

@@ -71,7 +71,9 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
 
 
 def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
-    """Name the component that moves the forecast farthest, and say how it can differ from the leader in shape."""
+    """Name the component that moves the forecast farthest, and say how it can differ
+    from the leader in shape.
+    """
     parts = ds["kind"].values.astype(str) != "layer"
     most = judged(ds, "mean_shift", "component").named(1, parts)
     if not most:
@@ -102,7 +104,8 @@ def name_improvements(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
         return []
     over = " in the median" if change.spread else ""
     return [
-        f"Without it the error falls{over}: {listed(falls)}. A large effect is not always a useful one."
+        f"Without it the error falls{over}: {listed(falls)}. A large effect is not"
+        " always a useful one."
     ]
 
 
@@ -117,8 +120,8 @@ def read_ablation_forecasts(
     shift = float(one["mean_shift"].values[0])
     return summarize(
         one,
-        "Without {component} the {statistic} forecast of {series} moves by {shift:unit} on "
-        "average. Its range changes from {before:unit} to {after:unit}.",
+        "Without {component} the {statistic} forecast of {series} moves by {shift:unit}"
+        " on average. Its range changes from {before:unit} to {after:unit}.",
         "That move is {share:percent} of its range.",
         statistic=name_statistic(ds),
         shift=shift,
@@ -143,7 +146,9 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
 def ablated_forecast_table(
     ds: xr.Dataset, series: int, components: list[str]
 ) -> pd.DataFrame:
-    """Tabulate truth, unablated forecast and the forecast without each component, a row per step."""
+    """Tabulate truth, unablated forecast and the forecast without each component, a row
+    per step.
+    """
     table = steps_table(ds, series)
     if "truth" in ds:
         table["truth"] = array(ds, "truth", "step", series=series)
@@ -158,7 +163,9 @@ def ablated_forecast_table(
 
 
 def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
-    """Return the heads and MLPs of the largest Spearman distance on a series, strongest first; none of a flat one."""
+    """Return the heads and MLPs of the largest Spearman distance on a series, strongest
+    first; none of a flat one.
+    """
     effect = array(ds, "spearman_distance", "component", series=series)
     kinds = coordinate(ds, "kind")
     fine = [
@@ -174,7 +181,8 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
 
 @figure("ablation_effects", "Change of the forecast without each head, MLP or layer.")
 def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
-    """Draw what zeroing each head, MLP and layer does, layer × component, as the median over series.
+    """Draw what zeroing each head, MLP and layer does, layer × component, as the median
+    over series.
 
     Args:
         metric: "spearman_distance", or "mase_change" and "mae_change" (relative).
@@ -193,7 +201,10 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     )
     canvas.colours(colour_scale(measure.word, middle, root=True, **scale))
     stacks = " and ".join(dict.fromkeys(coordinate(ds, "stack").astype(str)))
-    title = f"Ablation of single components of {stacks and f'the {stacks} of '}{name_model(ds)}: {measure.word}"
+    title = (
+        "Ablation of single components of"
+        f" {stacks and f'the {stacks} of '}{name_model(ds)}: {measure.word}"
+    )
     what = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
     return canvas.dress(title, what, "zeroed one at a time")
 
@@ -209,14 +220,18 @@ def ablation_forecasts(
     """Draw the forecast with and without a component, one panel each.
 
     Args:
-        components: names to draw; if None the six heads and MLPs of the largest Spearman distance.
+        components: names to draw; if None the six heads and MLPs of the largest
+            Spearman distance.
     """
     view = scene(ds, series, context_steps, least=24)
     if components is None:
         check(ds, "ablation_effects", "spearman_distance")
         components = strongest(ds, view.place)
     if not components:
-        flat = f"the forecast of {view.id} is flat, so that no component is the strongest; "
+        flat = (
+            f"the forecast of {view.id} is flat, so that no component is the"
+            " strongest; "
+        )
         reason = flat if flat_series(ds)[view.place] else "components is empty; "
         example = names(ds, "component")[0]
         raise InputError(f"{reason}name at least one, such as components=[{example!r}]")
@@ -239,13 +254,18 @@ def ablation_forecasts(
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     title = f"Forecasts of {view.id} by {name_model(ds)} without single components"
-    what = f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one"
+    what = (
+        f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated"
+        " with the unablated one"
+    )
     return grid.dress(title, what, trimmed, view.time.remark)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Name and format of one ablation measure; ``relative`` ones are shares centred on 0."""
+    """Name and format of one ablation measure; ``relative`` ones are shares centred on
+    0.
+    """
 
     word: str
     words: str
@@ -264,7 +284,9 @@ class Measure:
 
 
 def _blocks(places: Places) -> list[tuple[str, int]]:
-    """List kinds with their number of heads, 0 for a single column: heads, single columns, whole layers last."""
+    """List kinds with their number of heads, 0 for a single column: heads, single
+    columns, whole layers last.
+    """
     kind = np.array(places.kind)
     kinds = [
         k for k in dict.fromkeys(places.kind) if k not in ("mlp", "layer", "embed")
@@ -278,7 +300,9 @@ def _blocks(places: Places) -> list[tuple[str, int]]:
 def _grid(
     places: Places, layers: list[int], stack: str, kind: str, heads: int
 ) -> np.ndarray:
-    """Locate the component at (layer, column) of a block in the result; -1 where there is none."""
+    """Locate the component at (layer, column) of a block in the result; -1 where there
+    is none.
+    """
     grid = np.full((len(layers), max(heads, 1)), -1)
     for at, *where, layer, head in zip(
         places.order, places.stack, places.kind, places.layer, places.head, strict=True

@@ -1,4 +1,6 @@
-"""Embedded checkpoints, small real models in the native formats, and planted models. No torch is imported here."""
+"""Embedded checkpoints, small real models in the native formats, and planted models. No
+torch is imported here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The brush without a browser: what is dragged over is left out, and the line is the model's forecast without it."""
+"""The brush without a browser: what is dragged over is left out, and the line is the
+model's forecast without it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The live linked view: what is chosen, in Python or in a browser, shows the numbers of the model."""
+"""The live linked view: what is chosen, in Python or in a browser, shows the numbers of
+the model.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def samples(lens: Lens) -> int | None:
 
 
 def point(lens: Lens, batch: SeriesBatch = CONTEXT, *ablated: str) -> np.ndarray:
-    """The library's own median; of a token model the expected value along the one path of the unchanged model."""
+    """The library's own median; of a token model the expected value along the one path
+    of the unchanged model.
+    """
     if lens.adapter.readout != "token":
         with lens.ablate(*ablated):
             return lens.forecast(batch, H).median[0]
@@ -62,14 +66,18 @@ def without(lens: Lens, *names: str) -> np.ndarray:
 
 
 def masked(view: Explorer, start: int, stop: int) -> np.ndarray:
-    """The median with the mean of the past in the place of a stretch, from the library's own forecast."""
+    """The median with the mean of the past in the place of a stretch, from the
+    library's own forecast.
+    """
     values = view.run.batch.values[0].copy()
     values[len(values) + start : len(values) + stop] = values.mean()
     return point(view.run.lens, dataclasses.replace(view.run.batch, values=(values,)))
 
 
 def change(view: Explorer, forecast: np.ndarray) -> str:
-    """What the view says of a forecast, its quantiles or its median, from the model's own numbers."""
+    """What the view says of a forecast, its quantiles or its median, from the model's
+    own numbers.
+    """
     lens = view.run.lens
     token = lens.adapter.readout == "token"
     # the first step of a token model's decoder reads no value
@@ -80,7 +88,10 @@ def change(view: Explorer, forecast: np.ndarray) -> str:
     ]
     shift = three_digits(np.abs(forecast[later] - plain).mean())
     statistic = "expected value" if token else "median"
-    return f"the {statistic} moves by {shift} ppm on average (mean absolute error {errors[0]} → {errors[1]})."
+    return (
+        f"the {statistic} moves by {shift} ppm on average (mean absolute error"
+        f" {errors[0]} → {errors[1]})."
+    )
 
 
 def three_digits(value: float) -> str:
@@ -211,13 +222,14 @@ def test_every_press_shows_its_number(
     # a head by itself needs no answer
     linked.press_component(HEADS[0])
     assert (
-        f"Layer 1, cross-attention head 2 of co2: without it {change(view, without(lens, HEADS[0]))}"
-        in linked.words()
+        "Layer 1, cross-attention head 2 of co2: without it"
+        f" {change(view, without(lens, HEADS[0]))}" in linked.words()
     )
     assert linked.lines() == ["observed", "truth", "median", "without"]
     python()
     assert view.state["names"][view.chosen] == HEADS[0]
-    # the toggle is of the selected head; while Python works the view says so and shows no line of another set
+    # the toggle is of the selected head; while Python works the view says so and shows
+    # no line of another set
     linked.press("ablate")
     assert linked.text("news") == "computing …"
     assert linked.lines() == ["observed", "truth", "median"]
@@ -227,7 +239,8 @@ def test_every_press_shows_its_number(
         f"Without the ablated component {change(view, without(lens, HEADS[0]))}"
         in linked.words()
     )
-    # a shift-click puts another head into the set; what is pressed meanwhile is asked when the answer is there
+    # a shift-click puts another head into the set; what is pressed meanwhile is asked
+    # when the answer is there
     linked.press_component(HEADS[1], shift=True)
     linked.press_component("decoder.0.cross_attn.0")
     python()
@@ -239,11 +252,15 @@ def test_every_press_shows_its_number(
     )
     assert view.ablated == tuple(HEADS)
     assert view.state["names"][view.chosen] == "decoder.0.cross_attn.0"
-    # a brushed stretch: the share of the head, and the forecast without it as a third line
+    # a brushed stretch: the share of the head, and the forecast without it as a third
+    # line
     linked.drag(20.5, 34.5, len(CONTEXT.values[0]))
     python()
     assert view.marked == (-20, -5)
-    text = f"Without the brushed steps, their series' mean in their place, {change(view, masked(view, -20, -5))}"
+    text = (
+        "Without the brushed steps, their series' mean in their place,"
+        f" {change(view, masked(view, -20, -5))}"
+    )
     assert text in linked.words()
     assert "of its attention to the brushed 15 steps" in linked.words()
     assert linked.lines() == ["observed", "truth", "median", "without", "masked"]
@@ -261,8 +278,8 @@ def test_every_press_shows_its_number(
     assert (view.marked, view.ablated) == (None, ())
     assert linked.text("set") == "none"
     assert (
-        f"Layer 0, cross-attention head 0 of co2: without it {change(view, without(lens, 'decoder.0.cross_attn.0'))}"
-        in linked.words()
+        "Layer 0, cross-attention head 0 of co2: without it"
+        f" {change(view, without(lens, 'decoder.0.cross_attn.0'))}" in linked.words()
     )
     # Python's own choices arrive as well
     view.select("1", 2)

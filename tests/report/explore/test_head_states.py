@@ -15,7 +15,8 @@ from tsfm_lens.models import Lens
 from tsfm_lens.probes import attribution, head_states
 from tsfm_lens.testing import assert_close
 
-# forecasts of a few steps hold values that rounding ties or parts: one swap among eight ranks moves the distance so far
+# forecasts of a few steps hold values that rounding ties or parts: one swap among eight
+# ranks moves the distance so far
 TIES = 0.2
 
 H = 6

@@ -1,4 +1,6 @@
-"""The guard of the local server, on a real one: who gets in on each channel, and how many pages run."""
+"""The guard of the local server, on a real one: who gets in on each channel, and how
+many pages run.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ class Served:
     def ask(
         self, path: str, host: str | None = "127.0.0.1:{port}", **headers: str
     ) -> SimpleNamespace:
-        """Status, text and headers of an answer; ``{port}`` in a header stands for the port."""
+        """Status, text and headers of an answer; ``{port}`` in a header stands for the
+        port.
+        """
         connection = http.client.HTTPConnection(
             "127.0.0.1", self.port, timeout=PATIENCE
         )
@@ -319,7 +323,8 @@ def test_so_many_pages_open_and_no_more(served: Served) -> None:
     for page in refused:
         assert page.status == 503
         assert f"too many pages are open ({LIMIT}); close one" in page.text
-    # an old cookie, or none, ends nobody's page; the page's own does when it is closed, and then there is room
+    # an old cookie, or none, ends nobody's page; the page's own does when it is closed,
+    # and then there is room
     farewell = f"/voila/api/shutdown/{kernel}"
     cookie = second.headers["Set-Cookie"].split(";")[0]
     assert served.ask(farewell).status == 403

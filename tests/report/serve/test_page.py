@@ -1,4 +1,6 @@
-"""The local page without its browser: what is chosen, what is shown, what an error leaves."""
+"""The local page without its browser: what is chosen, what is shown, what an error
+leaves.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ def text(driver: Any) -> str:
 
 
 def drag_everywhere(driver: Any, view: Brush) -> None:
-    """Every drag has its answer: over the past, from within what was dragged over before, beside the past, and back."""
+    """Every drag has its answer: over the past, from within what was dragged over
+    before, beside the past, and back.
+    """
     plot = Plot(driver, FORECAST, [trace.name for trace in view.figure.data])
     assert plot.trace(WITHOUT, "visible") is False
     year, past = view.run.batch.starts[0].year, len(view.run.batch.values[0])
@@ -97,7 +99,9 @@ def without(run: Run, *heads: str) -> np.ndarray:
 
 
 def said(linked: Linked, subject: str, run: Run, median: np.ndarray) -> None:
-    """Wait until the view says by how much a median differs from the forecast, and both from the truth."""
+    """Wait until the view says by how much a median differs from the forecast, and both
+    from the truth.
+    """
     pairs = (
         (median, run.forecast.median[0]),
         (run.forecast.median[0], run.truth[0]),
@@ -106,7 +110,10 @@ def said(linked: Linked, subject: str, run: Run, median: np.ndarray) -> None:
     shift, *errors = (
         f"{float(f'{np.abs(one - other).mean():.3g}'):g}" for one, other in pairs
     )
-    change = f"moves by {shift} data units on average (mean absolute error {errors[0]} → {errors[1]})."
+    change = (
+        f"moves by {shift} data units on average (mean absolute error {errors[0]} →"
+        f" {errors[1]})."
+    )
     until(
         lambda: f"{subject} the median {change}" in linked.words(),
         lambda: f"{change} not in {linked.words()}",
@@ -239,8 +246,8 @@ def test_by_keyboard_offline_and_nothing_left_running(
 
         # whatever the page loaded came from this machine
         hosts = driver.execute_script(
-            "return performance.getEntriesByType('resource').filter(e => e.responseStatus)"
-            ".map(e => new URL(e.name).host)"
+            "return performance.getEntriesByType('resource').filter(e =>"
+            " e.responseStatus).map(e => new URL(e.name).host)"
         )
         assert {host for host in hosts if host} <= {re.split("[/?]", address)[2]}
         # an open page ends with the server

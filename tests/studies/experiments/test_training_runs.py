@@ -1,4 +1,6 @@
-"""Training runs from a file to a result; grids of runs; the command; figures of the records."""
+"""Training runs from a file to a result; grids of runs; the command; figures of the
+records.
+"""
 
 from __future__ import annotations
 
@@ -166,8 +168,8 @@ def test_the_command_trains_on_a_file_and_says_the_errors(tmp_path: Path) -> Non
     waves(tmp_path)
     file = tmp_path / "run.yaml"
     file.write_text(
-        "model: {name: samformer, options: {width: 4}}\ndata: {file: waves.csv.gz, length: 24, horizon: 6}\n"
-        "optimizer: {rho: 0.2}\nplan: {epochs: 2}\n"
+        "model: {name: samformer, options: {width: 4}}\ndata: {file: waves.csv.gz,"
+        " length: 24, horizon: 6}\noptimizer: {rho: 0.2}\nplan: {epochs: 2}\n"
     )
     reported = CliRunner().invoke(app, ["train", str(file), "--json"])
     assert reported.exit_code == 0, reported.output
@@ -278,7 +280,8 @@ def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept
         lambda: (model(x) - y).square().mean(), model, steps=200
     ).largest
     assert_close(float(one["end_sharpness"]), expected, depth=2**14, dtype="float32")
-    # a model without attention between channels has a sharpness alone, and a run that has not ended has nothing
+    # a model without attention between channels has a sharpness alone, and a run that
+    # has not ended has nothing
     mixer = found.sel(arm="waves 6 TSMixer")
     assert np.isfinite(mixer["end_sharpness"].values).tolist() == [True, False]
     assert mixer["end_nuclear_norm"].isnull().all()

@@ -1,4 +1,6 @@
-"""Probes on planted models and their untrained twins, noise that cards bear, and the planted covariate's rule."""
+"""Probes on planted models and their untrained twins, noise that cards bear, and the
+planted covariate's rule.
+"""
 
 from __future__ import annotations
 

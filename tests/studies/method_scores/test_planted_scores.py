@@ -209,7 +209,8 @@ def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> N
     ].drop_duplicates().shape == (2, 4)
     page = tmp_path / "planted.md"
     page.write_text(
-        "# By hand\n\n<!-- from the scores -->\nold\n<!-- end of the scores -->\n\nSentences.\n"
+        "# By hand\n\n<!-- from the scores -->\nold\n<!-- end of the scores"
+        " -->\n\nSentences.\n"
     )
     write_page(found, page)
     text = page.read_text()

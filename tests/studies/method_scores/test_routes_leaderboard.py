@@ -1,4 +1,6 @@
-"""The benchmark of explanations and its cases: the truth scores 1, its opposite 0, routes find it."""
+"""The benchmark of explanations and its cases: the truth scores 1, its opposite 0,
+routes find it.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,8 @@ def test_the_shipped_table_says_what_was_measured() -> None:
         board.loc[("inputs", "shapley"), "low"]
         > board.loc[("inputs", "attention flow"), "high"]
     )
-    # no order that looks at no model, nor its reverse, says much, over all models and over covariates alone
+    # no order that looks at no model, nor its reverse, says much, over all models and
+    # over covariates alone
     for item in explained.NAIVE:
         assert (
             board.loc[("inputs", item), ["auroc", "covariate"]] - 0.5
@@ -129,7 +132,9 @@ def test_what_is_no_method_is_refused() -> None:
 
 
 def unlike(values: np.ndarray, period: int) -> float:
-    """How unlike the last two periods are, which is what the gate goes by; its unit is of all values."""
+    """How unlike the last two periods are, which is what the gate goes by; its unit is
+    of all values.
+    """
     return float(np.abs(values[-period:] - values[-2 * period : -period]).mean())
 
 

@@ -1,4 +1,6 @@
-"""A small version of the trial of the verdict: two drawn forecasts, true and wrong explanations of each."""
+"""A small version of the trial of the verdict: two drawn forecasts, true and wrong
+explanations of each.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files of a figure are written together or not at all, and every reported value is one of a measurement."""
+"""Files of a figure are written together or not at all, and every reported value is one
+of a measurement.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +48,7 @@ def test_every_reported_value_is_one_of_a_measurement() -> None:
     named = {
         name for measurement in measurements().values() for name in measurement.paper
     }
-    # sizes of models follow from counts alone, as do checks of definitions, theorems and printed tables
+    # sizes of models follow from counts alone, as do checks of definitions, theorems
+    # and printed tables
     checks = {"S3-SYS", *(item.id for item in ITEMS if item.theory or item.why)}
     assert {item.id for item in ITEMS} - checks <= named <= {item.id for item in ITEMS}

@@ -1,4 +1,6 @@
-"""The paper on ranks: wrong definitions are found, claims on models and draws of known answers."""
+"""The paper on ranks: wrong definitions are found, claims on models and draws of known
+answers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from tsfm_lens.studies.papers.reproduce import find_item, reproduce
 from tsfm_lens.testing import last_digit
 
 FEW: dict[str, Any] = {"windows": 2, "num_samples": 4}
-# of weights alone nothing is measured on series, and a short one is made faster than chaotic windows
+# of weights alone nothing is measured on series, and a short one is made faster than
+# chaotic windows
 SHORT: dict[str, Any] = {"data": [np.sin(np.arange(100.0))], "horizon": 4}
 
 
@@ -192,7 +195,8 @@ def test_size_ratios_of_the_schedules_in_every_reading() -> None:
 def test_a_language_model_decides_the_contrast() -> None:
     both = [nano("bolt-nano"), nano("chronos-nano"), text()]
     spectra = reproduce("S0-F2", both, **FEW)
-    # ids use all directions of the T5 at every ε; noise does so of chronos-nano from 0.01 on, and never of bolt-nano
+    # ids use all directions of the T5 at every ε; noise does so of chronos-nano from
+    # 0.01 on, and never of bolt-nano
     claim = row(spectra, "faster")["quantity"].values
     outcomes = {
         part: verdict(spectra, f"{claim}: {part}") for part in parts(spectra, "faster")
@@ -208,7 +212,8 @@ def test_a_language_model_decides_the_contrast() -> None:
     assert "random ids of tokens" in settings(spectra)["series"]
     weights = reproduce("S0-F10", both, **FEW)
     assert verdict(weights, "weights_faster") != "undecided"
-    # a T5 whose vocabulary is a curve through its ids is more structured than random bins
+    # a T5 whose vocabulary is a curve through its ids is more structured than random
+    # bins
     planted = fresh("t5")
     table = planted.model.shared.weight
     line = rank_theory.ChebyshevEmbedding.random(planted.d_model, 2).embed(
@@ -228,7 +233,8 @@ def test_one_claim_has_one_verdict_in_all_items() -> None:
         reproduce(name, [nano("bolt-nano"), nano("chronos-nano")], **FEW)
         for name in ("S0-FOR", "S0-F10")
     )
-    # bolt-nano's ranks rise layer by layer at every ε; chronos-nano has 75, 62, 73 at 0.1 and 93, 91, 94 at 0.01
+    # bolt-nano's ranks rise layer by layer at every ε; chronos-nano has 75, 62, 73 at
+    # 0.1 and 93, 91, 94 at 0.01
     assert (
         verdict(flow, "deeper_weights")
         == verdict(spectra, "deeper_weights")
@@ -243,7 +249,9 @@ def test_one_claim_has_one_verdict_in_all_items() -> None:
 def _toy_ranks(
     known: dict[str, tuple[int, int, float, float]], order: list[str]
 ) -> Callable[..., xr.Dataset]:
-    """In place of the probe: width, heads, rank and rank of a head by model; models are noted in order."""
+    """In place of the probe: width, heads, rank and rank of a head by model; models are
+    noted in order.
+    """
 
     def told(lenses: Iterable[Lens], *, epsilon: Any) -> xr.Dataset:
         (lens,) = lenses
@@ -338,7 +346,8 @@ def test_every_number_of_the_theory_is_measured_without_a_model(
     assert result.attrs["source"] == SOURCE
     assert result.attrs["note"] == item.note
     assert result.sizes["setting"]
-    # nothing that a theorem says of its own proof is contradicted; the printed index of the corollary is
+    # nothing that a theorem says of its own proof is contradicted; the printed index of
+    # the corollary is
     printed = result.where(result["paper"] == 0, drop=True)
     for quantity, number in zip(
         printed["quantity"].values, printed["ours"].values, strict=True
@@ -401,7 +410,8 @@ RUN = [
 def test_the_docs_state_the_command_s_own_verdicts(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # what is told of a smaller model is no claim, and measuring the ranks of its matrices takes long
+    # what is told of a smaller model is no claim, and measuring the ranks of its
+    # matrices takes long
     monkeypatch.setattr(
         compress, "compressed", partial(compress.compressed, method="svd")
     )

@@ -1,4 +1,6 @@
-"""The paper's numbers beside ours: exact where the answer is known, honest elsewhere; and the command."""
+"""The paper's numbers beside ours: exact where the answer is known, honest elsewhere;
+and the command.
+"""
 
 from __future__ import annotations
 
@@ -138,8 +140,9 @@ def test_every_number_can_be_measured(name: str) -> None:
         statements["why"].values.tolist(),
         strict=True,
     ):
-        # two windows decide nothing, and what is undecided says why; shares of no induction head are not defined;
-        # results that ship have seeds enough for intervals
+        # two windows decide nothing, and what is undecided says why; shares of no
+        # induction head are not defined; results that ship have seeds enough for
+        # intervals
         of_record = any(
             words in why
             for words in ("contains 0", "not testable with this record", "after Holm")
@@ -240,7 +243,8 @@ def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
     assert found["attrs"]["kind"] == "reproduction"
     assert found["data_vars"]["paper"]["data"][0] == 1
     assert found["data_vars"]["verdict"]["data"][:4] == ["undecided"] * 3 + [""]
-    # what is undecided is neither 0 nor 1, and a number that the paper does not print is missing, not 0
+    # what is undecided is neither 0 nor 1, and a number that the paper does not print
+    # is missing, not 0
     assert found["data_vars"]["ours"]["data"][0] is None
     assert found["data_vars"]["paper"]["data"][1] is None
 

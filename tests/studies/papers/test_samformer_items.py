@@ -1,4 +1,6 @@
-"""Numbers of the paper on SAMformer: claims on planted runs, printed tables, formulas, and the shipped results."""
+"""Numbers of the paper on SAMformer: claims on planted runs, printed tables, formulas,
+and the shipped results.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ TOY = {
         },
     ),
 }
-"""By item, values by variable and arm with which every claim is true, and with which none is."""
+"""By item, values by variable and arm with which every claim is true, and with which
+none is.
+"""
 
 
 def toy(variables: dict[str, dict[str, float]]) -> xr.Dataset:
@@ -125,7 +129,8 @@ ARMS = (
     "identity attention",
     "temporal attention",
 )
-# by arm: error, how far it goes from seed to seed, λ_max, diagonal mass, numerical rank, nuclear norm
+# by arm: error, how far it goes from seed to seed, λ_max, diagonal mass, numerical
+# rank, nuclear norm
 TRUE = (
     (1.0, 0.01, 1, 0.9, 6, 6),
     (1.5, 0.1, 9, 0.4, 5, 4),
@@ -261,7 +266,10 @@ def test_errors_stand_beside_the_printed_ones(monkeypatch: pytest.MonkeyPatch) -
     values = (0.427, 0.431, 0.429, 0.428, 0.430)
     planted(monkeypatch, make_runs("ETTh1 720 SAMformer fixed RevIN", *values))
     off = 0.002 / np.hypot(np.std(values, ddof=1), 0.002)
-    text = "difference in standard deviations of both: MSE of SAMformer fixed RevIN, ETTh1, H = 720"
+    text = (
+        "difference in standard deviations of both: MSE of SAMformer fixed RevIN,"
+        " ETTh1, H = 720"
+    )
     assert_close(ours(reproduce("S1-T1"), text), off, depth=100, magnitude=10.0)
 
 
@@ -322,7 +330,8 @@ def test_parameters_are_counted_by_the_stated_sizes() -> None:
             model = make_model("samformer", 512, horizon, 7, bias=bias)
             held = sum(weight.numel() for weight in model.parameters())
             assert held == parameter_count(512, horizon, 7, bias=bias)
-            # table 8 has a few hundred beside W and its bias, and the same for every number of channels
+            # table 8 has a few hundred beside W and its bias, and the same for every
+            # number of channels
             assert held - own[horizon] > 30_000
         name = f"parameters of SAMformer, H = {horizon}"
         assert ours(counts, name) == parameter_count(512, horizon, 7)

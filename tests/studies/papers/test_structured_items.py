@@ -1,4 +1,6 @@
-"""Papers on structured attention and compressed models: claims on planted runs, counts, shipped results."""
+"""Papers on structured attention and compressed models: claims on planted runs, counts,
+shipped results.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +205,8 @@ def test_losses_are_less_that_of_standard_attention_with_the_same_seed(
 def test_the_best_rate_carries_over_where_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # errors with one lowest place in every row, by parametrisation the place for every width
+    # errors with one lowest place in every row, by parametrisation the place for every
+    # width
     best = {
         "standard parametrisation": [4, 3, 2],
         "μP": [3, 3, 3],
@@ -240,7 +243,8 @@ def test_the_best_rate_carries_over_where_it_does(
     assert widths == ["16", "32", "64"] * 3
     (plate,) = registry.find("transfer_runs").draw_panels(data)
     assert "0.008 at width 16" in plate.sentences[1]
-    # a seed that lacks a rate is left out, and so is a parametrisation without a whole one
+    # a seed that lacks a rate is left out, and so is a parametrisation without a whole
+    # one
     data["mse"][0, :, :, 1:] = np.nan
     data["mse"][2, 0] = np.nan
     found = reproduce("S2-F5")
@@ -294,7 +298,8 @@ def test_a_model_is_cut_where_its_ranks_come_to_the_printed_ratio(
 
 def test_the_printed_size_ratios_are_those_of_the_ranks_of_the_arms() -> None:
     record, found = recipes.low_rank_record("attention"), reproduce("S0-F7")
-    # three layers of ranks 3, 4, 5 in the encoder and one of 3, twice over, in the decoder, of heads of 16
+    # three layers of ranks 3, 4, 5 in the encoder and one of 3, twice over, in the
+    # decoder, of heads of 16
     share = (3 + 4 + 5 + 3 + 3) / (5 * 16)
     assert_close(ours(found, "size ratio, schedule (7, 0.4)"), share, depth=8)
     rise = record.sel(arm="medium schedule")["mase_rise_size"]

@@ -1,4 +1,6 @@
-"""The paper's errors over the benchmark, run as sweeps and read: against forecasts without parts by hand."""
+"""The paper's errors over the benchmark, run as sweeps and read: against forecasts
+without parts by hand.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def run(name: str, store: Path, model: str = "bolt-nano", **options: Any) -> xr.
 
 @cache
 def cut(name: str) -> tuple[Any, np.ndarray, float, float]:
-    """Context as shown to bolt-nano, truth, seasonal error, and MASE of the seasonal naive forecast."""
+    """Context as shown to bolt-nano, truth, seasonal error, and MASE of the seasonal
+    naive forecast.
+    """
     series = tsfm_lens.bundled(name)
     values, season = series.values[0], series.seasonalities[0]
     before, truth = values[:-STEPS], values[-STEPS:]
@@ -63,7 +67,9 @@ def cut(name: str) -> tuple[Any, np.ndarray, float, float]:
 
 @cache
 def mase(*gone: str) -> np.ndarray:
-    """MASE of bolt-nano's median forecast on each of the series without some components."""
+    """MASE of bolt-nano's median forecast on each of the series without some
+    components.
+    """
     found = []
     for name in SERIES:
         context, truth, scale, _ = cut(name)
@@ -91,7 +97,9 @@ def assert_change(found: xr.Dataset, quantity: str, *gone: str) -> None:
 
 @cache
 def by_stable_rank(layer: int) -> tuple[int, ...]:
-    """Heads of the cross-attention of a layer, the lowest stable rank of W_Q W_K^T first, from the native weights."""
+    """Heads of the cross-attention of a layer, the lowest stable rank of W_Q W_K^T
+    first, from the native weights.
+    """
     block = (
         nano("bolt-nano")
         .native.inner_model.decoder.block[layer]
@@ -117,7 +125,9 @@ def heads(layer: int, which: tuple[int, ...]) -> list[str]:
 
 
 def kept(layer: int, order: tuple[int, ...]) -> int:
-    """Definition 5.2 by trying every count: fewest heads kept with the error within 1 %, the first of an order gone."""
+    """Definition 5.2 by trying every count: fewest heads kept with the error within 1
+    %, the first of an order gone.
+    """
     within = [
         count for count in range(5) if change(*heads(layer, order[: 4 - count])) < 0.01
     ]
@@ -140,7 +150,8 @@ def test_every_sweep_is_run_and_read(name: str, store: Path) -> None:
     assert here["model"] == "bolt-nano"
     assert here["datasets"] == here["windows"] == "3"
     assert here["horizon"] == str(STEPS)
-    # settings that are the paper's are not listed, and bolt-nano is shown as much as the paper's Chronos-Bolt
+    # settings that are the paper's are not listed, and bolt-nano is shown as much as
+    # the paper's Chronos-Bolt
     assert "context of Chronos-Bolt" not in here
     known = found.isel(quantity=np.flatnonzero(found["low"].notnull()))
     assert bool(known.sizes["quantity"]) == (name != "S3-F11")
@@ -152,16 +163,19 @@ def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(
     store: Path,
 ) -> None:
     found = run("S3-T4", store)
-    # layers 7 to 13 of 20 are the middle one of three; its place keeps 0 of 16 heads; MLPs 10 and 11 of 20 are its MLP
+    # layers 7 to 13 of 20 are the middle one of three; its place keeps 0 of 16 heads;
+    # MLPs 10 and 11 of 20 are its MLP
     gone = [*heads(1, (0, 1, 2, 3)), "decoder.1.mlp"]
-    # what is scaled to another model has a name of its own, so that the paper's numbers are not put beside it
+    # what is scaled to another model has a name of its own, so that the paper's numbers
+    # are not put beside it
     name = "timesfm-28 scaled to bolt-nano"
     assert not any("TimesFM" in str(quantity) for quantity in found["quantity"].values)
     assert np.isnan(found["paper"]).all()
     assert_change(found, f"{name}: change of MASE", *gone)
     assert ours(found, f"{name}: heads ablated") == pytest.approx(100 / 3)
     assert ours(found, f"{name}: MLPs ablated") == 1
-    # Toto's layers 2 and 10 of 12 lie where the first and last of three do: 2 of 12 heads stay, and none
+    # Toto's layers 2 and 10 of 12 lie where the first and last of three do: 2 of 12
+    # heads stay, and none
     gone = [*heads(0, by_stable_rank(0)[:3]), *heads(2, (0, 1, 2, 3))]
     name = "toto-29 scaled to bolt-nano"
     assert_change(found, f"{name}: change of MASE", *gone)

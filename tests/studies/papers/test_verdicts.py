@@ -1,4 +1,6 @@
-"""Verdicts: what is claimed wrongly at most as often as promised, what is found, and what stays undecided."""
+"""Verdicts: what is claimed wrongly at most as often as promised, what is found, and
+what stays undecided.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ from tsfm_lens.testing import assert_close
 
 Draw = Callable[[np.random.Generator], np.ndarray]
 STUDIES = 200
-# of so many studies, at a true rate of 2.5 %, more come up in one of 10,000 series of studies
+# of so many studies, at a true rate of 2.5 %, more come up in one of 10,000 series of
+# studies
 MOST = int(stats.binom.ppf(0.9999, STUDIES, 0.025))
 
 
@@ -61,7 +64,9 @@ def outcomes(draw: Draw, parts: int = 1, studies: int = STUDIES) -> Counter[str]
 
 
 def of_means(*layers: float) -> np.ndarray:
-    """(layer, window) distances of 16 windows about some means, each window with a level of its own."""
+    """(layer, window) distances of 16 windows about some means, each window with a
+    level of its own.
+    """
     rng = np.random.default_rng(3)
     return np.array(layers)[:, None] * rng.uniform(0.5, 1.5, 16) + 0.02 * rng.normal(
         size=(len(layers), 16)
@@ -245,7 +250,9 @@ def test_trends_are_tested_over_every_order() -> None:
 def scores(
     rng: np.random.Generator, *, units: int, slope: float, noise: float, seed: int = 0
 ) -> HeadScores:
-    """Scores of 24 heads whose entropy falls with their prefix score by a slope, measured with noise."""
+    """Scores of 24 heads whose entropy falls with their prefix score by a slope,
+    measured with noise.
+    """
     truth = rng.normal(size=24)
     entropy = -slope * truth + np.sqrt(1 - slope**2) * rng.permutation(truth)
     prefix = truth + noise * rng.normal(size=(units, 24))

@@ -1,4 +1,6 @@
-"""The queue of long experiments: it goes on after any stop, keeps every cell once, and the records say what is done."""
+"""The queue of long experiments: it goes on after any stop, keeps every cell once, and
+the records say what is done.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ SIZES = {"a": 2, "b": 4, "c": 3}
 
 
 def make_part(arm: str, seed: int) -> xr.Dataset:
-    """A part as training runs have it: an arm, a seed, and a curve whose length differs between runs."""
+    """A part as training runs have it: an arm, a seed, and a curve whose length differs
+    between runs.
+    """
     size = SIZES[arm]
     return xr.Dataset(
         {

@@ -1,4 +1,6 @@
-"""Norms of attention on columns, and attention over channels: known answers and counterexamples."""
+"""Norms of attention on columns, and attention over channels: known answers and
+counterexamples.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def test_what_matters_is_the_length_and_not_the_horizon(
 ) -> None:
     tokens = rng.standard_normal((D, L))
     assert rank_theory.readout_exists(tokens, rng.standard_normal((D, horizon)))
-    # more channels than steps in the window: no full row rank, and in general no readout
+    # more channels than steps in the window: no full row rank, and in general no
+    # readout
     assert not rank_theory.readout_exists(
         rng.standard_normal((L + 1, L)), rng.standard_normal((L + 1, horizon))
     )

@@ -1,4 +1,6 @@
-"""Embeddings have the values and ranks that they must, and spectra keep the bounds of known smoothness."""
+"""Embeddings have the values and ranks that they must, and spectra keep the bounds of
+known smoothness.
+"""
 
 from __future__ import annotations
 

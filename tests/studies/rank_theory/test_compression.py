@@ -1,4 +1,6 @@
-"""Compression, sketches and growth of rank: exact algebra, bounds with no violation, constructions that reach them."""
+"""Compression, sketches and growth of rank: exact algebra, bounds with no violation,
+constructions that reach them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ def test_the_compressed_layer_is_the_layer_on_the_projected_input(
         rank_theory.projector(vocabulary, rank),
     )
     large = float(weights.value_norms.max() * np.linalg.norm(tokens, 2))
-    # scores pass through the exponential, so that their rounding counts relative to the output
+    # scores pass through the exponential, so that their rounding counts relative to the
+    # output
     depth = 100 * (10 + int(np.abs(rank_theory.logits(tokens, weights)).max()))
     assert_close(
         rank_theory.attention(tokens, less),
@@ -96,7 +99,8 @@ def test_scores_that_keep_tokens_apart_make_a_layer_incompressible() -> None:
         for rank in range(1, width):
             least = rank_theory.least_value_error(u, weights, rank)
             assert least >= singular[rank] / 4
-            # no value matrix of this rank does better, and the best approximation of the output reaches it
+            # no value matrix of this rank does better, and the best approximation of
+            # the output reaches it
             mixed = u @ column_softmax(rank_theory.logits(u, weights)[0])
             left, values, right = np.linalg.svd(
                 weights.value[0] @ mixed, full_matrices=False
@@ -219,7 +223,8 @@ def test_the_construction_grows_as_fast_as_the_theorem_says(
         found = spectrum(residual_layer(u, weights, depth))
         floor = rank_theory.flow_floor(singular, heads, depth)
         assert (found / found[0] >= floor).all()
-        # without the columns past d, the proof's lead block has exactly these singular values
+        # without the columns past d, the proof's lead block has exactly these singular
+        # values
         if n_tokens == 24:
             size = 24 // heads
             lead = np.sort(

@@ -1,4 +1,6 @@
-"""Experiments on rank at small sizes, and vocabularies, patch sizes and models against planted ones."""
+"""Experiments on rank at small sizes, and vocabularies, patch sizes and models against
+planted ones.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_heads_raise_rank_where_scores_differ(spectra: xr.Dataset) -> None:
 
 
 def planted_vocabulary(lens: Lens, sizes: tuple[float, float]) -> np.ndarray:
-    """An ellipse through the tokens in a plane of the stream; (token, 2) where they lie."""
+    """An ellipse through the tokens in a plane of the stream; (token, 2) where they
+    lie.
+    """
     table = lens.model.shared.weight
     turn = np.linspace(0, np.pi, len(table), endpoint=False)
     circle = np.stack([np.cos(2 * turn), np.sin(2 * turn)], axis=1) * sizes

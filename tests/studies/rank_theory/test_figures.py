@@ -1,4 +1,6 @@
-"""Figures of the theory, of vocabularies, patch sizes and models show their numbers, and sections read them."""
+"""Figures of the theory, of vocabularies, patch sizes and models show their numbers,
+and sections read them.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.testing import last_digit
 
-# rank, exponent; mean rank over 64 of twelve layers counted from 0 and from 1; the ranks of the first where known
+# rank, exponent; mean rank over 64 of twelve layers counted from 0 and from 1; the
+# ranks of the first where known
 SCHEDULES = [
     (3, 0.27, 0.082, 0.086, "3 4 5 5 5 5 6 6 6 6 6 6"),
     (5, 0.35, 0.151, 0.161, "5 7 8 9 9 10 10 11 11 12 12 12"),

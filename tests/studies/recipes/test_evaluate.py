@@ -1,4 +1,6 @@
-"""Skill against hand computation and known forecasters, and checkpoints that do what their cards say."""
+"""Skill against hand computation and known forecasters, and checkpoints that do what
+their cards say.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,9 @@ def test_a_horizon_that_no_series_has_is_answered_with_the_longest() -> None:
     ] == [1, 0]
     with pytest.raises(
         InputError,
-        match=r"--horizon 100000: no series of 'test: synthetic .* expected at most \d+$",
+        match=(
+            r"--horizon 100000: no series of 'test: synthetic .* expected at most \d+$"
+        ),
     ):
         evaluate.main(checkpoint_path("bolt-nano"), horizon=100_000)
 
@@ -176,9 +180,9 @@ def test_a_checkpoint_is_small_and_is_what_its_recipe_describes(name: str) -> No
     assert isinstance(pipeline, KINDS[name])
     shapes = {
         key: value.shape
-        for key, value in build_model(RECIPES[name], RECIPES[name].steps)
-        .state_dict()
-        .items()
+        for key, value in (
+            build_model(RECIPES[name], RECIPES[name].steps).state_dict().items()
+        )
     }
     stored = getattr(pipeline, "inner_model", pipeline.model).state_dict()
     assert {key: value.shape for key, value in stored.items()} == shapes

@@ -1,4 +1,6 @@
-"""The training history and figures of training at low rank, beside each checkpoint and record alone."""
+"""The training history and figures of training at low rank, beside each checkpoint and
+record alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Legs of a training: rates that rise again, Muon, the mean of legs, checkpoints, and wider models."""
+"""Legs of a training: rates that rise again, Muon, the mean of legs, checkpoints, and
+wider models.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,9 @@ def outputs(model: PreTrainedModel, length: int = 30) -> torch.Tensor:
 
 
 def trained(plan: TrainingRecipe) -> PreTrainedModel:
-    """A model in double precision whose every weight differs from what it begins with; its norms have no epsilon."""
+    """A model in double precision whose every weight differs from what it begins with;
+    its norms have no epsilon.
+    """
     model = build_model(
         plan.model_copy(update={"config": plan.config | {"layer_norm_epsilon": 0.0}})
     ).double()
@@ -231,7 +235,8 @@ def test_every_new_weight_learns(tiny: TrainingRecipe) -> None:
         out = outputs(wider)
         (out * torch.randn(out.shape, generator=generator)).mean().backward()
         optimizer.step()
-    # the decoder of a patch model has one position, so that its self-attention has nothing to choose
+    # the decoder of a patch model has one position, so that its self-attention has
+    # nothing to choose
     idle = ["relative", "shared"]
     if tiny.kind == "patch":
         idle += [
@@ -241,7 +246,8 @@ def test_every_new_weight_learns(tiny: TrainingRecipe) -> None:
     for name, weight in wider.named_parameters():
         assert weight.grad is not None
         if weight.ndim == 2 and not any(part in name for part in idle):
-            # some of the last rows and columns, which are new, reach the loss by the second step
+            # some of the last rows and columns, which are new, reach the loss by the
+            # second step
             rows, columns = (
                 min(before, new - 1)
                 for before, new in zip(old[name].shape, weight.shape, strict=True)

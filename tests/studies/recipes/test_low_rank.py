@@ -1,4 +1,6 @@
-"""Models that begin at low rank, and the experiment on them: what they compute, train, keep and measure."""
+"""Models that begin at low rank, and the experiment on them: what they compute, train,
+keep and measure.
+"""
 
 from __future__ import annotations
 
@@ -278,7 +280,8 @@ def test_records_are_of_svds(
     assert_close(
         spectra["singular_value"].values[0, 0, 0], expected, depth=16, dtype=np.float32
     )
-    # nothing has been added before the first step, and the first layer sees two directions
+    # nothing has been added before the first step, and the first layer sees two
+    # directions
     assert not vocabulary["moved_rank"].isel(training_step=0).any()
     assert vocabulary["rank"].isel(training_step=0).max() > 2
     assert vocabulary["vocabulary"].values.tolist() == [2]

@@ -13,7 +13,8 @@ from tsfm_lens.studies.recipes import families
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.series_source import SeriesSource
 
-# the error of a method of fourth order falls by 2^4 when the step is halved, and by a term of the next order more
+# the error of a method of fourth order falls by 2^4 when the step is halved, and by a
+# term of the next order more
 NEXT_ORDER = 0.15
 
 
@@ -55,7 +56,8 @@ def test_draws_have_the_covariance_of_their_kernel(
     )
     draws = families.kernelsynth(np.random.default_rng(0), 5_000, 6)
     scale = covariance.abs().max().item()
-    # the standard error of a covariance is at most sqrt(2 / n) of the variances; five of them
+    # the standard error of a covariance is at most sqrt(2 / n) of the variances; five
+    # of them
     atol = 5 * (2 / len(draws)) ** 0.5
     np.testing.assert_allclose(
         draws.T @ draws / len(draws) / scale, covariance / scale, atol=atol
@@ -143,7 +145,8 @@ def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:
         **{"training/d": np.arange(100_000.0, dtype=np.float32)},
     )
     starts = corpora.real_rows(tmp_path / "longest.npz")[:, 0]
-    # 625 pieces would fit: four times the root of that, evenly spread from the first value to the last
+    # 625 pieces would fit: four times the root of that, evenly spread from the first
+    # value to the last
     assert len(starts) == 100
     assert (starts[0], starts[-1]) == (0, 100_000 - corpora.LENGTH)
     assert np.ptp(np.diff(starts)) <= 1
@@ -152,6 +155,7 @@ def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:
         {corpora.REAL: 1.0}, np.random.default_rng(0), 200, 96
     )
     first = np.isnan(corpus.values[crops.rows]).sum(-1)
-    # a crop never asks for what lies before the series, but where the series is too short for it
+    # a crop never asks for what lies before the series, but where the series is too
+    # short for it
     assert (crops.starts >= np.minimum(first, corpora.LENGTH - 96)).all()
     assert (crops.starts + 95 * crops.strides < corpora.LENGTH).all()

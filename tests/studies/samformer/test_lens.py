@@ -1,4 +1,6 @@
-"""The models behind a lens: every oracle, forecasts in data units, and no wrong table that passes."""
+"""The models behind a lens: every oracle, forecasts in data units, and no wrong table
+that passes.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ EACH = pytest.mark.parametrize("options", TABLES.values(), ids=TABLES)
 
 
 def verdicts(options: dict[str, Any], every: int) -> dict[str, str]:
-    """What became of every so-manieth mutant: "refused", "rejected by …", "equivalent", or "survives: …"."""
+    """What became of every so-manieth mutant: "refused", "rejected by …", "equivalent",
+    or "survives: …".
+    """
     model = drawn(normalise=True, bias=True, **options)
     right = tuple(behaviour(example_case(Lens(model.lens_adapter(), "right"))))
 

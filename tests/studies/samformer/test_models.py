@@ -54,7 +54,9 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def reference(model: Any, x: np.ndarray) -> np.ndarray:
-    """f(X) = [X + A(X) X W_V W_O] W for one X (D, L), with RevIN as equations 6 to 8 print it."""
+    """f(X) = [X + A(X) X W_V W_O] W for one X (D, L), with RevIN as equations 6 to 8
+    print it.
+    """
     settings, gamma, beta = model.settings, np.ones((len(x), 1)), np.zeros((len(x), 1))
     mean, scale = np.zeros((len(x), 1)), np.ones((len(x), 1))
     if settings["normalise"]:
@@ -116,7 +118,8 @@ def test_inputs_and_draws_can_be_those_of_the_released_code() -> None:
         ),
     )
     attn: Any = plain.blocks[0].attn
-    # one window's largest singular value is that of the batch; scaled inputs are scaled maps
+    # one window's largest singular value is that of the batch; scaled inputs are scaled
+    # maps
     with torch.no_grad():
         scaled.blocks[0].attn.gamma.mul_(0.7)  # type: ignore[union-attr]
         for part in (attn.q, attn.k, attn.v):

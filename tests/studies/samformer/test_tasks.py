@@ -1,4 +1,6 @@
-"""Data and tasks: parts, standardisation, batches by seed and step, and runs of the training loop."""
+"""Data and tasks: parts, standardisation, batches by seed and step, and runs of the
+training loop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Attention with structured scores against its definition, gradients, cached decoding, and counted costs."""
+"""Attention with structured scores against its definition, gradients, cached decoding,
+and counted costs.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def factor(form: ScoringForm, features: int) -> float:
 def block_sum(
     x: np.ndarray, y: np.ndarray, left: np.ndarray, right: np.ndarray, head: int
 ) -> tuple[np.ndarray, ...]:
-    """Queries and keys of one level of one head: chunk k of the features through block k."""
+    """Queries and keys of one level of one head: chunk k of the features through block
+    k.
+    """
     own = x.shape[1] // len(left)
     q = [x[:, k * own : (k + 1) * own] @ left[k, :, head] for k in range(len(left))]
     k = [y[:, k * own : (k + 1) * own] @ right[k, :, head] for k in range(len(right))]
@@ -131,7 +135,9 @@ def train_head(made: ScoredAttention, head: int) -> np.ndarray:
 
 
 def level_scores(form: TokenLevels, q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """x_jᵀ Σ_{l ≤ d(j, j')} L_l R_lᵀ x_j' with d by floor(j p_l / T), T filled up to what the levels divide."""
+    """x_jᵀ Σ_{l ≤ d(j, j')} L_l R_lᵀ x_j' with d by floor(j p_l / T), T filled up to
+    what the levels divide.
+    """
     tokens, levels = len(q), len(form.ranks)
     length = form.length or tokens
     length += -length % 2 ** (levels - 1)
@@ -234,7 +240,9 @@ def cut(x: Tensor, blocks: int) -> Tensor:
 
 
 def by_order(x: Tensor, ranks: Sequence[int], order: str) -> Tensor:
-    """Scores of x with drawn factors, by one order of contraction, with batched products alone."""
+    """Scores of x with drawn factors, by one order of contraction, with batched
+    products alone.
+    """
     torch.manual_seed(0)
     width = x.shape[1]
     levels = []
@@ -278,7 +286,8 @@ def test_bilinear_levels_cost_what_the_formula_says(
     costs = bilinear_level_operations(tokens, width, ranks)
     plain = by_order(x, ranks, "a")
     blocks = level_blocks(len(ranks))
-    # adding the blocks of finer levels into the coarsest: D² / p_l additions, half a multiply-add each
+    # adding the blocks of finer levels into the coarsest: D² / p_l additions, half a
+    # multiply-add each
     additions = sum(Fraction(width**2, 2 * count) for count in blocks[1:])
     for order, cost in costs.items():
         assert_close(by_order(x, ranks, order), plain, depth=2000)

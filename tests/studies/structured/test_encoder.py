@@ -1,4 +1,6 @@
-"""Transformers with structured scores: every oracle on every form, regression in context, and what is refused."""
+"""Transformers with structured scores: every oracle on every form, regression in
+context, and what is refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Regression in context: prompts, the least-squares oracle, the task, its runs and their grid."""
+"""Regression in context: prompts, the least-squares oracle, the task, its runs and
+their grid.
+"""
 
 from __future__ import annotations
 

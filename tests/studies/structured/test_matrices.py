@@ -1,4 +1,6 @@
-"""Structured matrices against dense ones and counts; first weights and rates that carry over between widths."""
+"""Structured matrices against dense ones and counts; first weights and rates that carry
+over between widths.
+"""
 
 from __future__ import annotations
 

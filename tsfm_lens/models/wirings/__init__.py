@@ -1,1 +1,3 @@
-"""Wirings, one file per architecture; each defines ``ARCHITECTURE``. Files that start with "_" are shared parts."""
+"""Wirings, one file per architecture; each defines ``ARCHITECTURE``. Files that start
+with "_" are shared parts.
+"""

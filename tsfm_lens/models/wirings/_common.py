@@ -1,4 +1,6 @@
-"""Common parts of the wirings: known configurations, series as libraries take them, rows of tables."""
+"""Common parts of the wirings: known configurations, series as libraries take them,
+rows of tables.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def contexts(values: Iterable[Any]) -> list[Tensor]:
 
 
 def items(batch: SeriesBatch) -> list[Tensor]:
-    """Return one tensor per item: (time,), or (variate, time) where an item has several variates."""
+    """Return one tensor per item: (time,), or (variate, time) where an item has several
+    variates.
+    """
     rows = contexts(batch.values)
     groups = [
         [rows[row] for row in members] for members in batch.rows_by_group().values()
@@ -33,7 +37,9 @@ def items(batch: SeriesBatch) -> list[Tensor]:
 
 
 def padded(batch: SeriesBatch, length: int) -> Tensor:
-    """Return (batch, length), float32; shorter series are padded with NaN on the left, longer ones cut there."""
+    """Return (batch, length), float32; shorter series are padded with NaN on the left,
+    longer ones cut there.
+    """
     out = torch.full((len(batch), length), float("nan"))
     for row, series in zip(out, contexts(batch.values), strict=True):
         tail = series[-length:]
@@ -47,7 +53,9 @@ def by_item(batch: SeriesBatch, length: int) -> Tensor:
 
 
 def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
-    """Return (item, variate, time), float32, of each role that occurs; known covariates go on over the horizon."""
+    """Return (item, variate, time), float32, of each role that occurs; known covariates
+    go on over the horizon.
+    """
     shapes = {
         group: tuple(batch.roles[row] for row in rows)
         for group, rows in batch.rows_by_group().items()
@@ -56,7 +64,8 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
     for group, roles in shapes.items():
         if roles != shapes[first]:
             raise InputError(
-                f"{group!r} has {_counts(roles)} and {first!r} {_counts(shapes[first])}; this model takes items alike"
+                f"{group!r} has {_counts(roles)} and {first!r}"
+                f" {_counts(shapes[first])}; this model takes items alike"
             )
     full = by_item(batch, length)
     ahead = (
@@ -74,7 +83,9 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
 
 
 def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tensor:
-    """Return rows of all series, item by item: forecasts of targets, counted along an axis, and NaN for covariates."""
+    """Return rows of all series, item by item: forecasts of targets, counted along an
+    axis, and NaN for covariates.
+    """
     if set(roles) == {"target"}:
         return targets
     by_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
@@ -90,7 +101,9 @@ def _counts(roles: tuple[str, ...]) -> str:
 
 
 Keys = dict[str, Any]
-"""Keys of a configuration that a wiring understands; those of an object inside under its own key, else None."""
+"""Keys of a configuration that a wiring understands; those of an object inside under
+its own key, else None.
+"""
 
 
 def keys(words: str, **parts: Keys) -> Keys:
@@ -99,17 +112,22 @@ def keys(words: str, **parts: Keys) -> Keys:
 
 
 HUB = keys(
-    "_name_or_path architectures auto_map chunk_size_feed_forward dtype generation_config id2label label2id model_type "
-    "name_or_path output_attentions output_hidden_states problem_type return_dict torch_dtype transformers_version"
+    "_name_or_path architectures auto_map chunk_size_feed_forward dtype"
+    " generation_config id2label label2id model_type name_or_path output_attentions"
+    " output_hidden_states problem_type return_dict torch_dtype transformers_version"
 )
-"""Keys that transformers writes into any config.json and that change nothing inside a model."""
+"""Keys that transformers writes into any config.json and that change nothing inside a
+model.
+"""
 
 GENERATION = keys(
-    "_from_model_config bos_token_id decoder_start_token_id do_sample eos_token_id max_length max_new_tokens "
-    "output_attentions output_hidden_states pad_token_id return_dict_in_generate temperature top_k top_p "
-    "transformers_version use_cache"
+    "_from_model_config bos_token_id decoder_start_token_id do_sample eos_token_id"
+    " max_length max_new_tokens output_attentions output_hidden_states pad_token_id"
+    " return_dict_in_generate temperature top_k top_p transformers_version use_cache"
 )
-"""Keys of a generation_config.json under which the library still samples as the wirings say."""
+"""Keys of a generation_config.json under which the library still samples as the wirings
+say.
+"""
 
 
 def refuse_unknown(
@@ -119,14 +137,16 @@ def refuse_unknown(
     unknown = [f"{inside}{key}" for key in sorted(set(config) - set(known))]
     if unknown:
         raise WiringError(
-            f"{where} has configuration keys that the wiring does not know: {', '.join(unknown[:5])}. It may compute "
-            "something else than the wiring says; refusing rather than showing wrong activations."
+            f"{where} has configuration keys that the wiring does not know:"
+            f" {', '.join(unknown[:5])}. It may compute something else than the wiring"
+            " says; refusing rather than showing wrong activations."
         )
     for key, value in config.items():
         if known[key] is not None:
             if not isinstance(value, Mapping):
                 raise CheckpointError(
-                    f"{where} has {inside}{key}={reprlib.repr(value)}, expected an object of settings"
+                    f"{where} has {inside}{key}={reprlib.repr(value)}, expected an"
+                    " object of settings"
                 )
             refuse_unknown(value, where, known[key], inside=f"{inside}{key}.")
 
@@ -138,19 +158,23 @@ def refuse_values(
     *,
     inside: str = "",
 ) -> None:
-    """Refuse a configuration whose keys have values other than the ones that the wiring describes."""
+    """Refuse a configuration whose keys have values other than the ones that the wiring
+    describes.
+    """
     for key, value in expected.items():
         if isinstance(value, Mapping):
             refuse_values(config.get(key, {}), where, value, inside=f"{inside}{key}.")
         elif key in config and config[key] != value:
             raise WiringError(
-                f"{where} has {inside}{key}={reprlib.repr(config[key])}; the wiring describes models with {value!r} "
-                "only"
+                f"{where} has {inside}{key}={reprlib.repr(config[key])}; the wiring"
+                f" describes models with {value!r} only"
             )
 
 
 def write_checkpoint(model: Any, config: Mapping[str, Any], folder: Path) -> None:
-    """Write config.json and model.safetensors, for libraries that can read but not write them."""
+    """Write config.json and model.safetensors, for libraries that can read but not
+    write them.
+    """
     write_tensors(model.state_dict(), config, folder)
 
 
@@ -203,7 +227,9 @@ def attention_row(
     stream: str = "batch pos d_model",
     **others: Any,
 ) -> Attention:
-    """Describe an attention that writes what its module returns, or another, into a stream that the block reads."""
+    """Describe an attention that writes what its module returns, or another, into a
+    stream that the block reads.
+    """
     reads = Site("", "in", 0, stream) if reads is None else reads
     return Attention(
         kind, module, Site(write or module, layout=stream), reads, *matrices, **others
@@ -220,7 +246,9 @@ def mlp_row(
     first: Projection | None = None,
     **others: Any,
 ) -> Mlp:
-    """Describe an MLP: modules that return its write and take the stream, its layers, and its first matrix if fused."""
+    """Describe an MLP: modules that return its write and take the stream, its layers,
+    and its first matrix if fused.
+    """
     hidden = stream.replace("d_model", "d_mlp")
     into, out = layers
     sites = (

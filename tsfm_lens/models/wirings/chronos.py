@@ -23,8 +23,9 @@ from tsfm_lens.models.wirings._common import keys
 
 KEYS = t5.KEYS | {
     "chronos_config": keys(
-        "context_length eos_token_id model_type n_special_tokens n_tokens num_samples pad_token_id prediction_length "
-        "temperature tokenizer_class top_k top_p use_eos_token",
+        "context_length eos_token_id model_type n_special_tokens n_tokens num_samples"
+        " pad_token_id prediction_length temperature tokenizer_class top_k top_p"
+        " use_eos_token",
         tokenizer_kwargs=keys("high_limit low_limit"),
     )
 }
@@ -42,8 +43,8 @@ class ChronosAdapter(t5.TokenAdapter):
         self.settings = native.model.config
         if self.settings.model_type != "seq2seq":
             raise WiringError(
-                f"this Chronos model is of type {self.settings.model_type!r}; the wiring 'chronos' "
-                "describes encoder-decoder (seq2seq) models"
+                f"this Chronos model is of type {self.settings.model_type!r}; the"
+                " wiring 'chronos' describes encoder-decoder (seq2seq) models"
             )
         self.native, self.model = native, native.inner_model
         self.context_length = int(self.settings.context_length)
@@ -58,7 +59,9 @@ class ChronosAdapter(t5.TokenAdapter):
         future: Tensor | None = None,
         tokens: Tensor | None = None,
     ) -> Encoded:
-        """Tokenise the context and the teacher-forced future (start token alone if there is none)."""
+        """Tokenise the context and the teacher-forced future (start token alone if
+        there is none).
+        """
         context = self.native._prepare_and_validate_context(
             self.lengthened(_common.contexts(batch.values))
         )
@@ -75,7 +78,9 @@ class ChronosAdapter(t5.TokenAdapter):
         )
 
     def encode_tokens(self, ids: Tensor, decoder: Tensor) -> Encoded:
-        """Encode token ids as they are, (batch, pos) each; the decoder's begin with its start token."""
+        """Encode token ids as they are, (batch, pos) each; the decoder's begin with its
+        start token.
+        """
         values = tuple(row.numpy().astype(float) for row in ids)
         batch = SeriesBatch(
             values, tuple(f"sequence-{position}" for position in range(len(ids)))
@@ -96,7 +101,9 @@ class ChronosAdapter(t5.TokenAdapter):
         )[0]
 
     def number_step(self, values: np.ndarray) -> float:
-        """Return the width of a bin, which grows with the mean absolute value of the context."""
+        """Return the width of a bin, which grows with the mean absolute value of the
+        context.
+        """
         low, high = self.native.tokenizer.centers[:2].tolist()
         return float((high - low) * np.nanmean(np.abs(values)))
 
@@ -104,7 +111,9 @@ class ChronosAdapter(t5.TokenAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Draw sample paths, and take their empirical quantiles as ``ChronosPipeline.predict_quantiles`` does."""
+        """Draw sample paths, and take their empirical quantiles as
+        ``ChronosPipeline.predict_quantiles`` does.
+        """
         contexts = self.lengthened(_common.contexts(batch.values))
         paths = self.native.predict(
             contexts, prediction_length=horizon, num_samples=num_samples
@@ -112,7 +121,9 @@ class ChronosAdapter(t5.TokenAdapter):
         return self.of_paths(paths, levels)
 
     def values(self, encoded: Encoded) -> Tensor:
-        """Return the value that each token decodes to, (batch, vocabulary), special tokens included."""
+        """Return the value that each token decodes to, (batch, vocabulary), special
+        tokens included.
+        """
         vocabulary = torch.arange(self.settings.n_tokens).reshape(1, 1, -1)
         values = self.native.tokenizer.output_transform(
             vocabulary.expand(len(encoded.batch), 1, -1), encoded.scale.cpu()

@@ -1,4 +1,6 @@
-"""Chronos-2: an encoder that attends over time and, at each token, over the series of a group."""
+"""Chronos-2: an encoder that attends over time and, at each token, over the series of a
+group.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ from tsfm_lens.models.wirings._common import (
 KEYS = t5.KEYS | keys(
     "attn_implementation rope_theta",
     chronos_config=keys(
-        "context_length input_patch_size input_patch_stride max_output_patches output_patch_size quantiles "
-        "time_encoding_scale use_arcsinh use_reg_token"
+        "context_length input_patch_size input_patch_stride max_output_patches"
+        " output_patch_size quantiles time_encoding_scale use_arcsinh use_reg_token"
     ),
 )
 
@@ -91,7 +93,9 @@ def _wiring(config: Any, patch: int) -> Wiring:
 
 
 class Chronos2Adapter(Adapter):
-    """Adapter of a ``Chronos2Pipeline``; the variates of an item are rows with one group id."""
+    """Adapter of a ``Chronos2Pipeline``; the variates of an item are rows with one
+    group id.
+    """
 
     architecture = "chronos-2"
     rollout = "refeed"
@@ -113,7 +117,9 @@ class Chronos2Adapter(Adapter):
         self.wiring = _wiring(self.model.config, self.prediction_length)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Pad contexts on the left, with their group ids; append the patches to forecast with known covariates."""
+        """Pad contexts on the left, with their group ids; append the patches to
+        forecast with known covariates.
+        """
         with_codes = self.numbered(batch)
         context = _common.padded(with_codes, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
@@ -150,7 +156,9 @@ class Chronos2Adapter(Adapter):
         )
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Replace categories by the library's numbers: means of the one target, or the categories' own numbers."""
+        """Replace categories by the library's numbers: means of the one target, or the
+        categories' own numbers.
+        """
         if not any(batch.categories):
             return batch
         values, futures = list(batch.values), list(batch.futures)
@@ -220,7 +228,9 @@ class Chronos2Adapter(Adapter):
 def prepared(
     batch: SeriesBatch, contexts: list[Tensor], horizon: int
 ) -> list[dict[str, Any]]:
-    """Prepare items as the library does, (row, time) and (row, step), but that all rows are forecast."""
+    """Prepare items as the library does, (row, time) and (row, step), but that all rows
+    are forecast.
+    """
     sizes = np.bincount(batch.group_index).tolist()
     futures = torch.tensor(batch.known_future(horizon)).float().split(sizes)
     rows = [context.float().reshape(-1, context.shape[-1]) for context in contexts]
@@ -234,7 +244,9 @@ def prepared(
 def _encode_categories(
     batch: SeriesBatch, row: int, target: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return past and future of one covariate of categories, as the library's own preparation gives them."""
+    """Return past and future of one covariate of categories, as the library's own
+    preparation gives them.
+    """
     from chronos.chronos2.preprocess import from_list_of_dicts
 
     levels, past, future = (
@@ -244,9 +256,9 @@ def _encode_categories(
     )
     table = batch.level_numbers[row]
     if table is not None:
-        return table[_places(past, levels)], None if future is None else table[
-            _places(future, levels)
-        ]
+        return table[_places(past, levels)], (
+            None if future is None else table[_places(future, levels)]
+        )
     if len(target) > 1:
         _refuse_unseen(batch, row)
         # codes themselves, and a missing value has one of its own
@@ -263,18 +275,23 @@ def _encode_categories(
     result = from_list_of_dicts(
         [item | {"future_covariates": ahead}], prediction_length=len(future)
     )[0]
-    return result["context"][-1].double().numpy(), result["future_covariates"][
-        -1
-    ].double().numpy()
+    return (
+        result["context"][-1].double().numpy(),
+        result["future_covariates"][-1].double().numpy(),
+    )
 
 
 def _places(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
-    """Return the places of codes in a table of levels, whose last row is of missing values."""
+    """Return the places of codes in a table of levels, whose last row is of missing
+    values.
+    """
     return np.nan_to_num(codes, nan=len(levels)).astype(int)
 
 
 def _refuse_unseen(batch: SeriesBatch, row: int) -> None:
-    """Refuse a category of the future that no past has: beside several targets there is no mean to stand for it."""
+    """Refuse a category of the future that no past has: beside several targets there is
+    no mean to stand for it.
+    """
     alike = [
         one for one, name in enumerate(batch.variates) if name == batch.variates[row]
     ]
@@ -288,9 +305,10 @@ def _refuse_unseen(batch: SeriesBatch, row: int) -> None:
     if novel:
         past = ", ".join(levels[int(code)] for code in seen[np.isfinite(seen)])
         raise InputError(
-            f"the future of known covariate {batch.ids[row]!r} has the category {novel[0]!r}, which no past has "
-            f"({past}); beside several targets the model has no number for it, so give one target, or a category of "
-            "the past"
+            f"the future of known covariate {batch.ids[row]!r} has the category"
+            f" {novel[0]!r}, which no past has ({past}); beside several targets the"
+            " model has no number for it, so give one target, or a category of the"
+            " past"
         )
 
 

@@ -25,7 +25,8 @@ from tsfm_lens.models.wirings._common import keys
 
 KEYS = t5.KEYS | {
     "chronos_config": keys(
-        "context_length input_patch_size input_patch_stride prediction_length quantiles use_reg_token"
+        "context_length input_patch_size input_patch_stride prediction_length quantiles"
+        " use_reg_token"
     )
 }
 MODEL = "ChronosBoltModelForForecasting"

@@ -1,4 +1,6 @@
-"""Fracast: one block of convolution and MLP, used at ten dilations, a norm after each sum; no attention."""
+"""Fracast: one block of convolution and MLP, used at ten dilations, a norm after each
+sum; no attention.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ class _Head(nn.Module):
 
 
 def _unrolled(native: Any) -> nn.Module:
-    """Give every use of the shared block a module of its own, with the same parameters, and the head a call."""
+    """Give every use of the shared block a module of its own, with the same parameters,
+    and the head a call.
+    """
     core, head = native.core, native.head
     if core.blocks is None:
         shared = {id(parameter): parameter for parameter in core.block.parameters()}
@@ -126,7 +130,9 @@ def _modules(native: Any) -> nn.Module:
 
 
 class FracastAdapter(Adapter):
-    """Adapter of a ``FracastModel``; its only stack is no sum of writes, so it has branches only."""
+    """Adapter of a ``FracastModel``; its only stack is no sum of writes, so it has
+    branches only.
+    """
 
     architecture = NAME
     rollout = "refeed"
@@ -170,8 +176,8 @@ class FracastAdapter(Adapter):
         for name, count in zip(batch.ids, np.isfinite(values).sum(axis=1), strict=True):
             if count < LEAST:
                 raise InputError(
-                    f"series {name!r} has {count} values in the context; Fracast takes {LEAST} or more (explanations, "
-                    "with reference='mean')"
+                    f"series {name!r} has {count} values in the context; Fracast takes"
+                    f" {LEAST} or more (explanations, with reference='mean')"
                 )
         return values
 

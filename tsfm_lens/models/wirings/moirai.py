@@ -1,4 +1,6 @@
-"""Moirai 1.1-R: a bidirectional encoder over all variates of an item, with a mixture of four distributions."""
+"""Moirai 1.1-R: a bidirectional encoder over all variates of an item, with a mixture of
+four distributions.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,17 @@ from tsfm_lens.models.wirings._common import copied, keys
 
 NAME = "moirai-1.1"
 KEYS = keys(
-    "attn_dropout_p d_model distr_output dropout_p max_seq_len num_layers patch_sizes scaling"
+    "attn_dropout_p d_model distr_output dropout_p max_seq_len num_layers patch_sizes"
+    " scaling"
 )
 TARGET = re.compile(r"uni2ts\.distribution(\.[a-z_]+)?\.[A-Z][A-Za-z]*Output")
 PATCH = 32
 
 
 class MoiraiAdapter(moirai_2.PackedAdapter):
-    """Adapter of a ``MoiraiModule``, or the module of a ``MoiraiForecast``, at one patch size."""
+    """Adapter of a ``MoiraiModule``, or the module of a ``MoiraiForecast``, at one
+    patch size.
+    """
 
     architecture = NAME
     readout = "distribution"
@@ -79,7 +84,8 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         """Return a ``MoiraiForecast`` and its arguments."""
         if self.patch not in self.model.patch_sizes:
             raise InputError(
-                f"patch {self.patch} is none of the model's sizes {tuple(self.model.patch_sizes)}"
+                f"patch {self.patch} is none of the model's sizes"
+                f" {tuple(self.model.patch_sizes)}"
             )
         length, roles = self.longest(batch), batch.roles[: batch.n_variates]
         kind = _library().MoiraiForecast
@@ -94,7 +100,9 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute the mean of the mixture in data units, (batch, 1, step), in whole patches; NaN for covariates."""
+        """Compute the mean of the mixture in data units, (batch, 1, step), in whole
+        patches; NaN for covariates.
+        """
         native = {name: value for name, value in inputs.items() if name != "layout"}
         return self._future(self.model(**native).mean, inputs["layout"])
 
@@ -126,7 +134,9 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Draw sample paths from one masked pass of ``MoiraiForecast.forward``, and take their empirical quantiles."""
+        """Draw sample paths from one masked pass of ``MoiraiForecast.forward``, and
+        take their empirical quantiles.
+        """
         forecast, inputs = self.library_input(batch, horizon)
         with torch.no_grad():
             paths = forecast(
@@ -145,13 +155,16 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:
-    """Refuse all but distributions of uni2ts: the loader calls whatever a ``_target_`` names, with its arguments."""
+    """Refuse all but distributions of uni2ts: the loader calls whatever a ``_target_``
+    names, with its arguments.
+    """
     nodes: list[Any] = [config.get("distr_output")]
     for node in nodes:
         target = node.get("_target_") if isinstance(node, Mapping) else None
         if not isinstance(target, str) or not TARGET.fullmatch(target):
             raise WiringError(
-                f"{where} has {reprlib.repr(node)} as output distribution; expected a class of uni2ts.distribution"
+                f"{where} has {reprlib.repr(node)} as output distribution; expected a"
+                " class of uni2ts.distribution"
             )
         parts = node.get("components", ())
         nodes += list(parts) if isinstance(parts, list) else [parts] if parts else []
@@ -161,7 +174,8 @@ def _check(config: Mapping[str, Any], where: str) -> None:
                 key.isidentifier() and key[0] != "_" and number
             ):
                 raise CheckpointError(
-                    f"{where} has distr_output.{key}={reprlib.repr(value)}, expected a number above 0"
+                    f"{where} has distr_output.{key}={reprlib.repr(value)}, expected a"
+                    " number above 0"
                 )
 
 

@@ -1,4 +1,6 @@
-"""Moirai 2: a causal decoder over all variates of an item, emitting quantiles of several patches at once."""
+"""Moirai 2: a causal decoder over all variates of an item, emitting quantiles of
+several patches at once.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ from tsfm_lens.models.wirings._common import (
 
 
 def _stand_in_for_pytree() -> None:
-    """Give jaxtyping a ``PyTree`` where there is no jax: uni2ts names it in annotations only."""
+    """Give jaxtyping a ``PyTree`` where there is no jax: uni2ts names it in annotations
+    only.
+    """
     jaxtyping: Any = import_module("jaxtyping")
     try:
         _ = jaxtyping.PyTree
@@ -76,10 +80,14 @@ class PackedAdapter(Adapter):
     def library_input(
         self, batch: SeriesBatch, horizon: int
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Return the library's forecast object for a batch and a horizon, and its arguments."""
+        """Return the library's forecast object for a batch and a horizon, and its
+        arguments.
+        """
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Pack one sequence per item: the context of every variate, then places for its future."""
+        """Pack one sequence per item: the context of every variate, then places for its
+        future.
+        """
         steps = self.prediction_length if horizon is None else horizon
         forecast, native = self.library_input(batch, steps)
         inputs: dict[str, Any] = dict(
@@ -111,7 +119,9 @@ class PackedAdapter(Adapter):
         )
 
     def forecaster(self, kind: type, roles: tuple[str, ...], **sizes: int) -> Any:
-        """Return the library's forecast object for these sizes, kept until others are requested."""
+        """Return the library's forecast object for these sizes, kept until others are
+        requested.
+        """
         sizes |= {
             "target_dim": roles.count("target"),
             "feat_dynamic_real_dim": roles.count("known"),
@@ -120,7 +130,8 @@ class PackedAdapter(Adapter):
         if self._forecaster is None or self._forecaster[0] != sizes:
             self._forecaster = sizes, kind(**sizes, module=self.model).eval()
         forecaster = self._forecaster[1]
-        # it makes tensors on the device that it was itself sent to, whatever its module's is
+        # it makes tensors on the device that it was itself sent to, whatever its
+        # module's is
         return (
             forecaster
             if forecaster.device == self.device
@@ -148,12 +159,14 @@ def describe_stack(model: Any) -> Stack:
     inside = layer.self_attn
     if inside.attn_dropout_p > 0:
         raise WiringError(
-            f"this Moirai has attn_dropout_p={inside.attn_dropout_p}, which uni2ts applies in evaluation mode too, so "
-            "that no two forwards agree; set attn_dropout_p = 0.0 on every layer's self_attn"
+            f"this Moirai has attn_dropout_p={inside.attn_dropout_p}, which uni2ts"
+            " applies in evaluation mode too, so that no two forwards agree; set"
+            " attn_dropout_p = 0.0 on every layer's self_attn"
         )
     if inside.num_groups != inside.num_heads:
         raise WiringError(
-            f"this Moirai groups {inside.num_heads} heads in {inside.num_groups}, expected no grouping"
+            f"this Moirai groups {inside.num_heads} heads in {inside.num_groups},"
+            " expected no grouping"
         )
     # groups of one head each: the axis of length 1
     layouts: dict[str, Any] = {
@@ -251,7 +264,9 @@ def native_input(
     *,
     causal_fill: bool = False,
 ) -> dict[str, Tensor]:
-    """Make the arguments of a uni2ts forecast: (item, time, variate), filled with 0, or causal means (Moirai 2)."""
+    """Make the arguments of a uni2ts forecast: (item, time, variate), filled with 0, or
+    causal means (Moirai 2).
+    """
     parts = {
         role: values.transpose(1, 2)
         for role, values in _common.by_role(batch, length, horizon).items()
@@ -294,7 +309,8 @@ def native_input(
 
 NAME = "moirai-2"
 KEYS = keys(
-    "attn_dropout_p d_ff d_model dropout_p max_seq_len num_layers num_predict_token patch_size quantile_levels scaling"
+    "attn_dropout_p d_ff d_model dropout_p max_seq_len num_layers num_predict_token"
+    " patch_size quantile_levels scaling"
 )
 
 
@@ -338,18 +354,23 @@ class Moirai2Adapter(PackedAdapter):
         )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step), from the last context token of each variate."""
+        """Compute quantiles in data units, (batch, quantile, step), from the last
+        context token of each variate.
+        """
         native = {name: inputs[name] for name in PACKED}
         return self._quantiles(
             self.model(**native, training_mode=False), inputs["layout"]
         )
 
     def _quantiles(self, output: Tensor, layout: Layout) -> Tensor:
-        """Turn (…, item, pos, raw output) into (…, item · variate, quantile, step); NaN for covariates."""
+        """Turn (…, item, pos, raw output) into (…, item · variate, quantile, step); NaN
+        for covariates.
+        """
         positions = [layout.last_context[row] for row in layout.targets]
         rows = rearrange(
             output[..., positions, :],
-            "... item variate (token quantile patch) -> ... (item variate) quantile (token patch)",
+            "... item variate (token quantile patch) -> ... (item variate) quantile"
+            " (token patch)",
             quantile=len(self.levels),
             patch=self.patch,
         )
@@ -365,17 +386,21 @@ class Moirai2Adapter(PackedAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run ``Moirai2Forecast.forward``; beyond one pass, the library rolls out univariate items only."""
+        """Run ``Moirai2Forecast.forward``; beyond one pass, the library rolls out
+        univariate items only.
+        """
         roles = batch.roles[: batch.n_variates]
         if horizon > self.prediction_length and len(roles) > 1:
             raise InputError(
-                f"horizon {horizon} is longer than the {self.prediction_length} steps of one pass, and uni2ts rolls "
-                "out items with one variate only; shorten the horizon or forecast the variates one by one"
+                f"horizon {horizon} is longer than the {self.prediction_length} steps"
+                " of one pass, and uni2ts rolls out items with one variate only;"
+                " shorten the horizon or forecast the variates one by one"
             )
         forecast, inputs = self.library_input(batch, horizon)
         with torch.no_grad():
             output = forecast(**inputs).cpu()
-        # (item, quantile, step[, variate]): the library drops the axis of a single variate
+        # (item, quantile, step[, variate]): the library drops the axis of a single
+        # variate
         full = output if output.ndim == 4 else output.unsqueeze(-1)
         quantiles = rearrange(
             full, "item quantile step variate -> (item variate) step quantile"

@@ -1,4 +1,6 @@
-"""T5, the language model: the contrast that the papers on Chronos draw. A series is its sequence of token ids."""
+"""T5, the language model: the contrast that the papers on Chronos draw. A series is its
+sequence of token ids.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,13 @@ from tsfm_lens.models.wirings._common import (
 )
 
 KEYS = keys(
-    "bos_token_id chronos_pipeline_class classifier_dropout d_ff d_kv d_model decoder_start_token_id dense_act_fn "
-    "dropout_rate eos_token_id feed_forward_proj initializer_factor is_decoder is_encoder_decoder is_gated_act "
-    "layer_norm_epsilon n_positions num_decoder_layers num_heads num_layers output_past pad_token_id reg_token_id "
-    "relative_attention_max_distance relative_attention_num_buckets scale_decoder_outputs task_specific_params "
-    "tie_encoder_decoder tie_word_embeddings use_cache vocab_size"
+    "bos_token_id chronos_pipeline_class classifier_dropout d_ff d_kv d_model"
+    " decoder_start_token_id dense_act_fn dropout_rate eos_token_id feed_forward_proj"
+    " initializer_factor is_decoder is_encoder_decoder is_gated_act layer_norm_epsilon"
+    " n_positions num_decoder_layers num_heads num_layers output_past pad_token_id"
+    " reg_token_id relative_attention_max_distance relative_attention_num_buckets"
+    " scale_decoder_outputs task_specific_params tie_encoder_decoder"
+    " tie_word_embeddings use_cache vocab_size"
 )
 VALUES = {"model_type": "t5"}
 
@@ -87,7 +91,9 @@ class TokenAdapter(Adapter):
         *,
         n_eos: int = 0,
     ) -> Encoded:
-        """Make the native input of token ids, (batch, pos) each; the decoder's begin with its start token."""
+        """Make the native input of token ids, (batch, pos) each; the decoder's begin
+        with its start token.
+        """
         n_context = ids.shape[1] - n_eos
         spans = {
             "encoder": TokenSpans.patches(-n_context, n_context, 1, ("EOS",) * n_eos),
@@ -103,7 +109,9 @@ class TokenAdapter(Adapter):
         return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
 
     def shifted(self, target: Tensor | None, count: int) -> Tensor:
-        """Return a decoder's input: the start token, and what follows of the target, if there is one."""
+        """Return a decoder's input: the start token, and what follows of the target, if
+        there is one.
+        """
         start = torch.full((count, 1), self.model.config.decoder_start_token_id)
         return (
             start
@@ -130,7 +138,9 @@ class TokenAdapter(Adapter):
 
 
 def pipeline(name: str) -> dict[str, Any]:
-    """Return the functions ``open`` and ``wrap`` of an architecture with a pipeline of the library of Chronos."""
+    """Return the functions ``open`` and ``wrap`` of an architecture with a pipeline of
+    the library of Chronos.
+    """
 
     def kind() -> Any:
         return getattr(import_module("chronos"), name)
@@ -147,7 +157,9 @@ def pipeline(name: str) -> dict[str, Any]:
 
 
 def blank(model: str, config: Mapping[str, Any]) -> Any:
-    """Build a model without weights, of T5 in transformers or of a class "module:name" that takes its configuration."""
+    """Build a model without weights, of T5 in transformers or of a class "module:name"
+    that takes its configuration.
+    """
     from transformers import T5Config
 
     module, _, name = model.rpartition(":")
@@ -157,7 +169,9 @@ def blank(model: str, config: Mapping[str, Any]) -> Any:
 
 
 def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
-    """Describe the encoder's and the decoder's rows; ``encoder_upstream`` are the modules that make the first input."""
+    """Describe the encoder's and the decoder's rows; ``encoder_upstream`` are the
+    modules that make the first input.
+    """
     names = {
         "n_heads": "num_heads",
         "d_model": "d_model",
@@ -229,7 +243,9 @@ def _mlp(sublayer: int, config: Any) -> Mlp:
 
 
 class T5Adapter(TokenAdapter):
-    """Adapter of a ``T5ForConditionalGeneration``: token ids in and out; tokenise text with its own tokenizer."""
+    """Adapter of a ``T5ForConditionalGeneration``: token ids in and out; tokenise text
+    with its own tokenizer.
+    """
 
     architecture = "t5"
     package = "transformers"
@@ -250,7 +266,9 @@ class T5Adapter(TokenAdapter):
         future: Tensor | None = None,
         tokens: Tensor | None = None,
     ) -> Encoded:
-        """Pad token ids on the left under the mask, and add the teacher-forced decoder input."""
+        """Pad token ids on the left under the mask, and add the teacher-forced decoder
+        input.
+        """
         ids = _common.padded(batch, self.longest(batch))
         mask = ~torch.isnan(ids)
         ids = self._ids(torch.where(mask, ids, float(self.model.config.pad_token_id)))
@@ -262,8 +280,8 @@ class T5Adapter(TokenAdapter):
 
     def _ids(self, values: Tensor) -> Tensor:
         hint = (
-            ". Tokenise text with its own tokenizer first; if this is a Chronos checkpoint, its config.json lacks "
-            "chronos_config."
+            ". Tokenise text with its own tokenizer first; if this is a Chronos"
+            " checkpoint, its config.json lacks chronos_config."
         )
         self.refuse_other_ids(
             values, "T5 is a language model: a series is its token ids, integers", hint

@@ -1,4 +1,6 @@
-"""TimesFM 2.5 in Google's own package: a decoder over patches whose branches end in a norm of their own."""
+"""TimesFM 2.5 in Google's own package: a decoder over patches whose branches end in a
+norm of their own.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,18 @@ def describe_mlp(
     act: str,
     stream: str = "batch pos d_model",
 ) -> Mlp:
-    """Describe an MLP between two norms, its activation function as the library names it."""
+    """Describe an MLP between two norms, its activation function as the library names
+    it.
+    """
     name = {"swish": "silu", "none": "linear"}.get(act, act)
     rest: dict[str, Any] = {"norm": norms[0], "post_norm": norms[1], "aside": True}
     return mlp_row(norms[1], norms[0], layers, name, stream=stream, **rest)
 
 
 def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
-    """Return series without their leading NaN and with inner ones interpolated, as ``timesfm`` does; fresh arrays."""
+    """Return series without their leading NaN and with inner ones interpolated, as
+    ``timesfm`` does; fresh arrays.
+    """
     out = []
     for series in batch.values:
         is_value = ~np.isnan(series)
@@ -75,7 +81,9 @@ def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
 
 
 def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor]:
-    """Return values and masks, (batch, time): zero-padded at the front to a multiple of the patch, True = padding."""
+    """Return values and masks, (batch, time): zero-padded at the front to a multiple of
+    the patch, True = padding.
+    """
     width = -(-length // patch) * patch
     values = torch.zeros(len(batch), width)
     masks = torch.ones_like(values, dtype=torch.bool)
@@ -89,7 +97,9 @@ def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor
 def running_statistics(
     patches: Tensor, masks: Tensor, update: Callable[..., tuple[Tensor, Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Compute mean and standard deviation up to each patch, (batch, patch) each, by the library's own update."""
+    """Compute mean and standard deviation up to each patch, (batch, patch) each, by the
+    library's own update.
+    """
     n, mu, sigma = (torch.zeros(len(patches), device=patches.device) for _ in range(3))
     means, deviations = [], []
     for index in range(patches.shape[1]):
@@ -100,7 +110,9 @@ def running_statistics(
 
 
 def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
-    """Turn a head's raw output (…, batch, horizon · 10) into quantiles in data units, (…, batch, quantile, step)."""
+    """Turn a head's raw output (…, batch, horizon · 10) into quantiles in data units,
+    (…, batch, quantile, step).
+    """
     # entry 0 of the ten is the mean
     return in_data_units(
         flat.reshape(*flat.shape[:-1], horizon, -1)[..., 1:].transpose(-1, -2),
@@ -133,9 +145,12 @@ def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[
 def _in_pieces(
     model: Any, inputs: Tensor, masks: Tensor, caches: Any, prefixes: np.ndarray
 ) -> Any:
-    """Compute the outputs and caches of all rows, piece by piece of patches over which no two rows part."""
+    """Compute the outputs and caches of all rows, piece by piece of patches over which
+    no two rows part.
+    """
     outputs: list[tuple[Tensor, ...]] = []
-    # by row, which row of the last piece is its beginning; at first all begin with nothing
+    # by row, which row of the last piece is its beginning; at first all begin with
+    # nothing
     previous, state = np.zeros(len(inputs), dtype=int), caches
     for start, stop in pieces(prefixes):
         _, firsts, group = np.unique(
@@ -165,7 +180,9 @@ def _rows(cache: Any, rows: np.ndarray) -> Any:
 
 
 def pieces(prefixes: np.ndarray) -> list[tuple[int, int]]:
-    """Return ranges of patches within which rows that are alike at the first are so at the last, (start, stop) each."""
+    """Return ranges of patches within which rows that are alike at the first are so at
+    the last, (start, stop) each.
+    """
     counts = [len(np.unique(column)) for column in prefixes.T]
     cuts = [
         0,
@@ -214,7 +231,9 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TimesFmAdapter(Adapter):
-    """Adapter of a ``TimesFM_2p5_200M_torch``; a single forward reads the point head: deciles of the next patch."""
+    """Adapter of a ``TimesFM_2p5_200M_torch``; a single forward reads the point head:
+    deciles of the next patch.
+    """
 
     architecture = NAME
     rollout = "cache"
@@ -230,7 +249,9 @@ class TimesFmAdapter(Adapter):
 
     @property
     def passes(self) -> int:
-        """Number of forwards of one forecast: two under the library's flip invariance (x and -x)."""
+        """Number of forwards of one forecast: two under the library's flip invariance
+        (x and -x).
+        """
         config = getattr(self.native, "forecast_config", None)
         return 2 if config is not None and config.force_flip_invariance else 1
 
@@ -262,7 +283,9 @@ class TimesFmAdapter(Adapter):
         )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute deciles of the patch after the last one, in data units, (batch, quantile, step)."""
+        """Compute deciles of the patch after the last one, in data units, (batch,
+        quantile, step).
+        """
         (_, _, output, _), _ = self.model(inputs["inputs"], inputs["masks"])
         return deciles(output[:, -1], self.model.o, inputs["mu"], inputs["sigma"])
 
@@ -275,9 +298,12 @@ class TimesFmAdapter(Adapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run ``forecast`` under the object's own configuration, or under a default one if it has none that fits."""
+        """Run ``forecast`` under the object's own configuration, or under a default one
+        if it has none that fits.
+        """
         native = copy.copy(self.native)
-        # the library notes a device at construction and sends inputs there, and fills batches up for every device
+        # the library notes a device at construction and sends inputs there, and fills
+        # batches up for every device
         self.model.device = self.device
         native.compile(self._forecast_config(batch, horizon))
         native.global_batch_size = len(batch)
@@ -292,8 +318,9 @@ class TimesFmAdapter(Adapter):
         if config is not None:
             if horizon > config.max_horizon:
                 raise InputError(
-                    f"horizon {horizon} is longer than the max_horizon {config.max_horizon} that this model was "
-                    "compiled for; compile it with a larger ForecastConfig.max_horizon"
+                    f"horizon {horizon} is longer than the max_horizon"
+                    f" {config.max_horizon} that this model was compiled for; compile"
+                    " it with a larger ForecastConfig.max_horizon"
                 )
             return dataclasses.replace(
                 config, per_core_batch_size=len(batch), return_backcast=False
@@ -301,7 +328,8 @@ class TimesFmAdapter(Adapter):
         limit = int(self.model.config.context_limit)
         if horizon > limit - self.model.p:
             raise InputError(
-                f"horizon {horizon} is longer than the model's context limit of {limit} steps allows"
+                f"horizon {horizon} is longer than the model's context limit of {limit}"
+                " steps allows"
             )
         steps = -(-horizon // self.model.o) * self.model.o
         longest = -(-self.padded_length(batch) // self.model.p) * self.model.p
@@ -317,20 +345,29 @@ class TimesFmAdapter(Adapter):
         )
 
     def sharing(self, prefixes: np.ndarray) -> AbstractContextManager[None]:
-        """Let rows that begin alike compute their common patches once; see ``shared_prefixes``."""
+        """Let rows that begin alike compute their common patches once; see
+        ``shared_prefixes``.
+        """
         return shared_prefixes(self.model, prefixes)
 
     def joined(
         self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Join the arguments of all passes of a rollout to those of one pass without a cache."""
-        return tuple(
-            torch.cat([args[index] for args, _ in calls], dim=1) for index in (0, 1)
-        ), {}
+        """Join the arguments of all passes of a rollout to those of one pass without a
+        cache.
+        """
+        return (
+            tuple(
+                torch.cat([args[index] for args, _ in calls], dim=1) for index in (0, 1)
+            ),
+            {},
+        )
 
 
 def wrap(module: Any) -> Any:
-    """Build the library's forecaster around a module, without another 200 million weights."""
+    """Build the library's forecaster around a module, without another 200 million
+    weights.
+    """
     forecaster = LIBRARY.require().TimesFM_2p5_200M_torch
     native = forecaster.__new__(forecaster)
     native.model, native.torch_compile = module, False
@@ -364,8 +401,10 @@ register(
         wrap=lambda native: (
             wrap(native) if isinstance(native, torch.nn.Module) else native
         ),
-        notes="forecasts run without flip invariance unless the object was compiled with it; the library's covariates "
-        "are a regression outside the model",
+        notes=(
+            "forecasts run without flip invariance unless the object was compiled with"
+            " it; the library's covariates are a regression outside the model"
+        ),
         library=LIBRARY,
         table_traits={"attention", "additive", "gradients"},
     )

@@ -32,10 +32,12 @@ from tsfm_lens.models.wirings._common import (
 
 NAME = "timesfm-2.5-transformers"
 KEYS = keys(
-    "activation attention_bias attention_dropout context_length decode_index force_flip_invariance head_dim "
-    "hidden_size horizon_length infer_is_positive initializer_range intermediate_size is_encoder_decoder "
-    "max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads output_quantile_len "
-    "patch_length quantiles rms_norm_eps tie_word_embeddings use_bias use_cache use_continuous_quantile_head",
+    "activation attention_bias attention_dropout context_length decode_index"
+    " force_flip_invariance head_dim hidden_size horizon_length infer_is_positive"
+    " initializer_range intermediate_size is_encoder_decoder max_position_embeddings"
+    " num_attention_heads num_hidden_layers num_key_value_heads output_quantile_len"
+    " patch_length quantiles rms_norm_eps tie_word_embeddings use_bias use_cache"
+    " use_continuous_quantile_head",
     rope_parameters=keys("rope_theta rope_type"),
 )
 
@@ -69,7 +71,9 @@ def _wiring(config: Any) -> Wiring:
 
 
 class TimesFmPortAdapter(Adapter):
-    """Adapter of a ``TimesFm2_5ModelForPrediction``; a forward reads the point head: deciles of the next patch."""
+    """Adapter of a ``TimesFm2_5ModelForPrediction``; a forward reads the point head:
+    deciles of the next patch.
+    """
 
     architecture = NAME
     dtypes = ALL_DTYPES
@@ -110,7 +114,9 @@ class TimesFmPortAdapter(Adapter):
         return Encoded(inputs, spans, loc, scale, batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute deciles of the patch after the last one, in data units, (batch, quantile, step)."""
+        """Compute deciles of the patch after the last one, in data units, (batch,
+        quantile, step).
+        """
         states = self.model.model(
             past_values=inputs["values"], past_values_padding=inputs["padding_masks"]
         )

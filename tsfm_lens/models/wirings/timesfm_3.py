@@ -1,4 +1,6 @@
-"""TimesFM 3: attention over time and then over variates in every layer, all branches between two norms."""
+"""TimesFM 3: attention over time and then over variates in every layer, all branches
+between two norms.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,15 @@ NAMES = {
 }
 STREAM = "series variate pos d_model"
 LAYER = keys(
-    "attention_norm causal_attention debug_no_masking deterministic feedforward_norm ff_activation hidden_dims "
-    "max_variates model_dims num_heads paired_token_skip_second qk_norm training use_bias "
-    "use_memory_efficient_attention use_rope_seq use_rope_var use_sdpa v_norm"
+    "attention_norm causal_attention debug_no_masking deterministic feedforward_norm"
+    " ff_activation hidden_dims max_variates model_dims num_heads"
+    " paired_token_skip_second qk_norm training use_bias use_memory_efficient_attention"
+    " use_rope_seq use_rope_var use_sdpa v_norm"
 )
 KEYS = keys(
-    "input_patch_len input_transform linear_detrending_threshold output_patch_len quantiles use_frozen_running_stats "
-    "use_iterative_cpm_revin use_linear_detrending use_stitching use_variate_attention value_clip",
+    "input_patch_len input_transform linear_detrending_threshold output_patch_len"
+    " quantiles use_frozen_running_stats use_iterative_cpm_revin use_linear_detrending"
+    " use_stitching use_variate_attention value_clip",
     residual_block_config=keys(
         "activation dropout hidden_dims identity_skip output_dims prenorm use_bias"
     ),
@@ -78,7 +82,8 @@ def _wiring(model: Any) -> Wiring:
     sizes = config.transformer
     if getattr(sizes, "v_norm", "none") not in ("none", None):
         raise WiringError(
-            f"this TimesFM 3 normalises values (v_norm={sizes.v_norm!r}), which the wiring does not know"
+            f"this TimesFM 3 normalises values (v_norm={sizes.v_norm!r}), which the"
+            " wiring does not know"
         )
     time = _attention("time_attn", "seq_attn", "seq", across=False)
     across = (
@@ -115,7 +120,9 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TimesFm3Adapter(Adapter):
-    """Adapter of a ``TimesFM3Torch``, or of a ``TimesFM3Forecaster``'s model without its preparation of series."""
+    """Adapter of a ``TimesFM3Torch``, or of a ``TimesFM3Forecaster``'s model without
+    its preparation of series.
+    """
 
     architecture = NAME
     multivariate = True
@@ -162,7 +169,9 @@ class TimesFm3Adapter(Adapter):
         return inputs
 
     def _future_patches(self, horizon: int) -> int:
-        """Count the masked patches that ``decode`` appends: under stitching, predictions of neighbours overlap."""
+        """Count the masked patches that ``decode`` appends: under stitching,
+        predictions of neighbours overlap.
+        """
         if not self.model.use_stitching:
             return -(-horizon // self.prediction_length) * self.model.rolls
         overlap = self.model._stitching_extract_len - self.patch
@@ -177,7 +186,9 @@ class TimesFm3Adapter(Adapter):
         return output.flatten(0, 1).transpose(1, 2)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Compute quantiles in data units, (…, batch, quantile, step); ``decode`` runs with this transformer output."""
+        """Compute quantiles in data units, (…, batch, quantile, step); ``decode`` runs
+        with this transformer output.
+        """
         leading = normalized.shape[:-3]
         copies = math.prod(leading)
         items = len(encoded.inputs["target"])
@@ -223,7 +234,10 @@ register(
         ),
         blank=lambda config: _library().TimesFM3Torch(**copied(config)),
         adapter=TimesFm3Adapter,
-        notes="weights for non-commercial use only; forecasts are decode's: gaps masked, quantiles as they are",
+        notes=(
+            "weights for non-commercial use only; forecasts are decode's: gaps masked,"
+            " quantiles as they are"
+        ),
         library=timesfm_2p5.LIBRARY,
         table_traits={"attention", "additive", "gradients"},
     )

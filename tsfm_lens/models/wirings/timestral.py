@@ -1,4 +1,6 @@
-"""Timestral: queries for the horizon beside an encoded context, attention over time and, in some layers, variates."""
+"""Timestral: queries for the horizon beside an encoded context, attention over time
+and, in some layers, variates.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,11 @@ NAME = "timestral"
 # the library's numbers of roles
 TARGET, KNOWN = 0, 2
 KEYS = keys(
-    "attend_missing_patches attn_bias block_schedule block_size context_length covariate_enabled d_model "
-    "minimum_scale mlp_bias mlp_hidden_dim norm_eps num_heads patch_size quantile_knots quantile_width_factor "
-    "rope_partial_factor rope_theta split_context_horizon_attn stabilize_with_global time_attn_gate use_asinh "
-    "variate_attn_gate"
+    "attend_missing_patches attn_bias block_schedule block_size context_length"
+    " covariate_enabled d_model minimum_scale mlp_bias mlp_hidden_dim norm_eps"
+    " num_heads patch_size quantile_knots quantile_width_factor rope_partial_factor"
+    " rope_theta split_context_horizon_attn stabilize_with_global time_attn_gate"
+    " use_asinh variate_attn_gate"
 )
 LIBRARY = Extra(
     name=NAME,
@@ -62,7 +65,9 @@ LIBRARY = Extra(
 
 
 def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-    """Let an attention over time make one call: the library makes one for context queries, one for the horizon's."""
+    """Let an attention over time make one call: the library makes one for context
+    queries, one for the horizon's.
+    """
     x, mask, *rest = args
     return (
         x,
@@ -75,7 +80,8 @@ def _attention(place: int, over_time: bool, gate: str) -> Attention:
     at, norm = f"attns.{place}", f"attn_norms.{place}"
     rest: dict[str, Any] = {"joined": _joined}
     if not over_time:
-        # rows and positions are swapped up to the output projection, which has them back
+        # rows and positions are swapped up to the output projection, which has them
+        # back
         rest = {
             "over": "variate",
             "x_layout": "pos batch d_model",
@@ -143,11 +149,12 @@ def _wiring(config: Any, steps: int) -> Wiring:
 
 
 class TimestralAdapter(Adapter):
-    """Adapter of a ``TimestralForecaster``; one pass is one block, in the library's advancing frame.
+    """Adapter of a ``TimestralForecaster``; one pass is one block, in the library's
+    advancing frame.
 
     Attributes:
-        clampsym: whether forecasts are averaged with those of -x and clipped at 0 where the context is, as the
-            library's own default has it.
+        clampsym: whether forecasts are averaged with those of -x and clipped at 0 where
+            the context is, as the library's own default has it.
     """
 
     architecture = NAME
@@ -178,7 +185,9 @@ class TimestralAdapter(Adapter):
         return 2 if self.clampsym else 1
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Stack items with their variates; known covariates have values in the patches to forecast."""
+        """Stack items with their variates; known covariates have values in the patches
+        to forecast.
+        """
         steps = self.prediction_length if horizon is None else horizon
         native, library, n_future = (
             self._native_input(batch, steps),
@@ -216,7 +225,9 @@ class TimestralAdapter(Adapter):
         )
 
     def _spans(self, n_context: int, n_future: int, has_covariates: bool) -> TokenSpans:
-        """Return the tokens of the context, then the queries; with covariates, both cover context and horizon."""
+        """Return the tokens of the context, then the queries; with covariates, both
+        cover context and horizon.
+        """
         context = TokenSpans.patches(-n_context * self.patch, n_context, self.patch)
         queries = TokenSpans.patches(0, n_future, self.patch)
         if not has_covariates:
@@ -227,7 +238,9 @@ class TimestralAdapter(Adapter):
         )
 
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
-        """Make the arguments of ``forecast``, (item, variate, time), of the whole series: it fills before it cuts."""
+        """Make the arguments of ``forecast``, (item, variate, time), of the whole
+        series: it fills before it cuts.
+        """
         parts = _common.by_role(
             self.numbered(batch), self.padded_length(batch), horizon
         )
@@ -236,7 +249,9 @@ class TimestralAdapter(Adapter):
         }
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Replace categories by the library's numbers: smoothed means of the one target, or their own numbers."""
+        """Replace categories by the library's numbers: smoothed means of the one
+        target, or their own numbers.
+        """
         if not any(batch.categories):
             return batch
         values, futures = list(batch.values), list(batch.futures)
@@ -268,7 +283,9 @@ class TimestralAdapter(Adapter):
         )
 
     def _anchor(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Compute mean and scale of the last context patch, in whose units the head speaks, (batch,) each."""
+        """Compute mean and scale of the last context patch, in whose units the head
+        speaks, (batch,) each.
+        """
         rows, mask, last = (
             inputs["inputs"],
             inputs["observed"],
@@ -286,7 +303,9 @@ class TimestralAdapter(Adapter):
         return loc[:, last], scale[:, last]
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step), in whole patches; of covariates, too."""
+        """Compute quantiles in data units, (batch, quantile, step), in whole patches;
+        of covariates, too.
+        """
         return self._refined(self.model.predict_block(**inputs), inputs)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
@@ -303,7 +322,9 @@ class TimestralAdapter(Adapter):
         return flat.reshape(*leading, len(encoded.batch), *flat.shape[1:])
 
     def _refined(self, quantiles: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Move quantiles (batch, step, quantile) to the library's advancing frame, (batch, quantile, step)."""
+        """Move quantiles (batch, step, quantile) to the library's advancing frame,
+        (batch, quantile, step).
+        """
         targets = None if inputs["role_ids"] is None else inputs["role_ids"] == TARGET
         return self.native._refine_block(
             quantiles, inputs["inputs"], inputs["observed"], targets
@@ -313,7 +334,9 @@ class TimestralAdapter(Adapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run ``TimestralForecaster.forecast``; it gives no forecast of covariates, which are NaN."""
+        """Run ``TimestralForecaster.forecast``; it gives no forecast of covariates,
+        which are NaN.
+        """
         options = {
             "symmetric_averaging": self.clampsym,
             "clip_nonnegative": self.clampsym,
@@ -358,8 +381,10 @@ register(
         blank=_model,
         adapter=TimestralAdapter,
         wrap=_wrap,
-        notes="forecasts run without the library's averaging over x and -x and its clipping at 0 unless "
-        "lens.adapter.clampsym = True",
+        notes=(
+            "forecasts run without the library's averaging over x and -x and its"
+            " clipping at 0 unless lens.adapter.clampsym = True"
+        ),
         save=lambda native, folder: write_checkpoint(
             native.model, native.config.to_dict(), folder
         ),

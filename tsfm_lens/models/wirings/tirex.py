@@ -83,7 +83,9 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TirexAdapter(Adapter):
-    """Adapter of a ``TiRexZero``; beyond one patch the library appends patches of gaps and runs again."""
+    """Adapter of a ``TiRexZero``; beyond one patch the library appends patches of gaps
+    and runs again.
+    """
 
     architecture = NAME
     rollout = "refeed"
@@ -133,7 +135,9 @@ class TirexAdapter(Adapter):
         )
 
     def _in_data_units(self, raw: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """Turn (…, batch, pos, quantile and step) into the last token's (…, batch, quantile, step)."""
+        """Turn (…, batch, pos, quantile and step) into the last token's (…, batch,
+        quantile, step).
+        """
         ahead = raw[..., -1, :].unflatten(
             -1, (len(self.levels), self.prediction_length)
         )
@@ -182,7 +186,9 @@ register(
         open=_open,
         blank=_built,
         adapter=TirexAdapter,
-        notes="published as a pickle: open it by `tirex.load_model`, and pass the model",
+        notes=(
+            "published as a pickle: open it by `tirex.load_model`, and pass the model"
+        ),
         save=lambda native, folder: write_checkpoint(native, _config(native), folder),
         library=LIBRARY,
         table_traits={"additive"},

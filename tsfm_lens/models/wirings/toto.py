@@ -1,4 +1,6 @@
-"""Toto 1.0: a decoder over patches, time-wise in most layers and across variates in a few, with a Student-t mixture."""
+"""Toto 1.0: a decoder over patches, time-wise in most layers and across variates in a
+few, with a Student-t mixture.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,9 @@ from tsfm_lens.models.wirings._common import (
 NAME = "toto-1"
 STREAM = "series variate pos d_model"
 KEYS = keys(
-    "dropout embed_dim mlp_hidden_dim num_heads num_layers output_distribution_classes patch_size "
-    "scale_factor_exponent scaler_cls spacewise_every_n_layers spacewise_first stabilize_with_global stride "
-    "use_memory_efficient_attention",
+    "dropout embed_dim mlp_hidden_dim num_heads num_layers output_distribution_classes"
+    " patch_size scale_factor_exponent scaler_cls spacewise_every_n_layers"
+    " spacewise_first stabilize_with_global stride use_memory_efficient_attention",
     output_distribution_kwargs=keys("k_components"),
 )
 LIBRARY = Extra(
@@ -49,7 +51,8 @@ LIBRARY = Extra(
     proofs=("toto.model.toto:Toto",),
     needs=("lightning", "rotary-embedding-torch"),
 )
-# v·W_V is not the trap but its rows: in wQKV the head is the fastest index, in wO the slowest
+# v·W_V is not the trap but its rows: in wQKV the head is the fastest index, in wO the
+# slowest
 FUSED = "(part d_head head)"
 
 
@@ -62,12 +65,14 @@ def _attention(*, across: bool) -> Attention:
         stream=STREAM,
         z_layout="series variate pos (head d_head)",
         over="variate" if across else "time",
-        qkv_layout="(series pos) head variate d_head"
-        if across
-        else "(series variate) head pos d_head",
-        x_layout="(series pos) variate d_model"
-        if across
-        else "(series variate) pos d_model",
+        qkv_layout=(
+            "(series pos) head variate d_head"
+            if across
+            else "(series variate) head pos d_head"
+        ),
+        x_layout=(
+            "(series pos) variate d_model" if across else "(series variate) pos d_model"
+        ),
         norm="norm1",
     )
 
@@ -111,7 +116,8 @@ def _wiring(model: Any) -> Wiring:
         Site("unembed", layout="series variate pos d_out"),
         "patch_embed.projection",
         steps_per_readout=model.patch_embed.patch_size,
-        # xPos is centred anew at every step while cached keys are not, so cached and full runs differ
+        # xPos is centred anew at every step while cached keys are not, so cached and
+        # full runs differ
         rollout_tolerance=5e-3,
         sizes_from=Site("patch_embed", "in", 0, "series variate time"),
         sample_major=True,
@@ -124,13 +130,16 @@ def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 class TotoAdapter(Adapter):
-    """Adapter of a ``Toto``; a single forward reads the mean of the mixture for the next patch."""
+    """Adapter of a ``Toto``; a single forward reads the mean of the mixture for the
+    next patch.
+    """
 
     architecture = NAME
     readout = "distribution"
     rollout = "cache"
     multivariate = True
-    # its pass does not read known covariates; a rollout puts them in the place of their forecasts
+    # its pass does not read known covariates; a rollout puts them in the place of their
+    # forecasts
     covariates = ("past", "known")
     levels = (0.5,)
     package = "timecopilot-toto"
@@ -146,14 +155,17 @@ class TotoAdapter(Adapter):
         )
         if self.model.fusion is not None:
             raise WiringError(
-                "this Toto was fine-tuned with labels of exogenous variates, which the wiring does not know"
+                "this Toto was fine-tuned with labels of exogenous variates, which the"
+                " wiring does not know"
             )
         self.context_length = 4096
         self.prediction_length = int(self.model.patch_embed.patch_size)
         self.wiring = _wiring(self.model)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Stack items with their variates, missing values as 0 under the mask, padded to whole patches on the left."""
+        """Stack items with their variates, missing values as 0 under the mask, padded
+        to whole patches on the left.
+        """
         inputs, patch = self._native_input(batch), self.prediction_length
         length = inputs["scaling_prefix_length"]
         _, loc, scale = self.model.scaler(
@@ -182,7 +194,9 @@ class TotoAdapter(Adapter):
         return {**inputs, "scaling_prefix_length": length}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute the mean of the mixture for the next patch, in data units, (batch, 1, step)."""
+        """Compute the mean of the mixture for the next patch, in data units, (batch, 1,
+        step).
+        """
         mixture, loc, scale = self.model(**inputs)
         patch = self.prediction_length
         mean = mixture.mean[..., -patch:] * scale[..., -patch:] + loc[..., -patch:]
@@ -200,7 +214,9 @@ class TotoAdapter(Adapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Draw all sample paths in one batch of ``TotoForecaster.forecast``, and take their empirical quantiles."""
+        """Draw all sample paths in one batch of ``TotoForecaster.forecast``, and take
+        their empirical quantiles.
+        """
         inputs = self._native_input(batch)
         series = inputs["inputs"]
         future = _common.by_role(batch, 1, horizon).get(
@@ -234,8 +250,11 @@ class TotoAdapter(Adapter):
     def joined(
         self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Join the arguments of all passes of a rollout to those of one pass without a cache."""
-        # the library hands the whole series to every pass and skips what the cache holds
+        """Join the arguments of all passes of a rollout to those of one pass without a
+        cache.
+        """
+        # the library hands the whole series to every pass and skips what the cache
+        # holds
         return (), {**calls[-1][1], "kv_cache": None}
 
 
@@ -269,7 +288,8 @@ register(
         keys=KEYS,
         open=_open,
         blank=_blank,
-        # the names under xformers, and frequencies that the library computes whatever the file says
+        # the names under xformers, and frequencies that the library computes whatever
+        # the file says
         renamed={".mlp.0.w12.": ".mlp.0.", ".mlp.0.w3.": ".mlp.2."},
         computed=("rotary_emb.freqs", "rotary_emb.scale"),
         adapter=TotoAdapter,

@@ -1,4 +1,6 @@
-"""Toto 2.0: unit-scaled layers, a stream that every branch rescales, one layer in each group across variates."""
+"""Toto 2.0: unit-scaled layers, a stream that every branch rescales, one layer in each
+group across variates.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,11 @@ from tsfm_lens.models.wirings._common import (
 
 NAME = "toto-2"
 KEYS = keys(
-    "attn_bias d_ff d_model dropout_p heads_per_group layer_group_size mlp_bias norm_eps norm_include_weight "
-    "num_groups num_heads num_layers num_output_patches num_variate_layers_per_group patch_size per_dim_scale "
-    "pre_norm qk_dim qk_norm qk_norm_include_weight residual_attn_ratio residual_mult use_xpos v_dim "
-    "variate_layer_first"
+    "attn_bias d_ff d_model dropout_p heads_per_group layer_group_size mlp_bias"
+    " norm_eps norm_include_weight num_groups num_heads num_layers num_output_patches"
+    " num_variate_layers_per_group patch_size per_dim_scale pre_norm qk_dim qk_norm"
+    " qk_norm_include_weight residual_attn_ratio residual_mult use_xpos v_dim"
+    " variate_layer_first"
 )
 LIBRARY = Extra(
     name="toto2",
@@ -53,7 +56,9 @@ LIBRARY = Extra(
 
 
 def _mix(tau: str) -> Mix:
-    """Return a function of a block: its branch enters with tau / sqrt(1 + tau²), the stream with 1 / sqrt(1 + tau²)."""
+    """Return a function of a block: its branch enters with tau / sqrt(1 + tau²), the
+    stream with 1 / sqrt(1 + tau²).
+    """
 
     def factors(block: Any) -> tuple[float, float]:
         weight = float(getattr(block, tau))
@@ -77,9 +82,9 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
         stream=stream,
         z_layout=stream.replace("d_model", "(head d_head)"),
         over="variate" if across else "time",
-        qkv_layout="(series pos) head variate d_head"
-        if across
-        else "batch head pos d_head",
+        qkv_layout=(
+            "(series pos) head variate d_head" if across else "batch head pos d_head"
+        ),
         norm="norm1",
         mix=_mix("attn_tau"),
     )
@@ -169,8 +174,9 @@ class Toto2Adapter(Adapter):
             or config.qk_norm_include_weight
         ):
             raise WiringError(
-                f"this Toto 2 has {config.num_heads} heads in {config.num_groups} groups, qk_dim {config.qk_dim} and "
-                f"v_dim {config.v_dim}; the wiring describes models without grouping and with equal sizes"
+                f"this Toto 2 has {config.num_heads} heads in {config.num_groups}"
+                f" groups, qk_dim {config.qk_dim} and v_dim {config.v_dim}; the wiring"
+                " describes models without grouping and with equal sizes"
             )
         self.patch = int(config.patch_size)
         self.prediction_length = 2 * self.patch
@@ -202,9 +208,12 @@ class Toto2Adapter(Adapter):
         )
 
     def _native_input(self, batch: SeriesBatch) -> dict[str, Tensor]:
-        """Make the arguments of ``forecast``; gaps are carried forward, as it counts the last patch as observed."""
+        """Make the arguments of ``forecast``; gaps are carried forward, as it counts
+        the last patch as observed.
+        """
         length = -(-self.longest(batch) // self.patch) * self.patch
-        # gaps are filled before the series is cut to the context, as the library's predictor does
+        # gaps are filled before the series is cut to the context, as the library's
+        # predictor does
         values = _common.by_item(batch, max(length, *batch.lengths))
         is_value = ~torch.isnan(values)
         if not bool(is_value.all()):
@@ -241,7 +250,9 @@ class Toto2Adapter(Adapter):
     def _in_data_units(
         self, raw: Tensor, n_future: int, loc: Tensor, scale: Tensor
     ) -> Tensor:
-        """Turn (quantile, …, batch, pos, patch) into sorted (…, batch, quantile, step), each token's next patch."""
+        """Turn (quantile, …, batch, pos, patch) into sorted (…, batch, quantile, step),
+        each token's next patch.
+        """
         ahead = raw[..., -(n_future + 1) : -1, :].flatten(-2).movedim(0, -2)
         return (
             (ahead.sinh() * scale[:, None, None] + loc[:, None, None])

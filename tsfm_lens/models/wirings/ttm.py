@@ -1,4 +1,6 @@
-"""TinyTimeMixer (TTM): MLPs that mix patches, features and channels; levels of finer patches, and a decoder."""
+"""TinyTimeMixer (TTM): MLPs that mix patches, features and channels; levels of finer
+patches, and a decoder.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,29 @@ MODEL = "TinyTimeMixerForPrediction"
 STREAM = "series variate pos d_model"
 HUB = "ibm-granite/granite-timeseries-ttm-r2"
 KEYS = keys(
-    "adaptive_patching_levels categorical_vocab_size_list combine_quantiles_via_variance context_length d_model "
-    "decoder_adaptive_patching_levels decoder_d_model decoder_mode decoder_num_layers decoder_raw_residual decompose "
-    "distribution_output dropout enable_base_norm_always enable_forecast_channel_mixing exogenous_channel_indices "
-    "expansion_factor fcm_context_length fcm_gated_attn fcm_mix_layers fcm_prepend_past fcm_prepend_past_offset "
-    "fcm_use_mixer fft_length forecast_loss_type frequency_token_vocab_size gated_attn head_dropout huber_delta "
-    "init_embed init_linear init_processing init_std is_encoder_decoder joint_loss_weight light_mode loss mask_value "
-    "masked_context_length mode mq_cond_mode mq_cond_path mq_decoder_d_model mq_eps mq_hidden mq_kernel_size "
-    "mq_q50_type mq_use_decoder_pool mq_use_positional multi_quantile_head multi_scale norm_eps norm_mlp "
-    "num_input_channels num_layers num_parallel_samples num_patches patch_last patch_length patch_stride "
-    "penalize_large_width_ratio point_extra_weight positional_encoding_type post_init prediction_channel_indices "
-    "prediction_filter_length prediction_length quantile quantile_levels register_tokens residual_context_length "
-    "residual_loss_weight resolution_prefix_tuning scaling self_attn self_attn_heads trend_adaptive_patching_levels "
-    "trend_d_model trend_decoder_d_model trend_decoder_num_layers trend_fft_length trend_head_d_model "
-    "trend_loss_weight trend_multi_scale trend_num_layers trend_patch_length trend_patch_stride trend_register_tokens "
-    "use_decoder use_fft_embedding use_positional_encoding width_penalty_mode"
+    "adaptive_patching_levels categorical_vocab_size_list"
+    " combine_quantiles_via_variance context_length d_model"
+    " decoder_adaptive_patching_levels decoder_d_model decoder_mode decoder_num_layers"
+    " decoder_raw_residual decompose distribution_output dropout"
+    " enable_base_norm_always enable_forecast_channel_mixing exogenous_channel_indices"
+    " expansion_factor fcm_context_length fcm_gated_attn fcm_mix_layers"
+    " fcm_prepend_past fcm_prepend_past_offset fcm_use_mixer fft_length"
+    " forecast_loss_type frequency_token_vocab_size gated_attn head_dropout huber_delta"
+    " init_embed init_linear init_processing init_std is_encoder_decoder"
+    " joint_loss_weight light_mode loss mask_value masked_context_length mode"
+    " mq_cond_mode mq_cond_path mq_decoder_d_model mq_eps mq_hidden mq_kernel_size"
+    " mq_q50_type mq_use_decoder_pool mq_use_positional multi_quantile_head multi_scale"
+    " norm_eps norm_mlp num_input_channels num_layers num_parallel_samples num_patches"
+    " patch_last patch_length patch_stride penalize_large_width_ratio"
+    " point_extra_weight positional_encoding_type post_init prediction_channel_indices"
+    " prediction_filter_length prediction_length quantile quantile_levels"
+    " register_tokens residual_context_length residual_loss_weight"
+    " resolution_prefix_tuning scaling self_attn self_attn_heads"
+    " trend_adaptive_patching_levels trend_d_model trend_decoder_d_model"
+    " trend_decoder_num_layers trend_fft_length trend_head_d_model trend_loss_weight"
+    " trend_multi_scale trend_num_layers trend_patch_length trend_patch_stride"
+    " trend_register_tokens use_decoder use_fft_embedding use_positional_encoding"
+    " width_penalty_mode"
 )
 VALUES = {
     "decoder_raw_residual": False,
@@ -93,7 +103,9 @@ def _rows(layer: Any) -> tuple[Branch, ...]:
 
 
 def _stacks(model: Any) -> tuple[Stack, ...]:
-    """Describe each level, whose stream holds the same numbers in more and narrower tokens, and the decoder."""
+    """Describe each level, whose stream holds the same numbers in more and narrower
+    tokens, and the decoder.
+    """
     stacks: list[Stack] = []
     encoder, decoder = (
         "backbone.encoder.mlp_mixer_encoder.mixers",
@@ -170,7 +182,9 @@ class TtmAdapter(Adapter):
         )
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Lay each item out as (time, variate), gaps and padding as 0 and marked as unobserved."""
+        """Lay each item out as (time, variate), gaps and padding as 0 and marked as
+        unobserved.
+        """
         rows = _common.by_item if self.multivariate else _alone
         values = rows(batch, self.context_length).transpose(1, 2).to(self.device)
         mask = ~torch.isnan(values)

@@ -19,11 +19,12 @@ _LIBRARIES = ("ipywidgets", "anywidget", "IPython")
 
 
 def explore(run: Run, *, kind: str | None = None) -> Explorer:
-    """Open the linked view of a model's heads in a notebook: click or ablate heads, brush a stretch of the past.
+    """Open the linked view of a model's heads in a notebook: click or ablate heads,
+    brush a stretch of the past.
 
     Args:
-        run: of one series and maybe its covariates, over at most one pass; every forecast takes its seed and number of
-            sample paths.
+        run: of one series and maybe its covariates, over at most one pass; every
+            forecast takes its seed and number of sample paths.
         kind: kind of attention of the last stack; its last kind over time if None.
 
     Returns:
@@ -47,19 +48,22 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
 
 
 def brush(run: Run, item: Item = None, *, reference: Reference = "mean") -> Brush:
-    """Brush a stretch of the past in a notebook, over the figure or by a slider, and see the forecast without it.
+    """Brush a stretch of the past in a notebook, over the figure or by a slider, and
+    see the forecast without it.
 
     Args:
         run: the forecast; forecasts without a stretch take its seed.
         item: whose forecast, by position or name; the only one if None.
-        reference: values of the steps that are left out, see :func:`tsfm_lens.explain.reference_values`.
+        reference: values of the steps that are left out, see
+            :func:`tsfm_lens.explain.reference_values`.
 
     Returns:
         A widget, shown when it is the last line of a cell.
 
     Raises:
         MissingExtraError: the notebook libraries are not installed.
-        InputError, UnknownNameError: see :func:`tsfm_lens.explain.forecasts`; several items, and none is chosen.
+        InputError, UnknownNameError: see :func:`tsfm_lens.explain.forecasts`; several
+            items, and none is chosen.
 
     Example:
         >>> explore.brush(run)  # doctest: +SKIP

@@ -1,4 +1,6 @@
-"""Widgets of the notebook views: the linked view of heads, and a forecast that answers brushes."""
+"""Widgets of the notebook views: the linked view of heads, and a forecast that answers
+brushes.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,12 @@ WIDE: dict[str, Any] = {"style": {"description_width": "initial"}}
 
 
 def figure_widget(figure: go.Figure) -> go.FigureWidget:
-    """Turn a figure into a widget, with all traces that it will have; its title is left to the page around it."""
+    """Turn a figure into a widget, with all traces that it will have; its title is left
+    to the page around it.
+    """
     bare = untitled(figure).update_layout(width=None, autosize=True)
-    # before the widget is made: a browser gets its first state, whatever changes its traces see later
+    # before the widget is made: a browser gets its first state, whatever changes its
+    # traces see later
     for trace in bare.data:
         for name in ("x", "y", "base"):
             values = getattr(trace, name, None)
@@ -48,7 +53,9 @@ def figure_widget(figure: go.Figure) -> go.FigureWidget:
 
 
 class Fit(anywidget.AnyWidget):
-    """Invisible line beside figures that lets them fill its width, also where they are drawn before they are shown."""
+    """Invisible line beside figures that lets them fill its width, also where they are
+    drawn before they are shown.
+    """
 
     _esm = """
     export default { render({ el, signal }) {
@@ -62,11 +69,14 @@ class Fit(anywidget.AnyWidget):
 def make_masks(
     run: Run, row: int, start: int, stop: int, reference: Reference
 ) -> Masks:
-    """Return the masks of one stretch, steps ``[start, stop)`` of a series, counted from the forecast start."""
+    """Return the masks of one stretch, steps ``[start, stop)`` of a series, counted
+    from the forecast start.
+    """
     length = min(run.batch.lengths[0], run.lens.context_length)
     if not 0 <= row < len(run.batch) or not -length <= start < stop <= 0:
         raise InputError(
-            f"steps {start} to {stop} of series {row}: expected steps from {-length} to 0 of {len(run.batch)} series"
+            f"steps {start} to {stop} of series {row}: expected steps from {-length} to"
+            f" 0 of {len(run.batch)} series"
         )
     return Masks(run, (Segment("brushed", row, start, stop, "past"),), reference)
 
@@ -77,7 +87,9 @@ _NOTHING = np.zeros((1, 1), dtype=bool)  # is kept of the one stretch
 def point_ablated(
     run: Run, row: int, start: int, stop: int, reference: Reference
 ) -> np.ndarray:
-    """Compute the run's point forecast (step,) without a stretch: of a token model the expected value on its path."""
+    """Compute the run's point forecast (step,) without a stretch: of a token model the
+    expected value on its path.
+    """
     masks = make_masks(run, row, start, stop, reference)
     return masks(_NOTHING)[0, masks.middle]
 
@@ -89,7 +101,8 @@ def median_ablated(
     masks = make_masks(run, row, start, stop, reference)
     if run.lens.emits == "quantile":
         return masks(_NOTHING)[0, masks.middle]
-    # masks of other models give one forward each, which has no median beside that of the run's draws
+    # masks of other models give one forward each, which has no median beside that of
+    # the run's draws
     batch = masks.masked(_NOTHING)
     return run.lens.forecast(
         batch, run.horizon, num_samples=run.num_samples, seed=run.seed
@@ -113,11 +126,14 @@ export default { render({ model, el }) {
 
 
 class Explorer(anywidget.AnyWidget):
-    """One linked view of a model's components; made by :func:`tsfm_lens.report.explore.explore`.
+    """One linked view of a model's components; made by
+    :func:`tsfm_lens.report.explore.explore`.
 
-    ``chosen`` is a component, ``ablated`` a set of them by name, ``marked`` a stretch ``(start, stop)`` in steps from
-    the forecast start, ``masked`` the forecast (step,) without it, ``error`` why the last choice was refused. Forecasts
-    are the run's :attr:`~tsfm_lens.models.run.Run.point`, with which all effects of components are measured.
+    ``chosen`` is a component, ``ablated`` a set of them by name, ``marked`` a stretch
+    ``(start, stop)`` in steps from the forecast start, ``masked`` the forecast (step,)
+    without it, ``error`` why the last choice was refused. Forecasts are the run's
+    :attr:`~tsfm_lens.models.run.Run.point`, with which all effects of components are
+    measured.
     """
 
     _esm = Path(linked.__file__).with_suffix(".js").read_text() + _RENDER
@@ -149,7 +165,10 @@ class Explorer(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         ids = ", ".join(self.run.batch.ids)
-        return f"Explorer({ids}; make it the last line of a notebook cell, elsewhere run.report(folder) has this view)"
+        return (
+            f"Explorer({ids}; make it the last line of a notebook cell, elsewhere"
+            " run.report(folder) has this view)"
+        )
 
     def select(self, layer: str | int, head: str | int) -> None:
         """Show another head of the attention that is shown, by its labels."""
@@ -160,19 +179,25 @@ class Explorer(anywidget.AnyWidget):
         self._answer()
 
     def ablate(self, *components: str) -> None:
-        """Show the forecast without exactly these components, by name; without arguments none is ablated."""
+        """Show the forecast without exactly these components, by name; without
+        arguments none is ablated.
+        """
         positions(
             xr.Dataset(coords={"component": self._names}), "component", components
         )
         self._choose(tuple(dict.fromkeys(components)), self.marked)
 
     def brush(self, start: int, stop: int) -> None:
-        """Show the forecast without steps ``[start, stop)``, from the forecast start; all are given if none."""
+        """Show the forecast without steps ``[start, stop)``, from the forecast start;
+        all are given if none.
+        """
         self._choose(self.ablated, (start, stop) if start != stop else None)
 
     @property
     def forecast(self) -> np.ndarray:
-        """Forecast (step,) without the ablated components, the plain one if there are none; data units."""
+        """Forecast (step,) without the ablated components, the plain one if there are
+        none; data units.
+        """
         return self._forecasts[frozenset(self.ablated)]
 
     def _on_choice(self, _widget: Any, choice: dict[str, Any], _buffers: Any) -> None:
@@ -206,13 +231,13 @@ class Explorer(anywidget.AnyWidget):
             "count": self._count,
             "head": self.chosen,
             "ablated": [self._names.index(name) for name in self.ablated],
-            "brush": [step + self._length for step in self.marked]
-            if self.marked
-            else None,
+            "brush": (
+                [step + self._length for step in self.marked] if self.marked else None
+            ),
             "without": linked.line(self.states, self.forecast),
-            "masked": linked.line(self.states, self.masked)
-            if self.masked is not None
-            else {},
+            "masked": (
+                linked.line(self.states, self.masked) if self.masked is not None else {}
+            ),
             "error": self.error,
         }
 
@@ -223,7 +248,9 @@ _THROUGH = "<style>.selectionlayer path { pointer-events: none !important; }</st
 
 
 class Brush(widgets.VBox):
-    """Forecast without the brushed stretch ``marked``, see :func:`brush`; medians are (step,)."""
+    """Forecast without the brushed stretch ``marked``, see :func:`brush`; medians are
+    (step,).
+    """
 
     def __init__(self, run: Run, item: Item, reference: Reference) -> None:
         self.run, self.reference = run.item(item), reference
@@ -273,7 +300,10 @@ class Brush(widgets.VBox):
             "value",
         )
         self.steps.observe(lambda change: self.mark(*change["new"]), "value")
-        heading = f"<b>{escape(str(figure.layout.meta['title']))}: drag over the past to leave a stretch out</b>"
+        heading = (
+            f"<b>{escape(str(figure.layout.meta['title']))}: drag over the past to"
+            " leave a stretch out</b>"
+        )
         bars = [
             widgets.HTML(heading + _THROUGH),
             widgets.HBox([self.which, self.steps]),
@@ -294,12 +324,15 @@ class Brush(widgets.VBox):
             self.mark(int(steps[0]), int(steps[-1]) + 1)
         else:
             self._describe(
-                "no step of the past lies there: drag to the left of the dotted line, over one step or more"
+                "no step of the past lies there: drag to the left of the dotted line,"
+                " over one step or more"
             )
         self.figure.plotly_relayout({"selections": []})
 
     def mark(self, start: int, stop: int, *, series: int | None = None) -> None:
-        """Leave out steps ``[start, stop)`` of a series, from the forecast start; refusals stand under the figure."""
+        """Leave out steps ``[start, stop)`` of a series, from the forecast start;
+        refusals stand under the figure.
+        """
         row = self.series if series is None else series
         try:
             without = self._forecast(row, start, stop) if stop > start else self.median
@@ -357,7 +390,10 @@ class Brush(widgets.VBox):
             np.abs(self.without - self.median),
             self.run.batch.units[0] or "data units",
         )
-        change = f"the median moves by {number(gap.mean())} {unit} on average, by {number(gap.max())} at most"
+        change = (
+            f"the median moves by {number(gap.mean())} {unit} on average, by"
+            f" {number(gap.max())} at most"
+        )
         if (truth := self.run.truth) is not None and np.isfinite(truth[0]).any():
             before, after = (
                 number(float(mae(median, truth[0])))

@@ -17,10 +17,12 @@ from tornado.routing import Matcher
 from tornado.web import HTTPError, RequestHandler
 from voila.app import Voila
 
-# pages that run at once, each with a Python of its own; with a model it takes about 700 MB
+# pages that run at once, each with a Python of its own; with a model it takes about 700
+# MB
 PAGES = 4
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
-# static files, and the farewell of a page, which a browser sends without the token and Voilà lets in by its cookie
+# static files, and the farewell of a page, which a browser sends without the token and
+# Voilà lets in by its cookie
 _OPEN = re.compile(
     r"/voila/(?:static|labextensions|api/themes|api/shutdown)/"
     # Voilà's own handler fails on any other path of its templates
@@ -42,7 +44,10 @@ class Pages(AsyncMappingKernelManager):
             if len(self) >= PAGES:
                 raise HTTPError(
                     503,
-                    reason=f"too many pages are open ({PAGES}); close one and load this one again",
+                    reason=(
+                        f"too many pages are open ({PAGES}); close one and load this"
+                        " one again"
+                    ),
                 )
             return str(await super().start_kernel(**options))
 
@@ -60,7 +65,9 @@ class Unwelcome(Matcher):
         }
 
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
-        """Match a request, and remove its query, which holds the token, from all that is logged about it."""
+        """Match a request, and remove its query, which holds the token, from all that
+        is logged about it.
+        """
         request.uri = request.path
         text = self._objection(request)
         return None if text is None else {"target_kwargs": {"words": text}}
@@ -69,7 +76,10 @@ class Unwelcome(Matcher):
         headers = request.headers
         host = headers.get("Host", "").lower()
         if host not in self._hosts:
-            return f"This page is only at {', '.join(sorted(self._hosts))}, not at the address that you opened."
+            return (
+                f"This page is only at {', '.join(sorted(self._hosts))}, not at the"
+                " address that you opened."
+            )
         if any(
             headers.get(name, f"http://{host}") != f"http://{host}"
             for name in ("Origin", "Sec-Websocket-Origin")
@@ -79,11 +89,16 @@ class Unwelcome(Matcher):
             _token(request), self._token
         ):
             return None
-        return "This page needs its full address with the token, as tsfm-lens serve printed it."
+        return (
+            "This page needs its full address with the token, as tsfm-lens serve"
+            " printed it."
+        )
 
 
 def _token(request: HTTPServerRequest) -> bytes:
-    """Return the token of a request, from its query or its Authorization header; empty without one."""
+    """Return the token of a request, from its query or its Authorization header; empty
+    without one.
+    """
     tokens = request.query_arguments.get("token")
     header = IdentityProvider.auth_header_pat.match(
         request.headers.get("Authorization", "")
@@ -92,7 +107,9 @@ def _token(request: HTTPServerRequest) -> bytes:
 
 
 class Refusal(RequestHandler):
-    """Answer to an unwelcome request, with whatever method: status 403 and the reason in words."""
+    """Answer to an unwelcome request, with whatever method: status 403 and the reason
+    in words.
+    """
 
     def initialize(self, words: str) -> None:
         self._words = words
@@ -115,15 +132,20 @@ class Fresh(Matcher):
 
 
 class Opening(RequestHandler):
-    """First sight of the page: a line that stands until its Python runs, which sends the rest."""
+    """First sight of the page: a line that stands until its Python runs, which sends
+    the rest.
+    """
 
     def get(self) -> None:
         """Send the line."""
         self.finish(
-            '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>tsfm-lens</title>'
-            '<p role="status" class="tsfm-lens-status" style="font-family:sans-serif">Starting Python …</p>'
+            '<!DOCTYPE html><html lang="en"><meta'
+            ' charset="utf-8"><title>tsfm-lens</title>'
+            '<p role="status" class="tsfm-lens-status"'
+            ' style="font-family:sans-serif">Starting Python …</p>'
             # a moment in which the line is drawn
-            '<script>setTimeout(() => location.replace(location.href + "&run="), 50)</script></html>'
+            '<script>setTimeout(() => location.replace(location.href + "&run="),'
+            " 50)</script></html>"
         )
 
 
@@ -139,7 +161,9 @@ class Server(Voila):
         ]
 
     def launch_browser(self) -> None:
-        """Open the address in the browser, through a file, since everybody on the machine sees a command line."""
+        """Open the address in the browser, through a file, since everybody on the
+        machine sees a command line.
+        """
         path = Path(self.notebook_path).with_name("open.html")
         address = f"{self.connection_url}?token={self.token}"
         path.write_text(

@@ -1,4 +1,6 @@
-"""Local page: controls on top, then the forecast, its heads and ablations, and its explanation, one tab each."""
+"""Local page: controls on top, then the forecast, its heads and ablations, and its
+explanation, one tab each.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ class Dropped(anywidget.AnyWidget):
 
 
 class Columns(widgets.Accordion):
-    """Menus for ids, times, targets and covariates; empty menus leave the choice to the rules of reading."""
+    """Menus for ids, times, targets and covariates; empty menus leave the choice to the
+    rules of reading.
+    """
 
     def __init__(self, on_change: Callable[[], object]) -> None:
         self._quiet = False
@@ -123,7 +127,9 @@ class Columns(widgets.Accordion):
         self.offer(None)
 
     def offer(self, path: Path | None) -> None:
-        """Offer the columns of a file; none if there is no file, or if it cannot be read, which reading it will say."""
+        """Offer the columns of a file; none if there is no file, or if it cannot be
+        read, which reading it will say.
+        """
         try:
             names = [] if path is None else list_columns(path)
         except LensError:
@@ -155,7 +161,9 @@ _BUNDLED = "bundled:"
 
 
 class Page(widgets.VBox):
-    """Local page as a widget; made by the notebook that :func:`tsfm_lens.report.serve.serve` opens."""
+    """Local page as a widget; made by the notebook that
+    :func:`tsfm_lens.report.serve.serve` opens.
+    """
 
     def __init__(
         self,
@@ -244,7 +252,9 @@ class Page(widgets.VBox):
             self._read()
 
     def _read(self) -> None:
-        """Read the chosen files and forecast; the earlier series stay if they cannot be read."""
+        """Read the chosen files and forecast; the earlier series stay if they cannot be
+        read.
+        """
         with self._task("reading …"):
             self.batch = read_sources(
                 self._sources, **self._reading | self.columns.chosen
@@ -278,7 +288,8 @@ class Page(widgets.VBox):
             name = self.model.value.strip()
             if not name:
                 raise InputError(
-                    f"name a model: {', '.join(checkpoint_names())}, a folder or a hub id"
+                    f"name a model: {', '.join(checkpoint_names())}, a folder or a"
+                    " hub id"
                 )
             if name not in self._lenses:
                 self._say(f"opening {name} …")
@@ -298,7 +309,8 @@ class Page(widgets.VBox):
                 num_samples=self._options.get("num_samples"),
                 seed=self._options.get("seed", 0),
             )
-            # an error of the forecast itself is shown before anything of the page changes
+            # an error of the forecast itself is shown before anything of the page
+            # changes
             view = brush(run)
             self._clear()
             self.run, self.shown[0] = run, True
@@ -329,8 +341,8 @@ class Page(widgets.VBox):
     def _heads(self, run: Run) -> Iterator[widgets.Widget]:
         if len(run.batch) > 1:
             yield widgets.HTML(
-                f"<p>Heads are analysed one series at a time: this is {escape(run.batch.ids[0])} alone, "
-                "without the other series.</p>"
+                "<p>Heads are analysed one series at a time: this is"
+                f" {escape(run.batch.ids[0])} alone, without the other series.</p>"
             )
             run = run.lens.run(
                 run.batch.select([0]), run.horizon, truth=None if run.truth is None else run.truth[:1],
@@ -343,7 +355,8 @@ class Page(widgets.VBox):
         items = len(set(run.batch.groups))
         if items > 1:
             yield widgets.HTML(
-                f"<p>One item is explained at a time: this is {escape(run.batch.groups[0])}, the first of {items}.</p>"
+                "<p>One item is explained at a time: this is"
+                f" {escape(run.batch.groups[0])}, the first of {items}.</p>"
             )
         results = explanation.explain(
             run, item=0, progress=self._progress, left_out=missing
@@ -361,7 +374,9 @@ class Page(widgets.VBox):
 
     @contextmanager
     def _task(self, description: str) -> Iterator[None]:
-        """Show a task while it runs; an error is shown on the page and leaves it as it was."""
+        """Show a task while it runs; an error is shown on the page and leaves it as it
+        was.
+        """
         self._say(description)
         self.go.disabled = True
         try:
@@ -370,7 +385,8 @@ class Page(widgets.VBox):
             self._say(f"{error}.{self._still}" if self.run else str(error), error=True)
         except Exception as error:  # a callback's error would be seen by nobody
             self._say(
-                f"{description} {type(error).__name__}: {error}. This is a fault of the page; please report it.",
+                f"{description} {type(error).__name__}: {error}. This is a fault of the"
+                " page; please report it.",
                 error=True,
             )
         finally:
@@ -382,7 +398,10 @@ class Page(widgets.VBox):
 
     def _say(self, words: str, *, error: bool = False) -> None:
         colour = "color:#a1260d;font-weight:600" if error else "color:inherit"
-        self.status.value = f'<div role="status" aria-live="polite" style="{colour}">{escape(words)}</div>'
+        self.status.value = (
+            '<div role="status" aria-live="polite"'
+            f' style="{colour}">{escape(words)}</div>'
+        )
 
 
 def _row() -> widgets.Layout:
@@ -390,10 +409,13 @@ def _row() -> widgets.Layout:
 
 
 def _section(result: xr.Dataset) -> Iterator[widgets.Widget]:
-    """Show a measurement as the report does: title, description, figures and their sentences."""
+    """Show a measurement as the report does: title, description, figures and their
+    sentences.
+    """
     measurement = find(str(result.attrs["kind"]))
     yield widgets.HTML(
-        f"<h2 style='margin:12px 0 0'>{escape(measurement.title)}</h2><p>{escape(measurement.description)}</p>"
+        "<h2 style='margin:12px 0"
+        f" 0'>{escape(measurement.title)}</h2><p>{escape(measurement.description)}</p>"
     )
     for panel in measurement.draw_panels(result):
         yield figure_widget(panel.figure)

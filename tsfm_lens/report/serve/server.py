@@ -1,4 +1,6 @@
-"""Local server of the page: Voilà, bound to this machine, for one notebook that shows the page."""
+"""Local server of the page: Voilà, bound to this machine, for one notebook that shows
+the page.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,11 @@ HOST = "127.0.0.1"
 # seconds without a page after which its kernel ends
 IDLE = 120
 FILE_LIMIT = 100 * 2**20
-"""Bytes of the largest file that the page reads; it travels in one message, with some names beside it."""
-# in the place of Voilà's count of cells; a page that is loaded anew starts from its first line
+"""Bytes of the largest file that the page reads; it travels in one message, with some
+names beside it.
+"""
+# in the place of Voilà's count of cells; a page that is loaded anew starts from its
+# first line
 _LOADING = """<script>
 document.getElementById("loading_text").textContent = %s;
 window.voila_process = () => {};
@@ -54,14 +59,16 @@ def serve(
 ) -> None:
     """Open the page and serve it until it is interrupted.
 
-    It listens on 127.0.0.1 alone and refuses every request with a foreign host or origin, or without the token of the
-    address. Every page has a Python of its own, which ends with it, and no more than ``guard.PAGES`` run at once.
+    It listens on 127.0.0.1 alone and refuses every request with a foreign host or
+    origin, or without the token of the address. Every page has a Python of its own,
+    which ends with it, and no more than ``guard.PAGES`` run at once.
 
     Args:
         model: chosen when the page opens.
         sources: files and ``bundled:NAME`` chosen when the page opens.
         reading: of the files; see :func:`tsfm_lens.data.read_series`.
-        options: ``horizon``, ``holdout``, ``num_samples`` and ``seed`` when the page opens.
+        options: ``horizon``, ``holdout``, ``num_samples`` and ``seed`` when the page
+            opens.
         port: the next free one from here on.
         browser: open it in the browser.
         started: called with the address before the first page can be opened.
@@ -92,7 +99,8 @@ def serve(
         notebook = _notebook(Path(folder), arguments)
         if started is not None:
             started(f"http://{HOST}:{position}/?token={token}")
-        # an interrupt and a request to end close the kernels; a shell that starts it in the background ignores one
+        # an interrupt and a request to end close the kernels; a shell that starts it in
+        # the background ignores one
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler)
@@ -147,8 +155,8 @@ def _settings(port: int, token: str, *, browser: bool) -> Any:
 
     # the browser itself refuses whatever would come from, or go to, another place
     policy = (
-        "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; "
-        f"connect-src 'self' ws://{HOST}:{port}; frame-ancestors 'none'; form-action 'self'"
+        "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; connect-src"
+        f" 'self' ws://{HOST}:{port}; frame-ancestors 'none'; form-action 'self'"
     )
     return Config(
         {
@@ -163,10 +171,12 @@ def _settings(port: int, token: str, *, browser: bool) -> Any:
                 "config_file_paths": [],
                 "tornado_settings": {
                     "websocket_max_message_size": FILE_LIMIT + 2**20,
-                    # that of Jupyter is longer than its interval, which tornado reports on every start
+                    # that of Jupyter is longer than its interval, which tornado reports
+                    # on every start
                     "ws_ping_timeout": 30_000,
                     "headers": {"Content-Security-Policy": policy},
-                    # a page that closes says so without it; the guard has seen the origin
+                    # a page that closes says so without it; the guard has seen the
+                    # origin
                     "disable_check_xsrf": True,
                 },
             },

@@ -1,4 +1,6 @@
-"""Commands of the studies, registered with the command line; an entry point names this package."""
+"""Commands of the studies, registered with the command line; an entry point names this
+package.
+"""
 
 from tsfm_lens.studies.commands import reproduce, train
 

@@ -66,8 +66,12 @@ def reproduce(
         int | None,
         typer.Option(
             min=1,
-            help="Windows of chaotic systems, where no data is given (16), or the last ones of each series of --data "
-            "(1). Of a sweep over the benchmark: windows drawn from each configuration (all).",
+            help=(
+                "Windows of chaotic systems, where no data is given (16), or the last"
+                " ones of each series of --data "
+                "(1). Of a sweep over the benchmark: windows drawn from each"
+                " configuration (all)."
+            ),
         ),
     ] = None,
     horizon: Horizon = None,
@@ -80,7 +84,10 @@ def reproduce(
         int | None,
         typer.Option(
             min=1,
-            help="Seeds of forecasts that a model draws, from --seed on (3); draws of an experiment of no model.",
+            help=(
+                "Seeds of forecasts that a model draws, from --seed on (3); draws of an"
+                " experiment of no model."
+            ),
         ),
     ] = None,
     store: Annotated[
@@ -114,7 +121,9 @@ def reproduce(
     *,
     reading: Reading,
 ) -> None:
-    """Measure what a table or figure of the paper reports, and show the paper's numbers beside it."""
+    """Measure what a table or figure of the paper reports, and show the paper's numbers
+    beside it.
+    """
     if list_ids:
         _list(as_json)
         return
@@ -231,9 +240,11 @@ def _render(result: xr.Dataset) -> None:
     # what is not run has a verdict and no unit
     if any((result["verdict"].values != "") & (result["unit"].values != "")):
         echo(
-            "A claim holds if all of its parts do, and does not if one does not. The estimate of a part is by how much "
-            f"it is true of the median {result.attrs['over']}: it holds if that stands above 0, at 5 % after Holm over "
-            "the parts, and does not if it stands below. It depends on ε if it holds at one and does not at another."
+            "A claim holds if all of its parts do, and does not if one does not. The"
+            " estimate of a part is by how much it is true of the median"
+            f" {result.attrs['over']}: it holds if that stands above 0, at 5 % after"
+            " Holm over the parts, and does not if it stands below. It depends on ε if"
+            " it holds at one and does not at another."
         )
     for reason in reasons:
         echo(reason)

@@ -41,9 +41,11 @@ def train(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model of the lab: SAMformer, its ablations and baselines, on a file of your own or the toy problem.
+    """Train a model of the lab: SAMformer, its ablations and baselines, on a file of
+    your own or the toy problem.
 
-    Ctrl-C ends the run after the step at hand; --resume goes on as if it had never been stopped.
+    Ctrl-C ends the run after the step at hand; --resume goes on as if it had never been
+    stopped.
     """
     import torch
 
@@ -69,8 +71,8 @@ def train(
         ]
         show_rows(["", "MSE", "MAE"], rows)
         echo(
-            f"{result['parameters']:,} parameters, {result['epochs']} epochs, the best after {result['best_epoch']}, "
-            f"{result['seconds']:.0f} s"
+            f"{result['parameters']:,} parameters, {result['epochs']} epochs, the best"
+            f" after {result['best_epoch']}, {result['seconds']:.0f} s"
         )
         echo(str(folder))
     if not result["ended"]:

@@ -1,4 +1,6 @@
-"""Small trainable models and controlled experiments of the literature, a package each; runs, and grids of runs."""
+"""Small trainable models and controlled experiments of the literature, a package each;
+runs, and grids of runs.
+"""
 
 # ruff: noqa: F403
 from tsfm_lens.core.extensions import public_names as _public_names

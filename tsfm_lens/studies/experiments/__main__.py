@@ -1,6 +1,8 @@
-"""``python -m tsfm_lens.studies.experiments toy --out DIR``: train the grid of an experiment and write its results.
+"""``python -m tsfm_lens.studies.experiments toy --out DIR``: train the grid of an
+experiment and write its results.
 
-Runs that have ended are left as they are, so that a grid that was stopped goes on with the same command.
+Runs that have ended are left as they are, so that a grid that was stopped goes on with
+the same command.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _TOY = {
 
 @app.command()
 def toy(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
-    """Train the toy problem: transformer, random transformer, σReparam, SAM, watched (figures 1 to 3)."""
+    """Train the toy problem: transformer, random transformer, σReparam, SAM, watched
+    (figures 1 to 3).
+    """
     configs = grids.toy_arms(epochs=epochs, watch=True)
     _train(configs, seeds, out, "toy", threads, {"epochs": epochs, **_TOY})
 
@@ -66,7 +70,9 @@ def benchmarks(
     seeds: Seeds = 5,
     threads: Threads = 1,
 ) -> None:
-    """Benchmarks of tables 1, 6, 9 and 10, and what the trained weights are like, from files of your own."""
+    """Benchmarks of tables 1, 6, 9 and 10, and what the trained weights are like, from
+    files of your own.
+    """
     configs: dict[str, TrainConfig] = {}
     for name, file in map(_name_and_file, data):
         for steps in horizon:
@@ -111,7 +117,9 @@ def radii(
     seeds: Seeds = 5,
     threads: Threads = 1,
 ) -> None:
-    """SAMformer by the radius ρ of sharpness-aware minimisation (figure 14), from a file of your own."""
+    """SAMformer by the radius ρ of sharpness-aware minimisation (figure 14), from a
+    file of your own.
+    """
     name, file = _name_and_file(data)
     _train(
         grids.rho_arms(file, name, horizon, rho),
@@ -127,7 +135,8 @@ def _name_and_file(entry: str) -> tuple[str, str]:
     name, _, file = entry.partition("=")
     if not file:
         raise InputError(
-            f"{entry!r}; expected the name of a benchmark and its file, as in ETTh1=ETTh1.csv"
+            f"{entry!r}; expected the name of a benchmark and its file, as in"
+            " ETTh1=ETTh1.csv"
         )
     return name, file
 
@@ -143,14 +152,18 @@ def in_context(
     ] = "pairs",
     threads: Threads = 1,
 ) -> None:
-    """Regression in context by the rank of the scores: one head of several ranks, MLR, BTT, 8 heads (S2-F2, S2-F3)."""
+    """Regression in context by the rank of the scores: one head of several ranks, MLR,
+    BTT, 8 heads (S2-F2, S2-F3).
+    """
     configs = grids.in_context_arms(epochs=epochs, tokens=tokens)
     _train(configs, seeds, out, "in_context", threads, {}, grids.in_context_results)
 
 
 @app.command()
 def widths(out: Out, *, seeds: Seeds = 8, threads: Threads = 1) -> None:
-    """Regression in context by width: one head, 8 heads, and 8 heads of BTT (S2-F3a, S2-F11)."""
+    """Regression in context by width: one head, 8 heads, and 8 heads of BTT (S2-F3a,
+    S2-F11).
+    """
     configs = grids.in_context_arms(grids.WIDTH_ARMS, widths=grids.WIDTHS)
     _train(
         configs, seeds, out, "in_context_widths", threads, {}, grids.in_context_results
@@ -174,7 +187,9 @@ def encoders(
 
 @app.command()
 def transfer(out: Out, *, seeds: Seeds = 3, threads: Threads = 1) -> None:
-    """Learning rates across three widths, by μP and by the standard parametrisation (S2-F5)."""
+    """Learning rates across three widths, by μP and by the standard parametrisation
+    (S2-F5).
+    """
     _train(
         grids.transfer_arms(),
         seeds,

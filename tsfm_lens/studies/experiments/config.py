@@ -29,13 +29,16 @@ class ModelFields(Strict):
     def _check_name(cls, name: str) -> str:
         if name not in (*MODELS, *REGRESSORS):
             raise ValueError(
-                f"there is no model {name!r}; there are {', '.join((*MODELS, *REGRESSORS))}"
+                f"there is no model {name!r}; there are"
+                f" {', '.join((*MODELS, *REGRESSORS))}"
             )
         return name
 
 
 class ToyData(Strict):
-    """Toy problem of SAMformer, sizes as in ``samformer.LinearToy``; ``problem_seed`` is that of its draws."""
+    """Toy problem of SAMformer, sizes as in ``samformer.LinearToy``; ``problem_seed``
+    is that of its draws.
+    """
 
     kind: Literal["toy"]
     length: int = 512
@@ -48,7 +51,9 @@ class ToyData(Strict):
 
 
 class FileData(Strict):
-    """Multivariate series in a CSV, Parquet or text file, plain or .gz, cut as ``samformer.benchmark`` does."""
+    """Multivariate series in a CSV, Parquet or text file, plain or .gz, cut as
+    ``samformer.benchmark`` does.
+    """
 
     kind: Literal["file"] = "file"
     file: Path
@@ -68,7 +73,9 @@ class FileData(Strict):
 
 
 class InContextData(Strict):
-    """Prompts of linear regression in context, see ``structured.Prompts``, drawn anew for every step."""
+    """Prompts of linear regression in context, see ``structured.Prompts``, drawn anew
+    for every step.
+    """
 
     kind: Literal["in-context"]
     inputs: int = Field(default=16, ge=1)
@@ -122,7 +129,9 @@ class WatchFields(Strict):
 
 
 class TrainConfig(Strict):
-    """Configuration of a training run; ``seed`` is of weights and batches, ``device`` "auto" a GPU if there is one."""
+    """Configuration of a training run; ``seed`` is of weights and batches, ``device``
+    "auto" a GPU if there is one.
+    """
 
     model: ModelFields
     data: Annotated[ToyData | FileData | InContextData, Field(discriminator="kind")]
@@ -135,7 +144,8 @@ class TrainConfig(Strict):
     @model_validator(mode="after")
     def _model_of_the_data(self) -> TrainConfig:
         prompts = isinstance(self.data, InContextData)
-        # scoring functions make a model of either; the toy's windows and forecasts differ in length
+        # scoring functions make a model of either; the toy's windows and forecasts
+        # differ in length
         both = isinstance(self.data, FileData)
         candidates = (
             (*MODELS, *REGRESSORS)
@@ -147,15 +157,18 @@ class TrainConfig(Strict):
         if self.model.name not in candidates:
             kind = "prompts in context" if prompts else "series"
             raise ValueError(
-                f"model {self.model.name!r} is not for {kind}; there are {', '.join(candidates)}"
+                f"model {self.model.name!r} is not for {kind}; there are"
+                f" {', '.join(candidates)}"
             )
         if self.optimizer.base_width and self.model.name not in REGRESSORS:
             raise ValueError(
-                f"base_width is for models of structured scores, {', '.join(REGRESSORS)}"
+                "base_width is for models of structured scores,"
+                f" {', '.join(REGRESSORS)}"
             )
         if prompts and self.watch is not None:
             raise ValueError(
-                "watch looks at models of series alone; leave it out for prompts in context"
+                "watch looks at models of series alone; leave it out for prompts in"
+                " context"
             )
         return self
 
@@ -164,7 +177,8 @@ def read_train_config(path: str | Path) -> TrainConfig:
     """Read a configuration from a YAML file; the path of its data starts at its folder.
 
     Raises:
-        InputError: the file cannot be read, is no YAML, or a field is wrong; the message names every such field.
+        InputError: the file cannot be read, is no YAML, or a field is wrong; the
+            message names every such field.
 
     Example:
         >>> _ = (folder / "train.yaml").write_text("{model: {name: samformer}, data: {kind: toy}}")

@@ -1,4 +1,6 @@
-"""Grids of training runs: figures, sentences, and the measurements that reports and the gallery show."""
+"""Grids of training runs: figures, sentences, and the measurements that reports and the
+gallery show.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ declare_measurements(
     "lab_runs", "Validation error of every arm and seed by epoch.", variables=("curve",)
 )
 def run_curves(ds: xr.Dataset) -> go.Figure:
-    """Draw the validation error by epoch, seeds as thin lines, their geometric mean as a thick one, the oracle dotted.
+    """Draw the validation error by epoch, seeds as thin lines, their geometric mean as
+    a thick one, the oracle dotted.
 
     Example:
         >>> fig = figures.run_curves(experiments.record("toy"))
@@ -97,7 +100,8 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
 
 @figure("lab_runs", "Test error of every seed, arm by arm.", variables=("test_mse",))
 def run_errors(ds: xr.Dataset) -> go.Figure:
-    """Draw the test error of every seed, and the mean with its 95 % interval, arm by arm.
+    """Draw the test error of every seed, and the mean with its 95 % interval, arm by
+    arm.
 
     Example:
         >>> figures.run_errors(experiments.record("benchmarks")).layout.meta["title"]
@@ -121,10 +125,12 @@ def run_errors(ds: xr.Dataset) -> go.Figure:
     variables=("test_mse", "rho"),
 )
 def draw_errors(ds: xr.Dataset, over: str = "rho") -> go.Figure:
-    """Draw the test error over the radius of sharpness-aware minimisation, or over the horizon.
+    """Draw the test error over the radius of sharpness-aware minimisation, or over the
+    horizon.
 
     Args:
-        over: "rho" or "horizon", InputError for another; arms of one name are a curve, single ones are left out.
+        over: "rho" or "horizon", InputError for another; arms of one name are a curve,
+            single ones are left out.
 
     Example:
         >>> figures.run_errors_over(experiments.record("benchmarks"), "horizon").layout.meta["title"]
@@ -166,13 +172,14 @@ def read_in_context(ds: xr.Dataset) -> list[str]:
 
 @figure(
     "in_context_runs",
-    ("Error of regression in context by rank or width, and by pairs."),
+    "Error of regression in context by rank or width, and by pairs.",
     variables=("by_pairs", "oracle"),
     table=("by_pairs",),
     sentences=read_in_context,
 )
 def in_context_errors(ds: xr.Dataset) -> go.Figure:
-    """Draw the error after the last pair by the scores' rank or the model's width, and by the number of pairs.
+    """Draw the error after the last pair by the scores' rank or the model's width, and
+    by the number of pairs.
 
     Example:
         >>> fig = figures.in_context_errors(experiments.record("in_context"))
@@ -259,7 +266,8 @@ def read_losses(ds: xr.Dataset) -> list[str]:
     sentences=read_losses,
 )
 def losses_by_cost(ds: xr.Dataset) -> go.Figure:
-    """Draw the loss on held-out series by the multiply-adds of the scores, means with their 95 % intervals.
+    """Draw the loss on held-out series by the multiply-adds of the scores, means with
+    their 95 % intervals.
 
     Example:
         >>> fig = figures.losses_by_cost(experiments.record("chronos_levels"))

@@ -1,4 +1,6 @@
-"""Grids of training runs: trained one after the other, resumable, gathered, and measured at their ends."""
+"""Grids of training runs: trained one after the other, resumable, gathered, and
+measured at their ends.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ Cells = Mapping[tuple[int, int], Any]
 
 @dataclass(frozen=True)
 class Arm:
-    """One run: the name of its arm, whose runs differ in their seed alone, and its configuration."""
+    """One run: the name of its arm, whose runs differ in their seed alone, and its
+    configuration.
+    """
 
     name: str
     config: TrainConfig
@@ -69,7 +73,8 @@ class Arm:
 
 
 def of_seeds(arms: Mapping[str, TrainConfig], seeds: Iterable[int]) -> Iterator[Arm]:
-    """Yield every arm under every seed, seed by seed, so that a grid that was stopped compares as many as there are.
+    """Yield every arm under every seed, seed by seed, so that a grid that was stopped
+    compares as many as there are.
 
     Example:
         >>> runs = list(experiments.of_seeds(experiments.toy_arms(), range(2)))
@@ -88,13 +93,15 @@ def run_arms(
     quiet: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> bool:
-    """Train the runs below a folder that have no result, and resume those that were stopped.
+    """Train the runs below a folder that have no result, and resume those that were
+    stopped.
 
     Returns:
         True if all have ended; False if one was stopped by a signal.
 
     Raises:
-        CheckpointError, InputError: as :func:`tsfm_lens.studies.experiments.train` says; what has ended is kept.
+        CheckpointError, InputError: as :func:`tsfm_lens.studies.experiments.train`
+            says; what has ended is kept.
 
     Example:
         >>> sizes = {"length": 8, "horizon": 2, "channels": 2, "training": 32, "validation": 32}
@@ -130,14 +137,17 @@ def _refuse_other(folder: Path, config: TrainConfig) -> None:
             if getattr(previous, name) != getattr(config, name)
         ]
         raise CheckpointError(
-            f"{folder} holds a run of other settings ({', '.join(names)}); give another folder"
+            f"{folder} holds a run of other settings ({', '.join(names)}); give another"
+            " folder"
         )
 
 
 def _ended(
     arms: Sequence[Arm], out: str | Path
 ) -> tuple[list[str], list[int], dict[tuple[int, int], tuple[Arm, Path]]]:
-    """Return names and seeds of the runs that have ended, and each with its folder by their places."""
+    """Return names and seeds of the runs that have ended, and each with its folder by
+    their places.
+    """
     runs = [arm for arm in arms if (Path(out) / arm.folder / RESULT).exists()]
     if not runs:
         raise InputError(f"no run in {out} has ended; train them first")
@@ -154,7 +164,9 @@ def _ended(
 
 
 def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarray:
-    """Stack values of runs in one array, NaN where there are none, smaller ones in its corner."""
+    """Stack values of runs in one array, NaN where there are none, smaller ones in its
+    corner.
+    """
     sizes = [
         max(sizes)
         for sizes in zip(*(np.shape(values) for values in cells.values()), strict=True)
@@ -170,14 +182,17 @@ def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarr
 
 
 def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect the errors of finished runs by arm and seed, and their validation errors by epoch.
+    """Collect the errors of finished runs by arm and seed, and their validation errors
+    by epoch.
 
     Returns:
-        Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``, ``validation_mae`` and, of files,
-        ``test_mse`` and ``test_mae``, NaN where a run has not ended; ``epochs``, ``best_epoch``, ``seconds``,
-        ``parameters``; and ``curve`` (arm, seed, epoch). Of files ``horizon`` and ``rho`` of each arm are coordinates.
-        Runs with a watch have its measures over ``look`` (``look_step`` is its optimiser step), and ``pattern`` (arm,
-        snapshot, query, key). Of prompts ``validation_last`` and, over ``pairs``, ``by_pairs``.
+        Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``,
+        ``validation_mae`` and, of files, ``test_mse`` and ``test_mae``, NaN where a run
+        has not ended; ``epochs``, ``best_epoch``, ``seconds``, ``parameters``; and
+        ``curve`` (arm, seed, epoch). Of files ``horizon`` and ``rho`` of each arm are
+        coordinates. Runs with a watch have its measures over ``look`` (``look_step`` is
+        its optimiser step), and ``pattern`` (arm, snapshot, query, key). Of prompts
+        ``validation_last`` and, over ``pairs``, ``by_pairs``.
 
     Raises:
         InputError: no run has ended.
@@ -259,11 +274,13 @@ def _watch_columns(
     out: dict[str, Any] = {}
     for name in WATCHED:
         cells = {
-            at: watch[name]
-            .mean([dim for dim in ("layer", "head") if dim in watch[name].dims])
-            .values
-            if name in watch
-            else np.full(watch.sizes["step"], np.nan)
+            at: (
+                watch[name]
+                .mean([dim for dim in ("layer", "head") if dim in watch[name].dims])
+                .values
+                if name in watch
+                else np.full(watch.sizes["step"], np.nan)
+            )
             for at, watch in watches.items()
         }
         values = _stack(cells, shape)
@@ -291,16 +308,20 @@ def _watch_columns(
 def ends(
     arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: int = 20
 ) -> xr.Dataset:
-    """Measure sharpness and attention at the weights that runs on benchmarks below a folder ended with.
+    """Measure sharpness and attention at the weights that runs on benchmarks below a
+    folder ended with.
 
     Args:
-        windows: test windows to measure attention on; sharpness takes twice as many training windows.
+        windows: test windows to measure attention on; sharpness takes twice as many
+            training windows.
         products: with the Hessian.
 
     Returns:
-        Dataset over ``arm`` and ``seed``, NaN where a model has none: ``end_sharpness``, the largest eigenvalue, with
-        ``end_sharpness_residual``; ``end_entropy`` and ``end_numerical_rank`` of the attention between channels;
-        ``end_nuclear_norm`` and ``end_diagonal_mass`` (…, window); and ``end_pattern`` (…, query, key).
+        Dataset over ``arm`` and ``seed``, NaN where a model has none:
+        ``end_sharpness``, the largest eigenvalue, with ``end_sharpness_residual``;
+        ``end_entropy`` and ``end_numerical_rank`` of the attention between channels;
+        ``end_nuclear_norm`` and ``end_diagonal_mass`` (…, window); and ``end_pattern``
+        (…, query, key).
 
     Raises:
         InputError: no run has ended, or one is of no benchmark.
@@ -393,7 +414,8 @@ def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
 
 
 def record_names() -> tuple[str, ...]:
-    """Return the names of the results in the package, sorted; ``results/README.md`` describes them.
+    """Return the names of the results in the package, sorted; ``results/README.md``
+    describes them.
 
     Example:
         >>> "toy" in experiments.record_names()
@@ -403,7 +425,8 @@ def record_names() -> tuple[str, ...]:
 
 
 def record(name: str) -> xr.Dataset:
-    """Load the results of a grid, as ``python -m tsfm_lens.studies.experiments`` wrote them, see :func:`gathered`.
+    """Load the results of a grid, as ``python -m tsfm_lens.studies.experiments`` wrote
+    them, see :func:`gathered`.
 
     ``results/README.md`` describes the :func:`record_names`.
 

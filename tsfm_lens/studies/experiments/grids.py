@@ -1,4 +1,6 @@
-"""Grids of the papers' experiments, whose configurations ``grids.yaml`` holds, and the results of their runs."""
+"""Grids of the papers' experiments, whose configurations ``grids.yaml`` holds, and the
+results of their runs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ __all__ += [
 ]
 
 Fields = Mapping[str, Mapping[str, Any]]
-"""By name of a configuration: ``model``, its ``options``, and what differs of the ``optimizer``."""
+"""By name of a configuration: ``model``, its ``options``, and what differs of the
+``optimizer``.
+"""
 
 _FILE: dict[str, Any] = declarations(Path(__file__).with_name("grids.yaml"))
 TOY_ARMS, TOY_OPTIMIZERS, ENCODER_ARMS, IN_CONTEXT_ARMS, WIDTH_ARMS, TRANSFER_ARMS = (
@@ -59,7 +63,9 @@ def _config(
     options: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> TrainConfig:
-    """Return a configuration: of options and optimiser what is common, then what the grid's entry has of its own."""
+    """Return a configuration: of options and optimiser what is common, then what the
+    grid's entry has of its own.
+    """
     content = {
         "model": {
             "name": fields["model"],
@@ -76,9 +82,11 @@ def _config(
 def toy_arms(
     arms: Fields = TOY_ARMS, *, epochs: int = 30, watch: bool = False, **sizes: Any
 ) -> dict[str, TrainConfig]:
-    """Return the configurations of the toy problem by arm, with Adam's rate falling by a half cosine.
+    """Return the configurations of the toy problem by arm, with Adam's rate falling by
+    a half cosine.
 
-    ``watch`` measures sharpness and attention at every third epoch; ``sizes`` of the problem are the paper's.
+    ``watch`` measures sharpness and attention at every third epoch; ``sizes`` of the
+    problem are the paper's.
 
     Example:
         >>> {name: config.optimizer.rho for name, config in experiments.toy_arms().items()}["transformer + SAM"]
@@ -105,9 +113,11 @@ def toy_arms(
 def benchmark_arms(
     file: str | Path, data: str, horizon: int, arms: Fields = _FILE["benchmarks"]
 ) -> dict[str, TrainConfig]:
-    """Return a benchmark's configurations by arm: batches of 32, Adam at 1e-3, at most 300 epochs, patience 5.
+    """Return a benchmark's configurations by arm: batches of 32, Adam at 1e-3, at most
+    300 epochs, patience 5.
 
-    ``data`` is "ETTh1", "ETTh2" or "exchange", for its split and ρ; the horizon 96, 192, 336 or 720.
+    ``data`` is "ETTh1", "ETTh2" or "exchange", for its split and ρ; the horizon 96,
+    192, 336 or 720.
 
     Raises:
         UnknownNameError: other data, or a horizon without a ρ.
@@ -139,7 +149,8 @@ def benchmark_arms(
 def rho_arms(
     file: str | Path, data: str, horizon: int, rhos: Sequence[float]
 ) -> dict[str, TrainConfig]:
-    """Return the configurations of SAMformer on a benchmark by ρ, from 0, which is Adam alone (figure 14).
+    """Return the configurations of SAMformer on a benchmark by ρ, from 0, which is Adam
+    alone (figure 14).
 
     Example:
         >>> list(experiments.rho_arms("ETTh1.csv", "ETTh1", 96, [0.0, 0.5]))
@@ -155,7 +166,8 @@ def rho_arms(
 def encoder_arms(
     file: str | Path, *, horizons: Sequence[int] = (96, 192)
 ) -> dict[str, TrainConfig]:
-    """Return the configurations of forecasting ETTh1 by arm and horizon, windows being as long as forecasts (S2-ETT).
+    """Return the configurations of forecasting ETTh1 by arm and horizon, windows being
+    as long as forecasts (S2-ETT).
 
     Example:
         >>> list(experiments.encoder_arms("ETTh1.csv", horizons=(96,)))[:2]
@@ -188,10 +200,11 @@ def in_context_arms(
     tokens: str = "pairs",
     **data: Any,
 ) -> dict[str, TrainConfig]:
-    """Return the configurations of regression in context by arm and width, the first being the base of μP.
+    """Return the configurations of regression in context by arm and width, the first
+    being the base of μP.
 
-    An epoch has 250 steps; ``tokens`` are "pairs" or the paper's "single"; ``data`` are fields of the prompts that
-    differ.
+    An epoch has 250 steps; ``tokens`` are "pairs" or the paper's "single"; ``data`` are
+    fields of the prompts that differ.
 
     Example:
         >>> list(experiments.in_context_arms())[:2]
@@ -221,9 +234,11 @@ def in_context_arms(
 def transfer_arms(
     *, widths: Sequence[int] = WIDTHS, rates: Sequence[float] = RATES
 ) -> dict[str, TrainConfig]:
-    """Return configurations of regression in context by arm, width and learning rate (S2-F5).
+    """Return configurations of regression in context by arm, width and learning rate
+    (S2-F5).
 
-    Arms named "μP" are drawn and given rates by it, the first width being the base; heads have 4 features.
+    Arms named "μP" are drawn and given rates by it, the first width being the base;
+    heads have 4 features.
 
     Example:
         >>> len(experiments.transfer_arms())
@@ -257,7 +272,9 @@ def transfer_arms(
 
 
 def score_form(fields: ModelFields) -> StructuredMatrix:
-    """Return a head's scores as a matrix of the width, of the family that the model's name says."""
+    """Return a head's scores as a matrix of the width, of the family that the model's
+    name says.
+    """
     width, heads = fields.options["width"], fields.options["heads"]
     if fields.name == "bilinear-btt":
         return BlockTensorTrain(width, width, fields.options.get("rank", 1))
@@ -279,7 +296,9 @@ def _facts(config: TrainConfig) -> dict[str, Any]:
 
 
 def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect the results of runs in context, with the oracle's errors (pairs,) and sizes and ranks by arm."""
+    """Collect the results of runs in context, with the oracle's errors (pairs,) and
+    sizes and ranks by arm.
+    """
     data = gathered(arms, out)
     by_name = {arm.name: arm.config for arm in arms}
     configs = [by_name[str(name)] for name in data["arm"].values]
@@ -317,7 +336,9 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
 
 
 def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect errors on held-out prompts (parametrisation, width, rate, seed), NaN where a run has not ended."""
+    """Collect errors on held-out prompts (parametrisation, width, rate, seed), NaN
+    where a run has not ended.
+    """
     data = gathered(arms, out)
     by_name = {arm.name: arm.config for arm in arms}
     configs = [by_name[str(name)] for name in data["arm"].values]

@@ -1,4 +1,6 @@
-"""Training runs: from a configuration to weights, a log, measures during training, and the errors at the end."""
+"""Training runs: from a configuration to weights, a log, measures during training, and
+the errors at the end.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ LATER = ("betas", "warm_up", "base_width")
 
 
 def make_task(config: TrainConfig) -> ForecastTask | InContextTask:
-    """Return the task of a configuration, a drawn model and its data; InputError where they do not fit."""
+    """Return the task of a configuration, a drawn model and its data; InputError where
+    they do not fit.
+    """
     data = config.data
     options = {"batch": config.plan.batch, "seed": config.seed}
     # later fields only where set, so that older runs go on
@@ -142,7 +146,9 @@ def make_optimizer(
 
 
 def make_schedule(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
-    """Return the learning rate of each step, with so many steps an epoch; None where it is constant."""
+    """Return the learning rate of each step, with so many steps an epoch; None where it
+    is constant.
+    """
     fields = config.optimizer
     falling = cosine_by_epoch(fields.learning_rate, epoch, epochs=config.plan.epochs)
     if not fields.warm_up:
@@ -158,7 +164,8 @@ def make_schedule(config: TrainConfig, epoch: int) -> Callable[[int], float] | N
 def prepare(
     config: TrainConfig, out: str | Path | None = None
 ) -> tuple[Training, ForecastTask | InContextTask, Watch | None]:
-    """Prepare a run in a folder, or in none, without starting it, with its task and its watch.
+    """Prepare a run in a folder, or in none, without starting it, with its task and its
+    watch.
 
     Raises:
         InputError: as :func:`tsfm_lens.studies.samformer.benchmark` and the models say.
@@ -214,7 +221,9 @@ def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch |
 
 
 def make_losses(task: ForecastTask, x: Tensor, y: Tensor) -> list[Callable[[], Tensor]]:
-    """Return the losses of both halves of some windows; sharpness is that of their mean."""
+    """Return the losses of both halves of some windows; sharpness is that of their
+    mean.
+    """
     halves = [
         (part.to(task.device) for part in pair)
         for pair in zip(x.chunk(2), y.chunk(2), strict=True)
@@ -227,7 +236,9 @@ def make_losses(task: ForecastTask, x: Tensor, y: Tensor) -> list[Callable[[], T
 
 
 def make_attention(task: ForecastTask, x: Tensor) -> Callable[[], dict[str, Tensor]]:
-    """Return a function that computes a model's attention over some windows by its lens."""
+    """Return a function that computes a model's attention over some windows by its
+    lens.
+    """
     lens = load(task.model, check=False)
     (stack,) = lens.wiring.stacks
     point = f"{stack.prefix}.0.attn.hook_pattern"
@@ -245,17 +256,19 @@ def train(
     """Train to the end and measure, or go on with a run that was stopped.
 
     Args:
-        config, out: of the run, and its folder: config.json, log.jsonl, state.pt, watch.jsonl, and at the end
-            best.safetensors and result.json.
+        config, out: of the run, and its folder: config.json, log.jsonl, state.pt,
+            watch.jsonl, and at the end best.safetensors and result.json.
         resume, quiet: go on with the run in ``out``; no progress bar.
 
     Returns:
-        ``ended``; and then ``validation`` and ``test``, errors "mse" and "mae" with the weights of the lowest
-        validation error where there is patience; ``epochs``, ``best_epoch``, ``seconds`` and ``parameters``. Of prompts
-        ``validation`` has "mse" and "last", and ``by_pairs`` the error after 0, 1, … pairs.
+        ``ended``; and then ``validation`` and ``test``, errors "mse" and "mae" with the
+        weights of the lowest validation error where there is patience; ``epochs``,
+        ``best_epoch``, ``seconds`` and ``parameters``. Of prompts ``validation`` has
+        "mse" and "last", and ``by_pairs`` the error after 0, 1, … pairs.
 
     Raises:
-        CheckpointError: the folder holds a run and it is not to be resumed, or one of another configuration.
+        CheckpointError: the folder holds a run and it is not to be resumed, or one of
+            another configuration.
         InputError: as :func:`prepare` says, or the loss is not finite.
 
     Example:
@@ -268,11 +281,13 @@ def train(
     config_file, state = folder / CONFIG, folder / STATE
     if state.exists() and not resume:
         raise CheckpointError(
-            f"{folder} holds a run; go on with it by --resume (resume=True), or give another folder"
+            f"{folder} holds a run; go on with it by --resume (resume=True), or give"
+            " another folder"
         )
     if resume and not state.exists():
         raise CheckpointError(
-            f"{folder} holds no run to go on with; start without --resume, or give its folder"
+            f"{folder} holds no run to go on with; start without --resume, or give its"
+            " folder"
         )
     run, task, _ = prepare(config, folder)
     if resume:

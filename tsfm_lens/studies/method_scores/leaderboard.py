@@ -1,4 +1,6 @@
-"""Benchmark of explanations on planted models: one function a method, a row of a leaderboard each."""
+"""Benchmark of explanations on planted models: one function a method, a row of a
+leaderboard each.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,11 @@ __all__ = ["SHIPPED", "benchmark", "measured"]
 REFERENCE = "mean"
 """Reference that replaces a masked step in the benchmark."""
 PARTS, MANY = 8, 8
-"""Segments of a case's target; forecasts for each of a method on which an order that looks at no model is scored."""
-# openings of the task of a part that writes the same for all values: no influence of the input passes it
+"""Segments of a case's target; forecasts for each of a method on which an order that
+looks at no model is scored.
+"""
+# openings of the task of a part that writes the same for all values: no influence of
+# the input passes it
 _CONSTANT = ("marks ", "tells the step")
 
 
@@ -61,7 +66,10 @@ class ExplanationCase:
     @property
     def model(self) -> str:
         """Mechanism, architecture and seed, which cases of one model share."""
-        return f"{self.mechanism} in {self.architecture}, seed {self.seed}{', untrained' * self.twin}"
+        return (
+            f"{self.mechanism} in {self.architecture}, seed"
+            f" {self.seed}{', untrained' * self.twin}"
+        )
 
 
 def cases(
@@ -123,7 +131,9 @@ def _of_model(
 
 
 def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
-    """Label (segment, step) whether the rule reads the segment for the step; NaN where only a gate does."""
+    """Label (segment, step) whether the rule reads the segment for the step; NaN where
+    only a gate does.
+    """
     rule, values, horizon = (
         card.rule,
         [np.asarray(value) for value in run.batch.values],
@@ -136,7 +146,9 @@ def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
         source, weights = 0, rule.inputs(values[0], horizon)
 
     def within(weights: np.ndarray) -> np.ndarray:
-        """Test whether any weight of a step (step, time) lies in a segment: (segment, step)."""
+        """Test whether any weight of a step (step, time) lies in a segment: (segment,
+        step).
+        """
         bounds = [
             (part.start + len(values[0]), part.stop + len(values[0])) for part in parts
         ]
@@ -157,8 +169,8 @@ def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
 
 Level = Literal["inputs", "routes"]
 Scorer = Callable[[ExplanationCase], Any]
-"""Function from a case to scores, more meaning more important: (segment, step) or (segment,) for inputs, (component,)
-for routes."""
+"""Function from a case to scores, more meaning more important: (segment, step) or
+(segment,) for inputs, (component,) for routes."""
 
 START, STOP = "<!-- from the explanations -->\n", "<!-- end of the explanations -->"
 _TITLES = {
@@ -178,21 +190,26 @@ def benchmark(
     """Score one method of explaining forecasts on every planted model.
 
     Args:
-        method: a function of a case, or the name of one that ships, see :data:`SHIPPED`. A case has ``run`` (of one
-            item), ``parts`` (its segments) and ``components`` (names of heads and MLPs); the function gives scores,
-            more meaning more important: for "inputs" (segment, step), or one a segment for all steps, for "routes" one
-            a component. It may raise an InputError for models that it cannot explain.
+        method: a function of a case, or the name of one that ships, see
+            :data:`SHIPPED`. A case has ``run`` (of one item), ``parts`` (its segments)
+            and ``components`` (names of heads and MLPs); the function gives scores,
+            more meaning more important: for "inputs" (segment, step), or one a segment
+            for all steps, for "routes" one a component. It may raise an InputError for
+            models that it cannot explain.
         level, name: "inputs" or "routes"; of the method in the row, its own if None.
-        cases_of: ``pairs``, (mechanism, architecture) of planted models, all if None; ``seeds``, parametrisations of
-            each; ``series``, forecasts of each model; ``twins``, also score it on untrained twins.
+        cases_of: ``pairs``, (mechanism, architecture) of planted models, all if None;
+            ``seeds``, parametrisations of each; ``series``, forecasts of each model;
+            ``twins``, also score it on untrained twins.
 
     Returns:
-        One row: "method", "level"; "auroc", with "low" and "high", its 95 % interval over models; "worst_rank" and
-        "mean_rank" of true parts, "of" so many; "cases", "refused" (cases that the method cannot explain), "untrained"
-        (AUROC there, the method's own chance level), and a column for each mechanism.
+        One row: "method", "level"; "auroc", with "low" and "high", its 95 % interval
+        over models; "worst_rank" and "mean_rank" of true parts, "of" so many; "cases",
+        "refused" (cases that the method cannot explain), "untrained" (AUROC there, the
+        method's own chance level), and a column for each mechanism.
 
     Raises:
-        InputError: no such level, scores of another shape, or no case that the method can explain.
+        InputError: no such level, scores of another shape, or no case that the method
+            can explain.
         UnknownNameError: no such method.
 
     Example:
@@ -211,7 +228,8 @@ def measured(
     name: str | None = None,
     **cases_of: Any,
 ) -> pd.DataFrame:
-    """Score one method, a row for each case; arguments and errors are those of :func:`benchmark`.
+    """Score one method, a row for each case; arguments and errors are those of
+    :func:`benchmark`.
 
     Example:
         >>> rows = leaderboard.measured("random", pairs=[("seasonal-copy", "chronos-bolt")], seeds=1, series=2)
@@ -261,7 +279,9 @@ def measured(
 def _marks(
     case: ExplanationCase, level: Level, scores: np.ndarray, label: str
 ) -> dict[str, float]:
-    """Measure how well scores agree with the truth; of inputs the mean over the forecast's steps."""
+    """Measure how well scores agree with the truth; of inputs the mean over the
+    forecast's steps.
+    """
     labels = (
         case.true_parts
         if level == "inputs"
@@ -272,7 +292,8 @@ def _marks(
     )
     if scores.shape not in expected:
         raise InputError(
-            f"{label} gave scores of shape {scores.shape}, expected {' or '.join(map(str, expected))}: "
+            f"{label} gave scores of shape {scores.shape}, expected"
+            f" {' or '.join(map(str, expected))}: "
             f"{'(segment, step), or one a segment' if level == 'inputs' else 'one a component'}"
         )
     by_step = scores.reshape(len(scores), -1) * np.ones((1, labels.shape[1]))
@@ -322,7 +343,9 @@ def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
-    """Average over models, each the mean over its cases, with the ends of the 95 % interval within 0 and 1."""
+    """Average over models, each the mean over its cases, with the ends of the 95 %
+    interval within 0 and 1.
+    """
     by_model = (
         rows.groupby(["mechanism", "architecture", "seed"])[column]
         .mean()
@@ -335,7 +358,8 @@ def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
     return mean, max(low, 0.0), min(high, 1.0)
 
 
-# --- the methods that ship ------------------------------------------------------------------------------------
+# --- the methods that ship
+# ------------------------------------------------------------------------------------
 
 
 def _attribution(case: ExplanationCase, method: str) -> np.ndarray:
@@ -353,7 +377,9 @@ def _attribution(case: ExplanationCase, method: str) -> np.ndarray:
 
 
 def _routes(case: ExplanationCase, exact: bool) -> np.ndarray:
-    """Measure the mean absolute effect through a component, all segments together, or estimate it to first order."""
+    """Measure the mean absolute effect through a component, all segments together, or
+    estimate it to first order.
+    """
     routes = input_routes(
         case.run, parts=case.parts, reference=REFERENCE, components=case.components
     )
@@ -369,7 +395,9 @@ def _routes(case: ExplanationCase, exact: bool) -> np.ndarray:
 
 
 def _peak_attention(case: ExplanationCase) -> np.ndarray:
-    """Return the largest mean attention of a head to any one token; MLPs attend to nothing."""
+    """Return the largest mean attention of a head to any one token; MLPs attend to
+    nothing.
+    """
     lens, run = case.run.lens, case.run
     largest: dict[str, float] = {}
     for stack in lens.wiring.stacks:
@@ -394,7 +422,9 @@ def _random(case: ExplanationCase, level: Level) -> np.ndarray:
 
 
 def _by_values(measure: Callable[[np.ndarray], Any]) -> Scorer:
-    """Return a method that scores a segment by what its own values are, in standard deviations of their series."""
+    """Return a method that scores a segment by what its own values are, in standard
+    deviations of their series.
+    """
 
     def score(case: ExplanationCase) -> np.ndarray:
         batch, scores = case.run.batch, []
@@ -435,7 +465,8 @@ SHIPPED: Mapping[tuple[str, str], Scorer] = {
 """Every method that ships, by level and name."""
 
 
-# --- the page ---------------------------------------------------------------------------------------------------
+# --- the page
+# ---------------------------------------------------------------------------------------------------
 
 
 def tables(rows: pd.DataFrame) -> str:
@@ -493,7 +524,9 @@ def main(
         bool, typer.Option("--read", help="make the page of the CSV that is there")
     ] = False,
 ) -> None:
-    """Score every method of explaining forecasts on planted models, and write their table into the page."""
+    """Score every method of explaining forecasts on planted models, and write their
+    table into the page.
+    """
     file = out.with_suffix(".explanations.csv")
     try:
         before = pd.read_csv(file) if (read or only) and file.exists() else None

@@ -13,7 +13,9 @@ Labels = NDArray[np.bool_]
 
 
 def precision_at_size(scores: Scores, labels: Labels) -> float:
-    """Compute the share of true ones among as many top candidates as are true; of ties the expected share."""
+    """Compute the share of true ones among as many top candidates as are true; of ties
+    the expected share.
+    """
     size = int(labels.sum())
     if not size:
         return float("nan")
@@ -30,7 +32,9 @@ def ranks(scores: Scores) -> Scores:
 
 
 def marks(scores: Scores, labels: Labels) -> dict[str, float]:
-    """Compute all marks of scores; NaN, where a method says nothing of a candidate, is below every number."""
+    """Compute all marks of scores; NaN, where a method says nothing of a candidate, is
+    below every number.
+    """
     of_true = ranks(scores)[labels]
     return {
         "candidates": float(len(labels)),

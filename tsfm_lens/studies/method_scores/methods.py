@@ -1,4 +1,6 @@
-"""Methods that score components, edges, tokens, repairs and pairs of planted models, and claims of some methods."""
+"""Methods that score components, edges, tokens, repairs and pairs of planted models,
+and claims of some methods.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def differentiable(case: EvaluationCase) -> bool:
 
 
 def by_size(data: xr.Dataset, name: str) -> Ranking:
-    """Score components by the size of an effect over series; claim those that a sentence would name."""
+    """Score components by the size of an effect over series; claim those that a
+    sentence would name.
+    """
     at = {"position": 0} if "position" in data[f"{name}_size"].dims else {}
     scores, statements = (
         item.isel(at).values
@@ -107,7 +111,9 @@ def of_heads(
     claims: xr.DataArray | None = None,
     **at: str,
 ) -> Ranking:
-    """Score heads by values (layer, head) of the attention that ``at`` or the dataset names by stack and attention."""
+    """Score heads by values (layer, head) of the attention that ``at`` or the dataset
+    names by stack and attention.
+    """
     where = {**data.attrs, **at}
     stack, kind = str(where.get("stack", "")), str(where["attention"])
     grid = [
@@ -120,9 +126,11 @@ def of_heads(
     return Ranking(
         names,
         flat,
-        None
-        if claims is None
-        else claims.transpose("layer", "head").values.reshape(-1),
+        (
+            None
+            if claims is None
+            else claims.transpose("layer", "head").values.reshape(-1)
+        ),
     )
 
 
@@ -132,7 +140,9 @@ def by(
     claims: str = "",
     **at: str,
 ) -> Callable[[EvaluationCase], Ranking]:
-    """Score heads by a variable of a result, of which less is more after a minus, and claim them by another."""
+    """Score heads by a variable of a result, of which less is more after a minus, and
+    claim them by another.
+    """
 
     def rank(case: EvaluationCase) -> Ranking:
         data = probe(case)
@@ -147,7 +157,8 @@ def by(
     return rank
 
 
-# --- what happens when a component is changed ---------------------------------------------------------------
+# --- what happens when a component is changed
+# ---------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
@@ -165,7 +176,9 @@ method("zero ablation")(lambda case: by_size(_ablation(case), "mean_shift"))
 
 @method("zero ablation, of the range")
 def _zero_of_range(case: EvaluationCase) -> Ranking:
-    """Score by the share of the series' range; claim above the share below which we form no ratio elsewhere."""
+    """Score by the share of the series' range; claim above the share below which we
+    form no ratio elsewhere.
+    """
     data, scale = (
         _ablation(case),
         ranges(case.clean, case.clean.point)[case.clean.batch.is_target],
@@ -223,7 +236,8 @@ for _way in ("denoise", "noise"):
     )
 
 
-# --- what a component writes --------------------------------------------------------------------------------
+# --- what a component writes
+# --------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
@@ -252,7 +266,9 @@ for _name in ("logit", "expected_value", "linearised", "integrated", "lens_diffe
 
 @method("stream shares")
 def _shares(case: EvaluationCase) -> Ranking:
-    """Score heads, and branches without heads, by the mean size of their direct attribution."""
+    """Score heads, and branches without heads, by the mean size of their direct
+    attribution.
+    """
     data = probes.stream_shares(case.clean)
     heads = (
         (data["head_size"] / data["size"].sum("writer"))
@@ -281,7 +297,8 @@ def _norms(case: EvaluationCase) -> Ranking:
     return of_heads(data[0], norms.mean("series"))
 
 
-# --- circuits -----------------------------------------------------------------------------------------------
+# --- circuits
+# -----------------------------------------------------------------------------------------------
 
 
 def _circuit(case: EvaluationCase, ranking: str, contrast: bool) -> Ranking:
@@ -308,7 +325,8 @@ method("circuit, edges, patched", applies=differentiable)(
 )
 
 
-# --- what heads look at, and what their weights are like --------------------------------------------------------
+# --- what heads look at, and what their weights are like
+# --------------------------------------------------------
 
 
 method("sharp heads")(
@@ -317,7 +335,9 @@ method("sharp heads")(
 
 
 def _motif(case: EvaluationCase) -> int | None:
-    """Count the tokens of the rule's period, which a planted mechanism may need as motif; None without a period."""
+    """Count the tokens of the rule's period, which a planted mechanism may need as
+    motif; None without a period.
+    """
     period = getattr(case.card.rule, "period", None)
     spans = case.clean.spans[case.lens.wiring.stacks[0].name]
     return None if period is None else int(period) // (spans.stop[0] - spans.start[0])
@@ -325,7 +345,9 @@ def _motif(case: EvaluationCase) -> int | None:
 
 @lru_cache(maxsize=1)
 def _repeated_tokens(case: EvaluationCase) -> xr.Dataset:
-    """Run the test along the given motif, so that scores do not depend on how well the model copies."""
+    """Run the test along the given motif, so that scores do not depend on how well the
+    model copies.
+    """
     options: dict[str, Any] = {
         "motif": _motif(case) or 12,
         "repeats": 4,
@@ -405,7 +427,8 @@ for _product in ("QK", "OV"):
     method(f"low stable rank, {_product}")(partial(_stable_rank, product=_product))
 
 
-# --- edges, self-repair and pairs of components -------------------------------------------------------------
+# --- edges, self-repair and pairs of components
+# -------------------------------------------------------------
 
 
 def edge_name(sender: str, receiver: str) -> str:
@@ -483,7 +506,8 @@ def _pairs(case: EvaluationCase) -> Ranking:
     )
 
 
-# --- tokens of the context as the source of a forecast ------------------------------------------------------
+# --- tokens of the context as the source of a forecast
+# ------------------------------------------------------
 
 
 def token_name(series: int, token: int) -> str:
@@ -492,7 +516,9 @@ def token_name(series: int, token: int) -> str:
 
 
 def find_tokens(case: EvaluationCase) -> tuple[TokenSpans, list[int]]:
-    """Return the spans of the stack that reads the context, and its tokens that show some of it."""
+    """Return the spans of the stack that reads the context, and its tokens that show
+    some of it.
+    """
     spans = case.clean.spans[case.lens.wiring.stacks[0].name]
     return spans, [
         i for i in range(len(spans)) if not spans.special[i] and spans.stop[i] <= 0
@@ -532,7 +558,9 @@ def _each(case: EvaluationCase, of: Callable[[Run], Scores]) -> Ranking:
 
 
 def _query_tokens(spans: TokenSpans) -> list[int]:
-    """List the tokens that a forecast is read from: those that cover it, otherwise the last one."""
+    """List the tokens that a forecast is read from: those that cover it, otherwise the
+    last one.
+    """
     return [i for i in range(len(spans)) if spans.stop[i] > 0] or [len(spans) - 1]
 
 
@@ -545,7 +573,9 @@ def _cross(run: Run, of: xr.DataArray) -> Scores:
 
 
 def _rollout(run: Run) -> Scores:
-    """Score by Abnar and Zuidema's attention rollout, behind the mean cross-attention if the context has a stack."""
+    """Score by Abnar and Zuidema's attention rollout, behind the mean cross-attention
+    if the context has a stack.
+    """
     own, out = run.lens.wiring.stacks[0].name, run.lens.wiring.output_stack.name
     rollout = probes.attention_rollout(run, stack=own)["flow"].values[-1]
     if own == out:
@@ -569,7 +599,9 @@ method("attention rollout", INPUTS)(lambda case: _each(case, _rollout))
 def _shift(
     case: EvaluationCase, probe: Callable[..., xr.Dataset], name: str, **options: Any
 ) -> Ranking:
-    """Score tokens by how far their embedding, put into the other run, moves the forecast."""
+    """Score tokens by how far their embedding, put into the other run, moves the
+    forecast.
+    """
     stack = case.lens.wiring.stacks[0]
     where: dict[str, Any] = {
         "at": [f"{stack.prefix}.0.hook_resid_pre"],

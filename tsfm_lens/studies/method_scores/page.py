@@ -1,4 +1,6 @@
-"""Page of scores: tables of the measured scores, between two marks of a page whose sentences stay."""
+"""Page of scores: tables of the measured scores, between two marks of a page whose
+sentences stay.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ DECOYS = {
     "loud|times": "writes much to unread directions",
     "noise|nothing|the same": "attends sharply and writes almost nothing",
 }
-"""Kinds of decoys by a pattern in their sentence on the card; the first that matches counts."""
+"""Kinds of decoys by a pattern in their sentence on the card; the first that matches
+counts.
+"""
 PLANTED, UNTRAINED = "planted", "untrained"
 
 
@@ -41,7 +45,9 @@ class ScoreTables:
 
 
 def write_page(scores: ScoreTables, page: Path) -> None:
-    """Put the tables between the marks of a page; one that is not there is made of them alone."""
+    """Put the tables between the marks of a page; one that is not there is made of them
+    alone.
+    """
     if not page.exists():
         page.write_text(f"# Planted mechanisms\n\n{START}{STOP}\n")
     replace_section(page, START, STOP, tables(scores))
@@ -52,7 +58,8 @@ def replace_section(page: Path, start: str, stop: str, text: str) -> None:
     full = page.read_text() if page.exists() else ""
     if full.count(start) != 1 or full.count(stop) != 1:
         raise InputError(
-            f"{page} has no marks {start.strip()} and {stop}, between which tables are put"
+            f"{page} has no marks {start.strip()} and {stop}, between which tables"
+            " are put"
         )
     before, rest = full.split(start)
     _, after = rest.split(stop)
@@ -76,7 +83,10 @@ def tables(scores: ScoreTables) -> str:
                 ]
     parts += [
         "## Noise",
-        "AUROC of every method, over the models that were measured under all conditions:",
+        (
+            "AUROC of every method, over the models that were measured under all"
+            " conditions:"
+        ),
         _by_condition(rows),
     ]
     if len(scores.decoys):
@@ -109,7 +119,10 @@ def _about(rows: pd.DataFrame) -> str:
         table.append(
             [str(mechanism), str(architecture), *counts, errors[0], levels, errors[1]]
         )
-    text = "Parametrisations by condition; errors are in mean absolute values of the context."
+    text = (
+        "Parametrisations by condition; errors are in mean absolute values of the"
+        " context."
+    )
     return f"## Models\n\n{text}\n\n{markdown(table)}"
 
 
@@ -173,7 +186,9 @@ def _conditions(rows: pd.DataFrame) -> list[str]:
 
 
 def _by_condition(rows: pd.DataFrame) -> str:
-    """Format AUROC by method and condition, of models that were measured under every one."""
+    """Format AUROC by method and condition, of models that were measured under every
+    one.
+    """
     values = _conditions(rows)
     model = rows.groupby(["mechanism", "architecture", "seed"])["condition"]
     rows = rows[model.transform("nunique") == len(values)]
@@ -195,7 +210,10 @@ def _decoys(decoys: pd.DataFrame) -> str:
         by_kind = [group[group["decoy"] == kind] for kind in kinds]
         shares = [[_share(own["fooled"]), _share(own["claimed"])] for own in by_kind]
         table.append([name, *(" / ".join(filter(None, pair)) for pair in shares)])
-    text = "Share of decoys among as many top scores as there are true parts; after the slash, the share claimed."
+    text = (
+        "Share of decoys among as many top scores as there are true parts; after the"
+        " slash, the share claimed."
+    )
     return f"{text}\n\n{markdown(table)}"
 
 
@@ -210,7 +228,9 @@ def _kind(does: str) -> str:
 
 
 def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
-    """Group rows by method, in the order in which methods are declared, others behind them."""
+    """Group rows by method, in the order in which methods are declared, others behind
+    them.
+    """
     methods = dict.fromkeys(rows["method"])
     names = [
         *(name for name in METHODS if name in methods),
@@ -220,7 +240,9 @@ def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
 
 
 def _interval(values: pd.Series) -> str:
-    """Format mean and 95 % interval over parametrisations, both within 0 and 1; "" of none."""
+    """Format mean and 95 % interval over parametrisations, both within 0 and 1; "" of
+    none.
+    """
     numbers = values.dropna().to_numpy(dtype=float)
     if not len(numbers):
         return ""

@@ -1,7 +1,8 @@
 """Score every method of the package on models whose mechanism is known.
 
-``python -m tsfm_lens.studies.method_scores.scores --out docs/planted.md`` plants every mechanism several times, runs
-every method on it and on an untrained twin, and writes the table, with everything measured beside it as CSV.
+``python -m tsfm_lens.studies.method_scores.scores --out docs/planted.md`` plants every
+mechanism several times, runs every method on it and on an untrained twin, and writes
+the table, with everything measured beside it as CSV.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ TOLERATED = 0.1
 
 
 def forecast_error(on: EvaluationCase) -> float:
-    """Compute the largest distance of the median forecast from the rule, in mean absolute values of the context."""
+    """Compute the largest distance of the median forecast from the rule, in mean
+    absolute values of the context.
+    """
     return float(_errors(on).max())
 
 
@@ -73,7 +76,9 @@ def as_noisy_as_it_bears(
     series: int,
     seed: int,
 ) -> Planted | None:
-    """Plant with the first level of noise on the weights that leaves the card true; None if none does."""
+    """Plant with the first level of noise on the weights that leaves the card true;
+    None if none does.
+    """
     clean = plant(0.0)
     valid = (
         _errors(evaluation_case(clean.lens(), clean.card, series=series, seed=seed))
@@ -92,7 +97,9 @@ def as_noisy_as_it_bears(
 
 
 def keeps_its_roles(on: EvaluationCase, valid: Labels) -> bool:
-    """Check that no decoy moves the forecast, and that backups do so only without the part they stand in for."""
+    """Check that no decoy moves the forecast, and that backups do so only without the
+    part they stand in for.
+    """
 
     def shift(*components: str) -> float:
         return float(_shift(on, components)[valid].max(initial=0.0))
@@ -110,13 +117,17 @@ def keeps_its_roles(on: EvaluationCase, valid: Labels) -> bool:
 
 
 def _errors(on: EvaluationCase) -> Scores:
-    """Compute (series,) the distance of the median forecast from the rule, in mean absolute values of the context."""
+    """Compute (series,) the distance of the median forecast from the rule, in mean
+    absolute values of the context.
+    """
     assert on.clean.truth is not None
     return _largest(on, on.clean.forecast.median - on.clean.truth)
 
 
 def _shift(on: EvaluationCase, components: Sequence[str]) -> Scores:
-    """Compute (series,) the change of the median forecast without components, in mean absolute context values."""
+    """Compute (series,) the change of the median forecast without components, in mean
+    absolute context values.
+    """
     run = on.clean
     with on.lens.ablate(*components) as lens:
         without = lens.forecast(
@@ -175,7 +186,8 @@ def score(
         try:
             result = item.rank(on)
         except InputError:
-            # a method raises where it cannot discriminate, as circuits do for models that forecast nothing
+            # a method raises where it cannot discriminate, as circuits do for models
+            # that forecast nothing
             rows.append({"method": item.name, "level": item.level, "refused": True})
             continue
         rows.append(
@@ -191,7 +203,9 @@ def score(
 
 
 def has_answer(card: Card, method: Method) -> bool:
-    """Return whether the card has an answer for a method: without a backup nothing repairs itself."""
+    """Return whether the card has an answer for a method: without a backup nothing
+    repairs itself.
+    """
     if method.level in (REPAIRED, PAIRS):
         return bool(card.components("backup"))
     if method.level == EDGES:
@@ -298,7 +312,9 @@ def campaign(
     planter: Callable[..., Planted] = EVENLY,
     log: Callable[[str], None] = lambda line: None,
 ) -> ScoreTables:
-    """Score methods on every mechanism, planted anew with every seed and under every condition."""
+    """Score methods on every mechanism, planted anew with every seed and under every
+    condition.
+    """
     names = None if methods is None else list(methods)
     parts: list[ScoreTables] = []
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
@@ -313,7 +329,8 @@ def campaign(
                 )
                 if noisy is None:
                     log(
-                        f"{mechanism} in {architecture}, {condition.name}, seed {seed}: left out, bears no such noise"
+                        f"{mechanism} in {architecture}, {condition.name}, seed {seed}:"
+                        " left out, bears no such noise"
                     )
                     continue
                 planted = noisy
@@ -341,7 +358,8 @@ def campaign(
                 ScoreTables(scores.methods.assign(**about), decoys.assign(**about))
             )
             log(
-                f"{mechanism} in {architecture}, {condition.name}, seed {seed}: {len(scores.methods)} methods"
+                f"{mechanism} in {architecture}, {condition.name}, seed {seed}:"
+                f" {len(scores.methods)} methods"
             )
     if not parts:
         raise InputError("no model to score: none bears the noise asked for")
@@ -422,7 +440,9 @@ def read_scores(page: Path) -> ScoreTables:
 
 
 def renewed(before: ScoreTables, now: ScoreTables | None) -> ScoreTables:
-    """Replace the rows of models and conditions that were measured again; keep all others."""
+    """Replace the rows of models and conditions that were measured again; keep all
+    others.
+    """
     if now is None:
         return before
     keys = ["mechanism", "architecture", "condition"]

@@ -1,4 +1,6 @@
-"""Evaluation cases: random series that a planted mechanism forecasts, their twins, and untrained models."""
+"""Evaluation cases: random series that a planted mechanism forecasts, their twins, and
+untrained models.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def evaluation_case(
 def _with_covariates(
     lens: Lens, card: Card, rule: CovariateTimes, series: int, noise: float, seed: int
 ) -> EvaluationCase:
-    """Draw targets that a known covariate moves, beside an idle past one; of twins, what is read is reversed."""
+    """Draw targets that a known covariate moves, beside an idle past one; of twins,
+    what is read is reversed.
+    """
     from tsfm_lens.zoo.planted.chronos2 import draw_cases
 
     rest, noises, horizon = (
@@ -158,7 +162,9 @@ def _pair(
 
 
 def _season(period: int, length: int, rng: np.random.Generator) -> Array:
-    """Draw a motif over and over, whole at the end, with a value of its own at every phase."""
+    """Draw a motif over and over, whole at the end, with a value of its own at every
+    phase.
+    """
     steps = rng.permutation(period) + rng.uniform(-0.3, 0.3, period)
     motif = 3.0 * (steps / max(period - 1, 1) - 0.5)
     return np.asarray(motif[np.arange(-length, 0) % period])
@@ -189,10 +195,13 @@ def _autoregression(length: int, rng: np.random.Generator) -> Array:
 
 
 def untrained(planted: Planted, seed: int = 0) -> Lens:
-    """Build a twin of a planted model whose every weight is drawn anew, in which no mechanism was planted."""
+    """Build a twin of a planted model whose every weight is drawn anew, in which no
+    mechanism was planted.
+    """
     lens = load(copy.deepcopy(planted.model))
     width = getattr(getattr(lens.adapter.model, "config", None), "d_kv", None)
-    # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
+    # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3
+    # at any head size
     dot_product = 1.0 if width is None else (3.0 / width**0.5) ** 0.5
     spread_weights(
         lens.adapter.model,

@@ -23,7 +23,9 @@ from tsfm_lens.studies.papers.verdicts import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 MEASURES: dict[str, Callable[..., MeasuredValues]] = {}
-"""Measures by the item's id; those of items of several models take an iterator of contexts."""
+"""Measures by the item's id; those of items of several models take an iterator of
+contexts.
+"""
 _GROUP = 8  # windows that pass through a model together
 
 
@@ -69,7 +71,9 @@ class Context:
 
     @property
     def stochastic(self) -> bool:
-        """True if the model's own forecasts are drawn, so that they differ between seeds."""
+        """True if the model's own forecasts are drawn, so that they differ between
+        seeds.
+        """
         return self.model.adapter.readout != "quantile"
 
     def runs_by_seed(self) -> list[Run]:
@@ -78,7 +82,9 @@ class Context:
         return [self.run, *(replace(self.run, seed=self.seed + step) for step in more)]
 
     def in_groups(self, label: str) -> Iterator[Run]:
-        """Yield the run in groups of whole items that pass through the model together, and report progress."""
+        """Yield the run in groups of whole items that pass through the model together,
+        and report progress.
+        """
         item = self.run.batch.group_index
         of = int(item.max()) + 1
         for first in range(0, of, _GROUP):
@@ -88,7 +94,9 @@ class Context:
             self.report(label, min(first + _GROUP, of), of)
 
     def select_series(self, count: int) -> Sequence[Hashable]:
-        """Return (window,) the series of each window, or of so many items the series of each item."""
+        """Return (window,) the series of each window, or of so many items the series of
+        each item.
+        """
         batch = self.run.batch
         labels = self.clusters or batch.groups
         if count == len(labels):
@@ -112,9 +120,9 @@ class Context:
         batch, adapter = self.run.batch, self.model.adapter
         ids = ", ".join(batch.ids[:4]) + (" …" if len(batch) > 4 else "")
         text = {
-            "series": "windows of Lorenz and Roessler made here"
-            if self.stand_in
-            else ids,
+            "series": (
+                "windows of Lorenz and Roessler made here" if self.stand_in else ids
+            ),
             "windows": str(len(batch)),
             "context": str(max(batch.lengths)),
             "horizon": str(self.run.horizon),
@@ -179,7 +187,9 @@ class MeasuredValues:
         values: np.ndarray,
         clusters: Sequence[Hashable] | None = None,
     ) -> None:
-        """Add the mean of (window,) or (seed, window) values; windows are of one series each if clusters are None."""
+        """Add the mean of (window,) or (seed, window) values; windows are of one series
+        each if clusters are None.
+        """
         mean = interval(
             values, range(values.shape[-1]) if clusters is None else clusters
         )
@@ -201,11 +211,15 @@ class MeasuredValues:
 
 
 def describe_seeds(record: xr.Dataset, *counts: int) -> str:
-    """Say how many seeds a record has, the fewest to the most of its arms, and which were added after looking."""
+    """Say how many seeds a record has, the fewest to the most of its arms, and which
+    were added after looking.
+    """
     count = " to ".join(map(str, sorted({min(counts), max(counts)})))
     return "; ".join(filter(None, (count, record.attrs.get("added", ""))))
 
 
 def judge_parts(unit: str, *parts: ClaimPart) -> Verdict:
-    """Test the parts of a claim over runs, seeds or draws, each of which counts by itself."""
+    """Test the parts of a claim over runs, seeds or draws, each of which counts by
+    itself.
+    """
     return judged(parts, range(parts[0].margins.shape[-1]), unit)

@@ -1,4 +1,6 @@
-"""Comparison of results printed as mean ± deviation over seeds, and of results over many cells."""
+"""Comparison of results printed as mean ± deviation over seeds, and of results over
+many cells.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def compare(
     n: int = 5,
     n_second: int | None = None,
 ) -> Comparison:
-    """Compare two means with their sample deviations over seeds, by Welch's and by Student's pooled t-test."""
+    """Compare two means with their sample deviations over seeds, by Welch's and by
+    Student's pooled t-test.
+    """
     other = n if n_second is None else n_second
     difference = first[0] - second[0]
     if first[1] == second[1] == 0:
@@ -46,7 +50,9 @@ def compare(
 def improvement(
     ours: Mapping[CellName, float], theirs: Mapping[CellName, float]
 ) -> float:
-    """Compute the improvement in per cent, 100 · (1 − Σ ours / Σ theirs), over the cells that both have."""
+    """Compute the improvement in per cent, 100 · (1 − Σ ours / Σ theirs), over the
+    cells that both have.
+    """
     both = [cell for cell in ours if cell in theirs]
     total = sum(theirs[cell] for cell in both)
     return 100 * (1 - sum(ours[cell] for cell in both) / total)

@@ -24,7 +24,8 @@ from tsfm_lens.sweep.engine.sweeping import Progress
 from tsfm_lens.zoo import checkpoint_names
 
 WINDOWS = 16
-# Lorenz by 1 step in 30 of its time unit, Roessler by 1 in 3: some twenty steps per oscillation
+# Lorenz by 1 step in 30 of its time unit, Roessler by 1 in 3: some twenty steps per
+# oscillation
 _FLOWS: tuple[tuple[str, Flow, float], ...] = (
     ("lorenz", lorenz, 0.03),
     ("roessler", roessler, 0.3),
@@ -62,44 +63,59 @@ def reproduce(
     progress: Progress | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
-    """Measure what a table or figure of the paper reports, and put the paper's numbers beside it.
+    """Measure what a table or figure of the paper reports, and put the paper's numbers
+    beside it.
 
-    Errors over the benchmark under ablations run as a sweep, which the same call resumes after an interrupt.
+    Errors over the benchmark under ablations run as a sweep, which the same call
+    resumes after an interrupt.
 
     Args:
         name: id of the table or figure, such as "S3-T5".
-        model: checkpoint, folder, hub id or lens, or several where the item is of several models or a sweep. The
-            paper's own if None, or the embedded models where the item is of several.
-        data: series with the truth at their end; of a sweep names of bundled series, or files. If None windows of
-            chaotic systems, like the paper's for Chronos, of a language model random ids; of a sweep GIFT-Eval.
-        windows: how many of the chaotic windows, 16 if None, or the last ones of each series, one if None; of a sweep
-            over the benchmark those drawn from each configuration, all if None.
+        model: checkpoint, folder, hub id or lens, or several where the item is of
+            several models or a sweep. The paper's own if None, or the embedded models
+            where the item is of several.
+        data: series with the truth at their end; of a sweep names of bundled series, or
+            files. If None windows of chaotic systems, like the paper's for Chronos, of
+            a language model random ids; of a sweep GIFT-Eval.
+        windows: how many of the chaotic windows, 16 if None, or the last ones of each
+            series, one if None; of a sweep over the benchmark those drawn from each
+            configuration, all if None.
         horizon: forecast steps; the paper's, or the model's prediction length, if None.
-        num_samples: sample paths of a sampling model; if None its configured number, of a sweep the paper's.
-        n_sequences, seed: of the repeated-random-tokens test; of the windows, forecasts and sequences.
-        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if None. Of an experiment of no model
-            the number of draws; that of its settings if None.
-        store, benchmark: folder of a sweep's results; of GIFT-Eval, the variable GIFT_EVAL if None.
+        num_samples: sample paths of a sampling model; if None its configured number, of
+            a sweep the paper's.
+        n_sequences, seed: of the repeated-random-tokens test; of the windows, forecasts
+            and sequences.
+        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if
+            None. Of an experiment of no model the number of draws; that of its settings
+            if None.
+        store, benchmark: folder of a sweep's results; of GIFT-Eval, the variable
+            GIFT_EVAL if None.
         configs: configurations of GIFT-Eval, or patterns of their names.
-        engine, workers: of a sweep, "single", "processes" or "ray"; one worker per core if None.
-        progress: called with a label, the number done, the total, and the seconds left where they are known.
+        engine, workers: of a sweep, "single", "processes" or "ray"; one worker per core
+            if None.
+        progress: called with a label, the number done, the total, and the seconds left
+            where they are known.
         reading: options of ``tsfm_lens.data.read_series`` for the files of a sweep.
 
     Returns:
-        Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and ``difference`` (ours less the
-        paper's), NaN where the paper prints no number, ``unit`` and ``where`` it is printed.
-        A claim has the paper's words, and its parts follow it (``make_part`` names the claim). Each has a ``verdict``:
-        "holds", "does not hold", "undecided" or "depends on ε" (``ours`` is 1, 0 or NaN), and a reason ``why`` if it is
-        undecided; see :func:`tsfm_lens.studies.papers.verdicts.judged`. An item of which nothing is measured has one
-        row, "not run", and the reason.
-        ``estimate``, ``low`` and ``high`` are the number with its 95 % interval; of a part, the median ``margin`` by
-        which it is true, with ``p``, its p-value after Holm.
-        Over ``setting``, those that differ: ``our_setting`` and ``paper_setting``, empty where the paper states none.
-        ``note`` says why the two may not compare, and ``over`` is the unit of the tests of claims, windows or draws.
+        Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and
+        ``difference`` (ours less the paper's), NaN where the paper prints no number,
+        ``unit`` and ``where`` it is printed. A claim has the paper's words, and its
+        parts follow it (``make_part`` names the claim). Each has a ``verdict``:
+        "holds", "does not hold", "undecided" or "depends on ε" (``ours`` is 1, 0 or
+        NaN), and a reason ``why`` if it is undecided; see
+        :func:`tsfm_lens.studies.papers.verdicts.judged`. An item of which nothing is
+        measured has one row, "not run", and the reason. ``estimate``, ``low`` and
+        ``high`` are the number with its 95 % interval; of a part, the median ``margin``
+        by which it is true, with ``p``, its p-value after Holm. Over ``setting``, those
+        that differ: ``our_setting`` and ``paper_setting``, empty where the paper states
+        none. ``note`` says why the two may not compare, and ``over`` is the unit of the
+        tests of claims, windows or draws.
 
     Raises:
         UnknownNameError: no such id.
-        InputError: the model cannot be measured so, the benchmark is not there, or an option is of sweeps only.
+        InputError: the model cannot be measured so, the benchmark is not there, or an
+            option is of sweeps only.
         CheckpointError: the checkpoint is not there; the message says how to get it.
         SweepFailedError: some cells of the sweep could not be computed.
     """
@@ -134,7 +150,8 @@ def reproduce(
         )
     if where != Where(progress=progress):
         raise InputError(
-            f"{item.id} is no sweep: it takes no store, benchmark, configurations, engine or workers"
+            f"{item.id} is no sweep: it takes no store, benchmark, configurations,"
+            " engine or workers"
         )
     if len(several) > 1 and not item.models:
         raise InputError(
@@ -145,8 +162,9 @@ def reproduce(
     if item.theory:
         if several or any(option is not None for option in (data, *options.values())):
             raise InputError(
-                f"{item.id} is of no model: it takes a seed and a number of seeds, which are draws, and no model, "
-                "series, windows, horizon or sample paths"
+                f"{item.id} is of no model: it takes a seed and a number of seeds,"
+                " which are draws, and no model, series, windows, horizon or sample"
+                " paths"
             )
         return compare(
             item,
@@ -176,11 +194,14 @@ def reproduce(
 def _with_unique_names(
     contexts: Iterable[Context], names: list[str]
 ) -> Iterator[Context]:
-    """Yield contexts, each opened when its turn comes, and collect the names of their models."""
+    """Yield contexts, each opened when its turn comes, and collect the names of their
+    models.
+    """
     for context in contexts:
         if context.model.model_id in names:
             raise InputError(
-                f"two models are called {context.model.model_id!r}, expected names that tell them apart"
+                f"two models are called {context.model.model_id!r}, expected names that"
+                " tell them apart"
             )
         names.append(context.model.model_id)
         yield context
@@ -190,7 +211,8 @@ def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.
     """Put the paper's numbers beside measured ones; see :func:`reproduce`."""
     if not {*item.words, *item.words.values()} & {*result.values, *result.claims}:
         raise InputError(
-            f"{item.id} reports no number for this model; it is about {item.model or 'other models'}"
+            f"{item.id} reports no number for this model; it is about"
+            f" {item.model or 'other models'}"
         )
     return _beside(
         item,
@@ -254,7 +276,9 @@ _EMPTY: dict[str, Any] = {
 
 
 def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
-    """Tabulate numbers and claims over ``quantity``: printed ones first, each claim followed by its parts."""
+    """Tabulate numbers and claims over ``quantity``: printed ones first, each claim
+    followed by its parts.
+    """
     printed = {value.quantity: value for value in item.values}
     names = dict.fromkeys((*result.claims, *result.values))
     rows: list[dict[str, Any]] = []
@@ -335,7 +359,9 @@ def _make_run(
     num_samples: int | None,
     seed: int,
 ) -> tuple[Run, tuple[str, ...]]:
-    """Run the windows that an item is measured on; return the series that each window is from, too."""
+    """Run the windows that an item is measured on; return the series that each window
+    is from, too.
+    """
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
     default_horizon = lens.adapter.prediction_length
@@ -349,7 +375,8 @@ def _make_run(
     )
     if lens.takes_ids and not item.models:
         raise InputError(
-            f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models"
+            f"{lens.model_id} reads tokens of text; the paper's numbers are of"
+            " time-series models"
         )
     count, length = windows or WINDOWS, lens.adapter.context_length + steps
     if data is not None:
@@ -365,9 +392,10 @@ def _make_run(
             batch = chaotic_windows(1 if item.id == "S3-F21" else count, length, seed)
         clusters = batch.ids
     samples = num_samples if lens.adapter.readout != "quantile" else None
-    return lens.run(
-        batch, steps, holdout=True, num_samples=samples, seed=seed
-    ), clusters
+    return (
+        lens.run(batch, steps, holdout=True, num_samples=samples, seed=seed),
+        clusters,
+    )
 
 
 def last_windows(
@@ -379,8 +407,10 @@ def last_windows(
     shortest = min(range(len(batch)), key=batch.lengths.__getitem__)
     if batch.lengths[shortest] <= count * horizon:
         raise InputError(
-            f"series {batch.ids[shortest]!r} has {batch.lengths[shortest]} steps: {count} windows of {horizon} "
-            f"forecast steps need more than {count * horizon}; give fewer windows, a shorter horizon or longer series"
+            f"series {batch.ids[shortest]!r} has {batch.lengths[shortest]} steps:"
+            f" {count} windows of {horizon} forecast steps need more than"
+            f" {count * horizon}; give fewer windows, a shorter horizon or longer"
+            " series"
         )
     windows = []
     for back in range(count):
@@ -396,7 +426,9 @@ def last_windows(
 
 
 def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
-    """Simulate windows of the first coordinate of Lorenz and Roessler trajectories, in turn."""
+    """Simulate windows of the first coordinate of Lorenz and Roessler trajectories, in
+    turn.
+    """
     starts = np.random.default_rng(seed).normal(size=(count, 3)) + np.array(
         [1.0, 1.0, 5.0]
     )
@@ -405,7 +437,8 @@ def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
         turns = range(turn, count, len(_FLOWS))
         if not turns:
             continue
-        # all windows of a system side by side, four steps of the integration to one of the series
+        # all windows of a system side by side, four steps of the integration to one of
+        # the series
         on_attractor = rk4(flow, starts[turns.start :: len(_FLOWS)], 0.02, WARM_UP)[-1]
         path = rk4(flow, on_attractor, dt / 4, 4 * length)[::4, :, 0]
         values.update(zip(turns, path.T, strict=True))

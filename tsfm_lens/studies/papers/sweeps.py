@@ -56,8 +56,9 @@ def sweep_item(
         raise KeyboardInterrupt
     if outcome.failed:
         raise SweepFailedError(
-            f"{len(outcome.failed)} groups of {item.id} failed, the rest is kept in {folder} and the same command "
-            f"goes on with it; the first: {outcome.failed[0]}"
+            f"{len(outcome.failed)} groups of {item.id} failed, the rest is kept in"
+            f" {folder} and the same command goes on with it; the first:"
+            f" {outcome.failed[0]}"
         )
     sweep = gather(folder, config.name)
     result = DESIGNS[item.id].read(sweep, subjects)
@@ -98,7 +99,8 @@ def sweep_config(
     sources = list(dict.fromkeys(models)) or item.model.split(", ")
     if design.single and len(sources) > 1:
         raise InputError(
-            f"{item.id} is about one model, and {len(sources)} are given: {', '.join(sources)}"
+            f"{item.id} is about one model, and {len(sources)} are given:"
+            f" {', '.join(sources)}"
         )
     subjects = design.fit([open_subject(source) for source in sources])
     if windows is not None and windows < 1:
@@ -108,9 +110,11 @@ def sweep_config(
     content = {
         "name": item.id,
         "models": [_model(subject, num_samples) for subject in subjects],
-        "data": benchmark
-        if data is None
-        else _series(data, subjects, windows or 1, horizon, where.reading),
+        "data": (
+            benchmark
+            if data is None
+            else _series(data, subjects, windows or 1, horizon, where.reading)
+        ),
         "variants": design.variants(subjects),
         "windows": windows if data is None else None,
         "seed": seed,
@@ -122,7 +126,8 @@ def open_subject(source: str) -> Subject:
     """Return a model by name; the paper's own need not be opened."""
     if not isinstance(source, str | Path):
         raise InputError(
-            f"a sweep opens its models by name, in every worker: give a checkpoint, folder or hub id, not {source!r}"
+            "a sweep opens its models by name, in every worker: give a checkpoint,"
+            f" folder or hub id, not {source!r}"
         )
     for architecture, evaluation in TABLE_3.items():
         if evaluation.model == source:
@@ -130,7 +135,8 @@ def open_subject(source: str) -> Subject:
     lens = open_model(ModelConfig(source=str(source)))
     if getattr(lens.adapter, "integers", False):
         raise InputError(
-            f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models"
+            f"{lens.model_id} reads tokens of text; the paper's numbers are of"
+            " time-series models"
         )
     stack, architecture = lens.wiring.output_stack, lens.wiring.architecture
     canonical = SAME_WEIGHTS.get(architecture, architecture)
@@ -170,8 +176,8 @@ def _series(
     )
     if not entries or not all(isinstance(entry, str | Path) for entry in entries):
         raise InputError(
-            "a sweep reads its series in every worker: give names of bundled series or CSV or Parquet files, not "
-            f"{type(data).__name__}"
+            "a sweep reads its series in every worker: give names of bundled series or"
+            f" CSV or Parquet files, not {type(data).__name__}"
         )
     steps = [subject.steps for subject in subjects if subject.steps is not None]
     if horizon is None and not steps:
@@ -208,19 +214,25 @@ def _series(
 def _settings(
     item: Item, sweep: Gathered, subjects: Sequence[Subject], config: SweepConfig
 ) -> dict[str, str]:
-    """Describe series, windows, contexts and samples, in the words of the items' settings."""
+    """Describe series, windows, contexts and samples, in the words of the items'
+    settings.
+    """
     sets = sweep.provenance["datasets"]
     names = [dataset["name"] for dataset in sets]
     benchmark = config.data[0].source == "gift_eval"
     full = benchmark and str(len(names)) == item.settings["datasets"]
     text = {
-        "series": item.settings["series"]
-        if full
-        else ", ".join(names[:4]) + (" …" if len(names) > 4 else ""),
+        "series": (
+            item.settings["series"]
+            if full
+            else ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+        ),
         "datasets": str(len(names)),
-        "windows": "all"
-        if benchmark and config.windows is None
-        else str(sum(dataset["windows"] for dataset in sets)),
+        "windows": (
+            "all"
+            if benchmark and config.windows is None
+            else str(sum(dataset["windows"] for dataset in sets))
+        ),
     }
     if not benchmark:
         text["horizon"] = ", ".join(

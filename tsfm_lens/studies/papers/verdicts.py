@@ -59,7 +59,9 @@ class ClaimPart:
 
 @dataclass(frozen=True)
 class Resampled:
-    """ClaimPart about a quantity of all windows together, which no window has by itself."""
+    """ClaimPart about a quantity of all windows together, which no window has by
+    itself.
+    """
 
     words: str
     of: str
@@ -94,14 +96,18 @@ class Tested:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a claim: it holds if all parts do, and does not if one does not; both at different ε depends on it."""
+    """Verdict on a claim: it holds if all parts do, and does not if one does not; both
+    at different ε depends on it.
+    """
 
     parts: tuple[Tested, ...]
     over: str = WINDOW
 
     @property
     def outcome(self) -> str:
-        """Outcome of all parts: "holds", "does not hold" or "undecided"; "depends on ε" if it does both."""
+        """Outcome of all parts: "holds", "does not hold" or "undecided"; "depends on ε"
+        if it does both.
+        """
         by_level: dict[str, set[str]] = {}
         for part in self.parts:
             by_level.setdefault(f"{part.level:g}", set()).add(part.outcome)
@@ -146,10 +152,13 @@ def judged(
 def judged_trends(
     parts: Sequence[ClaimPart], places: Sequence[float], over: str
 ) -> Verdict:
-    """Test that margins rise with the places of their few units, by Spearman's correlation in every order of them."""
+    """Test that margins rise with the places of their few units, by Spearman's
+    correlation in every order of them.
+    """
     intervals, p_values, across = [], [], rankdata(places) - (len(places) + 1) / 2
     for part in parts:
-        # the first order is the one at hand; ranks are halves of whole numbers, so that ties are exact
+        # the first order is the one at hand; ranks are halves of whole numbers, so that
+        # ties are exact
         orders = np.array(
             list(permutations(rankdata(part.margins) - (len(places) + 1) / 2))
         )
@@ -190,7 +199,9 @@ def judged_together(parts: Sequence[Resampled]) -> Verdict:
 
 
 def percentiles(part: Resampled) -> tuple[Interval, float]:
-    """Compute the interval of a quantity over draws, and the p-value of 0; see :func:`judged_together`."""
+    """Compute the interval of a quantity over draws, and the p-value of 0; see
+    :func:`judged_together`.
+    """
     units, finite = part.units, part.draws[np.isfinite(part.draws)]
     known = bool(np.isfinite(part.margin)) and len(finite) > 0
     if units < FEWEST or not known or len(finite) < CONFIDENCE * len(part.draws):
@@ -238,7 +249,9 @@ def _decide(
 
 
 def _side(interval: Interval) -> str:
-    """Return the outcome by the side of 0 that the ends lie on, or the estimate where there are none."""
+    """Return the outcome by the side of 0 that the ends lie on, or the estimate where
+    there are none.
+    """
     low, high = (
         interval.estimate if math.isnan(end) else end
         for end in (interval.low, interval.high)
@@ -269,7 +282,9 @@ def undecided(why: str, of: str) -> Verdict:
 def exactly(
     words: str, true: bool | np.bool_, of: str, level: float = NO_LEVEL
 ) -> Tested:
-    """Build a part of a claim that follows from weights or counts, without anything to draw."""
+    """Build a part of a claim that follows from weights or counts, without anything to
+    draw.
+    """
     return Tested(
         words, of, HOLDS if true else FAILS, why="exact, nothing is drawn", level=level
     )
@@ -294,12 +309,16 @@ def larger(more: Interval, less: Interval, of: str, words: str = "") -> Verdict:
 
 
 def fewest(parts: int = 1) -> int:
-    """Count the clusters below which not even full agreement decides a claim of so many parts."""
+    """Count the clusters below which not even full agreement decides a claim of so many
+    parts.
+    """
     return math.ceil(math.log2(2 * max(parts, 1) / LEVEL))
 
 
 def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
-    """Average over windows and seeds, with the t interval over clusters, widened by what seeds differ by."""
+    """Average over windows and seeds, with the t interval over clusters, widened by
+    what seeds differ by.
+    """
     table = _by_cluster(values, clusters, "mean")
     count = table.shape[1]
     mean = float(table.mean()) if count else np.nan
@@ -312,7 +331,9 @@ def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
 
 
 def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
-    """Compute the median over clusters, after the mean over seeds, between order statistics set apart by seeds."""
+    """Compute the median over clusters, after the mean over seeds, between order
+    statistics set apart by seeds.
+    """
     table = _by_cluster(values, clusters, "median")
     middle, low, high = median_interval(table.mean(0))
     seeds = half_width(np.median(table, axis=1)) if table.size else 0.0

@@ -1,7 +1,8 @@
-"""Queue of the papers' long experiments: a list of cells, run one after the other, each kept in a record that ships.
+"""Queue of the papers' long experiments: a list of cells, run one after the other, each
+kept in a record that ships.
 
-Read ``driver`` first: what a cell is, how it is kept, and the loop. The other modules list the cells of one subject.
-``plan.yaml`` fixes seeds and sizes.
+Read ``driver`` first: what a cell is, how it is kept, and the loop. The other modules
+list the cells of one subject. ``plan.yaml`` fixes seeds and sizes.
 """
 
 from tsfm_lens.studies.queue.driver import RECORDS, read_record

@@ -1,4 +1,6 @@
-"""``python -m tsfm_lens.studies.queue --data DIR``: run the open cells of the queue, or say what is open (--status)."""
+"""``python -m tsfm_lens.studies.queue --data DIR``: run the open cells of the queue, or
+say what is open (--status).
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,11 @@ def run(
         bool, typer.Option("--retry", help="try cells that failed once more")
     ] = False,
 ) -> None:
-    """Run the open cells of the queue in order, one thread; a file "stop" in the state, or SIGTERM, ends it.
+    """Run the open cells of the queue in order, one thread; a file "stop" in the state,
+    or SIGTERM, ends it.
 
-    Every finished cell is added to its record at once. The records alone say what is done.
+    Every finished cell is added to its record at once. The records alone say what is
+    done.
     """
     cells = [cell for cell in all_cells(data) if not order or cell.order in order]
     queue = Queue(cells, records, state)

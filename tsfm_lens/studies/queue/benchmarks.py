@@ -1,4 +1,6 @@
-"""Cells of SAMformer's benchmarks: the main table, its ablations, the radii of SAM, and TSMixer."""
+"""Cells of SAMformer's benchmarks: the main table, its ablations, the radii of SAM, and
+TSMixer.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from tsfm_lens.studies.queue.driver import QueueCell, Workplace
 
 RUNS, RADII = "samformer_runs", "samformer_radii"
 IDS = {
-    RUNS: "S1-T1 S1-T6 S1-T7 S1-T9 S1-T10 S1-F5 S1-F6 S1-F7 S1-F8 S1-F9 S1-F10 S1-F12 S1-F13",
+    RUNS: (
+        "S1-T1 S1-T6 S1-T7 S1-T9 S1-T10 S1-F5 S1-F6 S1-F7 S1-F8 S1-F9 S1-F10 S1-F12"
+        " S1-F13"
+    ),
     RADII: "S1-F14",
 }
 
@@ -33,7 +38,9 @@ def trained(record: str, arm: Arm, place: Workplace) -> xr.Dataset | None:
 
 
 def benchmark_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
-    """List the cells, seed by seed, so that what is there can be compared whenever the queue stops."""
+    """List the cells, seed by seed, so that what is there can be compared whenever the
+    queue stops.
+    """
     for part in plan["runs"]:
         for seed in plan["seeds"]:
             for name in part["data"]:

@@ -1,4 +1,6 @@
-"""Cells of experiments, run in order; each is added to its record at once, and the records say what is done."""
+"""Cells of experiments, run in order; each is added to its record at once, and the
+records say what is done.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ SECONDS = "processor_seconds"
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a cell runs: a folder for what it needs to go on after a stop, and the folder of all records."""
+    """Where a cell runs: a folder for what it needs to go on after a stop, and the
+    folder of all records.
+    """
 
     folder: Path
     records: Path
@@ -52,10 +56,12 @@ class QueueCell:
     """One experiment of the queue.
 
     Attributes:
-        order: place of its subject in the queue; cells of one order run as they are listed.
+        order: place of its subject in the queue; cells of one order run as they are
+            listed.
         record: name of the record that it is kept in.
         name: its own name, once in a record.
-        run: computes its part of the record, given its place; returns None if it was stopped.
+        run: computes its part of the record, given its place; returns None if it was
+            stopped.
         group: cells that cost about the same; the record if empty.
         seconds: processor seconds that it is expected to take.
         files: files that it reads.
@@ -96,7 +102,8 @@ def read_record(file: Path) -> xr.Dataset | None:
 def added(
     record: xr.Dataset | None, part: xr.Dataset, name: str, seconds: float
 ) -> xr.Dataset:
-    """Add the part of a cell to a record, beside what the record holds, NaN where neither has a value.
+    """Add the part of a cell to a record, beside what the record holds, NaN where
+    neither has a value.
 
     Raises:
         InputError: the record has a cell of that name.
@@ -142,7 +149,8 @@ def _union(*labels: xr.DataArray | None) -> list[object]:
 
 
 class Queue:
-    """Cells in their order, with the folder of the records, and one of state that may be lost.
+    """Cells in their order, with the folder of the records, and one of state that may
+    be lost.
 
     Args:
         cells: of all orders, each once.
@@ -164,7 +172,8 @@ class Queue:
         )
         if twice:
             raise InputError(
-                f"the cell {twice[0][1]!r} stands {keys.count(twice[0])} times in {twice[0][0]!r}"
+                f"the cell {twice[0][1]!r} stands {keys.count(twice[0])} times in"
+                f" {twice[0][0]!r}"
             )
         self.stopped = False
 
@@ -266,7 +275,8 @@ class Queue:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise InputError(
-                    f"another queue works in {self.state}; stop it first, by {self.stop_file}"
+                    f"another queue works in {self.state}; stop it first, by"
+                    f" {self.stop_file}"
                 ) from None
             yield
 
@@ -286,9 +296,11 @@ class Queue:
                 signal.signal(number, handler)
 
     def status(self) -> pd.DataFrame:
-        """Count cells by order and record: done, failed, without files, open; with hours used and those that remain.
+        """Count cells by order and record: done, failed, without files, open; with
+        hours used and those that remain.
 
-        What remains is the mean of finished cells of the same group, or what was expected where none is finished.
+        What remains is the mean of finished cells of the same group, or what was
+        expected where none is finished.
         """
         finished, failed = self.finished(), self.failures()
         measured = _means(self.cells, finished)

@@ -1,4 +1,6 @@
-"""Cells of structured attention: language models by scoring function, and learning rates across widths."""
+"""Cells of structured attention: language models by scoring function, and learning
+rates across widths.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ IDS = {
 
 
 class LanguageModel(nn.Module):
-    """Causal model of characters: (batch, token) numbers of symbols to (batch, token, symbol) logits of the next."""
+    """Causal model of characters: (batch, token) numbers of symbols to (batch, token,
+    symbol) logits of the next.
+    """
 
     def __init__(
         self,
@@ -141,7 +145,9 @@ def list_forms(arm: Mapping[str, Any], layers: int) -> tuple[ScoringForm, ...]:
 def operations(
     forms: Sequence[ScoringForm], width: int, heads: int, tokens: int
 ) -> dict[str, float]:
-    """Count the multiply-adds of a forward of one sequence: of scores, of sums of values, and of all else (S2-F4)."""
+    """Count the multiply-adds of a forward of one sequence: of scores, of sums of
+    values, and of all else (S2-F4).
+    """
     d_head = width // heads
     scores = values = rest = 0.0
     for form in forms:
@@ -223,7 +229,9 @@ def language_run(
 
 
 def grid_run(record: str, arm: Arm, place: Workplace) -> xr.Dataset | None:
-    """Train one run of a grid, a regressor in context or an encoder of ETTh1; None if it was stopped."""
+    """Train one run of a grid, a regressor in context or an encoder of ETTh1; None if
+    it was stopped.
+    """
     if not run_arms([arm], place.folder, quiet=True):
         return None
     return gathered([arm], place.folder).assign_attrs(ids=IDS[record])
@@ -265,7 +273,9 @@ def rate_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
 
 
 def level_run(run: RecipeRun, place: Workplace) -> xr.Dataset | None:
-    """Train one cut-down Chronos whose encoder scores by levels of tokens; None if it was stopped."""
+    """Train one cut-down Chronos whose encoder scores by levels of tokens; None if it
+    was stopped.
+    """
     corpus = load_corpus(
         run.recipe.corpus,
         seed=CORPUS_SEED,
@@ -277,7 +287,9 @@ def level_run(run: RecipeRun, place: Workplace) -> xr.Dataset | None:
 
 
 def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
-    """List regression in context with the paper's single tokens, encoders of ETTh1, and Chronos by levels."""
+    """List regression in context with the paper's single tokens, encoders of ETTh1, and
+    Chronos by levels.
+    """
     single, encoders, levels = (plan[name] for name in (SINGLE, ENCODERS, LEVELLED))
     subset = {name: grids.IN_CONTEXT_ARMS[name] for name in single["arms"]}
     configs = grids.in_context_arms(subset, epochs=single["epochs"], tokens="single")

@@ -1,8 +1,10 @@
-"""Cells of the tsfm-lens paper on small models: forecasts without parts, layers and heads, beside their nulls.
+"""Cells of the tsfm-lens paper on small models: forecasts without parts, layers and
+heads, beside their nulls.
 
-A set of parts is written as a code, so that a record says what was ablated: "1:h023m" is layer 1 without the heads 0, 2
-and 3 of all its attentions over time and without its MLP; "x" are heads of the last attention alone, "c" is a
-convolution; layers stand apart by a space.
+A set of parts is written as a code, so that a record says what was ablated: "1:h023m"
+is layer 1 without the heads 0, 2 and 3 of all its attentions over time and without its
+MLP; "x" are heads of the last attention alone, "c" is a convolution; layers stand apart
+by a space.
 """
 
 from __future__ import annotations
@@ -66,8 +68,10 @@ ABLATIONS, TWINS, LAYERS, HEADS, PATCHES = (
     for name in ("ablations", "twin_ablations", "layers", "heads", "patches")
 )
 IDS = {
-    ABLATIONS: "S3-F2 S3-F3 S3-F4 S3-F5 S3-F6 S3-F7 S3-F8 S3-F9 S3-F10 S3-F11 S3-F12 S3-F13 S3-F14 S3-F15 S3-F16 "
-    "S3-F17 S3-F18 S3-F19 S3-F20 S3-T1 S3-T4",
+    ABLATIONS: (
+        "S3-F2 S3-F3 S3-F4 S3-F5 S3-F6 S3-F7 S3-F8 S3-F9 S3-F10 S3-F11 S3-F12 S3-F13"
+        " S3-F14 S3-F15 S3-F16 S3-F17 S3-F18 S3-F19 S3-F20 S3-T1 S3-T4"
+    ),
     TWINS: "S3-F2 S3-F8 S3-F9",
     LAYERS: "S3-F1D S3-F1E S3-F22",
     HEADS: "S3-F23 S3-T5 S3-HENT S3-PREF S3-SRANK",
@@ -75,12 +79,15 @@ IDS = {
 }
 
 
-# --- series ------------------------------------------------------------------------------------------------------
+# --- series
+# ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class SeriesWindows:
-    """Windows of bundled series and chaotic systems: contexts, truths (window, step), scales, and their series."""
+    """Windows of bundled series and chaotic systems: contexts, truths (window, step),
+    scales, and their series.
+    """
 
     contexts: SeriesBatch
     truth: np.ndarray
@@ -164,7 +171,8 @@ def _sets(
     return sets
 
 
-# --- codes -------------------------------------------------------------------------------------------------------
+# --- codes
+# -------------------------------------------------------------------------------------------------------
 
 Parts = Mapping[int, tuple[Sequence[int], bool]]
 """By layer the heads and whether the MLP goes."""
@@ -223,7 +231,9 @@ def list_families(models: Mapping[str, Any], plan: Mapping[str, Any]) -> list[st
 def write_codes(
     lens: Lens, family: str, plan: Mapping[str, Any], model: str, place: Workplace
 ) -> dict[str, str]:
-    """Return the codes of a family's variants by their names, which say how each was chosen."""
+    """Return the codes of a family's variants by their names, which say how each was
+    chosen.
+    """
     stack = lens.wiring.output_stack
     layers, heads = range(stack.n_layers), range(stack.n_heads)
     rng = np.random.default_rng(plan["draw_seed"])
@@ -327,7 +337,9 @@ def _anywhere(
 
 
 def _branch_codes(layers: int, family: str) -> Iterator[str]:
-    """Write layers without heads, one by one, or in ranges: pairs, and ranges that grow from the middle."""
+    """Write layers without heads, one by one, or in ranges: pairs, and ranges that grow
+    from the middle.
+    """
     middle = layers // 2
     pairs = [range(first, first + 2) for first in range(layers - 1)]
     growing = [
@@ -347,7 +359,9 @@ def _branch_codes(layers: int, family: str) -> Iterator[str]:
 def _sharp_codes(
     lens: Lens, plan: Mapping[str, Any], rng: np.random.Generator
 ) -> dict[str, str]:
-    """Write the sharpest and most diffuse heads, and as many at random (figures 5 and 20)."""
+    """Write the sharpest and most diffuse heads, and as many at random (figures 5 and
+    20).
+    """
     windows = cut_windows(plan, lens.adapter.context_length)
     entropy = head_entropy(windows.run(lens, plan))
     stack, codes = lens.wiring.output_stack, dict[str, str]()
@@ -375,7 +389,9 @@ def _sharp_codes(
 def _recipe(
     lens: Lens, family: str, plan: Mapping[str, Any], model: str, place: Workplace
 ) -> tuple[Recipe, dict[int, list[int]] | None]:
-    """Return a published recipe, or one at the model's own heads@1pp with the heads that go in each layer."""
+    """Return a published recipe, or one at the model's own heads@1pp with the heads
+    that go in each layer.
+    """
     if not family.startswith("own "):
         return read_recipe(family), None
     name = family.removeprefix("own ")
@@ -385,7 +401,8 @@ def _recipe(
 
 
 def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
-    """Return by layer the heads that can go within 1 % of the error, by the better order of stable rank (S3-H1PP).
+    """Return by layer the heads that can go within 1 % of the error, by the better
+    order of stable rank (S3-H1PP).
 
     Raises:
         InputError: the ablations of single layers' heads are not in the record yet.
@@ -393,7 +410,8 @@ def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
     record = read_record(place.records / f"{ABLATIONS}_{model}.nc")
     if record is None:
         raise InputError(
-            f"heads of {model} are ablated by heads@1pp once the record has the heads of every layer"
+            f"heads of {model} are ablated by heads@1pp once the record has the heads"
+            " of every layer"
         )
     error: xr.DataArray = xr.apply_ufunc(np.log, record["MASE"].mean("seed"))
     # relative change of the geometric mean over series
@@ -414,13 +432,16 @@ def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
     }
 
 
-# --- forecasts without parts -------------------------------------------------------------------------------------
+# --- forecasts without parts
+# -------------------------------------------------------------------------------------
 
 
 def ablated(
     model: str, family: str, seed: int, plan: Mapping[str, Any], place: Workplace
 ) -> xr.Dataset:
-    """Forecast without the parts of each variant of a family: errors, and the distance of the forecast, by series."""
+    """Forecast without the parts of each variant of a family: errors, and the distance
+    of the forecast, by series.
+    """
     lens = load(plan["models"][model]["source"])
     codes = write_codes(lens, family, plan, model, place)
     scores = compute_scores(lens, list(dict.fromkeys(codes.values())), seed, plan)
@@ -437,7 +458,8 @@ def ablated(
         .rename(code="variant")
     )
     data = data.assign_coords(variant=list(names))
-    # the further metrics of table 4 only of what it has: recipes, and the forecasts that they are compared with
+    # the further metrics of table 4 only of what it has: recipes, and the forecasts
+    # that they are compared with
     rows = (
         {family: codes["chosen"]}
         if "chosen" in codes
@@ -460,7 +482,9 @@ def ablated(
 def compute_scores(
     lens: Lens, codes: Sequence[str], seed: int, plan: Mapping[str, Any]
 ) -> xr.Dataset:
-    """Compute errors and distances (code, series), with those of the plain model and the seasonal naive forecast."""
+    """Compute errors and distances (code, series), with those of the plain model and
+    the seasonal naive forecast.
+    """
     context = min(lens.adapter.context_length, plan["longest_context"])
     windows = cut_windows(plan, context)
     variants = [Variant(PLAIN, ())]
@@ -521,7 +545,9 @@ def _metrics(
 def twins_ablated(
     model: str, number: int, plan: Mapping[str, Any], place: Workplace
 ) -> xr.Dataset:
-    """Forecast without whole layers, their heads or their MLPs, by an untrained twin: distances by series."""
+    """Forecast without whole layers, their heads or their MLPs, by an untrained twin:
+    distances by series.
+    """
     lens = make_twin(load(plan["models"][model]["source"]), number)
     stack = lens.wiring.output_stack
     heads = range(stack.n_heads)
@@ -548,7 +574,8 @@ def _attrs(record: str, plan: Mapping[str, Any], **more: str) -> dict[str, Any]:
     return {"ids": IDS[record], **{name: plan[name] for name in names}, **more}
 
 
-# --- layers and heads --------------------------------------------------------------------------------------------
+# --- layers and heads
+# --------------------------------------------------------------------------------------------
 
 
 def _subject(model: str, number: int, plan: Mapping[str, Any]) -> tuple[Lens, str]:
@@ -560,7 +587,9 @@ def _subject(model: str, number: int, plan: Mapping[str, Any]) -> tuple[Lens, st
 def layers_measured(
     model: str, number: int, plan: Mapping[str, Any], place: Workplace
 ) -> xr.Dataset:
-    """Measure the lens forecast's error, the entropy of logits and of head writes after every layer, by series."""
+    """Measure the lens forecast's error, the entropy of logits and of head writes after
+    every layer, by series.
+    """
     lens, subject = _subject(model, number, plan)
     windows = cut_windows(plan, lens.adapter.context_length)
     full, parts = windows.run(lens, plan), []
@@ -594,7 +623,9 @@ def _mean(windows: SeriesWindows, values: xr.DataArray) -> np.ndarray:
 def heads_measured(
     model: str, number: int, plan: Mapping[str, Any], place: Workplace
 ) -> xr.Dataset:
-    """Measure the attention entropy of every head by series, stable ranks, and scores of induction by sequences."""
+    """Measure the attention entropy of every head by series, stable ranks, and scores
+    of induction by sequences.
+    """
     lens, subject = _subject(model, number, plan)
     windows = cut_windows(plan, lens.adapter.context_length)
     run, labels = windows.run(lens, plan), np.array(windows.series)
@@ -624,7 +655,9 @@ def heads_measured(
 
 
 def _induction(lens: Lens, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Score induction by blocks of sequences, NaN where no token that was rolled out is in the context."""
+    """Score induction by blocks of sequences, NaN where no token that was rolled out is
+    in the context.
+    """
     stack, found = lens.wiring.output_stack, []
     sizes = {
         "motif": plan["motif"],
@@ -654,7 +687,9 @@ def _induction(lens: Lens, plan: Mapping[str, Any]) -> dict[str, Any]:
 def patches_measured(
     model: str, plan: Mapping[str, Any], place: Workplace
 ) -> xr.Dataset:
-    """Measure cross-attention between patches along a long forecast of Lorenz-63 (figure 21)."""
+    """Measure cross-attention between patches along a long forecast of Lorenz-63
+    (figure 21).
+    """
     lens, part = load(plan["models"][model]["source"]), plan["patches"]
     (lorenz,) = dysts_sets(
         ["Lorenz"], part["horizon"], points=part["points"], periods=part["periods"]
@@ -675,7 +710,8 @@ def patches_measured(
     )
 
 
-# --- the list ----------------------------------------------------------------------------------------------------
+# --- the list
+# ----------------------------------------------------------------------------------------------------
 
 
 def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:

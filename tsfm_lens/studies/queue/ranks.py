@@ -1,4 +1,6 @@
-"""Cells of the flow of ranks: small models of series and of text, and Chronos-Bolt by sizes and by ranks."""
+"""Cells of the flow of ranks: small models of series and of text, and Chronos-Bolt by
+sizes and by ranks.
+"""
 
 from __future__ import annotations
 
@@ -65,11 +67,14 @@ TOP = 10
 SPECIAL = ("<pad>", "</s>")
 
 
-# --- what is measured of every model -----------------------------------------------------------------------------
+# --- what is measured of every model
+# -----------------------------------------------------------------------------
 
 
 def measure_spectra(run: Run) -> xr.Dataset:
-    """Measure relative singular values of W_Q, of its heads, of the first MLP matrix and of embeddings, and angles."""
+    """Measure relative singular values of W_Q, of its heads, of the first MLP matrix
+    and of embeddings, and angles.
+    """
     lens, stack = run.lens, run.lens.wiring.stacks[0]
     values: dict[tuple[str, bool], list[np.ndarray]] = {}
     for matrix in weight_matrices(
@@ -137,7 +142,8 @@ def _named(
     )
 
 
-# --- models of series --------------------------------------------------------------------------------------------
+# --- models of series
+# --------------------------------------------------------------------------------------------
 
 
 def trained_lens(
@@ -145,7 +151,8 @@ def trained_lens(
 ) -> Lens | None:
     """Train a recipe to its end and open it; None if it was stopped.
 
-    ``plain_embedding`` draws a token model's embedding as that of T5, in place of features of the bins' ranks.
+    ``plain_embedding`` draws a token model's embedding as that of T5, in place of
+    features of the bins' ranks.
     """
     corpus = load_corpus(
         run.recipe.corpus,
@@ -190,7 +197,9 @@ def _errors(run: Run) -> dict[str, Any]:
 def bolt_recipe(
     plan: Mapping[str, Any], name: str, seed: int, **options: Any
 ) -> RecipeRun:
-    """Return a run of Chronos-Bolt cut down, of a width, a patch and a number of heads, or with a schedule of ranks."""
+    """Return a run of Chronos-Bolt cut down, of a width, a patch and a number of heads,
+    or with a schedule of ranks.
+    """
     sizes = {
         **plan["base"],
         **{key: options[key] for key in ("width", "patch", "heads") if key in options},
@@ -245,7 +254,9 @@ def bolt_run(
     plan: Mapping[str, Any],
     place: Workplace,
 ) -> Any:
-    """Train one Chronos-Bolt and measure its spectra and errors; None if it was stopped."""
+    """Train one Chronos-Bolt and measure its spectra and errors; None if it was
+    stopped.
+    """
     run = bolt_recipe(plan, name, seed, **options)
     lens = trained_lens(run, place)
     if lens is None:
@@ -281,7 +292,9 @@ def _facts(plan: Mapping[str, Any]) -> dict[str, Any]:
 def vocabulary_run(
     rank: int, seed: int, steps: int, place: Workplace
 ) -> xr.Dataset | None:
-    """Train the cut-down Chronos with a fixed vocabulary of a rank, and measure W_Q and what training added to it."""
+    """Train the cut-down Chronos with a fixed vocabulary of a rank, and measure W_Q and
+    what training added to it.
+    """
     run = make_run(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
     before = _queries(load(as_pipeline(_untrained(run.recipe)), check=False))
     lens = trained_lens(run, place)
@@ -318,12 +331,15 @@ def _queries(lens: Lens) -> np.ndarray:
     )
 
 
-# --- models of text ----------------------------------------------------------------------------------------------
+# --- models of text
+# ----------------------------------------------------------------------------------------------
 
 
 @cache
 def encoded_text(tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut the text into byte pairs of a vocabulary made of its training part; ids of that and of the held-out part."""
+    """Cut the text into byte pairs of a vocabulary made of its training part; ids of
+    that and of the held-out part.
+    """
     text: Text = python_text()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -338,7 +354,9 @@ def encoded_text(tokens: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class TextTask:
-    """Task of a T5 that continues text as Chronos continues series: so many tokens after a context."""
+    """Task of a T5 that continues text as Chronos continues series: so many tokens
+    after a context.
+    """
 
     name = "continuations of text"
 
@@ -360,16 +378,19 @@ class TextTask:
         self.identity = json.dumps({**metadata, **self.stage}, sort_keys=True)
 
     def pairs(self, ids: Tensor, count: int, *parts: int) -> tuple[Tensor, Tensor]:
-        """Draw contexts (row, token), with the end of a sequence, and what follows them."""
+        """Draw contexts (row, token), with the end of a sequence, and what follows
+        them.
+        """
         context, horizon = self.stage["context"], self.stage["horizon"]
         starts = torch.randint(
             len(ids) - context - horizon, (count,), generator=stream(*parts)
         )
         rows = ids[starts[:, None] + torch.arange(context + horizon)]
         bounds = torch.full((count, 1), SPECIAL.index("</s>"))
-        return torch.cat([rows[:, :context], bounds], dim=1), rows[
-            :, context:
-        ].contiguous()
+        return (
+            torch.cat([rows[:, :context], bounds], dim=1),
+            rows[:, context:].contiguous(),
+        )
 
     def loss(self, step: int) -> Tensor:
         """Compute the cross-entropy of a batch, teacher-forced."""
@@ -433,7 +454,8 @@ def text_lens(
 def pair_run(
     kind: str, width: int, seed: int, plan: Mapping[str, Any], place: Workplace
 ) -> xr.Dataset | None:
-    """Train a model of text, or of series; measure its spectra, and its loss when it is cut off (S0-T2).
+    """Train a model of text, or of series; measure its spectra, and its loss when it is
+    cut off (S0-T2).
 
     Raises:
         InputError: the record is of another text, as another version of Python has.
@@ -503,7 +525,9 @@ def _series_recipe(plan: Mapping[str, Any], width: int, seed: int) -> RecipeRun:
 
 
 def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
-    """Return the tokens of held-out series as the native model takes them, without values that are missing."""
+    """Return the tokens of held-out series as the native model takes them, without
+    values that are missing.
+    """
     stage, series = run.recipe.stages[-1], draw_held_out(run)
     rows = torch.from_numpy(np.stack(series.values)).float()
     full = torch.isfinite(rows).all(1)
@@ -519,13 +543,17 @@ def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
 
 
 def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
-    """Measure loss in nats and likeliest tokens of a model cut off where its ranks come to the ratios of table 2."""
+    """Measure loss in nats and likeliest tokens of a model cut off where its ranks come
+    to the ratios of table 2.
+    """
     matrices = compress.matrices(lens)
     forms = {name: matrix.form() for name, matrix in matrices.items()}
     spectra = {
-        name: torch.linalg.svdvals(
-            parameters(lens.adapter.model, matrix.path)[0].detach().double()
-        ).numpy()
+        name: (
+            torch.linalg.svdvals(
+                parameters(lens.adapter.model, matrix.path)[0].detach().double()
+            ).numpy()
+        )
         for name, matrix in matrices.items()
     }
     full, likeliest = _token_scores(lens, batch)
@@ -545,13 +573,16 @@ def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
 
 
 def _token_scores(lens: Lens, batch: Mapping[str, Tensor]) -> tuple[float, Tensor]:
-    """Compute the cross-entropy, teacher-forced, and the likeliest tokens (row, step, 10)."""
+    """Compute the cross-entropy, teacher-forced, and the likeliest tokens (row, step,
+    10).
+    """
     with torch.no_grad():
         out = lens.adapter.model(**batch)
     return float(out.loss), out.logits.topk(TOP, -1).indices
 
 
-# --- the list ----------------------------------------------------------------------------------------------------
+# --- the list
+# ----------------------------------------------------------------------------------------------------
 
 
 def rank_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:

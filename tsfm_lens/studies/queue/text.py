@@ -1,4 +1,6 @@
-"""Text that is on every machine with Python: the documentation of its standard library, under Python's own licence."""
+"""Text that is on every machine with Python: the documentation of its standard library,
+under Python's own licence.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ HELD_OUT = 20
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Characters as numbers of ``SYMBOLS``: those trained on, and those of documents that are held out."""
+    """Characters as numbers of ``SYMBOLS``: those trained on, and those of documents
+    that are held out.
+    """
 
     training: np.ndarray
     held_out: np.ndarray
@@ -40,7 +44,10 @@ class Text:
     @property
     def facts(self) -> dict[str, str]:
         """Where it is from, for a record."""
-        source = f"docstrings and help topics of Python {platform.python_version()}, PSF licence"
+        source = (
+            f"docstrings and help topics of Python {platform.python_version()}, PSF"
+            " licence"
+        )
         return {"text": source, "text_digest": self.digest}
 
 
@@ -52,13 +59,16 @@ def refuse_other_text(record: xr.Dataset | None, text: Text) -> None:
     """
     if record is not None and record.attrs["text_digest"] != text.digest:
         raise InputError(
-            f"the record is of {record.attrs['text']}, and here is {text.facts['text']}: run it with that"
+            f"the record is of {record.attrs['text']}, and here is"
+            f" {text.facts['text']}: run it with that"
         )
 
 
 @cache
 def python_text() -> Text:
-    """Read the docstrings of the standard library, module by module, and the topics of its help."""
+    """Read the docstrings of the standard library, module by module, and the topics of
+    its help.
+    """
     documents = [_encoded(document) for document in _documents()]
     parts = [
         documents[position] for position in range(len(documents)) if position % HELD_OUT

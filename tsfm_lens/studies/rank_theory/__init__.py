@@ -1,4 +1,6 @@
-"""Theory as code: ranks, embeddings, constructions and bounds on attention, in numpy and float64, without any model."""
+"""Theory as code: ranks, embeddings, constructions and bounds on attention, in numpy
+and float64, without any model.
+"""
 
 # ruff: noqa: F403
 from tsfm_lens.core.extensions import public_names as _public_names

@@ -1,4 +1,6 @@
-"""Statements on attention over channels and on reversible normalisation, in numpy. Tokens are rows, as in the paper."""
+"""Statements on attention over channels and on reversible normalisation, in numpy.
+Tokens are rows, as in the paper.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ __all__ += ["revin_linear", "revin_offset"]
 
 
 def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:
-    """Return whether any W has P W = Z for P (channel, time) and Z (channel, step): rank([P Z]) = rank(P) (S1-P4).
+    """Return whether any W has P W = Z for P (channel, time) and Z (channel, step):
+    rank([P Z]) = rank(P) (S1-P4).
 
-    Full row rank of P is enough; the paper asks for fewer channels than forecast steps, which does not matter (E1-10).
+    Full row rank of P is enough; the paper asks for fewer channels than forecast steps,
+    which does not matter (E1-10).
 
     Example:
         >>> rank_theory.readout_exists(np.eye(2, 3), np.ones((2, 1)))
@@ -33,7 +37,8 @@ def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:
 
 
 def optimal_readout(tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Compute P⁺ Z, the smallest W (time, step) of least ‖P W − Z‖ for P (channel, time), Z (channel, step) (S1-P4).
+    """Compute P⁺ Z, the smallest W (time, step) of least ‖P W − Z‖ for P (channel,
+    time), Z (channel, step) (S1-P4).
 
     Example:
         >>> rank_theory.optimal_readout(np.array([[2.0, 0.0]]), np.array([[6.0]])).tolist()
@@ -53,10 +58,12 @@ def nuclear_norm(matrix: np.ndarray) -> float:
 
 
 def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> float:
-    """Bound the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ, X (channel, time): ‖W_Q W_Kᵀ‖₂ ‖X‖²_F (S1-P5).
+    """Bound the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ, X (channel, time): ‖W_Q
+    W_Kᵀ‖₂ ‖X‖²_F (S1-P5).
 
     Raises:
-        InputError: W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, as the bound requires.
+        InputError: W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, as the
+            bound requires.
 
     Example:
         >>> rank_theory.nuclear_norm_bound(np.ones((2, 3)), 2 * np.eye(3), np.eye(3))
@@ -70,8 +77,8 @@ def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> 
         or np.linalg.eigvalsh((form + form.T) / 2)[0] < -rounding
     ):
         raise InputError(
-            "W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, and the bound says nothing of others; it is "
-            "so where W_Q = W_K"
+            "W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, and the bound"
+            " says nothing of others; it is so where W_Q = W_K"
         )
     return largest * float(np.square(x).sum())
 
@@ -83,9 +90,11 @@ def revin_linear(
     beta: np.ndarray | float = 0.0,
     eps: float = 1e-5,
 ) -> np.ndarray:
-    """Compute a linear map between RevIN and its inverse, in closed form: Ŷ = X W + ξ, (channel, step) (S1-P9).
+    """Compute a linear map between RevIN and its inverse, in closed form: Ŷ = X W + ξ,
+    (channel, step) (S1-P9).
 
-    X is (channel, time), W (time, step); γ and β are one for all channels or (channel,).
+    X is (channel, time), W (time, step); γ and β are one for all channels or
+    (channel,).
 
     Example:
         >>> rank_theory.revin_linear(np.array([[1.0, 3.0]]), np.array([[0.0], [1.0]])).round(6).tolist()
@@ -101,7 +110,8 @@ def revin_offset(
     beta: np.ndarray | float = 0.0,
     eps: float = 1e-5,
 ) -> np.ndarray:
-    """Compute ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j), RevIN's addition to a linear map, (channel, step) (S1-P9).
+    """Compute ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j), RevIN's addition to a linear
+    map, (channel, step) (S1-P9).
 
     Example:
         >>> rank_theory.revin_offset(np.array([[1.0, 3.0]]), np.array([[0.5], [1.0]])).tolist()

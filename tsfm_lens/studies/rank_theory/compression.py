@@ -1,7 +1,9 @@
-"""Attention with tokens as columns, and theorems 3 and 5: on a vocabulary of low rank it needs low rank only.
+"""Attention with tokens as columns, and theorems 3 and 5: on a vocabulary of low rank
+it needs low rank only.
 
-Of the paper's names, W_Q acts on the token that is attended to and W_K on the one that attends: output column j mixes
-the values of tokens t by softmax over t of q_t · k_j. Libraries name them the other way round. There is no W_O.
+Of the paper's names, W_Q acts on the token that is attended to and W_K on the one that
+attends: output column j mixes the values of tokens t by softmax over t of q_t · k_j.
+Libraries name them the other way round. There is no W_O.
 """
 
 from __future__ import annotations
@@ -25,17 +27,20 @@ __all__ += [
 __all__ += ["logits", "projector"]
 
 SCALINGS = {"theorem": (-0.25, 0.0), "unit": (0.0, 0.0), "normalised": (-0.5, -0.5)}
-"""Powers of the width d that random queries and keys, and values, are drawn with: entries of queries and keys with
-variance 1/√d and of values with variance 1, by which the norms of W_QᵀW_K and W_V grow as √d, as theorem 3 allows; all
-with variance 1; all with variance 1/d."""
+"""Powers of the width d that random queries and keys, and values, are drawn with:
+entries of queries and keys with variance 1/√d and of values with variance 1, by which
+the norms of W_QᵀW_K and W_V grow as √d, as theorem 3 allows; all with variance 1; all
+with variance 1/d."""
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionWeights:
-    """Matrices of an attention layer, head by head, each (head, d_head, d) and acting from the left on columns.
+    """Matrices of an attention layer, head by head, each (head, d_head, d) and acting
+    from the left on columns.
 
     Attributes:
-        query, key, value: W_Q, of tokens that are attended to, W_K, of tokens that attend, and W_V.
+        query, key, value: W_Q, of tokens that are attended to, W_K, of tokens that
+            attend, and W_V.
     """
 
     query: np.ndarray
@@ -46,7 +51,9 @@ class AttentionWeights:
     def stacked(
         cls, query: np.ndarray, key: np.ndarray, value: np.ndarray, heads: int = 1
     ) -> AttentionWeights:
-        """Make weights of three matrices (d, d) whose rows belong to one head after another."""
+        """Make weights of three matrices (d, d) whose rows belong to one head after
+        another.
+        """
         return cls(
             *(_by_head(np.asarray(matrix), heads) for matrix in (query, key, value))
         )
@@ -55,7 +62,9 @@ class AttentionWeights:
     def random(
         cls, width: int, heads: int = 1, *, scaling: str = "theorem", seed: int = 0
     ) -> AttentionWeights:
-        """Draw weights of Gaussian entries of a width d, which the heads divide, by one of :data:`SCALINGS`."""
+        """Draw weights of Gaussian entries of a width d, which the heads divide, by one
+        of :data:`SCALINGS`.
+        """
         inner, outer = SCALINGS[scaling]
         query, key, value = np.random.default_rng(seed).normal(size=(3, width, width))
         small, large = float(width) ** inner, float(width) ** outer
@@ -94,13 +103,17 @@ class AttentionWeights:
         return np.asarray(np.linalg.norm(self.value, 2, axis=(1, 2)))
 
     def times(self, matrix: np.ndarray) -> AttentionWeights:
-        """Multiply each matrix of the layer by one of shape (d, d), as if that matrix acted on the input first."""
+        """Multiply each matrix of the layer by one of shape (d, d), as if that matrix
+        acted on the input first.
+        """
         return AttentionWeights(
             self.query @ matrix, self.key @ matrix, self.value @ matrix
         )
 
     def within(self, score: float, value: float) -> AttentionWeights:
-        """Scale the weights so that every head has these norms of W_QᵀW_K and of W_V; directions stay."""
+        """Scale the weights so that every head has these norms of W_QᵀW_K and of W_V;
+        directions stay.
+        """
         by_score = np.sqrt(score / self.score_norms)[:, None, None]
         by_value = (value / self.value_norms)[:, None, None]
         return AttentionWeights(
@@ -116,14 +129,17 @@ class AttentionWeights:
 
 
 def column_softmax(scores: np.ndarray) -> np.ndarray:
-    """Compute the softmax of each column, (…, t, j): every column sums to 1, however large the scores."""
+    """Compute the softmax of each column, (…, t, j): every column sums to 1, however
+    large the scores.
+    """
     weights = np.exp(scores - scores.max(axis=-2, keepdims=True))
     weights /= weights.sum(axis=-2, keepdims=True)
     return np.asarray(weights)
 
 
 def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
-    """Compute UᵀW_QᵀW_KU / √d_h of tokens U (d, L), (head, t, j): the score of t, attended to, with j (S0-ATT, S0-MHA).
+    """Compute UᵀW_QᵀW_KU / √d_h of tokens U (d, L), (head, t, j): the score of t,
+    attended to, with j (S0-ATT, S0-MHA).
 
     Section 3 of the paper prints W_K transposed, its proofs and equation 18 do not.
 
@@ -138,7 +154,8 @@ def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
 
 
 def attention(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
-    """Compute W_V U softmax(UᵀW_QᵀW_KU / √d_h) of U (d, L), heads stacked, (head · d_head, L) (S0-ATT, S0-MHA).
+    """Compute W_V U softmax(UᵀW_QᵀW_KU / √d_h) of U (d, L), heads stacked, (head ·
+    d_head, L) (S0-ATT, S0-MHA).
 
     Example:
         >>> alike = rank_theory.AttentionWeights.stacked(np.eye(2), np.eye(2), np.eye(2))
@@ -148,7 +165,8 @@ def attention(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
     outputs = []
     for head, value in enumerate(weights.value):
         pattern = column_softmax(_head_logits(tokens, weights, head))
-        # tokens of few coordinates are mixed before they become values, which is less work
+        # tokens of few coordinates are mixed before they become values, which is less
+        # work
         early = weights.width >= weights.head_width
         outputs.append(
             value @ tokens @ pattern if early else value @ (tokens @ pattern)
@@ -159,22 +177,28 @@ def attention(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
 def residual_layer(
     tokens: np.ndarray, weights: AttentionWeights, depth: int = 1
 ) -> np.ndarray:
-    """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of D layers, (d, L) (S0-TH4)."""
+    """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of D
+    layers, (d, L) (S0-TH4).
+    """
     return np.asarray(tokens + attention(tokens, weights) / np.sqrt(depth))
 
 
 def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw random orthonormal columns (rows, columns), uniformly over all directions (Mezzadri 2007)."""
+    """Draw random orthonormal columns (rows, columns), uniformly over all directions
+    (Mezzadri 2007).
+    """
     if not 0 < columns <= rows:
         raise InputError(
-            f"{columns} orthonormal columns of {rows} entries were asked for, expected 1 to {rows}"
+            f"{columns} orthonormal columns of {rows} entries were asked for, expected"
+            f" 1 to {rows}"
         )
     q, r = np.linalg.qr(rng.normal(size=(rows, columns)))
     return np.asarray(q * np.sign(np.diagonal(r)))
 
 
 def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
-    """Compute P (d, d), the projector onto the leading left singular vectors of a vocabulary Ξ (d, N) (S0-TH5).
+    """Compute P (d, d), the projector onto the leading left singular vectors of a
+    vocabulary Ξ (d, N) (S0-TH5).
 
     Example:
         >>> rank_theory.projector(np.diag([2.0, 3.0, 1.0]), 1).tolist()
@@ -188,7 +212,8 @@ def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
 def compressed(
     weights: AttentionWeights, vocabulary: np.ndarray, rank: int
 ) -> AttentionWeights:
-    """Return the layer W P for a vocabulary Ξ (d, N), whose matrices, all heads together, have rank d̃ (S0-TH3, S0-TH5).
+    """Return the layer W P for a vocabulary Ξ (d, N), whose matrices, all heads
+    together, have rank d̃ (S0-TH3, S0-TH5).
 
     Example:
         >>> tokens, weights = np.outer([1.0, 2.0], [1.0, -1.0, 3.0]), rank_theory.AttentionWeights.random(2)
@@ -202,7 +227,9 @@ def compressed(
 def compression_errors(
     vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]
 ) -> np.ndarray:
-    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,) (S0-J1a)."""
+    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several
+    ranks, (rank,) (S0-J1a).
+    """
     directions, singular, right = np.linalg.svd(vocabulary, full_matrices=False)
     coordinates, inner = singular[:, None] * right, weights.times(directions)
     full = attention(coordinates, inner)
@@ -221,9 +248,11 @@ def compression_bound(
     ranks: Sequence[int],
     n_tokens: int,
 ) -> np.ndarray:
-    """Bound the error of compression on any L tokens, which may repeat, of a vocabulary Ξ (d, N), (rank,) (S0-TH5).
+    """Bound the error of compression on any L tokens, which may repeat, of a vocabulary
+    Ξ (d, N), (rank,) (S0-TH5).
 
-    √L σ √Σ_i (‖W_V^(i)‖ (1 + 2C²‖W_Q^(i)ᵀW_K^(i)‖/√d_h))² with σ = σ_{d̃+1} and C the longest token; the proof loses √L.
+    √L σ √Σ_i (‖W_V^(i)‖ (1 + 2C²‖W_Q^(i)ᵀW_K^(i)‖/√d_h))² with σ = σ_{d̃+1} and C the
+    longest token; the proof loses √L.
 
     Example:
         >>> tokens, weights = np.diag([1.0, 0.1]), rank_theory.AttentionWeights.random(2)
@@ -246,14 +275,18 @@ def incompressible(
     seed: int = 0,
     as_printed: bool = False,
 ) -> tuple[np.ndarray, AttentionWeights]:
-    """Make tokens U (d, L) and a layer that loses σ_{d̃+1}/4 or more with any value matrix of rank d̃ (S0-TH3).
+    """Make tokens U (d, L) and a layer that loses σ_{d̃+1}/4 or more with any value
+    matrix of rank d̃ (S0-TH3).
 
     Args:
-        singular_values, n_tokens, seed: of U, (d,), falling and above 0; L, at least d; of the value matrix.
-        as_printed: take the logarithm of 4d for any L, where the proof needs L ≤ 4d + 1; else of 4 max(d, L).
+        singular_values, n_tokens, seed: of U, (d,), falling and above 0; L, at least d;
+            of the value matrix.
+        as_printed: take the logarithm of 4d for any L, where the proof needs L ≤ 4d +
+            1; else of 4 max(d, L).
 
     Raises:
-        InputError: singular values that are not positive and falling, or fewer tokens than singular values.
+        InputError: singular values that are not positive and falling, or fewer tokens
+            than singular values.
 
     Example:
         >>> tokens, weights = rank_theory.incompressible(np.array([1.0, 0.5]), 3)
@@ -272,7 +305,8 @@ def incompressible(
 def least_value_error(
     tokens: np.ndarray, weights: AttentionWeights, rank: int
 ) -> float:
-    """Compute the smallest error (Frobenius norm) of a value matrix of a rank beside one head's scores (Eckart-Young).
+    """Compute the smallest error (Frobenius norm) of a value matrix of a rank beside
+    one head's scores (Eckart-Young).
 
     Raises:
         InputError: the layer has several heads.

@@ -1,4 +1,6 @@
-"""Theorems 4 and 6, corollary 1: layers that raise rank fastest, and sketches for all heads or for each."""
+"""Theorems 4 and 6, corollary 1: layers that raise rank fastest, and sketches for all
+heads or for each.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ _E2 = float(np.exp(2.0))
 
 
 def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
-    """Bound σ_k(U + attention(U)) of singular values (d,), at most 1: (1 + e²h) σ_⌊(k−1)/(h+1)⌋+1, (d,) (S0-C1).
+    """Bound σ_k(U + attention(U)) of singular values (d,), at most 1: (1 + e²h)
+    σ_⌊(k−1)/(h+1)⌋+1, (d,) (S0-C1).
 
     Raises:
-        InputError: the largest is above 1, or the singular values are not positive and falling.
+        InputError: the largest is above 1, or the singular values are not positive and
+            falling.
 
     Example:
         >>> bound = rank_theory.one_layer_bound(np.array([1.0, 0.1, 0.01]), 1)
@@ -47,9 +51,11 @@ def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
 def corollary_index(
     k: np.ndarray, heads: int, *, as_printed: bool = False
 ) -> np.ndarray:
-    """Return the input's singular value that bounds the output's k-th, counted from 1: ⌊(k−1)/(h+1)⌋ + 1 (S0-C1).
+    """Return the input's singular value that bounds the output's k-th, counted from 1:
+    ⌊(k−1)/(h+1)⌋ + 1 (S0-C1).
 
-    ``as_printed`` gives ⌊(k+1)/(h+1)⌋ + 1, by which one head would make σ_1 smaller than σ_2 of the input.
+    ``as_printed`` gives ⌊(k+1)/(h+1)⌋ + 1, by which one head would make σ_1 smaller
+    than σ_2 of the input.
 
     Example:
         >>> rank_theory.corollary_index(np.arange(1, 6), 1).tolist()
@@ -63,9 +69,11 @@ def corollary_index(
 def growing(
     singular_values: np.ndarray, heads: int, n_tokens: int, *, depth: int = 1
 ) -> tuple[np.ndarray, AttentionWeights]:
-    """Make an input U (d, L) and a layer in which rank grows as fast as the bound for D = ``depth`` (S0-TH4).
+    """Make an input U (d, L) and a layer in which rank grows as fast as the bound for D
+    = ``depth`` (S0-TH4).
 
-    ``singular_values`` of U are (d,) from the largest on, above 0; the heads divide d, and L is at least d.
+    ``singular_values`` of U are (d,) from the largest on, above 0; the heads divide d,
+    and L is at least d.
 
     Raises:
         InputError: no so many heads fit.
@@ -83,7 +91,8 @@ def growing(
         )
     size = width // heads
     epsilon = np.sqrt(depth) * values[-1] / (5 * heads)
-    # each wrong entry of the softmax is below exp(−sharpness), and there are fewer than L²
+    # each wrong entry of the softmax is below exp(−sharpness), and there are fewer than
+    # L²
     sharpness = np.log(np.sqrt(2) * n_tokens**2 / epsilon)
     query, key, value = (np.zeros((heads, size, width)) for _ in range(3))
     query[:, range(size), range(size)] = np.sqrt(size) * sharpness / values[:size]
@@ -98,7 +107,8 @@ def growing(
 
 
 def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
-    """Compute the lower bound on σ_k(Z)/σ_1(Z) of :func:`growing` with D layers, (d,), by equation 6, else 0 (S0-TH4).
+    """Compute the lower bound on σ_k(Z)/σ_1(Z) of :func:`growing` with D layers, (d,),
+    by equation 6, else 0 (S0-TH4).
 
     Example:
         >>> rank_theory.flow_floor(np.array([1.0, 0.5, 0.1, 0.01]), 2, 1).tolist()
@@ -118,7 +128,8 @@ def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
 
 
 def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
-    """Compute ‖QQᵀXᵀ − Xᵀ‖₂ of X (d, L) and a sketch W₂ (rows, d), with Q = orth(XᵀW₂ᵀ) (S0-SKETCH).
+    """Compute ‖QQᵀXᵀ − Xᵀ‖₂ of X (d, L) and a sketch W₂ (rows, d), with Q = orth(XᵀW₂ᵀ)
+    (S0-SKETCH).
 
     It lies between σ_{m+1}(X), which no sketch of m rows goes below, and σ_1(X).
 
@@ -138,12 +149,15 @@ def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
 
 
 def effective_index(singular_values: np.ndarray, distance: float) -> int:
-    """Count the singular values of at least a sketching distance; figure 16 counts one less (S0-F16)."""
+    """Count the singular values of at least a sketching distance; figure 16 counts one
+    less (S0-F16).
+    """
     return int((np.asarray(singular_values) >= distance).sum())
 
 
 def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.ndarray:
-    """Draw W₂ of heads that divide the width: rank · heads rows of width / heads Gaussian entries, else 0 (S0-J2).
+    """Draw W₂ of heads that divide the width: rank · heads rows of width / heads
+    Gaussian entries, else 0 (S0-J2).
 
     Raises:
         InputError: the heads do not divide the width, or there is no row.
@@ -165,7 +179,9 @@ def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.nda
 
 
 class HeadSketch(NamedTuple):
-    """Input U, layer, the layer of the sketches, and its right factors (head, row, d) of query, key and value."""
+    """Input U, layer, the layer of the sketches, and its right factors (head, row, d)
+    of query, key and value.
+    """
 
     tokens: np.ndarray
     weights: AttentionWeights
@@ -181,12 +197,15 @@ def head_sketch(
     *,
     seed: int = 0,
 ) -> HeadSketch:
-    """Make the construction by which a sketch for each head does better than one for all (S0-TH6).
+    """Make the construction by which a sketch for each head does better than one for
+    all (S0-TH6).
 
-    The spectral error with a value matrix of rank d̃ for all heads is σ_{d̃+1}/2 or more, that with the sketches at most
-    4√h σ_{hd̃+1}. The result has ``tokens``, U, ``weights``, ``reduced``, the layer of the sketches, and ``right``, the
-    factors of its query, key (head, d̃ + 1, d) and value (head, d̃, d). Singular values of the input are (d,), from the
-    largest, at most 1, on; the sketch for all heads may be as large as W_V.
+    The spectral error with a value matrix of rank d̃ for all heads is σ_{d̃+1}/2 or
+    more, that with the sketches at most 4√h σ_{hd̃+1}. The result has ``tokens``, U,
+    ``weights``, ``reduced``, the layer of the sketches, and ``right``, the factors of
+    its query, key (head, d̃ + 1, d) and value (head, d̃, d). Singular values of the
+    input are (d,), from the largest, at most 1, on; the sketch for all heads may be as
+    large as W_V.
 
     Raises:
         InputError: the sizes do not fit, or as in :func:`incompressible`.
@@ -200,7 +219,8 @@ def head_sketch(
     width = len(values)
     if heads < 2 or width % heads or not 1 <= rank < width // heads:
         raise InputError(
-            f"{heads} heads of rank {rank}: expected 2 heads or more that divide {width}, each of more rows"
+            f"{heads} heads of rank {rank}: expected 2 heads or more that divide"
+            f" {width}, each of more rows"
         )
     size = width // heads
     # head i has every h-th singular value, from the i-th on

@@ -38,7 +38,8 @@ ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def patches(series: np.ndarray, width: int) -> np.ndarray:
-    """Cut a series (steps,) or (1, steps) into disjoint patches of a width k in order of time, (k, patch) (S0-PATCH).
+    """Cut a series (steps,) or (1, steps) into disjoint patches of a width k in order
+    of time, (k, patch) (S0-PATCH).
 
     Example:
         >>> rank_theory.patches(np.arange(6.0), 2).tolist()
@@ -50,7 +51,9 @@ def patches(series: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """Function of patches. Called on a series of T steps it returns the tokens as columns, (d, T / k)."""
+    """Function of patches. Called on a series of T steps it returns the tokens as
+    columns, (d, T / k).
+    """
 
     @property
     def patch(self) -> int:
@@ -68,7 +71,9 @@ class Embedding:
 
 @dataclass(frozen=True, eq=False)
 class PatchEmbedding(Embedding):
-    """Any function φ of a patch of k ``steps``, (k,) to a token (d,), applied to each (S0-PATCH)."""
+    """Any function φ of a patch of k ``steps``, (k,) to a token (d,), applied to each
+    (S0-PATCH).
+    """
 
     function: Callable[[np.ndarray], np.ndarray]
     steps: int = 1
@@ -89,10 +94,12 @@ class PatchEmbedding(Embedding):
 
 @dataclass(frozen=True, eq=False)
 class QuantisedEmbedding(Embedding):
-    """Vector for each of V bins of the value, as in Chronos, WaveToken and TOTEM (S0-QEMB); patches are single steps.
+    """Vector for each of V bins of the value, as in Chronos, WaveToken and TOTEM
+    (S0-QEMB); patches are single steps.
 
     Attributes:
-        edges: (V − 1,) between the bins, rising; a value on an edge belongs to the bin above.
+        edges: (V − 1,) between the bins, rising; a value on an edge belongs to the bin
+            above.
         vectors: (d, V), a bin a column: the vocabulary.
     """
 
@@ -103,7 +110,9 @@ class QuantisedEmbedding(Embedding):
     def random(
         cls, dimension: int, bins: int = 4094, *, largest: float = 15.0, seed: int = 0
     ) -> QuantisedEmbedding:
-        """Make even bins from −largest to largest, as in Chronos, and Gaussian vectors of unit length on average."""
+        """Make even bins from −largest to largest, as in Chronos, and Gaussian vectors
+        of unit length on average.
+        """
         centres = np.linspace(-largest, largest, bins)
         vectors = np.random.default_rng(seed).normal(size=(dimension, bins)) / np.sqrt(
             dimension
@@ -118,7 +127,8 @@ class QuantisedEmbedding(Embedding):
 
 @dataclass(frozen=True, eq=False)
 class ResidualMlpEmbedding(Embedding):
-    """W₃X + W₂ω(W₁X), two layers with a skip connection, as in Chronos-Bolt, Moirai and TimesFM (S0-CEMB).
+    """W₃X + W₂ω(W₁X), two layers with a skip connection, as in Chronos-Bolt, Moirai and
+    TimesFM (S0-CEMB).
 
     Attributes:
         inner, outer, skip: W₁, (d_f, k), W₂, (d, d_f), and W₃, (d, k).
@@ -140,7 +150,9 @@ class ResidualMlpEmbedding(Embedding):
         activation: str = "relu",
         seed: int = 0,
     ) -> ResidualMlpEmbedding:
-        """Draw Gaussian weights whose variance is one over the inputs of each, with 4d hidden units unless given."""
+        """Draw Gaussian weights whose variance is one over the inputs of each, with 4d
+        hidden units unless given.
+        """
         units, rng = hidden or 4 * dimension, np.random.default_rng(seed)
         inner, skip = (
             rng.normal(size=(rows, patch)) / np.sqrt(patch)
@@ -166,7 +178,8 @@ class ResidualMlpEmbedding(Embedding):
 
 @dataclass(frozen=True, eq=False)
 class GatedEmbedding(Embedding):
-    """Embedding of single steps, swish_β(w_i x) · (v_i x) for each coordinate i, as in Time-MoE (S0-CEMB).
+    """Embedding of single steps, swish_β(w_i x) · (v_i x) for each coordinate i, as in
+    Time-MoE (S0-CEMB).
 
     Attributes:
         gate, value, beta: w and v, (d,) each, and β, above 0.
@@ -180,7 +193,9 @@ class GatedEmbedding(Embedding):
     def random(
         cls, dimension: int, *, beta: float = 1.0, seed: int = 0
     ) -> GatedEmbedding:
-        """Draw both vectors uniformly between −1 and 1, so that |w_i| ≤ 1 and |w_i v_i| ≤ 1, as the bound requires."""
+        """Draw both vectors uniformly between −1 and 1, so that |w_i| ≤ 1 and |w_i v_i|
+        ≤ 1, as the bound requires.
+        """
         gate, value = np.random.default_rng(seed).uniform(-1, 1, size=(2, dimension))
         return cls(gate, value, beta)
 
@@ -195,7 +210,8 @@ class GatedEmbedding(Embedding):
 
 @dataclass(frozen=True, eq=False)
 class ChebyshevEmbedding(Embedding):
-    """Σ_j T_j(x / x_max) u_j over so many directions as the rank, j = 1, 2, …; larger values are cut off (S0-CHEB).
+    """Σ_j T_j(x / x_max) u_j over so many directions as the rank, j = 1, 2, …; larger
+    values are cut off (S0-CHEB).
 
     Attributes:
         directions, largest: u, (d, rank), orthonormal columns; x_max, above 0.
@@ -208,7 +224,9 @@ class ChebyshevEmbedding(Embedding):
     def random(
         cls, dimension: int, rank: int, *, largest: float = 15.0, seed: int = 0
     ) -> ChebyshevEmbedding:
-        """Draw uniform directions; those of a lower rank and the same seed are not the first of these."""
+        """Draw uniform directions; those of a lower rank and the same seed are not the
+        first of these.
+        """
         return cls(orthonormal(dimension, rank, np.random.default_rng(seed)), largest)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
@@ -222,9 +240,11 @@ class ChebyshevEmbedding(Embedding):
 def differentiable_bound(
     dimension: int, n_tokens: int, *, order: int, variation: float
 ) -> np.ndarray:
-    """Bound the k-th singular value of an embedding of ν derivatives of L points of [−1, 1], from k = 1, (d,) (S0-TH1).
+    """Bound the k-th singular value of an embedding of ν derivatives of L points of
+    [−1, 1], from k = 1, (d,) (S0-TH1).
 
-    2V√(dL) / (πν(k − 2 − ν)^ν), infinite for k ≤ ν + 2; the ``order``-th derivative, ν, has bounded ``variation`` V.
+    2V√(dL) / (πν(k − 2 − ν)^ν), infinite for k ≤ ν + 2; the ``order``-th derivative, ν,
+    has bounded ``variation`` V.
 
     Example:
         >>> rank_theory.differentiable_bound(5, 1, order=1, variation=np.pi).round(3).tolist()
@@ -245,9 +265,11 @@ def differentiable_bound(
 def analytic_bound(
     dimension: int, n_tokens: int, *, radius: float, largest: float
 ) -> np.ndarray:
-    """Bound the k-th singular value of an analytic embedding of L points of [−1, 1], from k = 1, (d,) (S0-TH1).
+    """Bound the k-th singular value of an analytic embedding of L points of [−1, 1],
+    from k = 1, (d,) (S0-TH1).
 
-    2M√(dL) ρ^(2−k) / (ρ − 1) with ρ, the ``radius`` of a Bernstein ellipse, and M the ``largest`` coordinate within it.
+    2M√(dL) ρ^(2−k) / (ρ − 1) with ρ, the ``radius`` of a Bernstein ellipse, and M the
+    ``largest`` coordinate within it.
 
     Example:
         >>> rank_theory.analytic_bound(4, 1, radius=2.0, largest=1.0).tolist()
@@ -264,7 +286,8 @@ def analytic_bound(
 
 
 def gated_bound(dimension: int, n_tokens: int, *, beta: float) -> np.ndarray:
-    """Bound the k-th singular value of a gated embedding of L points of [−1, 1], |w_i|, |w_i v_i| ≤ 1, (d,) (S0-C2).
+    """Bound the k-th singular value of a gated embedding of L points of [−1, 1], |w_i|,
+    |w_i v_i| ≤ 1, (d,) (S0-C2).
 
     Example:
         >>> bound = rank_theory.gated_bound(8, 100, beta=1.0)
@@ -282,7 +305,8 @@ def mlp_count(
     columns: np.ndarray,
     epsilon: float | Sequence[float],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count singular values of a residual MLP's tokens of patches (k, L) above ε‖W₂‖‖W₁X‖, and bound them (S0-TH2).
+    """Count singular values of a residual MLP's tokens of patches (k, L) above
+    ε‖W₂‖‖W₁X‖, and bound them (S0-TH2).
 
     Returns:
         For each ε the count, and min{d, (1 + ε⁻²)k}.

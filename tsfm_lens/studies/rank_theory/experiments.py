@@ -1,7 +1,8 @@
-"""Numerical experiments of the paper: theorem 3 (appendix J.1), sketches (J.2), heads (J.3), polynomials (I).
+"""Numerical experiments of the paper: theorem 3 (appendix J.1), sketches (J.2), heads
+(J.3), polynomials (I).
 
-Width and dimension are d, n_tokens L, rank d̃ and heads h; singular values of inputs are exp(−(j − 1)/decay); draws are
-of inputs and weights.
+Width and dimension are d, n_tokens L, rank d̃ and heads h; singular values of inputs
+are exp(−(j − 1)/decay); draws are of inputs and weights.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ __all__ = [
     "spectra_by_heads",
 ]
 
-PAPER = "Understanding Transformers for Time Series: Rank Structure, Flow-of-ranks, and Compressibility"
+PAPER = (
+    "Understanding Transformers for Time Series: Rank Structure, Flow-of-ranks, and"
+    " Compressibility"
+)
 RESAMPLED = 2000
 
 
@@ -63,7 +67,9 @@ def of_spectrum(
 
 
 def children(seed: int, count: int) -> list[int]:
-    """Return seeds of so many draws, of which the first are the same whatever the count."""
+    """Return seeds of so many draws, of which the first are the same whatever the
+    count.
+    """
     return [
         int(child.generate_state(1)[0])
         for child in np.random.SeedSequence(seed).spawn(count)
@@ -71,7 +77,9 @@ def children(seed: int, count: int) -> list[int]:
 
 
 def fit_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Compute the slope of the least-squares line of log y over log x, along the last axis, (…)."""
+    """Compute the slope of the least-squares line of log y over log x, along the last
+    axis, (…).
+    """
     across, up = np.log(x), np.log(y)
     centred = across - across.mean()
     return np.asarray(
@@ -80,7 +88,9 @@ def fit_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def slope_of_rms(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float, float]:
-    """Compute the slope of the root mean square of y (draw, n) over draws, with its bootstrapped 95 % interval."""
+    """Compute the slope of the root mean square of y (draw, n) over draws, with its
+    bootstrapped 95 % interval.
+    """
     sample = np.random.default_rng(seed).integers(0, len(y), size=(RESAMPLED, len(y)))
     slopes = fit_slope(x, np.sqrt((y[sample] ** 2).mean(axis=1)))
     low, high = np.quantile(slopes, (0.025, 0.975))
@@ -96,14 +106,17 @@ def compression_by_rank(
     draws: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure the error of a layer whose matrices are cut to a rank, over σ_{d̃+1} (S0-J1a).
+    """Measure the error of a layer whose matrices are cut to a rank, over σ_{d̃+1}
+    (S0-J1a).
 
-    ``n_ranks`` are so many ranks from 1 to d − 1, evenly; ``scalings`` of the random weights are of ``SCALINGS``.
+    ``n_ranks`` are so many ranks from 1 to d − 1, evenly; ``scalings`` of the random
+    weights are of ``SCALINGS``.
 
     Returns:
-        Dataset of kind "theory_compression_rank". ``error`` ‖Y − Ỹ‖_F and its ``bound`` (scaling, draw, rank);
-        ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1} (rank); ``slope`` (scaling, draw): of log error over
-        log σ_{d̃+1} at ranks up to 3/4 of the width, ``slope_of_all`` at all.
+        Dataset of kind "theory_compression_rank". ``error`` ‖Y − Ỹ‖_F and its ``bound``
+        (scaling, draw, rank); ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1}
+        (rank); ``slope`` (scaling, draw): of log error over log σ_{d̃+1} at ranks up to
+        3/4 of the width, ``slope_of_all`` at all.
 
     Example:
         >>> errors = rank_theory.compression_by_rank(width=32, n_tokens=128, n_ranks=8)
@@ -111,7 +124,8 @@ def compression_by_rank(
         True
     """
     singular = np.exp(np.linspace(0, -5, width))
-    # singular values fall evenly on a logarithmic scale, so that even ranks are even there
+    # singular values fall evenly on a logarithmic scale, so that even ranks are even
+    # there
     ranks = sorted({round(float(rank)) for rank in np.linspace(1, width - 1, n_ranks)})
     errors, bounds = np.empty((2, len(scalings), draws, len(ranks)))
     for draw, child in enumerate(children(seed, draws)):
@@ -149,11 +163,12 @@ def compression_by_width(
     decay: float = 8.0,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure the error of a layer cut to a fixed rank over its width, with ‖W_V‖ growing as √d and not (S0-J1b).
+    """Measure the error of a layer cut to a fixed rank over its width, with ‖W_V‖
+    growing as √d and not (S0-J1b).
 
     Returns:
-        Dataset of kind "theory_compression_width". ``error`` (weights, draw, width); ``slope`` (weights) of log RMS
-        over log d, with its ends.
+        Dataset of kind "theory_compression_width". ``error`` (weights, draw, width);
+        ``slope`` (weights) of log RMS over log d, with its ends.
 
     Example:
         >>> errors = rank_theory.compression_by_width(widths=(16, 32), rank=4, n_tokens=64, draws=3)
@@ -213,12 +228,14 @@ def sketching_by_heads(
     draws: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure the part of an input that random sparse sketches miss, d̃ rows of each head, by number of heads (S0-J2).
+    """Measure the part of an input that random sparse sketches miss, d̃ rows of each
+    head, by number of heads (S0-J2).
 
     Returns:
-        Dataset of kind "theory_sketching". ``distance`` and ``effective_index`` (sketch, draw, heads) of "sparse" and
-        "dense" sketches; ``floor`` σ_{hd̃+1} (heads); ``slope`` (sketch, draw): of
-        log effective index over log h; ``singular_value`` (index).
+        Dataset of kind "theory_sketching". ``distance`` and ``effective_index``
+        (sketch, draw, heads) of "sparse" and "dense" sketches; ``floor`` σ_{hd̃+1}
+        (heads); ``slope`` (sketch, draw): of log effective index over log h;
+        ``singular_value`` (index).
 
     Example:
         >>> sketches = rank_theory.sketching_by_heads(width=64, rank=2, heads=(1, 2, 4, 8), decay=8.0)
@@ -277,11 +294,13 @@ def spectra_by_heads(
     draws: int = 8,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute spectra of one attention layer's output with its input added, over its number of heads (S0-J3).
+    """Compute spectra of one attention layer's output with its input added, over its
+    number of heads (S0-J3).
 
     Returns:
-        Dataset of kind "theory_head_spectra" over ``input`` ("times √L", "of norm 1"), ``draw`` and ``heads``:
-        ``singular_value`` (…, index), relative, ``rank`` and ``logit_deviation``; ``input_singular_value`` (index).
+        Dataset of kind "theory_head_spectra" over ``input`` ("times √L", "of norm 1"),
+        ``draw`` and ``heads``: ``singular_value`` (…, index), relative, ``rank`` and
+        ``logit_deviation``; ``input_singular_value`` (index).
 
     Example:
         >>> spectra = rank_theory.spectra_by_heads(width=16, n_tokens=32, heads=(1, 4), decay=1.0, draws=1)
@@ -340,13 +359,15 @@ def chebyshev_curves(
     largest: float = 15.0,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute the curve of embeddings of Chebyshev polynomials in hidden space, by their rank (S0-F14).
+    """Compute the curve of embeddings of Chebyshev polynomials in hidden space, by
+    their rank (S0-F14).
 
     Points are values from −x_max to x_max, evenly, x_max being the ``largest``.
 
     Returns:
-        Dataset of kind "theory_chebyshev". ``coordinate`` (rank, axis, point): the first two of d; ``singular_value``
-        (rank, index); ``found_rank`` (rank): how many are above 1e-10 of the largest.
+        Dataset of kind "theory_chebyshev". ``coordinate`` (rank, axis, point): the
+        first two of d; ``singular_value`` (rank, index); ``found_rank`` (rank): how
+        many are above 1e-10 of the largest.
 
     Example:
         >>> rank_theory.chebyshev_curves(dimension=8, ranks=(1, 3), n_points=50)["found_rank"].values.tolist()

@@ -1,4 +1,6 @@
-"""Numerical experiments on the rank of attention and of embeddings: figures, sentences, measurements."""
+"""Numerical experiments on the rank of attention and of embeddings: figures, sentences,
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,15 @@ def read_compression_rank(ds: xr.Dataset) -> list[str]:
         ]
     )
     return [
-        f"The error grows as the power {powers} of the first singular value that is cut off; the theorem says 1.",
-        f"It is at most {num((error / rate).max())} of √d σ, the printed rate, and {num((error / bound).max())} of "
-        "what holds for every input, which has a factor √L more.",
+        (
+            f"The error grows as the power {powers} of the first singular value that is"
+            " cut off; the theorem says 1."
+        ),
+        (
+            f"It is at most {num((error / rate).max())} of √d σ, the printed rate, and"
+            f" {num((error / bound).max())} of what holds for every input, which has a"
+            " factor √L more."
+        ),
     ]
 
 
@@ -60,21 +68,30 @@ def read_compression_width(ds: xr.Dataset) -> list[str]:
     """Describe the slope of each kind of weights with its interval, beside one half."""
     fits = [array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")]
     return [
-        f"With {name} weights the error grows as the power {num(slope)} ({num(low)} to {num(high)}) of the width"
+        f"With {name} weights the error grows as the power {num(slope)} ({num(low)} to"
+        f" {num(high)}) of the width"
         + (", which agrees with √d." if low <= 0.5 <= high else ", which is not √d.")
         for name, slope, low, high in zip(names(ds, "weights"), *fits, strict=True)
     ]
 
 
 def read_sketching(ds: xr.Dataset) -> list[str]:
-    """Describe the growth of the effective index, and sparse sketches beside dense ones."""
+    """Describe the growth of the effective index, and sparse sketches beside dense
+    ones.
+    """
     slope = array(ds, "slope", "sketch", "draw").mean(axis=1)
     sparse, dense = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
     separate = 100 * np.abs(sparse / dense - 1).max()
     return [
-        f"As many singular values as what the sparse sketch misses is large grow as the power {num(slope[0])} of the "
-        "number of heads; in proportion would be 1.",
-        f"Sparse and dense sketches of as many rows miss the same within {num(separate)} %.",
+        (
+            "As many singular values as what the sparse sketch misses is large grow as"
+            f" the power {num(slope[0])} of the number of heads; in proportion would"
+            " be 1."
+        ),
+        (
+            "Sparse and dense sketches of as many rows miss the same within"
+            f" {num(separate)} %."
+        ),
     ]
 
 
@@ -84,8 +101,9 @@ def read_head_spectra(ds: xr.Dataset) -> list[str]:
     deviation = array(ds, "logit_deviation", "input", "draw", "heads").mean(axis=(1, 2))
     heads, least = names(ds, "heads"), int(ds["input_rank"])
     return [
-        f"Input {name}, whose scores deviate by {num(scores)}: from rank {least} to "
-        f"{listed([f'{num(rank)} ({count})' for rank, count in zip(of, heads, strict=True)])}, heads in brackets."
+        f"Input {name}, whose scores deviate by {num(scores)}: from rank {least} to"
+        f" {listed([f'{num(rank)} ({count})' for rank, count in zip(of, heads, strict=True)])},"
+        " heads in brackets."
         for name, scores, of in zip(names(ds, "input"), deviation, ranks, strict=True)
     ]
 
@@ -98,13 +116,14 @@ def read_chebyshev(ds: xr.Dataset) -> list[str]:
         if rank != actual
     ]
     return [
-        f"Of ranks {listed(names(ds, 'rank'))} {listed(wrong) + ' are not' if wrong else 'every one is'} found."
+        f"Of ranks {listed(names(ds, 'rank'))}"
+        f" {listed(wrong) + ' are not' if wrong else 'every one is'} found."
     ]
 
 
 @figure(
     "theory_compression_rank",
-    ("Error of a layer cut to a rank over the singular value that is cut off."),
+    "Error of a layer cut to a rank over the singular value that is cut off.",
     variables=(
         "error",
         "next_singular_value",
@@ -118,7 +137,8 @@ def read_chebyshev(ds: xr.Dataset) -> list[str]:
     sentences=read_compression_rank,
 )
 def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the error of a layer cut to a rank, over the first singular value cut off, and its bound with √L.
+    """Draw the error of a layer cut to a rank, over the first singular value cut off,
+    and its bound with √L.
 
     Example:
         >>> fig = figures.compression_rank_lines(rank_theory.compression_by_rank(width=16, n_tokens=32, n_ranks=6))
@@ -148,7 +168,8 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     add_curves(panel, table, "cut", "bound", "bounds", dash="dot", width=1)
     drawn.y(**LOG_AXIS)
     return drawn.dress(
-        "Error of attention cut to a rank grows with the singular value that is cut off",
+        "Error of attention cut to a rank grows with the singular value that is"
+        " cut off",
         list_parameters(ds),
     )
 
@@ -166,7 +187,8 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     sentences=read_compression_width,
 )
 def compression_width_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the error of a layer cut to a fixed rank over its width: a dot per draw, a line per kind of weights.
+    """Draw the error of a layer cut to a fixed rank over its width: a dot per draw, a
+    line per kind of weights.
 
     Example:
         >>> found = rank_theory.compression_by_width(widths=(16, 32), rank=4, n_tokens=64, draws=2)
@@ -176,8 +198,10 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     table = frame(ds, "error")
     slopes = ds[["slope", "slope_low", "slope_high"]].to_dataframe()
     text = {
-        str(row.Index): f"{row.Index}: slope {row.slope:.2f} "
-        f"({row.slope_low:.2f} to {row.slope_high:.2f})"
+        str(row.Index): (
+            f"{row.Index}: slope {row.slope:.2f} "
+            f"({row.slope_low:.2f} to {row.slope_high:.2f})"
+        )
         for row in slopes.itertuples()
     }
     table["weights"] = table["weights"].map(text)
@@ -201,7 +225,7 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
 
 @figure(
     "theory_sketching",
-    ("What sketches of several heads miss, and where on the input's spectrum that is."),
+    "What sketches of several heads miss, and where on the input's spectrum that is.",
     variables=(
         "distance",
         "effective_index",
@@ -215,7 +239,8 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     sentences=read_sketching,
 )
 def sketching_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the errors of sketches of several heads, sparse, dense and best, and their places on the input's spectrum.
+    """Draw the errors of sketches of several heads, sparse, dense and best, and their
+    places on the input's spectrum.
 
     Example:
         >>> found = rank_theory.sketching_by_heads(width=32, rank=2, heads=(1, 2, 4), decay=4.0)
@@ -237,7 +262,8 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     right.x("heads h", **LOG_AXIS)
     right.y(**LOG_AXIS)
     return drawn.dress(
-        f"What sketches of {ds.attrs['rank']} rows a head miss of an input of width {ds.attrs['width']}",
+        f"What sketches of {ds.attrs['rank']} rows a head miss of an input of width"
+        f" {ds.attrs['width']}",
         list_parameters(ds),
     )
 
@@ -258,7 +284,8 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     sentences=read_head_spectra,
 )
 def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw relative singular values of a layer's output, medians over draws, a line per number of heads.
+    """Draw relative singular values of a layer's output, medians over draws, a line per
+    number of heads.
 
     Example:
         >>> found = rank_theory.spectra_by_heads(width=16, n_tokens=32, heads=(1, 4), decay=1.0, draws=2)
@@ -284,7 +311,7 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
 
 @figure(
     "theory_chebyshev",
-    ("The curves that embeddings of several ranks draw in hidden space."),
+    "The curves that embeddings of several ranks draw in hidden space.",
     variables=(
         "coordinate",
         "found_rank",
@@ -293,7 +320,8 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
     sentences=read_chebyshev,
 )
 def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
-    """Draw the first two coordinates of embeddings of Chebyshev polynomials, a panel per rank.
+    """Draw the first two coordinates of embeddings of Chebyshev polynomials, a panel
+    per rank.
 
     Example:
         >>> curves = rank_theory.chebyshev_curves(dimension=8, ranks=(1, 3), n_points=40)
@@ -310,7 +338,8 @@ def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
         panel.line(rows["across"], rows["up"], f"rank {name}", "%{x:.3g}, %{y:.3g}")
     title_axes(grid, "coordinate 1", "coordinate 2")
     return grid.dress(
-        f"Embeddings of Chebyshev polynomials: the first two of {ds.attrs['dimension']} coordinates",
+        f"Embeddings of Chebyshev polynomials: the first two of {ds.attrs['dimension']}"
+        " coordinates",
         f"{ds.sizes['point']} values",
     )
 
@@ -318,7 +347,9 @@ def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
 def _power(
     x: np.ndarray, values: pd.Series, slope: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of a line of a slope through the middle of a curve on logarithmic axes."""
+    """Return the ends of a line of a slope through the middle of a curve on logarithmic
+    axes.
+    """
     bounds = np.array([x.min(), x.max()])
     middle = np.log(values).mean() + slope * (np.log(bounds) - np.log(x).mean())
     return bounds, np.exp(middle)

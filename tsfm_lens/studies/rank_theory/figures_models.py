@@ -1,4 +1,6 @@
-"""Vocabularies on two directions, spectra by patch size, ranks model by model: figures and measurements."""
+"""Vocabularies on two directions, spectra by patch size, ranks model by model: figures
+and measurements.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ _AGAINST = {"width": "width d", "heads": "heads"}
     variables=("coordinate", "value", "share"),
 )
 def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
-    """Draw tokens of a vocabulary along its two leading directions, coloured by the value that they stand for.
+    """Draw tokens of a vocabulary along its two leading directions, coloured by the
+    value that they stand for.
 
     Example:
         >>> fig = figures.vocabulary_dots(results["vocabulary_plane"])
@@ -104,10 +107,12 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
     variables=("rank", "head_rank"),
 )
 def model_rank_dots(ds: xr.Dataset, *, against: str = "width") -> go.Figure:
-    """Draw the average ε-rank of W_Q, a dot per model, with whiskers from the smallest matrix's rank to the largest's.
+    """Draw the average ε-rank of W_Q, a dot per model, with whiskers from the smallest
+    matrix's rank to the largest's.
 
     Args:
-        against: "width", or "heads", with the ranks of single heads beside; a row of panels for each ε.
+        against: "width", or "heads", with the ranks of single heads beside; a row of
+            panels for each ε.
 
     Example:
         >>> fig = figures.model_rank_dots(rank_theory.ranks_by_model([lens]))
@@ -146,17 +151,27 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width") -> go.Figure:
     grid.y(rangemode="tozero", gridcolor=PALE)
     title_axes(grid, _AGAINST[against], "mean ε-rank")
     of = {"width": "width", "heads": "number of heads"}[against]
-    text = "mean over the query matrices of a model, whiskers from the smallest to the largest"
+    text = (
+        "mean over the query matrices of a model, whiskers from the smallest to the"
+        " largest"
+    )
     return grid.dress(f"Ranks of queries by {of}", text)
 
 
 def read_plane(ds: xr.Dataset) -> list[str]:
-    """Describe the share of two directions, and the distance of tokens with neighbouring ids there."""
+    """Describe the share of two directions, and the distance of tokens with
+    neighbouring ids there.
+    """
     share, ratio = float(ds["share"].sum()), float(ds["neighbour_ratio"])
     return [
-        f"Along two directions lie {percent(share)} of the vocabulary's sum of squares.",
-        f"There, tokens with neighbouring ids lie {num(ratio)} times as far apart as two others, in the median; where "
-        "ids say nothing it would be 1.",
+        (
+            f"Along two directions lie {percent(share)} of the vocabulary's sum of"
+            " squares."
+        ),
+        (
+            f"There, tokens with neighbouring ids lie {num(ratio)} times as far apart"
+            " as two others, in the median; where ids say nothing it would be 1."
+        ),
     ]
 
 
@@ -180,7 +195,8 @@ def read_patches(ds: xr.Dataset) -> list[str]:
         )
     ]
     return [
-        f"At ε = {float(ds['epsilon'].values[position]):g} embedded noise uses so many directions: {listed(texts)}."
+        f"At ε = {float(ds['epsilon'].values[position]):g} embedded noise uses so many"
+        f" directions: {listed(texts)}."
     ]
 
 
@@ -194,7 +210,8 @@ def read_models(ds: xr.Dataset) -> list[str]:
         np.asarray(ds[name].values, dtype=float) for name in ("width", "heads")
     )
     texts = [
-        f"{name} {num(one)} of {num(width)} directions, {num(own)} a head with {int(count)} heads"
+        f"{name} {num(one)} of {num(width)} directions, {num(own)} a head with"
+        f" {int(count)} heads"
         for name, one, width, own, count in zip(
             names(ds, "model"), rank, widths, head, heads, strict=True
         )
@@ -202,9 +219,11 @@ def read_models(ds: xr.Dataset) -> list[str]:
     ]
     level = f"{float(ds['epsilon'].values[position]):g}"
     return [
-        f"At ε = {level} the average W_Q uses: {listed(texts)}."
-        if texts
-        else f"At ε = {level} none can be told."
+        (
+            f"At ε = {level} the average W_Q uses: {listed(texts)}."
+            if texts
+            else f"At ε = {level} none can be told."
+        )
     ]
 
 

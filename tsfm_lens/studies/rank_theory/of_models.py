@@ -1,4 +1,6 @@
-"""Ranks of models: queries model by model, embedded noise by patch size, vocabularies on two directions."""
+"""Ranks of models: queries model by model, embedded noise by patch size, vocabularies
+on two directions.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +58,15 @@ def list_parameters(ds: xr.Dataset) -> str:
 def ranks_by_model(
     lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)
 ) -> xr.Dataset:
-    """Compute the average ε-rank of all W_Q of each model, and of the parts of single heads (S0-F4, S0-F9).
+    """Compute the average ε-rank of all W_Q of each model, and of the parts of single
+    heads (S0-F4, S0-F9).
 
     Returns:
-        Dataset of kind "ranks_by_model" over ``model``, with coordinates ``width`` (d), ``heads`` of the first stack,
-        ``architecture``, and ``reads`` ("series" or "text"). ``rank`` and ``head_rank`` (epsilon, model): means over
-        all matrices, and over all heads of all, with ``…_low`` and ``…_high``. NaN where rounding hides one.
+        Dataset of kind "ranks_by_model" over ``model``, with coordinates ``width`` (d),
+        ``heads`` of the first stack, ``architecture``, and ``reads`` ("series" or
+        "text"). ``rank`` and ``head_rank`` (epsilon, model): means over all matrices,
+        and over all heads of all, with ``…_low`` and ``…_high``. NaN where rounding
+        hides one.
 
     Raises:
         InputError: two models have one name, or as in :func:`weight_ranks`.
@@ -78,7 +83,8 @@ def ranks_by_model(
     for lens in lenses:
         if lens.model_id in rows:
             raise InputError(
-                f"two models are called {lens.model_id!r}, expected names that tell them apart"
+                f"two models are called {lens.model_id!r}, expected names that tell"
+                " them apart"
             )
         result = weight_ranks(lens, epsilon=levels, parts=["W_Q"], per_head=True)
         ranks = np.where(
@@ -125,7 +131,9 @@ def ranks_by_model(
 
 
 def _summary(name: str, ranks: np.ndarray) -> dict[str, np.ndarray]:
-    """Summarise (epsilon, matrix) by mean and ends, (epsilon,) each; NaN where one is not finite."""
+    """Summarise (epsilon, matrix) by mean and ends, (epsilon,) each; NaN where one is
+    not finite.
+    """
     return {
         name: ranks.mean(1),
         f"{name}_low": ranks.min(1),
@@ -141,7 +149,7 @@ NOISE = "white noise"
 @probe(
     title="Embedding by patch size",
     theme="Activations",
-    summary=("spectra of embedded noise by patch size, beside random residual MLPs"),
+    summary="spectra of embedded noise by patch size, beside random residual MLPs",
     description=(
         "A patch of few steps cannot be embedded in many directions: noise is "
         "embedded by the model, and by residual MLPs of random weights whose "
@@ -160,17 +168,22 @@ def spectra_by_patch(
     epsilon: float | Iterable[float] = EPSILON,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute singular values of white noise as models embed it, and as random residual MLPs do (S0-F3).
+    """Compute singular values of white noise as models embed it, and as random residual
+    MLPs do (S0-F3).
 
     Args:
         run: of a model, or one of each of several.
-        patches: steps of a patch of the random embeddings, which are as wide as the first model; none if empty.
-        epsilon, seed: one or several, of the ranks; of the noise and of the random embeddings.
+        patches: steps of a patch of the random embeddings, which are as wide as the
+            first model; none if empty.
+        epsilon, seed: one or several, of the ranks; of the noise and of the random
+            embeddings.
 
     Returns:
-        Dataset of kind "spectra_by_patch" over ``embedding`` (names of models, "random, patch 4", …), with coordinates
-        ``patch`` (steps), ``width`` (d) and ``origin`` ("model" or "random"): ``singular_value`` (embedding, mode), NaN
-        beyond the last, ``rounding_floor``, relative, ``epsilon_rank`` (epsilon, embedding), and ``full``, the largest.
+        Dataset of kind "spectra_by_patch" over ``embedding`` (names of models, "random,
+        patch 4", …), with coordinates ``patch`` (steps), ``width`` (d) and ``origin``
+        ("model" or "random"): ``singular_value`` (embedding, mode), NaN beyond the
+        last, ``rounding_floor``, relative, ``epsilon_rank`` (epsilon, embedding), and
+        ``full``, the largest.
 
     Raises:
         InputError: an ε outside (0, 1), or a model that reads text.
@@ -187,7 +200,8 @@ def spectra_by_patch(
         lens = item.lens
         if lens.takes_ids:
             raise InputError(
-                f"{lens.model_id} reads text, which has no patches; give a model of series"
+                f"{lens.model_id} reads text, which has no patches; give a model of"
+                " series"
             )
         noise = {NOISE: signal_families(item, seed=seed)[NOISE]}
         one = embedding_ranks(item, signals=noise, epsilon=levels, seed=seed).sel(
@@ -246,7 +260,7 @@ def spectra_by_patch(
     "lens",
     title="Vocabulary on two directions",
     theme="Weights alone",
-    summary=("where the tokens of a vocabulary lie along its two leading directions"),
+    summary="where the tokens of a vocabulary lie along its two leading directions",
     description=(
         "Each dot is the embedding of a token, along the two directions in which "
         "the vocabulary is largest. Bins of a value that were embedded by that "
@@ -259,14 +273,17 @@ def spectra_by_patch(
     cost="weights",
 )
 def vocabulary_plane(lens: Lens) -> xr.Dataset:
-    """Project the embedding of every token on the two leading singular vectors of the vocabulary (S0-F2).
+    """Project the embedding of every token on the two leading singular vectors of the
+    vocabulary (S0-F2).
 
-    Of a quantised model the tokens are its bins of the value, without special ones; of a language model all rows.
+    Of a quantised model the tokens are its bins of the value, without special ones; of
+    a language model all rows.
 
     Returns:
-        Dataset of kind "vocabulary_plane" over ``token`` (ids): ``coordinate`` (token, direction); ``value`` (token) of
-        the bin in scales of the series, NaN of text; ``share`` (direction), of the sum of squares;
-        ``neighbour_ratio``: the median distance of tokens with neighbouring ids over that of two others.
+        Dataset of kind "vocabulary_plane" over ``token`` (ids): ``coordinate`` (token,
+        direction); ``value`` (token) of the bin in scales of the series, NaN of text;
+        ``share`` (direction), of the sum of squares; ``neighbour_ratio``: the median
+        distance of tokens with neighbouring ids over that of two others.
 
     Raises:
         InputError: the model has no vocabulary.
@@ -278,7 +295,8 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
     table = get_vocabulary(lens)
     if table is None:
         raise InputError(
-            f"{lens.model_id} embeds patches, not tokens of a vocabulary; Chronos and T5 have one"
+            f"{lens.model_id} embeds patches, not tokens of a vocabulary; Chronos and"
+            " T5 have one"
         )
     first = 0 if lens.takes_ids else lens.first_value_token
     rows = table.detach().cpu().double()[first:]

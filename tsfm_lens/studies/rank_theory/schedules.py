@@ -19,14 +19,16 @@ R_MIN = 16
 def rank_schedule(
     first: float, exponent: float, layers: int, d_head: int, *, start: int = 0
 ) -> np.ndarray:
-    """Compute the ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most ``d_head``, (layer,).
+    """Compute the ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most
+    ``d_head``, (layer,).
 
     Args:
         first: rank of a layer numbered 0.
         exponent: 0 or above.
         layers: how many.
         d_head: size of a head, its full rank.
-        start: number of the first layer; the paper does not say if 0 or 1, and neither gives all of its size ratios.
+        start: number of the first layer; the paper does not say if 0 or 1, and neither
+            gives all of its size ratios.
 
     Source:
         Flow of ranks, section 5 (S0-SCHED).
@@ -42,11 +44,13 @@ def rank_schedule(
         and math.isfinite(exponent)
     ):
         raise InputError(
-            f"a schedule from rank {first} with exponent {exponent}; expected at least 1, and at least 0"
+            f"a schedule from rank {first} with exponent {exponent}; expected at least"
+            " 1, and at least 0"
         )
     if layers < 1 or d_head < 1 or start < 0:
         raise InputError(
-            f"{layers} layers of heads of size {d_head}, counted from {start}; expected 1, 1 and 0 or more"
+            f"{layers} layers of heads of size {d_head}, counted from {start}; expected"
+            " 1, 1 and 0 or more"
         )
     ranks = first * (1.0 + start + np.arange(layers)) ** exponent
     return np.minimum(np.ceil(ranks - _SLACK), d_head).astype(int)
@@ -60,7 +64,8 @@ def guideline(
     r_max: float | None = None,
     exponent: float = 0.5,
 ) -> np.ndarray:
-    """Compute ranks of whole matrices by layer, ⌈r_min + (r_max - r_min) · (l / (layers - 1))^exponent⌉, (layer,).
+    """Compute ranks of whole matrices by layer, ⌈r_min + (r_max - r_min) · (l / (layers
+    - 1))^exponent⌉, (layer,).
 
     Args:
         layers: how many.
@@ -70,7 +75,8 @@ def guideline(
         exponent: below 1 ranks rise early.
 
     Source:
-        Flow of ranks, appendix K (S0-GUIDE), with its r_1, r_D and α read as its r_min, r_max and γ.
+        Flow of ranks, appendix K (S0-GUIDE), with its r_1, r_D and α read as its r_min,
+        r_max and γ.
 
     Example:
         >>> rank_theory.guideline(4, 64).tolist()
@@ -83,7 +89,8 @@ def guideline(
         )
     if not 1 <= r_min <= highest <= d_model:
         raise InputError(
-            f"ranks from {r_min} to {highest:g}; expected 1 <= r_min <= r_max <= d_model = {d_model}"
+            f"ranks from {r_min} to {highest:g}; expected 1 <= r_min <= r_max <="
+            f" d_model = {d_model}"
         )
     depth = np.linspace(0.0, 1.0, layers) if layers > 1 else np.zeros(1)
     return np.ceil(r_min + (highest - r_min) * depth**exponent - _SLACK).astype(int)

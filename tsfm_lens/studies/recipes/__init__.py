@@ -16,11 +16,13 @@ _LOW_RANK = Path(__file__).parent / "low-rank"
 
 
 def low_rank_record(name: str) -> xr.Dataset:
-    """Load results of training at low rank, as ``python -m tsfm_lens.studies.recipes.lowrank`` measured them.
+    """Load results of training at low rank, as ``python -m
+    tsfm_lens.studies.recipes.lowrank`` measured them.
 
     Args:
-        name: "attention", arms of low rank beside the dense one; "vocabulary", ranks of W_Q by the rank of a fixed
-            vocabulary; "spectra", singular values of W_Q over training. ``low-rank/README.md`` is their card.
+        name: "attention", arms of low rank beside the dense one; "vocabulary", ranks of
+            W_Q by the rank of a fixed vocabulary; "spectra", singular values of W_Q
+            over training. ``low-rank/README.md`` is their card.
 
     Raises:
         UnknownNameError: no such record.

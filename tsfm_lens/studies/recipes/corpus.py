@@ -23,13 +23,17 @@ OVERLAP = 160
 """Real series longer than a row become rows that start this many steps apart."""
 
 PERIOD_SCALES = (1.0, 1.0, 0.5, 2.0)
-"""What multiplies the periods of KernelSynth in each quarter of its rows: contexts are shorter than the paper's."""
+"""What multiplies the periods of KernelSynth in each quarter of its rows: contexts are
+shorter than the paper's.
+"""
 
 REAL = "real"
 
 
 def save_corpus(corpus: Corpus, path: Path) -> None:
-    """Write a corpus as one file; an old one is replaced only once the new one is whole."""
+    """Write a corpus as one file; an old one is replaced only once the new one is
+    whole.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     names = np.array(sorted(corpus.rows))
     # numpy adds .npz to a name without it, but not to an open file
@@ -59,7 +63,9 @@ def known_families() -> tuple[str, ...]:
 
 @contextmanager
 def open_arrays(path: Path) -> Iterator[NpzFile]:
-    """Open the arrays of a file that `tools/build_training_series.py` or :func:`save_corpus` wrote."""
+    """Open the arrays of a file that `tools/build_training_series.py` or
+    :func:`save_corpus` wrote.
+    """
     advice = f"make it with tools/build_training_series.py {path}"
     try:
         arrays = np.load(path)
@@ -70,7 +76,9 @@ def open_arrays(path: Path) -> Iterator[NpzFile]:
 
 
 def real_rows(path: Path) -> NDArray[np.float32]:
-    """Cut rows (row, LENGTH) from the training series in `path`, as `tools/build_training_series.py` writes it."""
+    """Cut rows (row, LENGTH) from the training series in `path`, as
+    `tools/build_training_series.py` writes it.
+    """
     rows: list[NDArray[np.float32]] = []
     with open_arrays(path) as arrays:
         for name in sorted(key for key in arrays if key.startswith("training/")):
@@ -87,7 +95,8 @@ def real_rows(path: Path) -> NDArray[np.float32]:
             )
     if not rows:
         raise CheckpointError(
-            f"{path} holds no array training/…: make it with tools/build_training_series.py {path}"
+            f"{path} holds no array training/…: make it with"
+            f" tools/build_training_series.py {path}"
         )
     return np.stack(rows)
 
@@ -107,7 +116,8 @@ def draw_family(
     if name == "chaotic":
         return unit(chaotic(rng, count, LENGTH)).astype(np.float32)
     if name in FAMILIES:
-        # a shorter draw has shorter periods, so that a context holds several of most seasons
+        # a shorter draw has shorter periods, so that a context holds several of most
+        # seasons
         short = FAMILIES[name](rng, count // 2, LENGTH // 2)
         padded = np.concatenate([np.full_like(short, np.nan), short], axis=1)
         return np.concatenate(
@@ -123,7 +133,9 @@ def build_corpus(
     real: Path | None = None,
     device: str = "cpu",
 ) -> Corpus:
-    """Draw every family of `sizes` (name: rows), and the real series if their file is given."""
+    """Draw every family of `sizes` (name: rows), and the real series if their file is
+    given.
+    """
     # read first: a wrong file is refused before anything is drawn
     return _assemble(sizes, seed, None if real is None else real_rows(real), device)
 
@@ -153,7 +165,9 @@ def load_corpus(
     real: Path | None = None,
     device: str | None = None,
 ) -> Corpus:
-    """Read the corpus of these sizes and this seed from the folder `cache`, or draw and save it."""
+    """Read the corpus of these sizes and this seed from the folder `cache`, or draw and
+    save it.
+    """
     title = repr(
         (
             sorted(sizes.items()),

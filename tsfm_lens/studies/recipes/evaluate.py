@@ -1,4 +1,6 @@
-"""Skill of a checkpoint: `python -m tsfm_lens.studies.recipes.evaluate FOLDER` prints it against seasonal naive."""
+"""Skill of a checkpoint: `python -m tsfm_lens.studies.recipes.evaluate FOLDER` prints
+it against seasonal naive.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class SkillCase:
 
 
 RATIOS = ["/ seasonal naive", "/ last value", "CRPS / seasonal naive"]
-"""Columns of a table of skill: errors over those of naive forecasts, below 1 where the model is better."""
+"""Columns of a table of skill: errors over those of naive forecasts, below 1 where the
+model is better.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,9 @@ def geometric_mean(values: Sequence[float] | Array) -> float:
 
 
 def interval(values: Sequence[float] | Array) -> tuple[float, float]:
-    """Compute the 95 % bootstrap interval over series of the geometric mean (2,000 draws, percentiles)."""
+    """Compute the 95 % bootstrap interval over series of the geometric mean (2,000
+    draws, percentiles).
+    """
     logs = np.log(values)
     sample = np.random.default_rng(0).integers(len(logs), size=(REPLICATES, len(logs)))
     low, high = np.percentile(np.exp(logs[sample].mean(axis=1)), [2.5, 97.5])
@@ -94,14 +100,18 @@ def interval(values: Sequence[float] | Array) -> tuple[float, float]:
 
 
 def quantile_loss(quantiles: Array, truth: Array) -> float:
-    """Compute the mean over levels and steps of twice the pinball loss; (step, level) against (step,)."""
+    """Compute the mean over levels and steps of twice the pinball loss; (step, level)
+    against (step,).
+    """
     error = truth[:, None] - quantiles
     loss = 2 * np.maximum(np.array(LEVELS) * error, (np.array(LEVELS) - 1) * error)
     return float(np.nanmean(loss))
 
 
 def naive_quantiles(context: Array, season: int, horizon: int) -> Array:
-    """Forecast by the seasonal naive method with Gaussian quantiles that widen by season: (step, level)."""
+    """Forecast by the seasonal naive method with Gaussian quantiles that widen by
+    season: (step, level).
+    """
     last, deviation = last_season(filled(context), season, horizon)
     width = deviation * np.sqrt(np.arange(horizon) // season + 1)
     z = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
@@ -118,7 +128,9 @@ def forecasts(
     covariates: bool,
     samples: int | None = None,
 ) -> list[Array]:
-    """Compute quantiles (step, level) of each task through the native pipeline, in batches."""
+    """Compute quantiles (step, level) of each task through the native pipeline, in
+    batches.
+    """
     torch.manual_seed(seed)
     options = {} if samples is None else {"num_samples": samples}
     quantiles_of_tasks: list[Array] = []
@@ -148,9 +160,11 @@ def forecasts(
         )
         # Chronos-2 gives a list with a leading axis of variates
         quantiles_of_tasks.extend(
-            part.squeeze(0).double().cpu().numpy()
-            if part.ndim == 3
-            else part.double().cpu().numpy()
+            (
+                part.squeeze(0).double().cpu().numpy()
+                if part.ndim == 3
+                else part.double().cpu().numpy()
+            )
             for part in quantiles
         )
     return quantiles_of_tasks
@@ -165,10 +179,12 @@ def measure(
     covariates: bool = True,
     samples: int | None = None,
 ) -> pd.DataFrame:
-    """Measure skill on each case that is long enough for one window and whose naive errors are not 0.
+    """Measure skill on each case that is long enough for one window and whose naive
+    errors are not 0.
 
     Returns:
-        A row a series, means over its windows: "MASE" and the columns of :data:`RATIOS`.
+        A row a series, means over its windows: "MASE" and the columns of
+        :data:`RATIOS`.
     """
     tasks = [task for case in cases for task in windows(case, horizon)]
     rows = []
@@ -183,8 +199,10 @@ def measure(
     for task, quantiles in zip(tasks, predictions, strict=True):
         if np.isfinite(task.context).any() and not np.isfinite(quantiles).all():
             raise InputError(
-                f"the forecast of {task.case.name!r} has {int((~np.isfinite(quantiles)).sum())} of {quantiles.size} "
-                f"quantiles that are not finite, after {len(task.context)} steps; is the checkpoint damaged?"
+                f"the forecast of {task.case.name!r} has"
+                f" {int((~np.isfinite(quantiles)).sum())} of {quantiles.size} quantiles"
+                f" that are not finite, after {len(task.context)} steps; is the"
+                " checkpoint damaged?"
             )
         season = task.case.season
         scale = seasonal_error(task.context, season)
@@ -211,10 +229,14 @@ def measure(
 
 
 VALIDATION_SEED, TEST_SEED = 20_261_120, 20_261_122
-"""Seeds [seed, step] of training are pairs; these stand alone, so no training row is drawn again."""
+"""Seeds [seed, step] of training are pairs; these stand alone, so no training row is
+drawn again.
+"""
 
 REAL_SPLITS = ("validation", "records")
-"""Real series to tune on: page views, fuel and rates; and records of business and nature, by month and quarter."""
+"""Real series to tune on: page views, fuel and rates; and records of business and
+nature, by month and quarter.
+"""
 
 FLOOR = 1e-9
 
@@ -234,7 +256,9 @@ def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
 
 
 def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase]:
-    """Draw held-out seasonal series: three shapes of season, a drift, a level, and noise of 5 to 40 % of the season."""
+    """Draw held-out seasonal series: three shapes of season, a drift, a level, and
+    noise of 5 to 40 % of the season.
+    """
     length = 512
     rng = np.random.default_rng(seed)
     cases = []
@@ -261,7 +285,9 @@ def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase
 
 
 def covariate_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase]:
-    """Draw held-out targets: a known covariate carries half of the variance, a season and noise the rest."""
+    """Draw held-out targets: a known covariate carries half of the variance, a season
+    and noise the rest.
+    """
     length = 320
     rng = np.random.default_rng(seed)
     cases = []
@@ -308,7 +334,9 @@ def _drift(rng: np.random.Generator, length: int, hours: float) -> Array:
 def hourly_cases(
     *, count: int = 48, seed: int = TEST_SEED, heated: bool = False
 ) -> list[SkillCase]:
-    """Draw held-out hours like those of M4, a day's shape in a week on a drift; `heated`: half is by a temperature."""
+    """Draw held-out hours like those of M4, a day's shape in a week on a drift;
+    `heated`: half is by a temperature.
+    """
     length = 748
     rng = np.random.default_rng([seed, 24])
     hour = np.arange(length)
@@ -347,7 +375,9 @@ def hourly_cases(
 
 
 def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
-    """Read the real series of one of :data:`REAL_SPLITS` in the file of `tools/build_training_series.py`."""
+    """Read the real series of one of :data:`REAL_SPLITS` in the file of
+    `tools/build_training_series.py`.
+    """
     with open_arrays(path) as arrays:
         names = sorted(
             key.removeprefix(f"{split}/")
@@ -356,7 +386,8 @@ def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
         )
         if not names:
             raise CheckpointError(
-                f"{path} has no array {split}/…: make it again with tools/build_training_series.py"
+                f"{path} has no array {split}/…: make it again with"
+                " tools/build_training_series.py"
             )
         series = [arrays[f"{split}/{name}"].astype(np.float64) for name in names]
         steps = [int(arrays[f"season/{name}"]) for name in names]
@@ -373,7 +404,9 @@ def real_cases() -> list[SkillCase]:
 
 
 def _changed(task: ForecastWindow, horizon: int, *, rise: float) -> ForecastWindow:
-    """Return a task whose known future is raised by so many standard deviations, or reversed if that is 0."""
+    """Return a task whose known future is raised by so many standard deviations, or
+    reversed if that is 0.
+    """
     assert task.covariates is not None
     changed = task.covariates.copy()
     future = changed[:, -horizon:]
@@ -384,7 +417,9 @@ def _changed(task: ForecastWindow, horizon: int, *, rise: float) -> ForecastWind
 def covariate_gain(
     pipeline: Pipeline, *, count: int = 48, seed: int = TEST_SEED
 ) -> dict[str, Any]:
-    """Compute MASE with known covariates over MASE without, geometric mean with its interval."""
+    """Compute MASE with known covariates over MASE without, geometric mean with its
+    interval.
+    """
     cases = covariate_cases(count=count, seed=seed)
     with_them, without = (
         measure(pipeline, cases, covariates=use) for use in (True, False)
@@ -396,10 +431,12 @@ def covariate_gain(
 def covariate_signs(
     pipeline: Pipeline, *, count: int = 96, horizon: int = 24, seed: int = TEST_SEED
 ) -> dict[str, float]:
-    """Compute the share of cases in which the forecast moves with a known covariate by the right sign, by sign.
+    """Compute the share of cases in which the forecast moves with a known covariate by
+    the right sign, by sign.
 
-    The covariate carries half of the variance; in half of the cases it is the temperature of hours. Its future is
-    reversed, and raised by a standard deviation; the forecast must move the right way both times.
+    The covariate carries half of the variance; in half of the cases it is the
+    temperature of hours. Its future is reversed, and raised by a standard deviation;
+    the forecast must move the right way both times.
     """
     cases = [
         *covariate_cases(count=count, seed=seed),
@@ -431,7 +468,9 @@ def covariate_signs(
 
 
 def skill_table(title: str, skills: pd.DataFrame) -> Table:
-    """Tabulate errors series by series, and their geometric means with 95 % intervals over series."""
+    """Tabulate errors series by series, and their geometric means with 95 % intervals
+    over series.
+    """
     table = Table("series", *skills.columns, title=title)
     for name, numbers in skills.iterrows():
         table.add_row(str(name), *(f"{number:.3f}" for number in numbers))
@@ -459,7 +498,10 @@ def main(
         int | None,
         typer.Option(
             min=1,
-            help="paths that a sampling model draws; by default those of its configuration",
+            help=(
+                "paths that a sampling model draws; by default those of its"
+                " configuration"
+            ),
         ),
     ] = None,
     real: Annotated[
@@ -474,20 +516,27 @@ def main(
         int | None,
         typer.Option(
             min=0,
-            help="measure synthetic seasons of this seed alone, another draw of the test's",
+            help=(
+                "measure synthetic seasons of this seed alone, another draw of the"
+                " test's"
+            ),
         ),
     ] = None,
 ) -> None:
-    """Print MASE and CRPS against naive forecasts, series by series and as geometric means."""
+    """Print MASE and CRPS against naive forecasts, series by series and as geometric
+    means.
+    """
     torch.set_num_threads(threads)
     pipeline = open_pipeline(folder)
     if samples is not None and not isinstance(pipeline, ChronosPipeline):
         raise InputError(
-            f"--samples {samples}: {type(pipeline).__name__} gives quantiles and draws no samples; leave it"
+            f"--samples {samples}: {type(pipeline).__name__} gives quantiles and draws"
+            " no samples; leave it"
         )
     if seed is not None and real is not None:
         raise InputError(
-            f"--seed {seed} and --real {real} ask for different series; give one of them"
+            f"--seed {seed} and --real {real} ask for different series; give one of"
+            " them"
         )
     sets = {
         "test: synthetic seasons": synthetic_cases(),
@@ -507,7 +556,8 @@ def main(
         longest = max(len(case.values) - _least_context(case) for case in cases)
         if horizon > longest:
             raise InputError(
-                f"--horizon {horizon}: no series of {title!r} is long enough; expected at most {longest}"
+                f"--horizon {horizon}: no series of {title!r} is long enough; expected"
+                f" at most {longest}"
             )
     for title, cases in sets.items():
         console().print(
@@ -521,7 +571,8 @@ def main(
         low, high = gain["interval"]
         which = "test" if real is None else "validation"
         console().print(
-            f"{which}: MASE with known covariates / without: {gain['ratio']:.3f} ({low:.3f} to {high:.3f})"
+            f"{which}: MASE with known covariates / without: {gain['ratio']:.3f}"
+            f" ({low:.3f} to {high:.3f})"
         )
         shares = covariate_signs(pipeline, seed=gain_seed)
         console().print(

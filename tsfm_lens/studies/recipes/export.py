@@ -1,4 +1,6 @@
-"""Export of a trained model in the native format, with proof that the files have the trained weights."""
+"""Export of a trained model in the native format, with proof that the files have the
+trained weights.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,17 @@ def open_pipeline(folder: Path) -> Pipeline:
         lens.native, ChronosPipeline | ChronosBoltPipeline | Chronos2Pipeline
     ):
         raise CheckpointError(
-            f"{folder} holds a {type(lens.native).__name__}, expected Chronos, Chronos-Bolt or Chronos-2; is "
-            "chronos_config missing from its config.json?"
+            f"{folder} holds a {type(lens.native).__name__}, expected Chronos,"
+            " Chronos-Bolt or Chronos-2; is chronos_config missing from its"
+            " config.json?"
         )
     return lens.native
 
 
 def export(model: PreTrainedModel, folder: Path) -> None:
-    """Save `model` as float32 config.json and model.safetensors, loadable by the native pipeline."""
+    """Save `model` as float32 config.json and model.safetensors, loadable by the native
+    pipeline.
+    """
     model = model.eval().to("cpu", torch.float32)
     if any(isinstance(module, Compressed) for module in model.modules()):
         save_compressed(
@@ -62,5 +67,6 @@ def export(model: PreTrainedModel, folder: Path) -> None:
     for name, weight in model.state_dict().items():
         if name not in weights or not torch.equal(weight, weights[name]):
             raise CheckpointError(
-                f"{folder}: the native loader does not give back {name!r} as it was trained"
+                f"{folder}: the native loader does not give back {name!r} as it was"
+                " trained"
             )

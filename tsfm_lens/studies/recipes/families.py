@@ -1,4 +1,6 @@
-"""Families of synthetic series; every generator maps (rng, count, length) to an array (count, length)."""
+"""Families of synthetic series; every generator maps (rng, count, length) to an array
+(count, length).
+"""
 
 from __future__ import annotations
 
@@ -76,20 +78,26 @@ def unit(series: Array) -> Array:
 def lengths_for_motifs(
     rng: np.random.Generator, count: int, length: int
 ) -> NDArray[np.int64]:
-    """Draw motif periods: at least two whole repeats fit into three quarters of the series."""
+    """Draw motif periods: at least two whole repeats fit into three quarters of the
+    series.
+    """
     return season_lengths(rng, count, max(4, int(length * 0.36)))
 
 
 def tile(
     shapes: Array, periods: NDArray[np.int64], phases: NDArray[np.int64], length: int
 ) -> Array:
-    """Repeat the first `periods[i]` values of `shapes[i]` from `phases[i]` on: (count, length)."""
+    """Repeat the first `periods[i]` values of `shapes[i]` from `phases[i]` on: (count,
+    length).
+    """
     index = (np.arange(length)[None] + phases[:, None]) % periods[:, None]
     return np.take_along_axis(shapes, index, axis=1)
 
 
 def motif_rough(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw exactly repeated motifs of independent values (normal, uniform or heavy-tailed)."""
+    """Draw exactly repeated motifs of independent values (normal, uniform or
+    heavy-tailed).
+    """
     periods = lengths_for_motifs(rng, count, length)
     size = (count, int(periods.max()))
     kind = rng.integers(3, size=count)[:, None]
@@ -101,7 +109,9 @@ def motif_rough(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def _smooth_shapes(rng: np.random.Generator, periods: NDArray[np.int64]) -> Array:
-    """Draw random closed curves: Brownian bridges, half of them smoothed over neighbours."""
+    """Draw random closed curves: Brownian bridges, half of them smoothed over
+    neighbours.
+    """
     count, widest = len(periods), int(periods.max())
     walk = np.cumsum(rng.standard_normal((count, widest)), axis=1)
     last = np.take_along_axis(walk, periods[:, None] - 1, axis=1)
@@ -146,7 +156,9 @@ def harmonics(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw AR(1) and AR(2); the second kind has complex roots, so it cycles without a fixed period."""
+    """Draw AR(1) and AR(2); the second kind has complex roots, so it cycles without a
+    fixed period.
+    """
     warm = 100
     radius = 1.0 - np.exp(rng.uniform(np.log(0.005), np.log(0.7), count))
     angle = 2 * np.pi / np.exp(rng.uniform(np.log(4.0), np.log(40.0), count))
@@ -162,7 +174,9 @@ def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def random_walk(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw random walks with drift; one in four is integrated once more (smooth trends)."""
+    """Draw random walks with drift; one in four is integrated once more (smooth
+    trends).
+    """
     steps = rng.standard_normal((count, length)) + column(rng.normal(0, 0.15, count))
     walk = np.cumsum(steps, axis=1)
     twice = np.cumsum(walk, axis=1) / length
@@ -170,7 +184,9 @@ def random_walk(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def trend(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw linear, damped, exponential or once-broken trends with noise: rows start near 0."""
+    """Draw linear, damped, exponential or once-broken trends with noise: rows start
+    near 0.
+    """
     t = np.linspace(0, 1, length)[None]
     kind = rng.integers(4, size=count)[:, None]
     knee, slope = rng.uniform(0.2, 0.8, (count, 1)), rng.normal(size=(count, 1))
@@ -200,7 +216,9 @@ def _any_season(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw season, slow trend and short-memory noise, added or multiplied: positive levels, as in business data."""
+    """Draw season, slow trend and short-memory noise, added or multiplied: positive
+    levels, as in business data.
+    """
     season = _any_season(rng, count, length)
     drift = unit(
         np.where(
@@ -227,7 +245,9 @@ def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw a motif that changes at every repeat, x(t) = x(t - q) + noise: only the last repeat is up to date."""
+    """Draw a motif that changes at every repeat, x(t) = x(t - q) + noise: only the last
+    repeat is up to date.
+    """
     periods = lengths_for_motifs(rng, count, length)
     shapes = np.where(
         some(rng, count, 0.5),
@@ -243,7 +263,9 @@ def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw a short season inside a long one (day in week), the product or the sum of both, with noise."""
+    """Draw a short season inside a long one (day in week), the product or the sum of
+    both, with noise.
+    """
     short, times = NESTED_PERIODS[rng.integers(len(NESTED_PERIODS), size=count)].T
     start = rng.integers(short * times)
     inner = tile(_smooth_shapes(rng, short), short, start, length)
@@ -267,14 +289,18 @@ def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
 def _half_raised(
     rng: np.random.Generator, series: Array, low: float, high: float
 ) -> Array:
-    """Take the exponential of about half of the rows, each times a factor within the range."""
+    """Take the exponential of about half of the rows, each times a factor within the
+    range.
+    """
     raised = some(rng, len(series), 0.5)
     power = rng.uniform(low, high, (len(series), 1))
     return np.where(raised, series, np.exp(power * series))
 
 
 def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw weeks of working days and days off, a shape for each, every day busier or quieter: traffic, footfall."""
+    """Draw weeks of working days and days off, a shape for each, every day busier or
+    quieter: traffic, footfall.
+    """
     steps = rng.choice([24, 24, 24, 12, 48, 8], count)
     work, rest = _smooth_shapes(rng, steps), _smooth_shapes(rng, steps)
     alike = rng.uniform(0, 1, (count, 1))
@@ -294,7 +320,9 @@ def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw weeks with spells of one to ten days that are like days off, or quieter or busier than any other day."""
+    """Draw weeks with spells of one to ten days that are like days off, or quieter or
+    busier than any other day.
+    """
     steps = rng.choice([24, 24, 24, 12, 8, 1, 1], count)
     work, rest, feast = (
         _smooth_shapes(rng, np.maximum(steps, 2)) * (steps[:, None] > 1)
@@ -334,7 +362,9 @@ def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw slow cycles with sudden jumps that fade, on half of them a season: unemployment, prices, claims."""
+    """Draw slow cycles with sudden jumps that fade, on half of them a season:
+    unemployment, prices, claims.
+    """
     t = np.arange(length)[None]
     slow = rng.uniform(0.2, 2.0, (count, 1)) * random_walk(rng, count, length)
     for _ in range(3):
@@ -355,7 +385,9 @@ def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def walks(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw sums of shocks, Gaussian, heavy-tailed, rare or with momentum; some revert, are rounded or vary."""
+    """Draw sums of shocks, Gaussian, heavy-tailed, rare or with momentum; some revert,
+    are rounded or vary.
+    """
     kind = rng.integers(4, size=(count, 1))
     normal = rng.standard_normal((count, length))
     rare = normal * (
@@ -442,7 +474,9 @@ PERIODS: tuple[int, ...] = (
     *(24, 48, 96, 168, 336, 672, 7, 14, 30, 60, 365),
     *(730, 4, 26, 52, 4, 6, 12, 4, 40, 10),
 )
-"""Periods of the bank in steps; 4 stands three times because three sampling rates share it."""
+"""Periods of the bank in steps; 4 stands three times because three sampling rates share
+it.
+"""
 
 MAX_KERNELS = 5
 JITTER = 1e-6
@@ -451,7 +485,9 @@ JITTER = 1e-6
 def kernel_bank(
     length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0
 ) -> Tensor:
-    """Compute the covariances (33, length, length) of the bank on [0, 1]; a scale of 1 gives the paper's periods."""
+    """Compute the covariances (33, length, length) of the bank on [0, 1]; a scale of 1
+    gives the paper's periods.
+    """
     grid = torch.linspace(0.0, 1.0, length, dtype=torch.float64, device=device)
     gap = (grid[:, None] - grid[None, :]).abs()
     steps = gap * (length - 1) if length > 1 else gap
@@ -492,7 +528,9 @@ def kernelsynth(
     device: str | torch.device = "cpu",
     period_scale: float = 1.0,
 ) -> np.ndarray:
-    """Draw `count` series of `length` steps: array (count, length); covariances that do not factor are drawn anew."""
+    """Draw `count` series of `length` steps: array (count, length); covariances that do
+    not factor are drawn anew.
+    """
     bank = kernel_bank(length, device=device, period_scale=period_scale)
     series = np.empty((count, length))
     row = 0
@@ -522,7 +560,9 @@ WARM_UP = 500
 
 
 def lorenz(state: Array) -> Array:
-    """Compute the derivative of Lorenz (1963): sigma 10, rho 28, beta 8/3. State (..., 3)."""
+    """Compute the derivative of Lorenz (1963): sigma 10, rho 28, beta 8/3. State (...,
+    3).
+    """
     x, y, z = np.moveaxis(state, -1, 0)
     return np.stack(
         [10.0 * (y - x), x * (28.0 - z) - y, x * y - 8.0 / 3.0 * z], axis=-1
@@ -536,7 +576,9 @@ def roessler(state: Array) -> Array:
 
 
 def rk4(flow: Flow, state: Array, dt: float | Array, steps: int) -> Array:
-    """Integrate `flow` from `state` (n, d): array (steps, n, d). `dt` may differ between trajectories, (n, 1)."""
+    """Integrate `flow` from `state` (n, d): array (steps, n, d). `dt` may differ
+    between trajectories, (n, 1).
+    """
     path = np.empty((steps, *state.shape))
     for step in range(steps):
         k1 = flow(state)
@@ -556,7 +598,9 @@ def flow_series(
     flow: Flow,
     steps: tuple[float, float],
 ) -> Array:
-    """Draw a random coordinate of `count` trajectories, each at its own sampling step in `steps`: (count, length)."""
+    """Draw a random coordinate of `count` trajectories, each at its own sampling step
+    in `steps`: (count, length).
+    """
     substeps = 4
     dt = (
         np.exp(rng.uniform(np.log(steps[0]), np.log(steps[1]), size=(count, 1)))
@@ -570,7 +614,9 @@ def flow_series(
 
 
 def logistic_series(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw the logistic map x -> r x (1 - x), r in [3.5, 4] (periodic windows and chaos): (count, length)."""
+    """Draw the logistic map x -> r x (1 - x), r in [3.5, 4] (periodic windows and
+    chaos): (count, length).
+    """
     rate = rng.uniform(3.5, 4.0, size=count)
     x = rng.uniform(0.1, 0.9, size=count)
     series = np.empty((count, length))

@@ -20,7 +20,9 @@ __all__ = ["low_rank_skill", "training_spectra", "vocabulary_ranks"]
 
 
 def read_training(ds: xr.Dataset) -> list[str]:
-    """Describe each arm's change of skill, its size beside the variation over seeds, and its change of time."""
+    """Describe each arm's change of skill, its size beside the variation over seeds,
+    and its change of time.
+    """
     out, arms = [], names(ds, "arm")
     verdict = finding(ds, "mase_rise", "arm")
     assert verdict is not None
@@ -40,16 +42,18 @@ def read_training(ds: xr.Dataset) -> list[str]:
                 "significant over seeds" if verdict.significant[row] else unsure
             )
             out.append(
-                f"{arm!r}, with {num(100 * share[row])} % of the numbers in attention, moves MASE by "
-                f"{signed(estimate)} % ({signed(low)} to {signed(high)}), {comparison}."
+                f"{arm!r}, with {num(100 * share[row])} % of the numbers in attention,"
+                f" moves MASE by {signed(estimate)} % ({signed(low)} to"
+                f" {signed(high)}), {comparison}."
             )
     out.append(
-        f"A step of training takes {num(time.min())} to {num(time.max())} of the dense one's CPU time at width "
-        f"{ds.attrs['width']}, where products of matrices are not what takes the time."
+        f"A step of training takes {num(time.min())} to {num(time.max())} of the dense"
+        f" one's CPU time at width {ds.attrs['width']}, where products of matrices are"
+        " not what takes the time."
     )
     out.append(
-        f"These are models of {int(array(ds, 'parameters', 'arm').max()):,} numbers after {ds.attrs['steps']} steps; "
-        "of large ones they say nothing."
+        f"These are models of {int(array(ds, 'parameters', 'arm').max()):,} numbers"
+        f" after {ds.attrs['steps']} steps; of large ones they say nothing."
     )
     return out
 
@@ -69,8 +73,10 @@ def read_vocabulary(ds: xr.Dataset) -> list[str]:
         means = ranks.mean(axis=1)
         of_first = listed([num(value) for value in means[:, 0]])
         out.append(
-            f"At ε = {epsilon:g} {text} has {of_first} directions in the first layer for vocabularies of rank "
-            f"{listed(list(numbers))}, and {num(means[0].mean())} to {num(means[-1].mean())} on average over layers."
+            f"At ε = {epsilon:g} {text} has {of_first} directions in the first layer"
+            f" for vocabularies of rank {listed(list(numbers))}, and"
+            f" {num(means[0].mean())} to {num(means[-1].mean())} on average over"
+            " layers."
         )
     loss = array(ds, "log_perplexity", "vocabulary", "seed").mean(axis=1)
     out.append(
@@ -87,9 +93,11 @@ def read_spectra(ds: xr.Dataset) -> list[str]:
     steps = names(ds, "training_step")
     largest, middle = values[..., 0], np.median(values, axis=-1)
     return [
-        f"From step {steps[0]} to step {steps[-1]} the largest singular value of W_Q grows "
-        f"{listed([f'{num(factor)} times' for factor in largest[-1] / largest[0]])} in the layers of the encoder, the "
-        f"middle one {listed([f'{num(factor)} times' for factor in middle[-1] / middle[0]])}."
+        f"From step {steps[0]} to step {steps[-1]} the largest singular value of W_Q"
+        " grows"
+        f" {listed([f'{num(factor)} times' for factor in largest[-1] / largest[0]])} in"
+        " the layers of the encoder, the middle one"
+        f" {listed([f'{num(factor)} times' for factor in middle[-1] / middle[0]])}."
     ]
 
 
@@ -107,7 +115,7 @@ declare_measurements(
 
 @figure(
     "low_rank_training",
-    ("Skill of models trained at low rank over their size and time."),
+    "Skill of models trained at low rank over their size and time.",
     variables=(
         "mase_rise_size",
         "stored_ratio",
@@ -133,7 +141,8 @@ declare_measurements(
     sentences=read_training,
 )
 def low_rank_skill(ds: xr.Dataset) -> go.Figure:
-    """Draw the loss of skill with attention of low rank, with 95 % intervals, beside the dense arm at 0.
+    """Draw the loss of skill with attention of low rank, with 95 % intervals, beside
+    the dense arm at 0.
 
     Example:
         >>> figures.low_rank_skill(recipes.low_rank_record("attention")).layout.meta["title"]
@@ -185,7 +194,8 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     sentences=read_vocabulary,
 )
 def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
-    """Draw the number of directions of W_Q after training, and of its change, over the rank of the vocabulary.
+    """Draw the number of directions of W_Q after training, and of its change, over the
+    rank of the vocabulary.
 
     Example:
         >>> figures.vocabulary_ranks(recipes.low_rank_record("vocabulary")).layout.meta["title"]
@@ -223,7 +233,8 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
     sentences=read_spectra,
 )
 def training_spectra(ds: xr.Dataset) -> go.Figure:
-    """Draw singular values of W_Q at several steps of training, means over seeds, a panel per layer.
+    """Draw singular values of W_Q at several steps of training, means over seeds, a
+    panel per layer.
 
     Example:
         >>> figures.training_spectra(recipes.low_rank_record("spectra")).layout.meta["title"]
@@ -241,6 +252,7 @@ def training_spectra(ds: xr.Dataset) -> go.Figure:
     drawn.y(rangemode="tozero")
     return drawn.dress(
         "Singular values of W_Q over training",
-        f"encoder, {ds.attrs['heads']} heads of {ds.attrs['head_size']}, mean over {ds.sizes['seed']} seeds",
+        f"encoder, {ds.attrs['heads']} heads of {ds.attrs['head_size']}, mean over"
+        f" {ds.sizes['seed']} seeds",
         "absolute, not relative to the largest",
     )

@@ -1,7 +1,9 @@
-"""History of a reference checkpoint: its checkpoints over training, and the results of probes on each.
+"""History of a reference checkpoint: its checkpoints over training, and the results of
+probes on each.
 
-``python -m tsfm_lens.studies.recipes.history RUN --out FILE.nc`` measures the history of a training run; the files of
-the embedded checkpoints are shipped beside their weights.
+``python -m tsfm_lens.studies.recipes.history RUN --out FILE.nc`` measures the history
+of a training run; the files of the embedded checkpoints are shipped beside their
+weights.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def _open(model: PreTrainedModel, name: str) -> Lens:
 
 
 def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
-    """Build the model of a recipe before its first step, with the widths of its end: the start of training."""
+    """Build the model of a recipe before its first step, with the widths of its end:
+    the start of training.
+    """
     variant = recipe if seed is None else recipe.model_copy(update={"seed": seed})
     return _open(
         build_model(variant, recipe.steps),
@@ -53,7 +57,8 @@ class TrainingHistory(Mapping[int, Lens]):
         state, log = self.folder / STATE, self.folder / LOG
         if not state.exists() or not log.exists():
             raise CheckpointError(
-                f"no training run in {folder}: expected {STATE} and {LOG} of `tsfm_lens.studies.recipes.train`"
+                f"no training run in {folder}: expected {STATE} and {LOG} of"
+                " `tsfm_lens.studies.recipes.train`"
             )
         self.recipe = TrainingRecipe.model_validate_json(read_identity(self.folder))
         self._files = snapshot_files(self.folder)
@@ -115,7 +120,8 @@ def main(
     with replacing(out) as part:
         result.to_netcdf(part, engine="scipy")
     console().print(
-        f"{out}: {len(history)} checkpoints of {history.recipe.name}, steps {min(history)} to {max(history)}"
+        f"{out}: {len(history)} checkpoints of {history.recipe.name}, steps"
+        f" {min(history)} to {max(history)}"
     )
 
 

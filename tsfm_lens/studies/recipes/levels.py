@@ -1,7 +1,9 @@
-"""Chronos whose encoder scores by nested blocks of tokens: ``python -m tsfm_lens.studies.recipes.levels --out DIR``.
+"""Chronos whose encoder scores by nested blocks of tokens: ``python -m
+tsfm_lens.studies.recipes.levels --out DIR``.
 
-Trains every arm, standard attention among them, at equal steps, and writes their losses on series of another seed.
-Arms that are done are left as they are, so that a run that was stopped goes on with the same command.
+Trains every arm, standard attention among them, at equal steps, and writes their losses
+on series of another seed. Arms that are done are left as they are, so that a run that
+was stopped goes on with the same command.
 """
 
 from __future__ import annotations
@@ -35,13 +37,15 @@ LEVELS: dict[str, tuple[int, ...]] = {
     "MLR 8+2+2+2+1+1": (8, 2, 2, 2, 1, 1),
     "MLR 12+4": (12, 4),
 }
-"""Ranks of heads of 16: the paper's 32|10|8|8|4|2 for Chronos and its 48|16 for ETTh1, a quarter of each, rounded to
-whole numbers of the same sum."""
+"""Ranks of heads of 16: the paper's 32|10|8|8|4|2 for Chronos and its 48|16 for ETTh1,
+a quarter of each, rounded to whole numbers of the same sum."""
 PER_FAMILY = 64
 
 
 def level_runs(*, steps: int | None = None, seeds: int = 3) -> list[RecipeRun]:
-    """List every run, seed by seed; the standard one is the dense run of training at low rank."""
+    """List every run, seed by seed; the standard one is the dense run of training at
+    low rank.
+    """
     every = [
         (name, make_run(f"levels {name}", seed, steps, attention_levels=ranks))
         for seed in range(seeds)
@@ -57,7 +61,9 @@ def level_record(
     *,
     per_family: int = PER_FAMILY,
 ) -> xr.Dataset:
-    """Compute the losses of runs below ``out`` that have ended, on so many series of each family."""
+    """Compute the losses of runs below ``out`` that have ended, on so many series of
+    each family.
+    """
     names, seeds = (
         list(dict.fromkeys(run.name for run in runs)),
         sorted({run.seed for run in runs}),
@@ -86,9 +92,13 @@ def level_record(
     tokens = -(-(stage.context + 1) // 2**5) * 2**5
     full = tokens**2 * recipe[names[0]].config["d_kv"]
     shares = [
-        float(level_attention_operations(tokens, recipe[name].attention_levels) / full)
-        if recipe[name].attention_levels
-        else 1.0
+        (
+            float(
+                level_attention_operations(tokens, recipe[name].attention_levels) / full
+            )
+            if recipe[name].attention_levels
+            else 1.0
+        )
         for name in names
     ]
     first = runs[0].recipe

@@ -1,4 +1,6 @@
-"""Train at low rank: ``python -m tsfm_lens.studies.recipes.lowrank --out DIR`` trains and measures every run."""
+"""Train at low rank: ``python -m tsfm_lens.studies.recipes.lowrank --out DIR`` trains
+and measures every run.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,11 @@ _SHORT = {"n_tokens": 512, "context_length": 48, "prediction_length": 8}
 BASE = _FULL.model_copy(
     update={
         "name": DENSE,
-        "config": _FULL.config
-        | {"vocab_size": 512, "num_decoder_layers": 1}
-        | {"chronos_config": _FULL.config["chronos_config"] | _SHORT},
+        "config": (
+            _FULL.config
+            | {"vocab_size": 512, "num_decoder_layers": 1}
+            | {"chronos_config": _FULL.config["chronos_config"] | _SHORT}
+        ),
         "stages": (
             Stage(
                 start=0,
@@ -68,7 +72,9 @@ BASE = _FULL.model_copy(
         "restarts": (),
     }
 )
-"""chronos-nano cut down: 512 tokens, contexts of 48 steps, one decoder layer, 480 steps of 16 rows, no real series."""
+"""chronos-nano cut down: 512 tokens, contexts of 48 steps, one decoder layer, 480 steps
+of 16 rows, no real series.
+"""
 ATTENTION: dict[str, AttentionRank | None] = {
     DENSE: None,
     "small schedule": AttentionRank(rank=1, growth=0.27),
@@ -76,15 +82,18 @@ ATTENTION: dict[str, AttentionRank | None] = {
     "constant": AttentionRank(rank=4),
     "shared": AttentionRank(rank=10, sketch="shared"),
 }
-"""The paper's schedules for heads of size 64, a quarter of the ranks for heads of 16. "constant" has the ranks of the
-medium schedule and a few more, "shared" the entries of "constant"."""
+"""The paper's schedules for heads of size 64, a quarter of the ranks for heads of 16.
+"constant" has the ranks of the medium schedule and a few more, "shared" the entries of
+"constant"."""
 
 VOCABULARIES = (1, 2, 4, 8, 16, 32)
 """Ranks of fixed vocabularies."""
 
 
 class RecipeRun(NamedTuple):
-    """Run of a recipe: name of the configuration, seed of weights and batches, and the recipe itself."""
+    """Run of a recipe: name of the configuration, seed of weights and batches, and the
+    recipe itself.
+    """
 
     name: str
     seed: int
@@ -133,7 +142,9 @@ _SOURCE = "after Flow of ranks, section 5 and appendices G and I"
 
 
 def draw_held_out(run: RecipeRun) -> SeriesBatch:
-    """Draw series of the families that a run is trained on, of another seed: its context and horizon long."""
+    """Draw series of the families that a run is trained on, of another seed: its
+    context and horizon long.
+    """
     stage = run.recipe.stages[-1]
     corpus = build_corpus(
         dict.fromkeys(run.recipe.corpus, PER_FAMILY), seed=HELD_OUT_SEED
@@ -152,12 +163,15 @@ def draw_held_out(run: RecipeRun) -> SeriesBatch:
 def attention_record(
     runs: Mapping[str, Mapping[int, tuple[RecipeRun, Path]]], corpus: Corpus
 ) -> xr.Dataset:
-    """Compare runs of attention, by name and seed with their folders, with the dense one of the same seed."""
+    """Compare runs of attention, by name and seed with their folders, with the dense
+    one of the same seed.
+    """
     names = list(runs)
     seeds = sorted(runs.get(DENSE, {}))
     if not seeds or any(sorted(runs[name]) != seeds for name in names):
         raise InputError(
-            f"arms {', '.join(names)} were not all trained with the seeds {seeds} of {DENSE!r}"
+            f"arms {', '.join(names)} were not all trained with the seeds {seeds} of"
+            f" {DENSE!r}"
         )
     first = runs[DENSE][seeds[0]][0]
     series, steps = draw_held_out(first), first.recipe.stages[-1].horizon
@@ -256,7 +270,9 @@ def _sizes(
 
 
 def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
-    """Measure the CPU time of a training step and of a forward over those of the dense arm, interleaved."""
+    """Measure the CPU time of a training step and of a forward over those of the dense
+    arm, interleaved.
+    """
     times = np.empty((2, len(arms), ROUNDS))
     with tempfile.TemporaryDirectory() as folder:
         trainers = [
@@ -284,7 +300,9 @@ def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
 def vocabulary_record(
     runs: Mapping[int, Mapping[int, tuple[RecipeRun, Path]]],
 ) -> xr.Dataset:
-    """Compute ranks of W_Q of the encoder over training, by the rank of a fixed vocabulary and seed."""
+    """Compute ranks of W_Q of the encoder over training, by the rank of a fixed
+    vocabulary and seed.
+    """
     numbers, seeds = sorted(runs), sorted(next(iter(runs.values())))
     first = runs[numbers[0]][seeds[0]][0]
     series, steps = draw_held_out(first), first.recipe.stages[-1].horizon
@@ -335,7 +353,9 @@ def vocabulary_record(
 
 
 def spectra_record(runs: Mapping[int, tuple[RecipeRun, Path]]) -> xr.Dataset:
-    """Compute singular values (seed, training_step, layer, index) of W_Q of the encoder over training, by seed."""
+    """Compute singular values (seed, training_step, layer, index) of W_Q of the encoder
+    over training, by seed.
+    """
     spectra = {seed: _spectra(folder) for seed, (_, folder) in runs.items()}
     values = np.stack([item.whole for item in spectra.values()]).astype(np.float32)
     steps = next(iter(spectra.values())).steps
@@ -350,7 +370,9 @@ def spectra_record(runs: Mapping[int, tuple[RecipeRun, Path]]) -> xr.Dataset:
 
 
 class _Spectra(NamedTuple):
-    """Checkpoints of the record, and singular values (step, layer, j) of W_Q and of its change in training."""
+    """Checkpoints of the record, and singular values (step, layer, j) of W_Q and of its
+    change in training.
+    """
 
     steps: list[int]
     whole: np.ndarray
@@ -413,7 +435,9 @@ def _attributes(kind: str, title: str, arm: RecipeRun) -> dict[str, Any]:
 
 
 def trained(run: RecipeRun, out: Path, corpus: Corpus, *, quiet: bool = False) -> bool:
-    """Train one run to its end in its folder below `out`, from its last saved state if there is one."""
+    """Train one run to its end in its folder below `out`, from its last saved state if
+    there is one.
+    """
     trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
     if (out / run.folder / STATE).exists():
         trainer.resume()
@@ -426,7 +450,9 @@ def train_and_measure(
     threads: int,
     measure: Callable[[Corpus], Mapping[str, xr.Dataset]],
 ) -> None:
-    """Train the runs that have not ended, then write their results, by name of the file; stops on a signal."""
+    """Train the runs that have not ended, then write their results, by name of the
+    file; stops on a signal.
+    """
     torch.set_num_threads(threads)
     refuse_unwritable(out)
     corpus = load_corpus(BASE.corpus, seed=CORPUS_SEED, cache=out / "corpora")
@@ -441,7 +467,9 @@ def train_and_measure(
 
 
 def records(every: list[RecipeRun], out: Path, corpus: Corpus) -> dict[str, xr.Dataset]:
-    """Compute the results of runs below `out` that have ended, all seeds of each, by the name of their file."""
+    """Compute the results of runs below `out` that have ended, all seeds of each, by
+    the name of their file.
+    """
     by_name: dict[str, dict[int, tuple[RecipeRun, Path]]] = {}
     for run in every:
         by_name.setdefault(run.name, {})[run.seed] = run, out / run.folder
@@ -475,7 +503,9 @@ def main(
     ] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
-    """Train every run, then write what they came to as OUT/attention.nc, vocabulary.nc and spectra.nc."""
+    """Train every run, then write what they came to as OUT/attention.nc, vocabulary.nc
+    and spectra.nc.
+    """
     every = runs(steps=steps, seeds=seeds, vocabulary_seeds=vocabulary_seeds)
     train_and_measure(every, out, threads, lambda corpus: records(every, out, corpus))
 

@@ -1,4 +1,5 @@
-"""Mechanisms of a token checkpoint: induction heads, sharp heads, and the error of copying without them.
+"""Mechanisms of a token checkpoint: induction heads, sharp heads, and the error of
+copying without them.
 
 ``python -m tsfm_lens.studies.recipes.mechanisms [MODEL]`` prints the table of the card.
 """
@@ -40,14 +41,17 @@ class Mechanisms:
 def motifs(
     count: int, length: int, repeats: int, horizon: int, seed: int = 0
 ) -> tuple[SeriesBatch, np.ndarray]:
-    """Draw random motifs repeated exactly, so that the continuation of the context is known."""
+    """Draw random motifs repeated exactly, so that the continuation of the context is
+    known.
+    """
     rng = np.random.default_rng(seed)
     shapes = rng.standard_normal((count, length))
     full = np.tile(shapes, (1, repeats + -(-horizon // length)))
     context = full[:, : length * repeats]
-    return SeriesBatch(tuple(context)), full[
-        :, length * repeats : length * repeats + horizon
-    ]
+    return (
+        SeriesBatch(tuple(context)),
+        full[:, length * repeats : length * repeats + horizon],
+    )
 
 
 def measure(
@@ -97,7 +101,9 @@ def measure(
 
 
 def _copy_errors(run: Run, sets: Sequence[tuple[Component, ...]]) -> np.ndarray:
-    """Compute the mean absolute error of the forecast without each set of heads, (set,)."""
+    """Compute the mean absolute error of the forecast without each set of heads,
+    (set,).
+    """
     assert run.truth is not None
     forecasts = point_forecasts(run, [Variant.zero(*heads) for heads in sets])
     return np.asarray(np.abs(forecasts - run.truth).mean((1, 2)))
@@ -116,7 +122,9 @@ def main(
     ] = 2,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
-    """Print what each cross-attention head of a token model does, and what copying loses without it."""
+    """Print what each cross-attention head of a token model does, and what copying
+    loses without it.
+    """
     torch.set_num_threads(threads)
     lens = load(model)
     scores = measure(lens, repeats=repeats)

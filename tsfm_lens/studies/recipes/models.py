@@ -1,4 +1,6 @@
-"""Models of recipes before their first step, restricted in rank or scores, and widened later."""
+"""Models of recipes before their first step, restricted in rank or scores, and widened
+later.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ EMBEDDING_NOISE = 0.1
 
 
 def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
-    """Return the rank of every attention matrix, or of each of its heads, by the matrix's name."""
+    """Return the rank of every attention matrix, or of each of its heads, by the
+    matrix's name.
+    """
     by_head, layers = (
         target.sketch == "by head",
         {stack.name: stack.n_layers for stack in lens.wiring.stacks},
@@ -92,16 +96,20 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
 
 
 def fix_vocabulary(model: PreTrainedModel, rank: int, *, seed: int) -> None:
-    """Give a token model an embedding of a rank that training leaves as it is, in the model itself."""
+    """Give a token model an embedding of a rank that training leaves as it is, in the
+    model itself.
+    """
     config = model.config
     settings = getattr(config, "chronos_config", {})
     if "n_tokens" not in settings:
         raise InputError(
-            f"a vocabulary of rank {rank} for a model that reads no tokens; expected a recipe of tokens"
+            f"a vocabulary of rank {rank} for a model that reads no tokens; expected a"
+            " recipe of tokens"
         )
     if not 1 <= rank <= config.d_model:
         raise InputError(
-            f"a vocabulary of rank {rank}; expected 1 to the width of the model, {config.d_model}"
+            f"a vocabulary of rank {rank}; expected 1 to the width of the model,"
+            f" {config.d_model}"
         )
     chronos = ChronosConfig(**settings)
     centres = chronos.create_tokenizer().centers.double().numpy()
@@ -118,7 +126,8 @@ def fix_vocabulary(model: PreTrainedModel, rank: int, *, seed: int) -> None:
     # T_j is 1/2 in the mean square
     table[:first] = rest / 2**0.5 @ torch.from_numpy(embedding.directions).T
     table /= table[first:].square().mean().sqrt()
-    # outputs of a head that is the embedding are scaled in the forward; as a matrix of its own it holds the scale
+    # outputs of a head that is the embedding are scaled in the forward; as a matrix of
+    # its own it holds the scale
     model.lm_head.weight = nn.Parameter(
         model.shared.weight.detach() * config.d_model**-0.5
     )
@@ -132,7 +141,9 @@ NAME = "token-levels"
 
 
 def spread(x: Tensor, ranks: Sequence[int]) -> Tensor:
-    """Spread queries or keys so that dot products are scores by nested blocks: a level has a place for each block."""
+    """Spread queries or keys so that dot products are scores by nested blocks: a level
+    has a place for each block.
+    """
     tokens, parts = x.shape[-2], []
     at = torch.arange(tokens, device=x.device)
     sizes = token_blocks(tokens, len(ranks))
@@ -160,11 +171,14 @@ def attend(
 
 
 def score_by_levels(model: PreTrainedModel, ranks: Sequence[int]) -> None:
-    """Let the encoder of a T5 score by nested blocks of tokens, in the model itself; weights stay as they are."""
+    """Let the encoder of a T5 score by nested blocks of tokens, in the model itself;
+    weights stay as they are.
+    """
     size = model.config.d_kv
     if sum(ranks) != size or min(ranks) < 1:
         raise InputError(
-            f"ranks {list(ranks)} sum to {sum(ranks)}; expected whole numbers from 1 that sum to {size}"
+            f"ranks {list(ranks)} sum to {sum(ranks)}; expected whole numbers from 1"
+            f" that sum to {size}"
         )
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
@@ -188,14 +202,17 @@ NEW_SHARE = 0.5
 def widened(
     model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int
 ) -> PreTrainedModel:
-    """Widen a model to one with the same logits or quantiles, up to the epsilon of its norms and their rounding."""
+    """Widen a model to one with the same logits or quantiles, up to the epsilon of its
+    norms and their rounding.
+    """
     entries = (*WIDTHS, *BUCKETS)
     for name, value in changes.items():
         if name not in entries:
             raise unknown_name("entry that can grow", name, entries)
         if value < getattr(model.config, name):
             raise InputError(
-                f"{name}={value} is below the model's {getattr(model.config, name)}; a model only grows"
+                f"{name}={value} is below the model's {getattr(model.config, name)}; a"
+                " model only grows"
             )
     config = type(model.config)(**copy.deepcopy(model.config.to_dict()) | dict(changes))
     generator = torch.Generator().manual_seed(seed)
@@ -270,7 +287,9 @@ def _wider(
 def _finer_table(
     table: Tensor, before: T5Config, after: T5Config, *, bidirectional: bool
 ) -> Tensor:
-    """Return biases (bucket, head) of `after` that give every distance the bias that it had."""
+    """Return biases (bucket, head) of `after` that give every distance the bias that it
+    had.
+    """
     distance = 2 * after.relative_attention_max_distance
     distances = torch.arange(-distance, distance + 1)
     old, new = (
@@ -289,7 +308,8 @@ def _finer_table(
     if not torch.equal(finer[new], table.cpu()[old]):
         sizes = {name: getattr(after, name) for name in BUCKETS}
         raise InputError(
-            f"a bucket of {sizes} holds distances of two of the model's buckets, whose biases differ"
+            f"a bucket of {sizes} holds distances of two of the model's buckets, whose"
+            " biases differ"
         )
     return finer
 
@@ -302,7 +322,9 @@ def ordinal_embedding(
     *,
     finest: float = 6.0,
 ) -> torch.Tensor:
-    """Draw an embedding (tokens, width) whose value bins are Fourier features of the bin's rank."""
+    """Draw an embedding (tokens, width) whose value bins are Fourier features of the
+    bin's rank.
+    """
     table = torch.randn(tokens, width, generator=generator)
     ranks = torch.arange(tokens - first_bin, dtype=torch.float32)[:, None]
     wavelengths = torch.logspace(np.log10(2.0 * tokens), np.log10(finest), width // 2)[
@@ -315,7 +337,9 @@ def ordinal_embedding(
 
 
 def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
-    """Draw the native model; where its own initialisation ignores the fan-in, linear layers are drawn anew."""
+    """Draw the native model; where its own initialisation ignores the fan-in, linear
+    layers are drawn anew.
+    """
     config = T5Config(**recipe.config)
     if recipe.kind == "patch":
         model = ChronosBoltModelForForecasting(config)
@@ -348,7 +372,9 @@ def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
 
 
 def build_model(recipe: TrainingRecipe, step: int = 0) -> PreTrainedModel:
-    """Build the untrained native model of `recipe` from its seed, with the widths of the phase of `step`."""
+    """Build the untrained native model of `recipe` from its seed, with the widths of
+    the phase of `step`.
+    """
     torch.manual_seed(recipe.seed)
     model = _dense(recipe.model_copy(update={"config": recipe.select_config(step)}))
     if recipe.vocabulary_rank is not None:

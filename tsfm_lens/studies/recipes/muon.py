@@ -15,7 +15,9 @@ ROUNDS = 5
 
 
 def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
-    """Return weights of the linear layers that are trained, without those that an embedding shares."""
+    """Return weights of the linear layers that are trained, without those that an
+    embedding shares.
+    """
     tables = {
         id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)
     }
@@ -29,7 +31,9 @@ def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """Bring the singular values of matrices (matrix, row, column) near 1 by five rounds of Newton and Schulz."""
+    """Bring the singular values of matrices (matrix, row, column) near 1 by five rounds
+    of Newton and Schulz.
+    """
     wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     first, second, third = COEFFICIENTS
@@ -40,9 +44,11 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al. 2024) with Nesterov's momentum and steps as large as AdamW's, of all matrices of one shape.
+    """Muon (Jordan et al. 2024) with Nesterov's momentum and steps as large as AdamW's,
+    of all matrices of one shape.
 
-    Its products are in the precision of the weights. Those of torch's own are in bfloat16, which many CPUs emulate.
+    Its products are in the precision of the weights. Those of torch's own are in
+    bfloat16, which many CPUs emulate.
     """
 
     def __init__(
@@ -80,7 +86,8 @@ class MuonAdamW(torch.optim.Optimizer):
     """Muon for the matrices of the layers, AdamW for all other weights."""
 
     def __init__(self, model: nn.Module, *, lr: float, weight_decay: float) -> None:
-        # the two optimisers hold all state, so the base class, which is here for its type, is left uninitialised
+        # the two optimisers hold all state, so the base class, which is here for its
+        # type, is left uninitialised
         matrices = layer_matrices(model)
         matrix_ids = {id(weight) for weight in matrices}
         rest = [

@@ -14,7 +14,9 @@ from tsfm_lens.training.losses import Stage, trapezoid_rate
 
 
 class Phase(BaseModel):
-    """Another phase: from step `at` on the rate rises again, up to `learning_rate`, and falls over its last `decay`."""
+    """Another phase: from step `at` on the rate rises again, up to `learning_rate`, and
+    falls over its last `decay`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,7 +70,8 @@ class TrainingRecipe(BaseModel):
         )
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
             raise ValueError(
-                f"stages start at {starts}; expected 0 first, then each after the one before"
+                f"stages start at {starts}; expected 0 first, then each after the one"
+                " before"
             )
         if restarts != sorted(set(restarts)):
             raise ValueError(
@@ -78,7 +81,8 @@ class TrainingRecipe(BaseModel):
             restart.config for restart in self.restarts
         ):
             raise ValueError(
-                "a restart widens a model whose attention is factorised; only full matrices are widened"
+                "a restart widens a model whose attention is factorised; only full"
+                " matrices are widened"
             )
         return self
 
@@ -124,7 +128,9 @@ class TrainingRecipe(BaseModel):
 
 _FILE: dict[str, Any] = declarations(Path(__file__).with_name("recipes.yaml"))
 MIXES: Mapping[str, dict[str, float]] = _FILE["mixes"]
-"""Families of series in the proportions that recipes draw them in, by name; ``recipes.yaml`` says what each is for."""
+"""Families of series in the proportions that recipes draw them in, by name;
+``recipes.yaml`` says what each is for.
+"""
 RECIPES: Mapping[str, TrainingRecipe] = {
     name: TrainingRecipe(name=name, **fields)
     for name, fields in _FILE["recipes"].items()
@@ -132,7 +138,9 @@ RECIPES: Mapping[str, TrainingRecipe] = {
 
 
 def recipe(name: str) -> TrainingRecipe:
-    """Look up a recipe; an unknown name raises `UnknownNameError` with the nearest known one."""
+    """Look up a recipe; an unknown name raises `UnknownNameError` with the nearest
+    known one.
+    """
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)
     return RECIPES[name]

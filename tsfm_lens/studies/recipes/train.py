@@ -1,4 +1,6 @@
-"""Train a checkpoint of the zoo: `python -m tsfm_lens.studies.recipes.train chronos-nano --out DIR`."""
+"""Train a checkpoint of the zoo: `python -m tsfm_lens.studies.recipes.train
+chronos-nano --out DIR`.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class RecipeTask:
         return self.recipe.identity
 
     def loss(self, step: int, stage: Stage | None = None) -> Tensor:
-        """Compute the loss of the batch of a step; by another stage than the step's own if one is given."""
+        """Compute the loss of the batch of a step; by another stage than the step's own
+        if one is given.
+        """
         stage = stage or self.recipe.stage(step)
         with torch.autocast(
             "cuda", torch.bfloat16, enabled=self.device.startswith("cuda")
@@ -172,7 +176,8 @@ class Trainer(Training):
             checkpoints = snapshot_files(self.out)
             if before not in checkpoints:
                 raise CheckpointError(
-                    f"{self.out} has lost its checkpoint of step {before}, which the mean needs"
+                    f"{self.out} has lost its checkpoint of step {before}, which the"
+                    " mean needs"
                 )
             weights = load_file(checkpoints[before])
             with torch.no_grad():
@@ -199,8 +204,8 @@ def _refuse_run(out: Path) -> None:
     files = run_files(out)
     if files:
         raise CheckpointError(
-            f"{out} holds a run already ({', '.join(files)}); go on with it by --resume, give another --out, or remove "
-            "that folder"
+            f"{out} holds a run already ({', '.join(files)}); go on with it by"
+            " --resume, give another --out, or remove that folder"
         )
 
 

@@ -1,7 +1,9 @@
-"""SAMformer: a transformer over channels that trains to sharp minima, and what sharpness-aware minimisation does.
+"""SAMformer: a transformer over channels that trains to sharp minima, and what
+sharpness-aware minimisation does.
 
-Ilbert et al. (2024), "SAMformer: Unlocking the Potential of Transformers in Time Series Forecasting with
-Sharpness-Aware Minimization and Channel-Wise Attention". The optimiser is :class:`tsfm_lens.training.SAM`.
+Ilbert et al. (2024), "SAMformer: Unlocking the Potential of Transformers in Time Series
+Forecasting with Sharpness-Aware Minimization and Channel-Wise Attention". The optimiser
+is :class:`tsfm_lens.training.SAM`.
 """
 
 # ruff: noqa: F403

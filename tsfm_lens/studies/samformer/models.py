@@ -1,4 +1,6 @@
-"""SAMformer's network with its ablations and baselines: RevIN, σReparam, a linear map, TSMixer."""
+"""SAMformer's network with its ablations and baselines: RevIN, σReparam, a linear map,
+TSMixer.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,11 @@ __all__ += ["make_model", "oracle_loss", "sigma_reparametrised"]
 
 
 class RevIN(nn.Module):
-    """Normalisation of every channel's window by its mean and deviation, undone on the forecast (S1-REVIN).
+    """Normalisation of every channel's window by its mean and deviation, undone on the
+    forecast (S1-REVIN).
 
-    x̃ = γ (x − μ̂) / √(σ̂² + ε) + β, with the biased variance σ̂² of the window alone; ``weight`` and ``bias`` are γ and β,
-    (channel,), 1 and 0 at first.
+    x̃ = γ (x − μ̂) / √(σ̂² + ε) + β, with the biased variance σ̂² of the window alone;
+    ``weight`` and ``bias`` are γ and β, (channel,), 1 and 0 at first.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -54,13 +57,17 @@ class RevIN(nn.Module):
         return scale * ((y - self.bias[:, None]) / self.weight[:, None]) + mean
 
     def around(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply a map to the normalised windows, and return its forecasts in the units of the windows."""
+        """Apply a map to the normalised windows, and return its forecasts in the units
+        of the windows.
+        """
         mean, scale = self.statistics(x)
         return self.inverse(function(self(x, mean, scale)), mean, scale)
 
 
 def spectral_norm(weight: Tensor) -> Tensor:
-    """Compute the largest singular value of a matrix, exact, and differentiable twice where it is single."""
+    """Compute the largest singular value of a matrix, exact, and differentiable twice
+    where it is single.
+    """
     gram = (
         weight @ weight.mT
         if weight.shape[-2] < weight.shape[-1]
@@ -70,9 +77,11 @@ def spectral_norm(weight: Tensor) -> Tensor:
 
 
 class SigmaReparam(nn.Module):
-    """Ŵ = γ W / ‖W‖₂ as a parametrisation of torch, so that ‖Ŵ‖₂ = |γ|, a learned ``gamma``, 1 at first (S1-SREP).
+    """Ŵ = γ W / ‖W‖₂ as a parametrisation of torch, so that ‖Ŵ‖₂ = |γ|, a learned
+    ``gamma``, 1 at first (S1-SREP).
 
-    It acts on weights; ``scaled_inputs`` of :class:`ChannelTransformer` is what SAMformer's released code does (E1-5).
+    It acts on weights; ``scaled_inputs`` of :class:`ChannelTransformer` is what
+    SAMformer's released code does (E1-5).
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
@@ -85,7 +94,8 @@ class SigmaReparam(nn.Module):
 
 
 def sigma_reparametrised(model: nn.Module) -> nn.Module:
-    """Put σReparam on every weight matrix of a model's linear layers, in place, with a γ each.
+    """Put σReparam on every weight matrix of a model's linear layers, in place, with a
+    γ each.
 
     Example:
         >>> layer = samformer.sigma_reparametrised(torch.nn.Linear(6, 4))
@@ -104,9 +114,11 @@ ATTENTIONS: tuple[Over, ...] = ("channels", "identity", "time")
 
 
 class SingleHead(nn.Module):
-    """A(X) X W_V W_O with A(X) = softmax(X W_Q W_Kᵀ Xᵀ / √d_m) of tokens of a size; A is the identity if so asked.
+    """A(X) X W_V W_O with A(X) = softmax(X W_Q W_Kᵀ Xᵀ / √d_m) of tokens of a size; A
+    is the identity if so asked.
 
-    With ``scaled``, X is divided by the largest singular value of any window of the batch, and multiplied by ``gamma``.
+    With ``scaled``, X is divided by the largest singular value of any window of the
+    batch, and multiplied by ``gamma``.
     """
 
     def __init__(
@@ -149,23 +161,32 @@ class ChannelBlock(nn.Module):
 class ChannelTransformer(nn.Module):
     """f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse (S1-TRF, S1-SAMF).
 
-    Windows are (batch, channel, L), forecasts (batch, channel, H). With ``normalise`` and trained with SAM it is
-    SAMformer. Matrices are drawn as by Glorot and Bengio. It opens behind a lens: ``load(model)``.
+    Windows are (batch, channel, L), forecasts (batch, channel, H). With ``normalise``
+    and trained with SAM it is SAMformer. Matrices are drawn as by Glorot and Bengio. It
+    opens behind a lens: ``load(model)``.
 
     Args:
-        length, horizon, channels, width: L, H, D and d_m; D may be None, but for RevIN or attention over time.
-        bias: whether linear maps have one; the paper's have none, its released code has (E1-2).
-        normalise, affine: whether RevIN stands around the network, and whether its γ and β are trained.
-        attention: over "channels"; "identity", where A is the identity and W_V W_O is still trained (S1-IA); or over
-            "time", where the tokens are the L time steps of D numbers each (S1-TA).
-        frozen: whether the attention stays as drawn, so that only W is trained, and RevIN where there is one (S1-RT).
-        sigma_reparam: whether every weight matrix is reparametrised as γ W / ‖W‖₂ (S1-SREP).
-        scaled_inputs: whether the attention's input is, X as γ X / ‖X‖₂ of a batch, as in its released code (E1-5).
-        released_draws: whether W_Q, W_K, W_V are drawn as there, by L as if it were a kernel's length: smaller by
-            √(L (d_m + 1) / (L + d_m)).
+        length, horizon, channels, width: L, H, D and d_m; D may be None, but for RevIN
+            or attention over time.
+        bias: whether linear maps have one; the paper's have none, its released code has
+            (E1-2).
+        normalise, affine: whether RevIN stands around the network, and whether its γ
+            and β are trained.
+        attention: over "channels"; "identity", where A is the identity and W_V W_O is
+            still trained (S1-IA); or over "time", where the tokens are the L time steps
+            of D numbers each (S1-TA).
+        frozen: whether the attention stays as drawn, so that only W is trained, and
+            RevIN where there is one (S1-RT).
+        sigma_reparam: whether every weight matrix is reparametrised as γ W / ‖W‖₂
+            (S1-SREP).
+        scaled_inputs: whether the attention's input is, X as γ X / ‖X‖₂ of a batch, as
+            in its released code (E1-5).
+        released_draws: whether W_Q, W_K, W_V are drawn as there, by L as if it were a
+            kernel's length: smaller by √(L (d_m + 1) / (L + d_m)).
 
     Raises:
-        InputError: a size is below 1, or the number of channels is needed and not given.
+        InputError: a size is below 1, or the number of channels is needed and not
+            given.
         UnknownNameError: an unknown kind of attention.
     """
 
@@ -198,9 +219,11 @@ class ChannelTransformer(nn.Module):
         )
         if channels is None and (normalise or attention == "time"):
             raise InputError(
-                "channels is None, but RevIN and attention over time are made for a number of channels"
+                "channels is None, but RevIN and attention over time are made for a"
+                " number of channels"
             )
-        # what is as usual is left out where it came later, so that earlier runs can be resumed
+        # what is as usual is left out where it came later, so that earlier runs can be
+        # resumed
         usual = {"affine": True, "scaled_inputs": False, "released_draws": False}
         self.settings = {
             name: value
@@ -233,7 +256,8 @@ class ChannelTransformer(nn.Module):
         if released_draws:
             with torch.no_grad():
                 for item in (attn.q, attn.k, attn.v):
-                    # 6 / (L + L d_m) under the root of the bound, in place of 6 / (L + d_m)
+                    # 6 / (L + L d_m) under the root of the bound, in place of 6 / (L +
+                    # d_m)
                     item.weight.mul_(
                         ((self.size + width) / (self.size * (width + 1))) ** 0.5
                     )
@@ -248,7 +272,9 @@ class ChannelTransformer(nn.Module):
             part.requires_grad_(requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same
+        units.
+        """
         statistics = self.statistics(x)
         stream = self.embed(x, *statistics) if statistics else self.embed(x)
         stream = stream.mT if self.over == "time" else stream
@@ -263,7 +289,9 @@ class ChannelTransformer(nn.Module):
     def forecast(
         self, stream: Tensor, statistics: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        """Map the last stream (…, token, size) to forecasts (…, channel, H) in the units of the windows."""
+        """Map the last stream (…, token, size) to forecasts (…, channel, H) in the
+        units of the windows.
+        """
         out = self.readout(stream.mT if self.over == "time" else stream)
         return (
             self.embed.inverse(out, *statistics)
@@ -274,7 +302,9 @@ class ChannelTransformer(nn.Module):
 
 @contextmanager
 def _drawn(model: nn.Module, seed: int) -> Iterator[None]:
-    """Draw the weights of a model that is made here as Glorot and Bengio (2010) do, by a seed of their own."""
+    """Draw the weights of a model that is made here as Glorot and Bengio (2010) do, by
+    a seed of their own.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -301,7 +331,8 @@ def refuse_sizes(**sizes: int) -> None:
 
 
 class LinearForecaster(nn.Module):
-    """f(X) = X W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H) (S1-LIN).
+    """f(X) = X W, between RevIN and its inverse: windows (batch, channel, L) to (batch,
+    channel, H) (S1-LIN).
 
     Raises:
         InputError: a size is below 1, or RevIN has no number of channels.
@@ -333,7 +364,9 @@ class LinearForecaster(nn.Module):
             self.readout = nn.Linear(length, horizon, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same
+        units.
+        """
         return (
             self.readout(x)
             if self.revin is None
@@ -342,7 +375,8 @@ class LinearForecaster(nn.Module):
 
 
 def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
-    """Compute σ² (1 + L / (n − L − 1)), the expected squared error of least squares, n rows for L unknowns.
+    """Compute σ² (1 + L / (n − L − 1)), the expected squared error of least squares, n
+    rows for L unknowns.
 
     Raises:
         InputError: n is not above L + 1, where the expectation is infinite.
@@ -353,13 +387,16 @@ def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
     """
     if rows <= length + 1:
         raise InputError(
-            f"{rows} rows for {length} unknowns: the expected error is finite from {length + 2} rows on"
+            f"{rows} rows for {length} unknowns: the expected error is finite from"
+            f" {length + 2} rows on"
         )
     return noise**2 * (1 + length / (rows - length - 1))
 
 
 class MixerBlock(nn.Module):
-    """Linear map over time and a two-layer one over channels, each on a batch norm and added to its input."""
+    """Linear map over time and a two-layer one over channels, each on a batch norm and
+    added to its input.
+    """
 
     def __init__(self, length: int, channels: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -376,11 +413,13 @@ class MixerBlock(nn.Module):
 
 
 class TSMixer(nn.Module):
-    """TSMixer (Chen et al., 2023): blocks that mix over time and over channels, a linear map, RevIN around (S1-TSM).
+    """TSMixer (Chen et al., 2023): blocks that mix over time and over channels, a
+    linear map, RevIN around (S1-TSM).
 
     Args:
         length, horizon, channels: L, H and D.
-        blocks, hidden, dropout: how many, width of the map over channels, and in training.
+        blocks, hidden, dropout: how many, width of the map over channels, and in
+            training.
 
     Raises:
         InputError: a size is below 1, or dropout is not from 0 to below 1.
@@ -419,7 +458,9 @@ class TSMixer(nn.Module):
             self.readout = nn.Linear(length, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same
+        units.
+        """
         mix = nn.Sequential(*self.blocks, self.readout)
         return mix(x) if self.revin is None else self.revin.around(x, mix)
 
@@ -428,7 +469,9 @@ class _WholeBatchNorm(nn.BatchNorm1d):
     """Batch norm of every channel and time step by itself."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (batch, channel, L) to the same shape; one window has no variance, and is normalised as in evaluation."""
+        """Map (batch, channel, L) to the same shape; one window has no variance, and is
+        normalised as in evaluation.
+        """
         rows = input.flatten(1)
         if len(rows) > 1:
             return super().forward(rows).view_as(input)
@@ -448,13 +491,16 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": LinearForecaster,
     "tsmixer": TSMixer,
 }
-"""SAMformer and the transformer of tables 1 and 6 are one network with RevIN; the optimiser makes the difference."""
+"""SAMformer and the transformer of tables 1 and 6 are one network with RevIN; the
+optimiser makes the difference.
+"""
 
 
 def make_model(
     name: str, length: int, horizon: int, channels: int, **options: Any
 ) -> nn.Module:
-    """Make a model of ``MODELS`` with drawn weights, for windows of L = ``length`` and D channels and a horizon H.
+    """Make a model of ``MODELS`` with drawn weights, for windows of L = ``length`` and
+    D channels and a horizon H.
 
     Raises:
         UnknownNameError: an unknown name.

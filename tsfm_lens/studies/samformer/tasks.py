@@ -1,4 +1,6 @@
-"""Training tasks: the toy problem, and benchmarks of files cut into windows as the paper has it."""
+"""Training tasks: the toy problem, and benchmarks of files cut into windows as the
+paper has it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ __all__ += ["benchmark", "cosine_by_epoch"]
 
 
 def stream(seed: int, *parts: int) -> torch.Generator:
-    """Make a generator of its own for every seed and tuple of parts; InputError for a negative seed."""
+    """Make a generator of its own for every seed and tuple of parts; InputError for a
+    negative seed.
+    """
     if seed < 0:
         raise InputError(f"seed={seed}, expected a whole number of at least 0")
     mixed = np.random.SeedSequence((seed, *parts)).generate_state(1)
@@ -45,7 +49,8 @@ WEIGHT, PAIRS = range(2)
 
 @dataclass(frozen=True)
 class LinearToy:
-    """Y = X W_toy + ε with independent normal entries: windows (D, L), forecasts (D, H), one W_toy (L, H) (S1-TOY).
+    """Y = X W_toy + ε with independent normal entries: windows (D, L), forecasts (D,
+    H), one W_toy (L, H) (S1-TOY).
 
     Attributes:
         training, validation, noise: pairs; standard deviation of ε.
@@ -66,14 +71,17 @@ class LinearToy:
         )
 
     def pairs(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first, then those of validation."""
+        """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first,
+        then those of validation.
+        """
         weight, pairs = self.weight(), []
         # drawn in blocks, so that one pair is the same whichever others are asked for
         for block in range(start // BLOCK, -(-stop // BLOCK)):
             generator = stream(self.seed, PAIRS, block)
             x = torch.randn(BLOCK, self.channels, self.length, generator=generator)
             noise = torch.randn(BLOCK, self.channels, self.horizon, generator=generator)
-            # the whole product, because how it is rounded may depend on how many rows it has
+            # the whole product, because how it is rounded may depend on how many rows
+            # it has
             y = x @ weight + self.noise * noise
             inside = slice(
                 max(start - block * BLOCK, 0), min(stop - block * BLOCK, BLOCK)
@@ -89,12 +97,16 @@ SPLITS: dict[str, tuple[int, int, int] | None] = {
     "ett-15min": (48 * _MONTH, 16 * _MONTH, 16 * _MONTH),
     "70/10/20": None,
 }
-"""Rows of training, validation and test, from the first row on; None for those shares of all rows (E1-8)."""
+"""Rows of training, validation and test, from the first row on; None for those shares
+of all rows (E1-8).
+"""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """All windows of L steps of a part (channel, time), standardised, at stride 1, with the H steps after each."""
+    """All windows of L steps of a part (channel, time), standardised, at stride 1, with
+    the H steps after each.
+    """
 
     values: Tensor
     length: int
@@ -104,7 +116,9 @@ class Windows:
         return self.values.shape[1] - self.length - self.horizon + 1
 
     def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the windows (window, channel, L) of these numbers and the steps that follow, (window, channel, H)."""
+        """Return the windows (window, channel, L) of these numbers and the steps that
+        follow, (window, channel, H).
+        """
         both = self.values.unfold(1, self.length + self.horizon, 1)[:, which].transpose(
             0, 1
         )
@@ -113,9 +127,11 @@ class Windows:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Series in three parts; validation and test begin L steps early, so that their first forecast is new.
+    """Series in three parts; validation and test begin L steps early, so that their
+    first forecast is new.
 
-    ``mean`` and ``deviation``, (channel,), are of the training rows, by which all are standardised.
+    ``mean`` and ``deviation``, (channel,), are of the training rows, by which all are
+    standardised.
     """
 
     name: str
@@ -145,19 +161,23 @@ def benchmark(
     channels: Sequence[str] | None = None,
     name: str | None = None,
 ) -> Benchmark:
-    """Read a multivariate series, split it, and standardise it by the mean and deviation of its training rows.
+    """Read a multivariate series, split it, and standardise it by the mean and
+    deviation of its training rows.
 
     Args:
-        source: a file that :func:`tsfm_lens.data.read_series` reads, with a column per channel; or those series; or an
-            array (channel, time).
+        source: a file that :func:`tsfm_lens.data.read_series` reads, with a column per
+            channel; or those series; or an array (channel, time).
         length, horizon: L and H.
-        split: of ``SPLITS``: "ett-hourly" and "ett-15min" are 12, 4 and 4 months of 30 days, "70/10/20" shares in the
-            order training, validation, test, as in the released code; the paper prints the last two exchanged (E1-8).
-        channels, name: names of the columns to take, and of the data in results; all, and the file's, if None.
+        split: of ``SPLITS``: "ett-hourly" and "ett-15min" are 12, 4 and 4 months of 30
+            days, "70/10/20" shares in the order training, validation, test, as in the
+            released code; the paper prints the last two exchanged (E1-8).
+        channels, name: names of the columns to take, and of the data in results; all,
+            and the file's, if None.
 
     Raises:
-        InputError: the file cannot be read, a value is missing, channels differ in length, one is constant over the
-            training rows, or a part is too short for a window.
+        InputError: the file cannot be read, a value is missing, channels differ in
+            length, one is constant over the training rows, or a part is too short for a
+            window.
         UnknownNameError: an unknown split or channel.
 
     Example:
@@ -181,16 +201,16 @@ def benchmark(
             batch.ids[int(find(batch.lengths))] for find in (np.argmax, np.argmin)
         )
         raise InputError(
-            f"channels have {min(batch.lengths)} ({shortest!r}) to {max(batch.lengths)} ({longest!r}) steps; expected "
-            "one length"
+            f"channels have {min(batch.lengths)} ({shortest!r}) to {max(batch.lengths)}"
+            f" ({longest!r}) steps; expected one length"
         )
     values = np.stack([np.asarray(series, dtype=np.float64) for series in batch.values])
     gaps = np.argwhere(~np.isfinite(values))
     if len(gaps):
         channel, row = gaps[0]
         raise InputError(
-            f"channel {batch.ids[channel]!r} has no value in row {row} ({len(gaps)} values are missing in all); "
-            "fill the gaps first, these models take none"
+            f"channel {batch.ids[channel]!r} has no value in row {row} ({len(gaps)}"
+            " values are missing in all); fill the gaps first, these models take none"
         )
     return _split(
         values,
@@ -220,7 +240,8 @@ def _split(
         )
     elif total < sum(rows):
         raise InputError(
-            f"the split {split!r} takes {sum(rows)} rows, the series has {total}; choose '70/10/20'"
+            f"the split {split!r} takes {sum(rows)} rows, the series has {total};"
+            " choose '70/10/20'"
         )
     training = values[:, : rows[0]]
     mean, deviation = training.mean(axis=1), training.std(axis=1)
@@ -229,8 +250,8 @@ def _split(
     )
     if len(constant):
         raise InputError(
-            f"channel {channels[constant[0]]!r} is constant over the training rows and cannot be standardised; leave "
-            "it out with channels=…"
+            f"channel {channels[constant[0]]!r} is constant over the training rows and"
+            " cannot be standardised; leave it out with channels=…"
         )
     standard = torch.from_numpy(
         ((values - mean[:, None]) / deviation[:, None]).astype(np.float32)
@@ -241,9 +262,10 @@ def _split(
         short = length + horizon - (start + count - first)
         if short > 0:
             raise InputError(
-                f"the {part} part has {count} of {total} rows{' and the window before it' if start else ''}, "
-                f"{short} fewer than a window of {length} steps and a horizon of {horizon} take; choose a smaller "
-                "length or horizon, or give a longer series"
+                f"the {part} part has {count} of {total}"
+                f" rows{' and the window before it' if start else ''}, {short} fewer"
+                f" than a window of {length} steps and a horizon of {horizon} take;"
+                " choose a smaller length or horizon, or give a longer series"
             )
         parts.append(Windows(standard[:, first : start + count], length, horizon))
         start += count
@@ -271,9 +293,11 @@ class ForecastTask:
     """Task of a model that learns to forecast from pairs.
 
     Args:
-        name, model: title; windows (batch, channel, L) to forecasts (batch, channel, H).
+        name, model: title; windows (batch, channel, L) to forecasts (batch, channel,
+            H).
         training, validation, batch, seed: pairs; windows in a batch, and of the order.
-        settings: further settings that the weights depend on, for ``identity``, the JSON of all.
+        settings: further settings that the weights depend on, for ``identity``, the
+            JSON of all.
 
     Raises:
         InputError: there is no pair, or the batch is below 1.
@@ -292,8 +316,8 @@ class ForecastTask:
     ) -> None:
         if min(len(training), len(validation), batch) < 1:
             raise InputError(
-                f"{len(training)} training pairs, {len(validation)} of validation and batches of {batch}; expected at "
-                "least 1 each"
+                f"{len(training)} training pairs, {len(validation)} of validation and"
+                f" batches of {batch}; expected at least 1 each"
             )
         self.name, self.model, self.training, self.validation = (
             name,
@@ -344,14 +368,18 @@ class ForecastTask:
         return error
 
     def evaluate(self) -> dict[str, float]:
-        """Compute the means of squared and absolute errors over the validation pairs, "mse" and "mae"."""
+        """Compute the means of squared and absolute errors over the validation pairs,
+        "mse" and "mae".
+        """
         return compute_errors(self.model, self.validation)
 
 
 def compute_errors(
     model: nn.Module, pairs: WindowPairs, *, at_once: int = 256
 ) -> dict[str, float]:
-    """Compute mean squared ("mse") and absolute ("mae") errors over windows, channels and steps, in evaluation mode."""
+    """Compute mean squared ("mse") and absolute ("mae") errors over windows, channels
+    and steps, in evaluation mode.
+    """
     training, device = model.training, next(model.parameters()).device
     model.eval()
     squared = absolute = torch.zeros((), dtype=torch.float64)
@@ -394,10 +422,12 @@ class ToyTask(ForecastTask):
 
 
 class BenchmarkTask(ForecastTask):
-    """Task of a model on a benchmark, split as :func:`tsfm_lens.studies.samformer.benchmark` does.
+    """Task of a model on a benchmark, split as
+    :func:`tsfm_lens.studies.samformer.benchmark` does.
 
     Raises:
-        InputError: the model's length, horizon or channels are not those of the windows.
+        InputError: the model's length, horizon or channels are not those of the
+            windows.
     """
 
     def __init__(self, model: nn.Module, data: Benchmark, **options: Any) -> None:
@@ -418,14 +448,17 @@ class BenchmarkTask(ForecastTask):
         )
 
     def test(self) -> dict[str, float]:
-        """Compute errors on the test part, "mse" and "mae", as the paper's tables 1 and 6 have them."""
+        """Compute errors on the test part, "mse" and "mae", as the paper's tables 1 and
+        6 have them.
+        """
         return compute_errors(self.model, self.data.test)
 
 
 def cosine_by_epoch(
     first: float, batches_per_epoch: int, *, epochs: int = 300, floor: float = 1e-6
 ) -> Callable[[int], float]:
-    """Return the learning rate by step: floor + (first − floor)(1 + cos(π e / epochs)) / 2 of epoch e (S1-T3).
+    """Return the learning rate by step: floor + (first − floor)(1 + cos(π e / epochs))
+    / 2 of epoch e (S1-T3).
 
     Example:
         >>> rate = samformer.cosine_by_epoch(1e-3, 100)
@@ -443,11 +476,14 @@ def cosine_by_epoch(
 def _refuse_other_sizes(
     model: nn.Module, length: int, horizon: int, channels: int
 ) -> None:
-    """Refuse a model of other sizes, whose forecasts could be broadcast against the data."""
+    """Refuse a model of other sizes, whose forecasts could be broadcast against the
+    data.
+    """
     sizes = {"length": length, "horizon": horizon, "channels": channels}
     for name, size in sizes.items():
         of_model = getattr(model, name, None)
         if of_model not in (None, size):
             raise InputError(
-                f"the model has {name}={of_model}, the data {name}={size}; make the model of that size"
+                f"the model has {name}={of_model}, the data {name}={size}; make the"
+                " model of that size"
             )

@@ -1,4 +1,6 @@
-"""Lens adapter of the channel-wise transformer: tokens are channels, or time steps where attention is over time."""
+"""Lens adapter of the channel-wise transformer: tokens are channels, or time steps
+where attention is over time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ NAME = "samformer"
 
 
 class ChannelAdapter(Adapter):
-    """Lens adapter of a ``ChannelTransformer``; its stream holds L numbers per channel, or D numbers per time step."""
+    """Lens adapter of a ``ChannelTransformer``; its stream holds L numbers per channel,
+    or D numbers per time step.
+    """
 
     architecture = NAME
     multivariate = True
@@ -57,17 +61,20 @@ class ChannelAdapter(Adapter):
         length, channels = self.context_length, batch.n_variates
         if self.n_variates not in (None, channels):
             raise InputError(
-                f"items have {channels} variates each, but this model was made for {self.n_variates} channels; give "
-                f"them as one array ({self.n_variates}, time)"
+                f"items have {channels} variates each, but this model was made for"
+                f" {self.n_variates} channels; give them as one array"
+                f" ({self.n_variates}, time)"
             )
         for name, series in zip(batch.ids, batch.values, strict=True):
             if len(series) < length:
                 raise InputError(
-                    f"series {name!r} has {len(series)} steps, the model reads exactly {length}"
+                    f"series {name!r} has {len(series)} steps, the model reads exactly"
+                    f" {length}"
                 )
             if np.isnan(series[-length:]).any():
                 raise InputError(
-                    f"series {name!r} has gaps in its last {length} steps; fill them, the model takes none"
+                    f"series {name!r} has gaps in its last {length} steps; fill them,"
+                    " the model takes none"
                 )
         rows = np.stack(
             [np.asarray(series[-length:], dtype=np.float64) for series in batch.values]
@@ -105,7 +112,9 @@ class ChannelAdapter(Adapter):
         )
 
     def _loc_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shift and the scale from the raw readout to data units, (item, channel) each."""
+        """Return the shift and the scale from the raw readout to data units, (item,
+        channel) each.
+        """
         statistics = self.model.statistics(x)
         if statistics is None:
             return x.new_zeros(x.shape[:2]), x.new_ones(x.shape[:2])
@@ -123,7 +132,9 @@ class ChannelAdapter(Adapter):
         return out.flatten(-3, -2).unsqueeze(-2)
 
     def example(self, n_series: int, longest: int) -> SeriesBatch:
-        """Make items to run the oracles on: without gaps, of the channels and the length that the model takes."""
+        """Make items to run the oracles on: without gaps, of the channels and the
+        length that the model takes.
+        """
         rng = np.random.default_rng(0)
         steps = np.arange(self.context_length)
         channels = np.arange(self.n_variates or 3)[:, None]

@@ -1,6 +1,7 @@
 """Structured matrices, and attention that scores with them.
 
-Kuang et al. (2025), "Customizing the Inductive Biases of Softmax Attention using Structured Matrices".
+Kuang et al. (2025), "Customizing the Inductive Biases of Softmax Attention using
+Structured Matrices".
 """
 
 # ruff: noqa: F403

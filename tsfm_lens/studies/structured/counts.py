@@ -1,7 +1,9 @@
-"""Cost of scoring with structured matrices: multiply-adds by order of contraction, and numbers in key caches.
+"""Cost of scoring with structured matrices: multiply-adds by order of contraction, and
+numbers in key caches.
 
-A multiply-add counts as one, as in all tables of the paper. Costs of scores are of one head and one sequence: T tokens
-of width D, ranks r_l of levels with p_l = 2^(l-1) blocks.
+A multiply-add counts as one, as in all tables of the paper. Costs of scores are of one
+head and one sequence: T tokens of width D, ranks r_l of levels with p_l = 2^(l-1)
+blocks.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ __all__ += ["level_attention_operations"]
 def bilinear_level_operations(
     tokens: int, width: int, ranks: Sequence[int]
 ) -> dict[str, Fraction]:
-    """Count the multiply-adds of bilinear multi-level scores by order of contraction, a to e of table 2 (S2-T2).
+    """Count the multiply-adds of bilinear multi-level scores by order of contraction, a
+    to e of table 2 (S2-T2).
 
-    "a" forms the whole matrix, "b" every level's matrix, "c" queries and keys of each level, "d" keys of full width for
-    each level, "e" their sum. An addition without a product counts one half.
+    "a" forms the whole matrix, "b" every level's matrix, "c" queries and keys of each
+    level, "d" keys of full width for each level, "e" their sum. An addition without a
+    product counts one half.
 
     Example:
         >>> {order: int(cost) for order, cost in structured.bilinear_level_operations(16, 8, (2, 1)).items()}
@@ -55,9 +59,11 @@ def bilinear_level_operations(
     nominal = sum(rank * count for rank, count in zip(ranks, blocks, strict=True))
     return {
         "a": squares + tokens * width**2 + products + additions,
-        "b": len(ranks) * squares
-        + products
-        + sum(Fraction(tokens * width**2, count) for count in blocks),
+        "b": (
+            len(ranks) * squares
+            + products
+            + sum(Fraction(tokens * width**2, count) for count in blocks)
+        ),
         "c": Fraction(projections + tokens**2 * nominal),
         "d": Fraction(len(ranks) * squares + projections),
         "e": Fraction(squares + projections),
@@ -65,9 +71,11 @@ def bilinear_level_operations(
 
 
 def bilinear_train_operations(tokens: int, width: int, rank: int = 1) -> dict[str, int]:
-    """Count the multiply-adds of bilinear block-tensor-train scores of rank s by order of contraction (S2-T3).
+    """Count the multiply-adds of bilinear block-tensor-train scores of rank s by order
+    of contraction (S2-T3).
 
-    "both" forms queries and keys of size b c s, "keys" keys of full width and no queries.
+    "both" forms queries and keys of size b c s, "keys" keys of full width and no
+    queries.
 
     Example:
         >>> structured.bilinear_train_operations(tokens=4, width=16, rank=2)
@@ -99,7 +107,8 @@ def level_attention_operations(tokens: int, ranks: Sequence[int]) -> Fraction:
 
 
 def key_cache_entries(tokens: int, ranks: Sequence[int]) -> int:
-    """Count the numbers of keys that the last of T tokens needs, T Σ r_l / 2^(l-1) (S2-KV).
+    """Count the numbers of keys that the last of T tokens needs, T Σ r_l / 2^(l-1)
+    (S2-KV).
 
     Raises:
         InputError: the finest level does not divide the tokens.

@@ -1,4 +1,6 @@
-"""Scoring functions of attention, and the projections of tokens to queries and keys that they take."""
+"""Scoring functions of attention, and the projections of tokens to queries and keys
+that they take.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ __all__ += ["mixed", "token_blocks"]
 
 
 class StructuredLayer(nn.Module):
-    """Layer from tokens (…, width) to so many features of all heads (…, head · feature)."""
+    """Layer from tokens (…, width) to so many features of all heads (…, head ·
+    feature).
+    """
 
     bias = None
 
@@ -79,10 +83,12 @@ class StructuredLayer(nn.Module):
 
 
 class LevelFactor(StructuredLayer):
-    """X ⊕_k W_{l,k} of every level, side by side: one side of a multi-level matrix for each head (S2-BMLR).
+    """X ⊕_k W_{l,k} of every level, side by side: one side of a multi-level matrix for
+    each head (S2-BMLR).
 
     Attributes:
-        factors: by level l (2^(l-1) blocks, width / blocks, head, rank), drawn with variance p_l / width.
+        factors: by level l (2^(l-1) blocks, width / blocks, head, rank), drawn with
+            variance p_l / width.
     """
 
     def __init__(self, width: int, heads: int, ranks: Sequence[int]) -> None:
@@ -109,10 +115,12 @@ class LevelFactor(StructuredLayer):
 
 
 class TrainFactor(StructuredLayer):
-    """One side of a block tensor train for each head, its features in the order (b, c, s) on both sides (S2-BBTT).
+    """One side of a block tensor train for each head, its features in the order (b, c,
+    s) on both sides (S2-BBTT).
 
     Attributes:
-        factor: (b, a, head, c s) of "queries", drawn with variance 1 / (c s); (c, d, head, b s) of "keys", 1 / d.
+        factor: (b, a, head, c s) of "queries", drawn with variance 1 / (c s); (c, d,
+            head, b s) of "keys", 1 / d.
     """
 
     def __init__(
@@ -159,8 +167,8 @@ class ScoringForm(ABC):
     """Scoring function.
 
     Attributes:
-        scale, constant: "sqrt" divides scores by the root of the number of features, "mup" multiplies with ``constant``
-            over it, "none" leaves them.
+        scale, constant: "sqrt" divides scores by the root of the number of features,
+            "mup" multiplies with ``constant`` over it, "none" leaves them.
         norm: LayerNorm without parameters on queries and keys.
     """
 
@@ -179,12 +187,16 @@ class ScoringForm(ABC):
         """Return layers for queries and keys, and the features of a head in them."""
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return queries and keys (…, token, feature) of tokens of a width, as they enter the dot product."""
+        """Return queries and keys (…, token, feature) of tokens of a width, as they
+        enter the dot product.
+        """
         query, key = self.normed(query, key)
         return query * self.factor(query.shape[-1]), key
 
     def normed(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """Apply LayerNorm to each part, where the form has it and the part has features."""
+        """Apply LayerNorm to each part, where the form has it and the part has
+        features.
+        """
         return tuple(
             F.layer_norm(x, x.shape[-1:]) if self.norm and x.shape[-1] else x
             for x in parts
@@ -242,11 +254,14 @@ class Standard(ScoringForm):
 
 @dataclass(frozen=True)
 class TokenLevels(ScoringForm):
-    """MLR attention: nested blocks of tokens, each level with features of its own (S2-MLRA).
+    """MLR attention: nested blocks of tokens, each level with features of its own
+    (S2-MLRA).
 
     Attributes:
-        ranks: r_l; level l has 2^(l-1) blocks of tokens. One level is standard attention.
-        length: tokens that the blocks divide; a shorter sequence is its beginning. None for those of each sequence.
+        ranks: r_l; level l has 2^(l-1) blocks of tokens. One level is standard
+            attention.
+        length: tokens that the blocks divide; a shorter sequence is its beginning. None
+            for those of each sequence.
         level_scale: multiply level l with 1 / r_l, in place of ``scale``.
         by_depth: divide a score by the number of levels that it sums over.
     """
@@ -320,7 +335,8 @@ class BilinearTrain(ScoringForm):
     """xᵀ (P_L ⊕L P_R ⊕Rᵀ) x', of full rank (S2-BBTT).
 
     Attributes:
-        rank, out_factors, in_factors: s; (a, b) and (c, d) of the width, balanced if None.
+        rank, out_factors, in_factors: s; (a, b) and (c, d) of the width, balanced if
+            None.
     """
 
     rank: int = 1
@@ -331,7 +347,8 @@ class BilinearTrain(ScoringForm):
         super().__post_init__()
         if self.norm:
             raise InputError(
-                "the norm of a block tensor train acts on keys of full width, which are not formed; choose norm=False"
+                "the norm of a block tensor train acts on keys of full width, which are"
+                " not formed; choose norm=False"
             )
 
     def projections(
@@ -359,10 +376,12 @@ class BilinearTrain(ScoringForm):
 def token_blocks(
     tokens: int, levels: int, length: int | None = None
 ) -> tuple[int, ...]:
-    """Return the tokens of a block of each level, halved from one to the next, as if the end of ``length`` were padded.
+    """Return the tokens of a block of each level, halved from one to the next, as if
+    the end of ``length`` were padded.
 
     Raises:
-        InputError: the sequence is longer than ``length``, or has fewer tokens than the finest level has blocks.
+        InputError: the sequence is longer than ``length``, or has fewer tokens than the
+            finest level has blocks.
 
     Example:
         >>> structured.token_blocks(16, 3), structured.token_blocks(10, 3, length=14)
@@ -372,19 +391,22 @@ def token_blocks(
     total = tokens if length is None else whole(length, "length")
     if tokens > total:
         raise InputError(
-            f"{tokens} tokens are more than the {total} that the levels divide; make length={tokens}"
+            f"{tokens} tokens are more than the {total} that the levels divide; make"
+            f" length={tokens}"
         )
     count = level_blocks(levels)[-1]
     if total < count:
         raise InputError(
-            f"{total} tokens are fewer than the {count} blocks of level {levels}; at most {total.bit_length()} levels"
+            f"{total} tokens are fewer than the {count} blocks of level {levels}; at"
+            f" most {total.bit_length()} levels"
         )
     finest = -(-total // count)
     return tuple(finest * 2 ** (levels - 1 - level) for level in range(levels))
 
 
 def mixed(layers: int, pattern: Sequence[ScoringForm]) -> tuple[ScoringForm, ...]:
-    """Return a form for every layer: a pattern, repeated, as global attention and windows alternate (S2-GSWA).
+    """Return a form for every layer: a pattern, repeated, as global attention and
+    windows alternate (S2-GSWA).
 
     Example:
         >>> wide, near = structured.Standard(), structured.Standard(window=8)
@@ -412,7 +434,9 @@ REGRESSORS: dict[str, Callable[..., ScoringForm]] = {
 
 
 def form_of_name(name: str, arguments: Mapping[str, Any]) -> ScoringForm:
-    """Make a scoring function by name; lists among its arguments, as they come from files, become tuples."""
+    """Make a scoring function by name; lists among its arguments, as they come from
+    files, become tuples.
+    """
     if name not in REGRESSORS:
         raise unknown_name("model", name, REGRESSORS)
     return REGRESSORS[name](

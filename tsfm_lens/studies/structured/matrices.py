@@ -1,4 +1,6 @@
-"""Structured matrices as linear maps, their sizes, and the containments among their families."""
+"""Structured matrices as linear maps, their sizes, and the containments among their
+families.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,26 @@ __all__ += ["left_permutation", "nearest_tensor_train", "right_permutation"]
 
 
 def level_blocks(levels: int) -> tuple[int, ...]:
-    """Return the numbers of blocks of nested levels, 1, 2, 4, … (p_l = 2^(l-1)); InputError for no level."""
+    """Return the numbers of blocks of nested levels, 1, 2, 4, … (p_l = 2^(l-1));
+    InputError for no level.
+    """
     if levels < 1:
         raise InputError(f"{levels} levels; a form with levels has at least 1")
     return tuple(2**level for level in range(levels))
 
 
 def balanced_factors(width: int) -> tuple[int, int]:
-    """Return two factors of a width, the smaller first, as near to its root as can be; InputError for a prime."""
+    """Return two factors of a width, the smaller first, as near to its root as can be;
+    InputError for a prime.
+    """
     whole(width, "width")
     low = next(
         factor for factor in range(int(width**0.5), 0, -1) if width % factor == 0
     )
     if low == 1 and width > 3:
         raise InputError(
-            f"a width of {width} is a prime and has no two factors for a block tensor train"
+            f"a width of {width} is a prime and has no two factors for a block tensor"
+            " train"
         )
     return low, width // low
 
@@ -65,14 +72,17 @@ def refuse_rank(rank: int, width: int, what: str) -> int:
 
 
 def refuse_ranks(ranks: Sequence[int], width: int) -> tuple[int, ...]:
-    """Return ranks of levels: at least one level, none negative, none above the width, and not all of them 0."""
+    """Return ranks of levels: at least one level, none negative, none above the width,
+    and not all of them 0.
+    """
     valid = tuple(
         refuse_rank(rank, width, f"the rank of level {level}")
         for level, rank in enumerate(ranks, 1)
     )
     if not any(valid):
         raise InputError(
-            f"ranks {list(ranks)} leave nothing; give at least one level a rank of 1 or more"
+            f"ranks {list(ranks)} leave nothing; give at least one level a rank of 1 or"
+            " more"
         )
     return valid
 
@@ -98,7 +108,9 @@ class StructuredMatrix(nn.Module, ABC):
     @property
     @abstractmethod
     def n_parameters(self) -> int:
-        """Number of parameters, by formula; a product with one vector takes as many multiply-adds."""
+        """Number of parameters, by formula; a product with one vector takes as many
+        multiply-adds.
+        """
 
     @property
     @abstractmethod
@@ -107,11 +119,14 @@ class StructuredMatrix(nn.Module, ABC):
 
 
 class MultiLevelLowRank(StructuredMatrix):
-    """Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ: low-rank blocks on the diagonal, a finer level over each coarser one (S2-MLR).
+    """Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ: low-rank blocks on the diagonal, a finer level over
+    each coarser one (S2-MLR).
 
     Attributes:
-        ranks, blocks: rank of each block, by level, 0 leaving it out; blocks of each level, 1, 2, 4, … by default.
-        left, right: by level (block, out / blocks, rank) and (block, in / blocks, rank).
+        ranks, blocks: rank of each block, by level, 0 leaving it out; blocks of each
+            level, 1, 2, 4, … by default.
+        left, right: by level (block, out / blocks, rank) and (block, in / blocks,
+            rank).
 
     Raises:
         InputError: sizes do not divide, a rank exceeds the width, or there is none.
@@ -129,7 +144,8 @@ class MultiLevelLowRank(StructuredMatrix):
         self.blocks = level_blocks(len(self.ranks)) if blocks is None else tuple(blocks)
         if len(self.blocks) != len(self.ranks):
             raise InputError(
-                f"{len(self.ranks)} ranks for {len(self.blocks)} levels; give one rank for each level"
+                f"{len(self.ranks)} ranks for {len(self.blocks)} levels; give one rank"
+                " for each level"
             )
         self.left, self.right = nn.ParameterList(), nn.ParameterList()
         for rank, count in zip(self.ranks, self.blocks, strict=True):
@@ -164,14 +180,17 @@ class MultiLevelLowRank(StructuredMatrix):
 
     @property
     def generic_rank(self) -> int:
-        """Rank from the finest level up: R_l = min(block, r_l + blocks inside · R_{l+1}); levels must be nested."""
+        """Rank from the finest level up: R_l = min(block, r_l + blocks inside ·
+        R_{l+1}); levels must be nested.
+        """
         below, finer = 0, self.blocks[-1]
         for rank, count in zip(
             reversed(self.ranks), reversed(self.blocks), strict=True
         ):
             if finer % count:
                 raise InputError(
-                    f"blocks {list(self.blocks)} are not nested: {count} does not divide {finer}"
+                    f"blocks {list(self.blocks)} are not nested: {count} does not"
+                    f" divide {finer}"
                 )
             block = min(self.out_features, self.in_features) // count
             below, finer = min(block, rank + finer // count * below), count
@@ -179,7 +198,9 @@ class MultiLevelLowRank(StructuredMatrix):
 
 
 class LowRankBlockDiagonal(MultiLevelLowRank):
-    """⊕_k L_k R_kᵀ: one level of low-rank blocks (S2-LRBD); p = 1 is low rank, p = width with rank 1 is diagonal."""
+    """⊕_k L_k R_kᵀ: one level of low-rank blocks (S2-LRBD); p = 1 is low rank, p =
+    width with rank 1 is diagonal.
+    """
 
     def __init__(
         self, out_features: int, in_features: int, rank: int, blocks: int
@@ -195,16 +216,20 @@ class LowRank(LowRankBlockDiagonal):
 
 
 class BlockTensorTrain(StructuredMatrix):
-    """P_L (⊕_{k'≤b} L_k') P_R (⊕_{k≤c} R_kᵀ): of full rank from s = 1 on, which is Monarch (S2-BTT).
+    """P_L (⊕_{k'≤b} L_k') P_R (⊕_{k≤c} R_kᵀ): of full rank from s = 1 on, which is
+    Monarch (S2-BTT).
 
-    Entry (αb + β, γd + δ) is Σ_{t<s} L_β[α, γs + t] R_γ[δ, βs + t]: slices of fixed (β, γ), (a, d), have rank s.
+    Entry (αb + β, γd + δ) is Σ_{t<s} L_β[α, γs + t] R_γ[δ, βs + t]: slices of fixed (β,
+    γ), (a, d), have rank s.
 
     Attributes:
-        rank, out_factors, in_factors: s; (a, b) and (c, d) of the sizes, balanced if None.
+        rank, out_factors, in_factors: s; (a, b) and (c, d) of the sizes, balanced if
+            None.
         left, right: (b, a, c · s) and (c, d, b · s).
 
     Raises:
-        InputError: factors do not multiply to the sizes, or s exceeds min(a, d), from which on any matrix is reached.
+        InputError: factors do not multiply to the sizes, or s exceeds min(a, d), from
+            which on any matrix is reached.
     """
 
     def __init__(
@@ -256,7 +281,8 @@ def nearest_tensor_train(
     out_factors: tuple[int, int] | None = None,
     in_factors: tuple[int, int] | None = None,
 ) -> BlockTensorTrain:
-    """Compute the block tensor train nearest to a matrix (out, in) in the Frobenius norm: slices (a, d) of rank s.
+    """Compute the block tensor train nearest to a matrix (out, in) in the Frobenius
+    norm: slices (a, d) of rank s.
 
     Raises:
         InputError: as in :class:`BlockTensorTrain`.
@@ -286,7 +312,8 @@ def _copy_values(parameter: Tensor, values: Tensor) -> None:
 
 
 def left_permutation(a: int, b: int) -> Tensor:
-    """Return P_L as an index, (a b,): a vector as (b, a), transposed to (a, b), flattened.
+    """Return P_L as an index, (a b,): a vector as (b, a), transposed to (a, b),
+    flattened.
 
     Example:
         >>> structured.left_permutation(2, 3).tolist()
@@ -296,7 +323,8 @@ def left_permutation(a: int, b: int) -> Tensor:
 
 
 def right_permutation(b: int, c: int, s: int) -> Tensor:
-    """Return P_R as an index, (c b s,): a vector as (c, b, s), its first axes swapped, flattened.
+    """Return P_R as an index, (c b s,): a vector as (c, b, s), its first axes swapped,
+    flattened.
 
     Example:
         >>> structured.right_permutation(2, 3, 1).tolist()
@@ -308,14 +336,16 @@ def right_permutation(b: int, c: int, s: int) -> Tensor:
 def balance_factors(
     width: int, factors: tuple[int, int] | None, what: str
 ) -> tuple[int, int]:
-    """Return given factors, refused if they do not multiply to the width, or balanced ones."""
+    """Return given factors, refused if they do not multiply to the width, or balanced
+    ones.
+    """
     if factors is None:
         return balanced_factors(width)
     first, second = factors
     if whole(first, what) * whole(second, what) != width:
         raise InputError(
-            f"{what} {first} · {second} is {first * second}, expected {width}; the nearest to a square are "
-            f"{balanced_factors(width)}"
+            f"{what} {first} · {second} is {first * second}, expected {width}; the"
+            f" nearest to a square are {balanced_factors(width)}"
         )
     return first, second
 

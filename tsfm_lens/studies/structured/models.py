@@ -1,4 +1,6 @@
-"""Attention with a scoring function of one's choice, with its key cache, and small models of it."""
+"""Attention with a scoring function of one's choice, with its key cache, and small
+models of it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ __all__ = [
 
 
 class ScoredAttention(nn.Module):
-    """Multi-head attention of (batch, token, width): queries and keys as the form makes them, dense values and output.
+    """Multi-head attention of (batch, token, width): queries and keys as the form makes
+    them, dense values and output.
 
     Raises:
         InputError: the heads do not divide the width, or as the form says.
@@ -65,7 +68,9 @@ class ScoredAttention(nn.Module):
         )
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys as they enter the dot product, and values, each (batch, head, token, feature)."""
+        """Return queries, keys as they enter the dot product, and values, each (batch,
+        head, token, feature).
+        """
         query, key, value = (
             rearrange(
                 part(x),
@@ -78,7 +83,9 @@ class ScoredAttention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Attention, then an MLP of ``d_mlp`` hidden units with GELU, each on a LayerNorm of the stream."""
+    """Attention, then an MLP of ``d_mlp`` hidden units with GELU, each on a LayerNorm
+    of the stream.
+    """
 
     def __init__(
         self, width: int, n_heads: int, form: ScoringForm, d_mlp: int, *, causal: bool
@@ -98,7 +105,9 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Blocks and a last LayerNorm, with a scoring function, or a pattern of several that repeats over the layers."""
+    """Blocks and a last LayerNorm, with a scoring function, or a pattern of several
+    that repeats over the layers.
+    """
 
     def __init__(
         self,
@@ -130,7 +139,9 @@ class Encoder(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Linear read-in of so many inputs a token, and a learned vector for every position."""
+    """Linear read-in of so many inputs a token, and a learned vector for every
+    position.
+    """
 
     def __init__(
         self,
@@ -146,19 +157,21 @@ class TokenEmbedding(nn.Module):
         """Map (batch, token, inputs) to (batch, token, width)."""
         if x.shape[1] > self.tokens:
             raise InputError(
-                f"{x.shape[1]} tokens are more than the {self.tokens} that the model was made for"
+                f"{x.shape[1]} tokens are more than the {self.tokens} that the model"
+                " was made for"
             )
         out: Tensor = self.read_in(x)
         return out + self.positions[: x.shape[1]]
 
 
 class InContextRegressor(nn.Module):
-    """Regressor that predicts y of each x from the pairs before it, at most ``points`` pairs with ``d_input`` numbers.
+    """Regressor that predicts y of each x from the pairs before it, at most ``points``
+    pairs with ``d_input`` numbers.
 
     Args:
         encoder, width: causal, and of its stream.
-        tokens: "single", x_1, y_1, x_2, y_2, …, y filled up with zeros, as in the paper (S2-ICL); or "pairs", where
-            token i holds x_i and the pair before it.
+        tokens: "single", x_1, y_1, x_2, y_2, …, y filled up with zeros, as in the paper
+            (S2-ICL); or "pairs", where token i holds x_i and the pair before it.
 
     Raises:
         InputError: the encoder is not causal.
@@ -186,13 +199,16 @@ class InContextRegressor(nn.Module):
         self.encoder, self.read_out = encoder, nn.Linear(width, 1)
         if not all(block.attn.causal for block in encoder.blocks):  # type: ignore[union-attr]
             raise InputError(
-                "the encoder is not causal, so that every y would be seen; make it with causal=True"
+                "the encoder is not causal, so that every y would be seen; make it with"
+                " causal=True"
             )
         nn.init.zeros_(self.read_out.weight)
         nn.init.zeros_(self.read_out.bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Predict y, (batch, point), from (batch, point, d_input) and (batch, point), each from earlier pairs."""
+        """Predict y, (batch, point), from (batch, point, d_input) and (batch, point),
+        each from earlier pairs.
+        """
         if self.paired:
             before = F.pad(torch.cat([x, y[..., None]], -1)[:, :-1], (0, 0, 1, 0))
             tokens = torch.cat([x, before], -1)
@@ -206,10 +222,11 @@ class InContextRegressor(nn.Module):
 
 @extensible
 class StepForecaster(nn.Module):
-    """Forecaster from windows (batch, channel, T) to (batch, channel, T): token t forecasts step t ahead (S2-ETT).
+    """Forecaster from windows (batch, channel, T) to (batch, channel, T): token t
+    forecasts step t ahead (S2-ETT).
 
-    Linear maps read the channels of a time step into the stream and those of a forecast out of it, between RevIN and
-    its inverse. It opens behind a lens: ``load(model)``.
+    Linear maps read the channels of a time step into the stream and those of a forecast
+    out of it, between RevIN and its inverse. It opens behind a lens: ``load(model)``.
     """
 
     def __init__(
@@ -230,7 +247,9 @@ class StepForecaster(nn.Module):
         self.encoder, self.read_out = encoder, nn.Linear(width, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map windows (batch, channel, T) to forecasts of the same shape, in the same units."""
+        """Map windows (batch, channel, T) to forecasts of the same shape, in the same
+        units.
+        """
         mean, scale = self.revin.statistics(x)
         return self.forecast(
             self.encoder(self.embed(self.revin(x, mean, scale).mT)), (mean, scale)
@@ -241,7 +260,9 @@ class StepForecaster(nn.Module):
         return self.revin.statistics(x)
 
     def forecast(self, stream: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
-        """Map the last stream (…, token, width) to forecasts (…, channel, T) in the units of the windows."""
+        """Map the last stream (…, token, width) to forecasts (…, channel, T) in the
+        units of the windows.
+        """
         return self.revin.inverse(self.read_out(stream).mT, *statistics)
 
 
@@ -261,8 +282,10 @@ def make_forecaster(
     """Make a forecaster of time steps with drawn weights.
 
     Args:
-        name, form: of ``REGRESSORS``, the names of scoring functions, and its arguments, such as ``ranks``.
-        length, horizon, channels: of windows and forecasts; the first two are the same T.
+        name, form: of ``REGRESSORS``, the names of scoring functions, and its
+            arguments, such as ``ranks``.
+        length, horizon, channels: of windows and forecasts; the first two are the same
+            T.
 
     Raises:
         UnknownNameError: an unknown name.
@@ -274,7 +297,8 @@ def make_forecaster(
     """
     if horizon != length:
         raise InputError(
-            f"a horizon of {horizon} steps after windows of {length}: this model takes one length for both"
+            f"a horizon of {horizon} steps after windows of {length}: this model takes"
+            " one length for both"
         )
     scoring = form_of_name(name, form)
     sizes = {"width": width, "layers": layers, "heads": heads, "d_mlp": d_mlp}

@@ -15,13 +15,15 @@ __all__ = ["Reach", "block_depth", "reaching_attention", "reaching_scores"]
 
 @dataclass(frozen=True)
 class Reach:
-    """Keys that a query scores, and the number of features for each; ``scale`` is a factor on the scores.
+    """Keys that a query scores, and the number of features for each; ``scale`` is a
+    factor on the scores.
 
     Attributes:
         ranks: features of each level; they lie side by side in queries and keys.
-        blocks: tokens of a block, by level, each twice the next; levels score the pairs within their blocks. The
-            first one holds all tokens.
-        causal, window: no key after the query; none further away than this, None for any.
+        blocks: tokens of a block, by level, each twice the next; levels score the pairs
+            within their blocks. The first one holds all tokens.
+        causal, window: no key after the query; none further away than this, None for
+            any.
         by_depth: divide a score by the number of levels that it sums over.
     """
 
@@ -34,7 +36,8 @@ class Reach:
 
 
 def block_depth(tokens: int, blocks: tuple[int, ...]) -> Tensor:
-    """Return (query, key): the deepest level whose block holds both tokens, from 1 on, d(j, j') (S2-MLRA).
+    """Return (query, key): the deepest level whose block holds both tokens, from 1 on,
+    d(j, j') (S2-MLRA).
 
     Example:
         >>> depth = structured.block_depth(16, (16, 8, 4))
@@ -46,7 +49,8 @@ def block_depth(tokens: int, blocks: tuple[int, ...]) -> Tensor:
 
 
 def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
-    """Compute all scores (…, query, key) before the softmax, -inf where a key may not be seen.
+    """Compute all scores (…, query, key) before the softmax, -inf where a key may not
+    be seen.
 
     Queries and keys are (…, token, feature), the features of the levels side by side.
 
@@ -81,7 +85,9 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
 
 
 def _in_pairs(blocks: Tensor) -> Tensor:
-    """Put every two of (…, block, query, key) on the diagonal of a block twice as large."""
+    """Put every two of (…, block, query, key) on the diagonal of a block twice as
+    large.
+    """
     first, second = blocks.unflatten(-3, (-1, 2)).unbind(-3)
     width = blocks.shape[-1]
     return torch.cat([F.pad(first, (0, width)), F.pad(second, (width, 0))], -2)

@@ -1,4 +1,6 @@
-"""In-context linear regression with its least-squares oracle, and maximal update parametrisation."""
+"""In-context linear regression with its least-squares oracle, and maximal update
+parametrisation.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +34,13 @@ FIRST_DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts x_1, f(x_1), …, x_N of linear f(x) = wᵀx, w ~ N(0, I) and x ~ N(0, I / d), without noise (S2-ICL).
+    """Prompts x_1, f(x_1), …, x_N of linear f(x) = wᵀx, w ~ N(0, I) and x ~ N(0, I /
+    d), without noise (S2-ICL).
 
     Attributes:
         inputs, points: d, and N; 2 · d if None.
-        curriculum: steps over which dimensions rise from 4 to d, others being zero, and points from 8 to N; 0 for none.
+        curriculum: steps over which dimensions rise from 4 to d, others being zero, and
+            points from 8 to N; 0 for none.
     """
 
     inputs: int = 16
@@ -61,7 +65,9 @@ class Prompts:
     def draw(
         self, prompts: int, seed: int, *parts: int, step: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Draw x (prompt, point, d) and y (prompt, point) from a stream of seed and parts; whole without a step."""
+        """Draw x (prompt, point, d) and y (prompt, point) from a stream of seed and
+        parts; whole without a step.
+        """
         generator = stream(seed, *parts)
         dimensions, points = self.sizes(self.curriculum if step is None else step)
         x = (
@@ -74,7 +80,8 @@ class Prompts:
 
 
 def least_squares_in_context(x: Tensor, y: Tensor) -> Tensor:
-    """Predict y (prompt, point) of x (prompt, point, d) by minimum-norm least squares, each from the pairs before it.
+    """Predict y (prompt, point) of x (prompt, point, d) by minimum-norm least squares,
+    each from the pairs before it.
 
     Predictions (prompt, point) are in float64; the first is 0.
 
@@ -93,7 +100,8 @@ def least_squares_in_context(x: Tensor, y: Tensor) -> Tensor:
 
 
 def oracle_errors(inputs: int, points: int) -> Tensor:
-    """Compute the oracle's expected squared error after 0, 1, … pairs, 1 - i / d, and 0 from d pairs on, (point,).
+    """Compute the oracle's expected squared error after 0, 1, … pairs, 1 - i / d, and 0
+    from d pairs on, (point,).
 
     Example:
         >>> structured.oracle_errors(4, 6).tolist()
@@ -117,7 +125,8 @@ def make_regressor(
 ) -> InContextRegressor:
     """Make a regressor with drawn weights, for prompts.
 
-    ``name`` and ``form`` are of ``REGRESSORS``, and arguments of the scoring function, such as ``ranks``.
+    ``name`` and ``form`` are of ``REGRESSORS``, and arguments of the scoring function,
+    such as ``ranks``.
 
     Raises:
         UnknownNameError: an unknown name.
@@ -139,7 +148,9 @@ def make_regressor(
 def errors_by_pairs(
     model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: int = 512
 ) -> Tensor:
-    """Compute the mean squared error of x (prompt, point, d) and y (prompt, point) after 0, 1, … pairs, (point,)."""
+    """Compute the mean squared error of x (prompt, point, d) and y (prompt, point)
+    after 0, 1, … pairs, (point,).
+    """
     training, device = model.training, next(model.parameters()).device
     model.eval()
     total = torch.zeros(y.shape[1], dtype=torch.float64)
@@ -158,8 +169,10 @@ class InContextTask:
 
     Args:
         model, prompts: from :func:`make_regressor`, and those that it is trained on.
-        batch, epoch, held_out: prompts of a step; steps between two evaluations; prompts that it is measured on.
-        seed, settings: of the prompts; further settings that the weights depend on, for ``identity``, their JSON.
+        batch, epoch, held_out: prompts of a step; steps between two evaluations;
+            prompts that it is measured on.
+        seed, settings: of the prompts; further settings that the weights depend on, for
+            ``identity``, their JSON.
     """
 
     def __init__(
@@ -215,13 +228,16 @@ class InContextTask:
         return errors
 
     def evaluate(self) -> dict[str, float]:
-        """Compute mean squared errors on the held-out prompts: over all points, "mse", and of the last one, "last"."""
+        """Compute mean squared errors on the held-out prompts: over all points, "mse",
+        and of the last one, "last".
+        """
         errors = self.by_pairs()
         return {"mse": sum(errors) / len(errors), "last": errors[-1]}
 
 
 def first_deviation(d_out: int, d_in: int) -> float:
-    """Compute the standard deviation of first weights, d_in^-1/2 · min(1, √(d_out / d_in)) (S2-MUP).
+    """Compute the standard deviation of first weights, d_in^-1/2 · min(1, √(d_out /
+    d_in)) (S2-MUP).
 
     Example:
         >>> structured.first_deviation(d_out=16, d_in=64)
@@ -231,7 +247,9 @@ def first_deviation(d_out: int, d_in: int) -> float:
 
 
 def find_fan_in(module: nn.Module, name: str) -> int | None:
-    """Return the length of the sum in one output of a parameter; None without such a sum (biases, norms, read-in)."""
+    """Return the length of the sum in one output of a parameter; None without such a
+    sum (biases, norms, read-in).
+    """
     if isinstance(module, LevelFactor):
         return int(module.factors[int(name.rpartition(".")[2])].shape[1])
     if isinstance(module, TrainFactor):
@@ -244,9 +262,11 @@ def find_fan_in(module: nn.Module, name: str) -> int | None:
 def parameter_groups(
     model: nn.Module, rate: float, base_width: int
 ) -> list[dict[str, Any]]:
-    """Group parameters by the learning rate of AdamW that μP gives each, as torch's optimisers take them (S2-MUP).
+    """Group parameters by the learning rate of AdamW that μP gives each, as torch's
+    optimisers take them (S2-MUP).
 
-    ``rate`` is tuned at the width ``base_width``. Each group has "params", "lr", and the "names" of its parameters.
+    ``rate`` is tuned at the width ``base_width``. Each group has "params", "lr", and
+    the "names" of its parameters.
 
     Example:
         >>> encoder = structured.Encoder(32, 1, 2, structured.Standard())
@@ -263,7 +283,8 @@ def parameter_groups(
 
 
 def redraw(model: nn.Module, seed: int) -> None:
-    """Draw first weights by μP: matrices by their sizes, read-out zero, read-in and positions 0.02, biases zero.
+    """Draw first weights by μP: matrices by their sizes, read-out zero, read-in and
+    positions 0.02, biases zero.
 
     Example:
         >>> model = structured.Encoder(16, 1, 2, structured.Standard())
@@ -283,7 +304,8 @@ def redraw(model: nn.Module, seed: int) -> None:
             draw = torch.randn(parameter.shape, generator=generator).to(parameter)
             fan_in = fans[id(parameter)]
             if fan_in is not None:
-                # structured factors have as variance one over what they sum; a dense matrix may be narrower than that
+                # structured factors have as variance one over what they sum; a dense
+                # matrix may be narrower than that
                 deviation = (
                     first_deviation(len(parameter), fan_in)
                     if parameter.ndim == 2

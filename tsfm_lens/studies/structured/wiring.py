@@ -15,7 +15,9 @@ __all__ = ["StepAdapter"]
 
 
 class StepAdapter(ChannelAdapter):
-    """Lens adapter of a :class:`StepForecaster`, whose tokens are the time steps of all channels."""
+    """Lens adapter of a :class:`StepForecaster`, whose tokens are the time steps of all
+    channels.
+    """
 
     architecture = "structured-steps"
     model: StepForecaster
@@ -40,7 +42,9 @@ class StepAdapter(ChannelAdapter):
 
 
 def describe_stack(model: StepForecaster) -> Stack:
-    """Return the rows of a model's blocks; layers with other numbers of scoring features have rows of their own."""
+    """Return the rows of a model's blocks; layers with other numbers of scoring
+    features have rows of their own.
+    """
     blocks = cast("list[EncoderBlock]", list(model.encoder.blocks))
     first = blocks[0].attn
     rows = [(_attention(block), _mlp()) for block in blocks]

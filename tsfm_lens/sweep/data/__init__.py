@@ -1,1 +1,3 @@
-"""Windows with their truth, on which sweeps are scored: benchmarks, files, bundled series, chaotic systems."""
+"""Windows with their truth, on which sweeps are scored: benchmarks, files, bundled
+series, chaotic systems.
+"""

@@ -46,7 +46,9 @@ class GiftEval(Strict):
 
 
 class Folder(Strict):
-    """One dataset that is stored like GIFT-Eval's; its windows are those of the benchmark's rules."""
+    """One dataset that is stored like GIFT-Eval's; its windows are those of the
+    benchmark's rules.
+    """
 
     source: Literal["folder"]
     path: str
@@ -74,7 +76,9 @@ class Bundled(_Cut):
 
 
 class File(_Cut):
-    """A CSV or Parquet file, all files of a folder, or those that a glob names, a dataset each."""
+    """A CSV or Parquet file, all files of a folder, or those that a glob names, a
+    dataset each.
+    """
 
     source: Literal["file"]
     path: str
@@ -102,14 +106,17 @@ class File(_Cut):
         return [
             holdout_set
             for path, name in self._files()
-            # a path, so that a file that is not there is never taken for a bundled series
+            # a path, so that a file that is not there is never taken for a bundled
+            # series
             for holdout_set in holdout_sets(
                 path, self.horizon, self.windows, self.stride, name, **reading
             )
         ]
 
     def _files(self) -> list[tuple[Path, str | None]]:
-        """List the files, with the names of their sets: one file, all of a folder, or those of a glob."""
+        """List the files, with the names of their sets: one file, all of a folder, or
+        those of a glob.
+        """
         path = Path(self.path)
         if not path.is_dir() and (
             path.exists() or not any(sign in self.path for sign in "*?[")
@@ -128,7 +135,8 @@ class File(_Cut):
         ]
         if not files:
             raise InputError(
-                f"{self.path!r} has no file that can be read: expected {', '.join(READABLE)}"
+                f"{self.path!r} has no file that can be read: expected"
+                f" {', '.join(READABLE)}"
             )
         return [
             (file, f"{self.name}/{file.name.split('.')[0]}" if self.name else None)
@@ -161,7 +169,9 @@ class Gluonts(_Cut):
 
 
 class Dysts(_Cut):
-    """Trajectories of chaotic systems, integrated by the package dysts; see ``tsfm_lens.sweep.data.dysts_sets``."""
+    """Trajectories of chaotic systems, integrated by the package dysts; see
+    ``tsfm_lens.sweep.data.dysts_sets``.
+    """
 
     source: Literal["dysts"]
     systems: Texts = ("*",)

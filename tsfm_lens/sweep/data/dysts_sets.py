@@ -28,11 +28,14 @@ TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
 """Relative and absolute tolerance of each integrator."""
 _HINT = "dysts_systems() lists all; no delay equations, no maps."
 REFERENCE_POINTS, REFERENCE_PERIODS, TRANSIENT = 1000, 10, 200
-"""Points and periods of the path that initial conditions are drawn from, and its transient steps off the attractor."""
+"""Points and periods of the path that initial conditions are drawn from, and its
+transient steps off the attractor.
+"""
 
 
 def dysts_systems() -> tuple[str, ...]:
-    """List the ordinary differential equations of dysts; its delay equations and maps are left out.
+    """List the ordinary differential equations of dysts; its delay equations and maps
+    are left out.
 
     Raises:
         MissingExtraError: dysts is not installed.
@@ -59,25 +62,31 @@ def dysts_sets(
     integrator: str = "LSODA",
     multivariate: bool = False,
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of trajectories of chaotic systems, one set ``dysts/System`` per system.
+    """Cut rolling windows at the end of trajectories of chaotic systems, one set
+    ``dysts/System`` per system.
 
     Args:
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
         horizon, windows, stride: see :func:`tsfm_lens.sweep.holdout_sets`.
         points: steps of a trajectory.
         periods: of the system's dominant oscillation that these steps span.
-        instances: trajectories per system: from its published initial condition, then from points of its attractor.
+        instances: trajectories per system: from its published initial condition, then
+            from points of its attractor.
         seed: of these points.
-        integrator: "LSODA" (tolerance 1e-8), or "DOP853" (1e-9), which takes several times as long.
-        multivariate: whether the coordinates are variates of one item; by default each is a series of its own.
+        integrator: "LSODA" (tolerance 1e-8), or "DOP853" (1e-9), which takes several
+            times as long.
+        multivariate: whether the coordinates are variates of one item; by default each
+            is a series of its own.
 
     Raises:
         MissingExtraError: dysts is not installed.
         UnknownNameError: a pattern fits no system, or there is no such integrator.
-        InputError: a trajectory is too short for the windows, or could not be integrated.
+        InputError: a trajectory is too short for the windows, or could not be
+            integrated.
 
     Source:
-        Gilpin 2021, "Chaos as an interpretable benchmark for forecasting and data-driven modelling".
+        Gilpin 2021, "Chaos as an interpretable benchmark for forecasting and
+        data-driven modelling".
 
     Example:
         >>> len(sweep.dysts_sets("Lorenz", horizon=64, points=512))  # doctest: +SKIP
@@ -161,8 +170,8 @@ def _integrate(
         np.random.set_state(state)  # noqa: NPY002
     if path is None:
         raise InputError(
-            f"the integration of {flow.name!r} with {integrator} did not finish; try the other one of "
-            f"{', '.join(TOLERANCES)}"
+            f"the integration of {flow.name!r} with {integrator} did not finish; try"
+            f" the other one of {', '.join(TOLERANCES)}"
         )
     return np.asarray(path, dtype=np.float64).T
 
@@ -175,5 +184,6 @@ def _dysts(module: str) -> ModuleType:
             return import_module(module)
         except ImportError as error:
             raise MissingExtraError(
-                f"chaotic systems need the package dysts ({error}). Install it: {install_command('dysts')}"
+                f"chaotic systems need the package dysts ({error}). Install it:"
+                f" {install_command('dysts')}"
             ) from error

@@ -31,12 +31,14 @@ class Window:
     Attributes:
         item: id of the series, unique within its set.
         index: number of the window within the item, 0 the earliest.
-        context: read-only (variate, time), NaN where missing; it may be a view of a mapped file.
+        context: read-only (variate, time), NaN where missing; it may be a view of a
+            mapped file.
         label: read-only (variate, horizon), the steps that follow, NaN where missing.
         start: timestamp of the context's first step, None if unknown.
 
     Raises:
-        InputError: context or label have other axes, differ in variates, or the context has no step.
+        InputError: context or label have other axes, differ in variates, or the context
+            has no step.
     """
 
     item: str
@@ -50,14 +52,16 @@ class Window:
             array = np.asarray(getattr(self, name)).view()
             if array.ndim != 2 or not array.size or array.dtype.kind != "f":
                 raise InputError(
-                    f"window {self.id!r}: the {name} is {array.dtype} of shape {array.shape}, expected floats "
-                    "(variate, time) of at least one step"
+                    f"window {self.id!r}: the {name} is {array.dtype} of shape"
+                    f" {array.shape}, expected floats (variate, time) of at least one"
+                    " step"
                 )
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if len(self.context) != len(self.label):
             raise InputError(
-                f"{self.id!r}: the context has {len(self.context)} variates, the label {len(self.label)}"
+                f"{self.id!r}: the context has {len(self.context)} variates, the label"
+                f" {len(self.label)}"
             )
 
     @property
@@ -72,7 +76,9 @@ class Window:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of names, start and values; equal on every machine and for every float type of equal values."""
+        """SHA-256 of names, start and values; equal on every machine and for every
+        float type of equal values.
+        """
         hasher = hashlib.sha256(
             repr((self.item, int(self.index), str(self.start))).encode()
         )
@@ -86,7 +92,8 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationSet:
-    """Windows of one dataset that are scored together; NaN and infinite values are missing.
+    """Windows of one dataset that are scored together; NaN and infinite values are
+    missing.
 
     Attributes:
         name: unique in a sweep, as in "ett1/H/short", "bundled/co2" or "dysts/Lorenz".
@@ -94,11 +101,13 @@ class EvaluationSet:
         horizon: steps of every label.
         freq: pandas alias, None if unknown.
         seasonality: m of the scaled errors, in steps.
-        domain, source: field that the series come from, and where they come from, in words.
+        domain, source: field that the series come from, and where they come from, in
+            words.
         notes: remarks from reading, e.g. what was left out.
 
     Raises:
-        InputError: there is no window, a window occurs twice, or a label has another horizon.
+        InputError: there is no window, a window occurs twice, or a label has another
+            horizon.
     """
 
     name: str
@@ -123,18 +132,21 @@ class EvaluationSet:
         for what in ("horizon", "seasonality"):
             if getattr(self, what) < 1:
                 raise InputError(
-                    f"evaluation set {self.name!r}: {what} is {getattr(self, what)}, expected 1 or more"
+                    f"evaluation set {self.name!r}: {what} is {getattr(self, what)},"
+                    " expected 1 or more"
                 )
         ids: set[str] = set()
         for window in self.windows:
             if window.label.shape[1] != self.horizon:
                 raise InputError(
-                    f"evaluation set {self.name!r}: the label of window {window.id!r} has {window.label.shape[1]} "
-                    f"steps, expected the horizon {self.horizon}"
+                    f"evaluation set {self.name!r}: the label of window {window.id!r}"
+                    f" has {window.label.shape[1]} steps, expected the horizon"
+                    f" {self.horizon}"
                 )
             if window.id in ids:
                 raise InputError(
-                    f"evaluation set {self.name!r} has window {window.id!r} more than once"
+                    f"evaluation set {self.name!r} has window {window.id!r} more than"
+                    " once"
                 )
             ids.add(window.id)
 
@@ -143,8 +155,9 @@ class EvaluationSet:
 
     def __repr__(self) -> str:
         return (
-            f"EvaluationSet({self.name!r}, {len(self)} windows of {self.n_series} series, horizon={self.horizon}, "
-            f"freq={self.freq!r}, seasonality={self.seasonality})"
+            f"EvaluationSet({self.name!r}, {len(self)} windows of {self.n_series}"
+            f" series, horizon={self.horizon}, freq={self.freq!r},"
+            f" seasonality={self.seasonality})"
         )
 
     @property
@@ -167,9 +180,11 @@ class EvaluationSet:
         return replace(self, windows=tuple(self.windows[i] for i in indices))
 
     def chunks(self, size: int) -> list[tuple[int, ...]]:
-        """Split the indices of all windows, in order, into chunks of at most ``size`` series.
+        """Split the indices of all windows, in order, into chunks of at most ``size``
+        series.
 
-        A window is never parted: one with more variates than ``size`` is a chunk of its own.
+        A window is never parted: one with more variates than ``size`` is a chunk of its
+        own.
         """
         parts: list[list[int]] = []
         space = 0
@@ -186,17 +201,20 @@ class EvaluationSet:
     ) -> tuple[SeriesBatch, np.ndarray]:
         """Return the contexts of some windows as a batch, and their truth.
 
-        Where a (cropped) context has no value, its last step gets the last value before it, else 0, and a note says so.
+        Where a (cropped) context has no value, its last step gets the last value before
+        it, else 0, and a note says so.
 
         Args:
             indices: numbers of windows.
             context_length: the most recent steps to keep; all if None.
 
         Returns:
-            Series ``item/window`` or ``item/window/variate``; and the truth (series, horizon), NaN where missing.
+            Series ``item/window`` or ``item/window/variate``; and the truth (series,
+            horizon), NaN where missing.
 
         Raises:
-            InputError: an index is out of range, there is none, or a value is beyond single precision.
+            InputError: an index is out of range, there is none, or a value is beyond
+                single precision.
         """
         windows = self._pick(indices)
         notes: list[str] = []
@@ -226,13 +244,16 @@ class EvaluationSet:
         return batch, known_values(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:
-        """Compute the seasonal error of each series' full context, the denominator of MASE and MSIS.
+        """Compute the seasonal error of each series' full context, the denominator of
+        MASE and MSIS.
 
         Returns:
-            (series,) in data units, rows as in :meth:`batch`; NaN where it is 0 or has no pair of values.
+            (series,) in data units, rows as in :meth:`batch`; NaN where it is 0 or has
+            no pair of values.
 
         Source:
-            Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
+            Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask
+            of invalid values.
         """
         numbers = [self._position(index) for index in indices]
         for number in set(numbers) - set(self._scales):
@@ -245,7 +266,8 @@ class EvaluationSet:
     def seasonal_naive(
         self, indices: Sequence[int], levels: Sequence[float]
     ) -> np.ndarray:
-        """Repeat the last season, with Gaussian quantiles whose variance grows with the seasons ahead.
+        """Repeat the last season, with Gaussian quantiles whose variance grows with the
+        seasons ahead.
 
         Args:
             indices: numbers of windows.
@@ -255,7 +277,8 @@ class EvaluationSet:
             (series, quantile, step) in data units, rows as in :meth:`batch`.
 
         Source:
-            Seasonal_Naive of the GIFT-Eval leaderboard (Aksu et al. 2024), which is statsforecast's SeasonalNaive.
+            Seasonal_Naive of the GIFT-Eval leaderboard (Aksu et al. 2024), which is
+            statsforecast's SeasonalNaive.
         """
         normal = np.array([NormalDist().inv_cdf(level) for level in levels])
         seasons = np.floor(np.arange(self.horizon) / self.seasonality) + 1
@@ -270,9 +293,11 @@ class EvaluationSet:
         return np.stack(rows)
 
     def fingerprint(self, indices: Iterable[int] | None = None) -> str:
-        """Compute the SHA-256, in hex, of all that is scored: values, labels, names, horizon, frequency and season.
+        """Compute the SHA-256, in hex, of all that is scored: values, labels, names,
+        horizon, frequency and season.
 
-        The order of the indices (all if None), the set's name and the float type of equal values do not matter to it.
+        The order of the indices (all if None), the set's name and the float type of
+        equal values do not matter to it.
         """
         numbers = (
             range(len(self))
@@ -299,7 +324,9 @@ class EvaluationSet:
         return windows
 
     def _stamp(self, window: Window, skip: int) -> pd.Timestamp | None:
-        """Compute the timestamp of the context's first step after ``skip``; None where unknown or past pandas' era."""
+        """Compute the timestamp of the context's first step after ``skip``; None where
+        unknown or past pandas' era.
+        """
         if window.start is None or self.freq is None:
             return window.start if not skip else None
         offset = read_offset(self.freq)
@@ -312,7 +339,9 @@ class EvaluationSet:
 
 
 def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str]]:
-    """Return the context after ``skip`` steps with at least one value, and a note if that value was filled in."""
+    """Return the context after ``skip`` steps with at least one value, and a note if
+    that value was filled in.
+    """
     context = known_values(row[skip:])
     if not np.isnan(context).all():
         return context, []
@@ -322,7 +351,8 @@ def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str
         "the last value before them" if len(finite) else "0, as the series has no value"
     )
     return context, [
-        f"{name}: the {len(context)} steps of context are all missing; the last was given {what}"
+        f"{name}: the {len(context)} steps of context are all missing; the last was"
+        f" given {what}"
     ]
 
 
@@ -334,7 +364,9 @@ def rolling_windows(
     stride: int | None = None,
     start: pd.Timestamp | None = None,
 ) -> Iterator[Window]:
-    """Cut the last windows of one item, in time order; each context is the whole history before its label."""
+    """Cut the last windows of one item, in time order; each context is the whole
+    history before its label.
+    """
     stride = horizon if stride is None else stride
     for name, number in (
         ("horizon", horizon),
@@ -347,8 +379,8 @@ def rolling_windows(
     least = steps_needed(horizon, windows, stride)
     if length < least:
         raise InputError(
-            f"series {item!r} has {length} steps: {windows} windows of horizon {horizon}, {stride} steps apart, need "
-            f"at least {least}"
+            f"series {item!r} has {length} steps: {windows} windows of horizon"
+            f" {horizon}, {stride} steps apart, need at least {least}"
         )
     for index in range(windows):
         trimmed = length - horizon - stride * (windows - 1 - index)
@@ -364,10 +396,11 @@ def rolling_windows(
 def scored_windows(
     item: str, values: np.ndarray, **cut: Any
 ) -> tuple[list[Window], list[str]]:
-    """Cut the last windows of one item whose labels have a value, with notes on what has none.
+    """Cut the last windows of one item whose labels have a value, with notes on what
+    has none.
 
-    Steps at the end at which no variate has a value are left out first, as if the series ended before them; then
-    windows whose whole label falls into a gap.
+    Steps at the end at which no variate has a value are left out first, as if the
+    series ended before them; then windows whose whole label falls into a gap.
 
     Args:
         cut: further arguments of :func:`rolling_windows`.
@@ -380,14 +413,16 @@ def scored_windows(
     notes = []
     if length < values.shape[-1]:
         notes.append(
-            f"{item!r}: the last {values.shape[-1] - length} steps have no value; its windows end before them"
+            f"{item!r}: the last {values.shape[-1] - length} steps have no value; its"
+            " windows end before them"
         )
     windows = list(rolling_windows(item, values[:, :length], **cut))
     retained = [window for window in windows if np.isfinite(window.label).any()]
     # the last window ends with a value, so that one is always kept
     if lost := len(windows) - len(retained):
         notes.append(
-            f"{item!r}: {lost} of {len(windows)} windows have no value to score and are left out"
+            f"{item!r}: {lost} of {len(windows)} windows have no value to score and are"
+            " left out"
         )
     return retained, notes
 
@@ -395,7 +430,9 @@ def scored_windows(
 def matching(
     what: str, patterns: str | Sequence[str], names: Sequence[str], hint: str
 ) -> list[str]:
-    """Select names by patterns, which may leave out what follows a slash, in the order of the names."""
+    """Select names by patterns, which may leave out what follows a slash, in the order
+    of the names.
+    """
     matches: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         of_pattern = {
@@ -410,5 +447,7 @@ def matching(
 
 
 def steps_needed(horizon: int, windows: int, stride: int) -> int:
-    """Return the length of the shortest series that these windows fit, with one step of context for the first."""
+    """Return the length of the shortest series that these windows fit, with one step of
+    context for the first.
+    """
     return horizon + stride * (windows - 1) + 1

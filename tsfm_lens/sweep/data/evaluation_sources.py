@@ -28,18 +28,24 @@ def holdout_sets(
     name: str | None = None,
     **reading: Any,
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of any series, one set for each frequency and season, or bundled series.
+    """Cut rolling windows at the end of any series, one set for each frequency and
+    season, or bundled series.
 
     Args:
-        series: names of bundled series, or anything that :func:`tsfm_lens.data.as_series` takes.
+        series: names of bundled series, or anything that
+            :func:`tsfm_lens.data.as_series` takes.
         horizon: steps of each label.
         windows: how many per item.
-        stride: steps from one label to the next; the horizon if None, so that labels do not overlap.
-        name: of the set; the file's name or "series" if None. Bundled series are named ``bundled/…``.
-        reading: options of ``as_series``, such as ``freq``, ``variates`` and ``seasonality``.
+        stride: steps from one label to the next; the horizon if None, so that labels do
+            not overlap.
+        name: of the set; the file's name or "series" if None. Bundled series are named
+            ``bundled/…``.
+        reading: options of ``as_series``, such as ``freq``, ``variates`` and
+            ``seasonality``.
 
     Raises:
-        InputError: the series cannot be read or are too short; the message names the series.
+        InputError: the series cannot be read or are too short; the message names the
+            series.
         UnknownNameError: a list has names of bundled series and one that is none.
 
     Example:
@@ -131,14 +137,18 @@ def gluonts_set(
     """Cut rolling windows at the end of a gluonts dataset, as one set.
 
     Args:
-        dataset: entries with "target" (time,) or (variate, time), "start" and perhaps "item_id".
+        dataset: entries with "target" (time,) or (variate, time), "start" and perhaps
+            "item_id".
         horizon, windows, stride, name: see :func:`holdout_sets`.
-        freq: frequency, in any pandas spelling; that of the first entry's period if None.
+        freq: frequency, in any pandas spelling; that of the first entry's period if
+            None.
         seasonality: season length in steps; gluonts' own for the frequency if None.
-        domain, source: field that the series come from, and where they come from, in words.
+        domain, source: field that the series come from, and where they come from, in
+            words.
 
     Raises:
-        InputError: an entry has no target or too few steps, an id occurs twice, or there is no entry.
+        InputError: an entry has no target or too few steps, an id occurs twice, or
+            there is no entry.
 
     Example:
         >>> entry = {"target": np.arange(48.0), "start": pd.Period("2020-01", freq="M")}
@@ -152,11 +162,13 @@ def gluonts_set(
         item = str(entry.get("item_id", number))
         if "target" not in entry:
             raise InputError(
-                f"entry {item!r} of {name!r} has no 'target'; it has {', '.join(map(str, entry))}"
+                f"entry {item!r} of {name!r} has no 'target'; it has"
+                f" {', '.join(map(str, entry))}"
             )
         if item in ids:
             raise InputError(
-                f"{name!r} has item {item!r} more than once; give each entry its own 'item_id'"
+                f"{name!r} has item {item!r} more than once; give each entry its own"
+                " 'item_id'"
             )
         ids.add(item)
         start = entry.get("start")
@@ -199,7 +211,9 @@ def gluonts_file(
     seasonality: int | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of a dataset on disk, as gluonts' FileDataset reads it."""
+    """Cut rolling windows at the end of a dataset on disk, as gluonts' FileDataset
+    reads it.
+    """
     position = local_path(path)
     parse_frequency(freq)
     entries = [

@@ -1,4 +1,6 @@
-"""GIFT-Eval: its 97 configurations from the folders of the benchmark, and other datasets stored like it."""
+"""GIFT-Eval: its 97 configurations from the folders of the benchmark, and other
+datasets stored like it.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class GiftEvalConfig:
 
 
 def find_source(dataset: str) -> str:
-    """Return the collection that a dataset is taken from: "ett1" of "ett1/H/short", and of its other terms."""
+    """Return the collection that a dataset is taken from: "ett1" of "ett1/H/short", and
+    of its other terms.
+    """
     parts = dataset.split("/")
     return parts[0] if len(parts) > 1 and parts[-1] in TERMS else dataset
 
@@ -74,7 +78,8 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
     letter = parse_frequency(freq)[1]
     if letter not in horizons:
         raise InputError(
-            f"GIFT-Eval has no horizon for frequency {freq!r}, only for {', '.join(horizons)}; give one"
+            f"GIFT-Eval has no horizon for frequency {freq!r}, only for"
+            f" {', '.join(horizons)}; give one"
         )
     return horizons[letter] * TERMS[term]
 
@@ -108,19 +113,26 @@ def gift_eval(
     *,
     missing: Literal["error", "skip"] = "error",
 ) -> list[EvaluationSet]:
-    """Read the test windows of GIFT-Eval from its folders, one set per configuration, as the leaderboard has them.
+    """Read the test windows of GIFT-Eval from its folders, one set per configuration,
+    as the leaderboard has them.
 
     Args:
-        path: the benchmark's folder; that of the environment variable ``GIFT_EVAL`` if None.
-        configs: names or patterns of keys, as in ``ett1/H/short``, ``m4_*``, ``*/short`` or ``ett1/H`` (all its terms).
-        missing: whether a configuration without a folder is an error, or left out with a warning.
+        path: the benchmark's folder; that of the environment variable ``GIFT_EVAL`` if
+            None.
+        configs: names or patterns of keys, as in ``ett1/H/short``, ``m4_*``,
+            ``*/short`` or ``ett1/H`` (all its terms).
+        missing: whether a configuration without a folder is an error, or left out with
+            a warning.
 
     Raises:
-        InputError: there is no benchmark folder, or a dataset in it is missing or damaged.
-        UnknownNameError: a pattern fits no configuration; the message has the nearest keys.
+        InputError: there is no benchmark folder, or a dataset in it is missing or
+            damaged.
+        UnknownNameError: a pattern fits no configuration; the message has the nearest
+            keys.
 
     Source:
-        Aksu et al. 2024, "GIFT-Eval: A Benchmark For General Time Series Forecasting Model Evaluation".
+        Aksu et al. 2024, "GIFT-Eval: A Benchmark For General Time Series Forecasting
+        Model Evaluation".
 
     Example:
         >>> sweep.gift_eval("path/to/gift-eval", "m4_*")  # doctest: +SKIP
@@ -136,8 +148,9 @@ def gift_eval(
     position = os.environ.get(VARIABLE) if path is None else path
     if not position:
         raise InputError(
-            f"where is GIFT-Eval? Give its folder, or set the environment variable {VARIABLE} to it. It is the dataset "
-            "Salesforce/GiftEval on the Hugging Face hub."
+            "where is GIFT-Eval? Give its folder, or set the environment variable"
+            f" {VARIABLE} to it. It is the dataset Salesforce/GiftEval on the Hugging"
+            " Face hub."
         )
     root = local_path(position)
     if not root.is_dir():
@@ -146,7 +159,10 @@ def gift_eval(
     absent = [config for config in selection if not (root / config.folder).is_dir()]
     if absent:
         folders = ", ".join(dict.fromkeys(config.folder for config in absent))
-        message = f"{str(root)!r} lacks {len(absent)} of {len(selection)} configurations: no folder {folders}"
+        message = (
+            f"{str(root)!r} lacks {len(absent)} of {len(selection)} configurations: no"
+            f" folder {folders}"
+        )
         if missing == "error" or len(absent) == len(selection):
             raise InputError(
                 f'{message}. missing="skip" leaves out those that are not there.'
@@ -162,11 +178,13 @@ def gift_eval(
         freq, variates = rows[0].freq or config.freq, len(rows[0].values)
         if parse_frequency(freq)[:2] != parse_frequency(config.freq)[:2]:
             raise InputError(
-                f"{root / folder} has frequency {freq!r}, expected {config.freq!r} for {config.key}"
+                f"{root / folder} has frequency {freq!r}, expected {config.freq!r} for"
+                f" {config.key}"
             )
         if variates != config.variates:
             raise InputError(
-                f"{root / folder} has {variates} variates, expected {config.variates} for {config.key}"
+                f"{root / folder} has {variates} variates, expected {config.variates}"
+                f" for {config.key}"
             )
         sets.append(
             _set(
@@ -191,17 +209,20 @@ def gift_eval_folder(
     freq: str | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Read the test windows of any dataset that is stored like GIFT-Eval's, by the benchmark's rules, as one set.
+    """Read the test windows of any dataset that is stored like GIFT-Eval's, by the
+    benchmark's rules, as one set.
 
     Args:
         path: folder with state.json.
         term: "short", "medium" or "long".
         name: of the set; folder and term if None.
-        horizon, freq: the benchmark's for frequency and term, and the stored one, if None.
+        horizon, freq: the benchmark's for frequency and term, and the stored one, if
+            None.
         domain: field of the data.
 
     Raises:
-        InputError: the folder is missing or damaged, or frequency or horizon are unknown.
+        InputError: the folder is missing or damaged, or frequency or horizon are
+            unknown.
 
     Example:
         >>> sweep.gift_eval_folder("path/to/gift-eval/us_births/D", "short")  # doctest: +SKIP
@@ -240,7 +261,8 @@ def _set(
     # weeks may begin on different days
     if len({parse_frequency(frequency)[:2] for frequency in freqs}) > 1:
         raise InputError(
-            f"the series of {folder!r} have different frequencies: {', '.join(sorted(freqs))}"
+            f"the series of {folder!r} have different frequencies:"
+            f" {', '.join(sorted(freqs))}"
         )
     # a tenth of the shortest series
     share = math.ceil(TEST_SHARE * min(row.values.shape[1] for row in rows) / horizon)
@@ -254,7 +276,8 @@ def _set(
         item = row.item if times[row.item] == 1 else f"{row.item}#{times[row.item]}"
         if row.values.shape[1] < least:
             notes.append(
-                f"{item}: left out, its {row.values.shape[1]} steps are too few for {windows} windows"
+                f"{item}: left out, its {row.values.shape[1]} steps are too few for"
+                f" {windows} windows"
             )
             continue
         trimmed = list(
@@ -269,7 +292,8 @@ def _set(
         all_windows += trimmed
     if not all_windows:
         raise InputError(
-            f"every series of {folder!r} is shorter than {least} steps, too few for horizon {horizon}"
+            f"every series of {folder!r} is shorter than {least} steps, too few for"
+            f" horizon {horizon}"
         )
     alias = stamp_frequency(freq)
     return EvaluationSet(

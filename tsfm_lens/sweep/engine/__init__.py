@@ -1,1 +1,3 @@
-"""Run of a sweep: cells, engines, workers, and the way from a configuration to a full store."""
+"""Run of a sweep: cells, engines, workers, and the way from a configuration to a full
+store.
+"""

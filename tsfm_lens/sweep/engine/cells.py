@@ -1,4 +1,5 @@
-"""Cells: one model, one variant, and a chunk of windows of one dataset, forecast and scored.
+"""Cells: one model, one variant, and a chunk of windows of one dataset, forecast and
+scored.
 
 :func:`run` is the way in: it computes what a table of cells lists and a store lacks.
 """
@@ -54,7 +55,8 @@ def run(
         devices: torch devices over which workers are distributed.
         address: of a Ray cluster.
         block: variants that are computed and kept as one.
-        lenses: open models by name, for the engine "single"; other workers open their own.
+        lenses: open models by name, for the engine "single"; other workers open their
+            own.
         on_done: called with the outcome of each group of cells.
 
     Returns:
@@ -100,7 +102,9 @@ def run(
 
 
 class CellWorker:
-    """Worker that runs groups of cells with the given open lenses; of other lenses, the last one stays open."""
+    """Worker that runs groups of cells with the given open lenses; of other lenses, the
+    last one stays open.
+    """
 
     def __init__(self, common: Mapping[str, Lens], device: str | None = None) -> None:
         self._lenses = common
@@ -109,7 +113,9 @@ class CellWorker:
         )
 
     def __call__(self, task: GroupTask) -> pa.Table:
-        """Compute the rows of a task whose payload are variants and whose data is a :class:`ChunkTask`."""
+        """Compute the rows of a task whose payload are variants and whose data is a
+        :class:`ChunkTask`.
+        """
         model = task.data.model
         if model is None:
             return run_naive(task.data.chunk, task.cells)
@@ -120,7 +126,9 @@ class CellWorker:
 def run_cells(
     lens: Lens, specs: Sequence[VariantSpec], shared: ChunkTask, cells: Sequence[str]
 ) -> pa.Table:
-    """Forecast and score variants on a chunk, ``cells`` by key, together with the plain model."""
+    """Forecast and score variants on a chunk, ``cells`` by key, together with the plain
+    model.
+    """
     windows, model = shared.chunk.load(), shared.model
     assert model is not None
     horizon, reference = windows.truth.shape[1], None
@@ -170,7 +178,9 @@ def run_cells(
 
 
 def run_naive(chunk: Chunk, cells: Sequence[str]) -> pa.Table:
-    """Score the seasonal naive forecast; the errors of all models are divided by its error."""
+    """Score the seasonal naive forecast; the errors of all models are divided by its
+    error.
+    """
     windows = chunk.load()
     scores = window_scores(windows.truth, chunk.seasonal_naive(), LEVELS, windows.scale)
     # there is no plain forecast that it could be near to

@@ -1,7 +1,9 @@
-"""Engines that run groups of cells: this process, several processes, or plain tasks of a Ray cluster.
+"""Engines that run groups of cells: this process, several processes, or plain tasks of
+a Ray cluster.
 
-:func:`run_groups` locks a group in the store, lets a worker compute it, and writes it. So engines differ in how a
-worker computes, and a worker that dies loses the one group that it has in hand.
+:func:`run_groups` locks a group in the store, lets a worker compute it, and writes it.
+So engines differ in how a worker computes, and a worker that dies loses the one group
+that it has in hand.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def run_groups(
     on_done: Callable[[GroupDone], object] = lambda group: None,
     address: str | None = None,
 ) -> list[GroupDone]:
-    """Compute the groups that a store does not hold yet, and return the outcome of all in the order of their ends."""
+    """Compute the groups that a store does not hold yet, and return the outcome of all
+    in the order of their ends.
+    """
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     if workers is not None and workers < 1:
@@ -105,7 +109,9 @@ def _compute(
     retries: int,
     report: Callable[[GroupDone], None],
 ) -> None:
-    """Compute all groups; those that another process holds, or that were lost, come again, last."""
+    """Compute all groups; those that another process holds, or that were lost, come
+    again, last.
+    """
     pending, idle = deque(tasks), list(team)
     running: dict[Future[pa.Table], tuple[Worker, GroupTask, float, ExitStack]] = {}
     losses: Counter[GroupTask] = Counter()
@@ -138,7 +144,10 @@ def _compute(
                     except BrokenExecutor as error:
                         losses[task] += 1
                         if losses[task] > retries:
-                            why = f"its worker died {losses[task]} times, often for want of memory: {error}"
+                            why = (
+                                f"its worker died {losses[task]} times, often for want"
+                                f" of memory: {error}"
+                            )
                             outcome = GroupDone(task, "failed", error=why)
                 if outcome is None:
                     pending.append(task)
@@ -156,7 +165,9 @@ def _written(
     future: Future[pa.Table],
     start: float,
 ) -> GroupDone:
-    """Write the rows that a worker computed; errors of this group alone are its outcome."""
+    """Write the rows that a worker computed; errors of this group alone are its
+    outcome.
+    """
     try:
         store.write(worker.result(future), task.cells)
     except (BrokenExecutor, StoreError, SweepFailedError):
@@ -222,10 +233,11 @@ class _ProcessWorker(Worker):
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM from processes that this thread starts, from before their first import.
+    """Hold back Ctrl-C and SIGTERM from processes that this thread starts, from before
+    their first import.
 
-    A new process inherits the mask of the thread that starts it, and would print a traceback for a signal that comes
-    while it imports; the parent decides when it ends.
+    A new process inherits the mask of the thread that starts it, and would print a
+    traceback for a signal that comes while it imports; the parent decides when it ends.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -239,7 +251,8 @@ def _signals_blocked() -> Iterator[None]:
 
 def _begin_process() -> None:
     """Begin a worker process, which ends with its parent."""
-    # these signals may go to every process of a terminal or a service; the parent decides
+    # these signals may go to every process of a terminal or a service; the parent
+    # decides
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -1,4 +1,6 @@
-"""The Ray engine: groups of cells as plain tasks on a cluster, whose processes keep their models from task to task."""
+"""The Ray engine: groups of cells as plain tasks on a cluster, whose processes keep
+their models from task to task.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def ray_workers(
     limit: int,
     stack: ExitStack,
 ) -> list[Worker]:
-    """Connect to a cluster until the end of ``stack``, and return at most ``limit`` workers, a task at a time each."""
+    """Connect to a cluster until the end of ``stack``, and return at most ``limit``
+    workers, a task at a time each.
+    """
     if connect(address):
         stack.callback(_ray().shutdown)
     gpu = any(device.startswith("cuda") for device in devices)
@@ -52,7 +56,8 @@ def ray_workers(
     if not gpu:
         threads = max(1, int(min(useful)) // ceil(count / len(useful)))
         device = devices[0] if devices else None
-    # inside a task, the GPU that Ray gave it is the only one that it sees; lost tasks are repeated here
+    # inside a task, the GPU that Ray gave it is the only one that it sees; lost tasks
+    # are repeated here
     remote = _ray().remote(num_cpus=threads, num_gpus=int(gpu), max_retries=0)
     # data go into the cluster's memory once, not with every task; the last ones stay
     pack = lru_cache(maxsize=1)(lambda data: _ray().put(pickle.dumps(data)))
@@ -102,12 +107,16 @@ def _ray() -> Any:
 _HTTP2_OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
     [0, 0, 0, 4, 0, 0, 0, 0, 0]
 )
-"""Preface of HTTP/2 and an empty frame of settings, which every server of gRPC answers with its own settings."""
+"""Preface of HTTP/2 and an empty frame of settings, which every server of gRPC answers
+with its own settings.
+"""
 _SETTINGS_FRAME = 4
 
 
 def _refuse_silent(address: str) -> None:
-    """Refuse an address where no server of gRPC answers in time; Ray itself would end the process after a minute."""
+    """Refuse an address where no server of gRPC answers in time; Ray itself would end
+    the process after a minute.
+    """
     target = address.removeprefix("ray://")
     host, separator, port = target.rpartition(":")
     if not separator:
@@ -116,7 +125,8 @@ def _refuse_silent(address: str) -> None:
     start = "Start a cluster with: ray start --head --port=6379"
     if not port.isdecimal():
         raise InputError(
-            f"no Ray cluster can be at {address!r}: expected HOST:PORT, such as 10.0.0.1:6379. {start}"
+            f"no Ray cluster can be at {address!r}: expected HOST:PORT, such as"
+            f" 10.0.0.1:6379. {start}"
         )
     try:
         with socket.create_connection(

@@ -1,6 +1,8 @@
-"""Run of a sweep, from its configuration to a complete store: the plan, stage by stage, and what is told of it.
+"""Run of a sweep, from its configuration to a complete store: the plan, stage by stage,
+and what is told of it.
 
-Read :func:`run_sweep` first, then ``plan`` (the tables of cells) and ``run`` (the cells that a store lacks).
+Read :func:`run_sweep` first, then ``plan`` (the tables of cells) and ``run`` (the cells
+that a store lacks).
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from tsfm_lens.sweep.statistics.scores import SEASONAL_NAIVE
 from tsfm_lens.sweep.store import Store
 
 Progress = Callable[[str, int, int, float | None], None]
-"""Called with the stage in words, cells finished, cells in all, and seconds left or None."""
+"""Called with the stage in words, cells finished, cells in all, and seconds left or
+None.
+"""
 _PACE = 32  # groups finished last, by which time left goes: few enough to follow a change of the model
 
 
@@ -35,7 +39,8 @@ class Outcome:
 
     Attributes:
         cells: number in the plan, as far as it was known when the run ended.
-        finished, resumed: cells in the store, and those that were there before this run.
+        finished, resumed: cells in the store, and those that were there before this
+            run.
         failed: groups that could not be computed, a line each.
         cancelled: whether it was interrupted.
         notes: what a reader should know, such as windows without a value to score.
@@ -51,9 +56,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """Progress of a sweep: the cells that need no results, a row per model and family, and a sentence on the rest.
+    """Progress of a sweep: the cells that need no results, a row per model and family,
+    and a sentence on the rest.
 
-    ``notes`` are remarks on the data, such as windows that had no value to be scored on.
+    ``notes`` are remarks on the data, such as windows that had no value to be scored
+    on.
     """
 
     cells: int
@@ -64,7 +71,9 @@ class SweepStatus:
 
 
 class SweepProgress:
-    """Counts of cells of the running stage and of later ones, and the time left, estimated from the last groups."""
+    """Counts of cells of the running stage and of later ones, and the time left,
+    estimated from the last groups.
+    """
 
     def __init__(self, progress: Progress | None, workers: int) -> None:
         self._progress, self._workers = progress, workers
@@ -78,14 +87,18 @@ class SweepProgress:
         self._later[model] = cells
 
     def begin(self, title: str, finished: int, pending: int) -> None:
-        """Begin a stage of which so many cells are in the store, and so many are to be computed."""
+        """Begin a stage of which so many cells are in the store, and so many are to be
+        computed.
+        """
         self._title = title
         self._finished += finished
         self._pending = pending
         self.tell()
 
     def done(self, group: GroupDone) -> None:
-        """Count a finished group of the stage; groups of an earlier run do not enter the estimate of time."""
+        """Count a finished group of the stage; groups of an earlier run do not enter
+        the estimate of time.
+        """
         cells = len(group.task.cells)
         if group.how != "failed":
             self._finished += cells
@@ -95,7 +108,9 @@ class SweepProgress:
         self.tell()
 
     def seconds_left(self, cells: int) -> float | None:
-        """Estimate the seconds that some cells take all workers; None before the first group."""
+        """Estimate the seconds that some cells take all workers; None before the first
+        group.
+        """
         measured = sum(count for count, _ in self._last)
         if not measured:
             return None
@@ -179,10 +194,12 @@ def run_sweep(
         engine: "single", "processes" or "ray".
         workers: of the engine; one per device or core if None.
         address: of a Ray cluster.
-        progress: called with the stage in words, cells finished, cells in all, and seconds left or None.
+        progress: called with the stage in words, cells finished, cells in all, and
+            seconds left or None.
 
     Returns:
-        The outcome. A cancelled run and failed groups raise no exception, so that finished cells are reported.
+        The outcome. A cancelled run and failed groups raise no exception, so that
+        finished cells are reported.
 
     Raises:
         StoreError: the store cannot be written.
@@ -233,7 +250,9 @@ def run_sweep(
 
 
 class _Sweep:
-    """A plan on its way through an engine: the cells and entries so far, and what became of them."""
+    """A plan on its way through an engine: the cells and entries so far, and what
+    became of them.
+    """
 
     def __init__(
         self,
@@ -249,7 +268,9 @@ class _Sweep:
         self.cells: dict[str, tuple[Any, ...]] = {}
 
     def run(self) -> None:
-        """Run all stages of every model, one model after the other, and note in the outcome what failed."""
+        """Run all stages of every model, one model after the other, and note in the
+        outcome what failed.
+        """
         self._add(self.plan.naive, [])
         finished = self.store.done()
         for model in self.plan.models.values():
@@ -306,7 +327,9 @@ class _Sweep:
         self.cells |= {row[0]: row for row in table.itertuples(index=False, name=None)}
 
     def _is_known(self, complete: bool) -> bool:
-        """Tell if the store's plan holds all that was planned so far, as where a run that resumes begins."""
+        """Tell if the store's plan holds all that was planned so far, as where a run
+        that resumes begins.
+        """
         try:
             saved = self.store.read_plan(self.plan.name)
         except StoreError:
@@ -316,7 +339,9 @@ class _Sweep:
         return keys > self.cells.keys() or is_further
 
     def save(self, *, complete: bool) -> None:
-        """Write what was planned so far, for reports; a plan that holds all of it already stays."""
+        """Write what was planned so far, for reports; a plan that holds all of it
+        already stays.
+        """
         name = self.plan.name
         if name in self.store.plans() and self._is_known(complete):
             return

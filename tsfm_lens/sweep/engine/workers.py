@@ -19,7 +19,9 @@ from tsfm_lens.sweep.store import group_key
 
 @dataclass(frozen=True, eq=False)
 class GroupTask:
-    """A group of cells that is computed, kept and resumed as one; tasks may share their data."""
+    """A group of cells that is computed, kept and resumed as one; tasks may share their
+    data.
+    """
 
     cells: tuple[str, ...]
     payload: Any = None
@@ -37,12 +39,16 @@ class GroupTask:
 
 Work = Callable[[GroupTask], pa.Table]
 MakeWorker = Callable[[Any, str | None], Work]
-"""Makes the compute function from the data that all tasks share and a device; a picklable function or class."""
+"""Makes the compute function from the data that all tasks share and a device; a
+picklable function or class.
+"""
 
 
 @dataclass(frozen=True)
 class GroupDone:
-    """Outcome of a group: "resumed", "finished", "skipped" (by another process) or "failed"."""
+    """Outcome of a group: "resumed", "finished", "skipped" (by another process) or
+    "failed".
+    """
 
     task: GroupTask
     how: str
@@ -88,7 +94,9 @@ def _made(make_worker: MakeWorker, common: Any, device: str | None) -> Work:
 
 @dataclass(frozen=True)
 class RemoteWork:
-    """How another process computes groups: what makes its worker, packed, its device and threads."""
+    """How another process computes groups: what makes its worker, packed, its device
+    and threads.
+    """
 
     parts: bytes
     device: str | None
@@ -96,7 +104,9 @@ class RemoteWork:
 
 
 def compute_remotely(how: RemoteWork, task: GroupTask, data: bytes) -> pa.Table:
-    """Compute the rows of a group in this process, which keeps its worker and its last data for the next group."""
+    """Compute the rows of a group in this process, which keeps its worker and its last
+    data for the next group.
+    """
     return _kept(how)(replace(task, data=_unpacked(data)))
 
 
@@ -126,7 +136,9 @@ def error_line(error: BaseException) -> str:
 
 
 def cores() -> int:
-    """Count the cores that this process may use, as a scheduler such as SLURM gave them."""
+    """Count the cores that this process may use, as a scheduler such as SLURM gave
+    them.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

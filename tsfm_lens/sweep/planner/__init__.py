@@ -1,1 +1,3 @@
-"""Request of a sweep: configuration, variants, orders of heads, recipes, and the tables of cells."""
+"""Request of a sweep: configuration, variants, orders of heads, recipes, and the tables
+of cells.
+"""

@@ -1,4 +1,6 @@
-"""Chunks of windows, on which all variants of a model are forecast, and the looks of a sequential test."""
+"""Chunks of windows, on which all variants of a model are forecast, and the looks of a
+sequential test.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Windows(NamedTuple):
 
 
 class Chunk:
-    """Windows of one dataset that are forecast together; loaded when needed, or before going to another process."""
+    """Windows of one dataset that are forecast together; loaded when needed, or before
+    going to another process.
+    """
 
     def __init__(
         self,
@@ -68,20 +72,24 @@ class Chunk:
         )
 
     def seasonal_naive(self) -> np.ndarray:
-        """Forecast the whole contexts by the seasonal naive method, (series, quantile, step)."""
+        """Forecast the whole contexts by the seasonal naive method, (series, quantile,
+        step).
+        """
         if self._naive is not None:
             return self._naive
         return self._set.seasonal_naive(self._indices, LEVELS)
 
     def __getstate__(self) -> dict[str, Any]:
-        # of whole contexts, as no model is shown them, the naive forecast is all that is asked for
+        # of whole contexts, as no model is shown them, the naive forecast is all that
+        # is asked for
         naive = self.seasonal_naive() if self._context is None else None
         return {"_loaded": self.load(), "_naive": naive}
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkTask:
-    """What all variants on a chunk share: the model (None for the seasonal naive forecast), and how it is run.
+    """What all variants on a chunk share: the model (None for the seasonal naive
+    forecast), and how it is run.
 
     Attributes:
         number: of the chunk.
@@ -120,7 +128,9 @@ class Schedule:
     def parts(
         self, dataset: EvaluationSet, size: int
     ) -> list[tuple[int, tuple[int, ...]]]:
-        """Split the windows of a set into chunks within looks: the look, and the indices of its windows."""
+        """Split the windows of a set into chunks within looks: the look, and the
+        indices of its windows.
+        """
         look_of = {
             self.series[unit]: look
             for look, units in enumerate(self.looks.added)

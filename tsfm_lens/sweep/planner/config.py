@@ -42,14 +42,18 @@ class Layers(Strict):
 
 
 class Ranges(Strict):
-    """Growing ranges of layers: from the middle "outward", from the lowest "up", from the highest "down"."""
+    """Growing ranges of layers: from the middle "outward", from the lowest "up", from
+    the highest "down".
+    """
 
     grow: tuple[Literal["outward", "up", "down"], ...] = ("outward",)
     parts: tuple[Part, ...] = ("heads", "mlp")
 
 
 class Heads(Strict):
-    """Every head by itself; ``paired`` takes self- and cross-attention heads of one index together."""
+    """Every head by itself; ``paired`` takes self- and cross-attention heads of one
+    index together.
+    """
 
     paired: bool = False
 
@@ -62,7 +66,9 @@ class HeadsPerLayer(Strict):
 
 
 class HeadsAtConfig(Strict):
-    """Number of heads that each layer must keep (definition 5.2 of the tsfm-lens paper)."""
+    """Number of heads that each layer must keep (definition 5.2 of the tsfm-lens
+    paper).
+    """
 
     tolerance: float = Field(default=0.01, gt=0)
     metric: str = "MASE"
@@ -84,7 +90,8 @@ class HeadsAtConfig(Strict):
                 else "it is no metric"
             )
             raise ValueError(
-                f"metric {self.metric!r} cannot be used: {why}; there are {', '.join(metrics)}"
+                f"metric {self.metric!r} cannot be used: {why}; there are"
+                f" {', '.join(metrics)}"
             )
         return self
 
@@ -128,7 +135,9 @@ class Variants(Strict):
 
 
 class Statistics(Strict):
-    """Confidence of intervals; a change is significant if its corrected p-value is at most 1 - confidence."""
+    """Confidence of intervals; a change is significant if its corrected p-value is at
+    most 1 - confidence.
+    """
 
     confidence: float = Field(default=0.95, gt=0, lt=1)
 
@@ -154,7 +163,8 @@ class SweepConfig(Strict):
         block: variants of one file of the store.
         distance_steps: number of forecast steps for distances to the plain forecast.
         how: what replaces the output of ablated components.
-        reference_windows: windows on which the values of "mean" and "resample" are recorded.
+        reference_windows: windows on which the values of "mean" and "resample" are
+            recorded.
         seed: of the windows and forecasts.
         devices: torch devices over which workers are distributed.
         statistics: see there.
@@ -202,10 +212,12 @@ class SweepConfig(Strict):
 
 
 def read_config(path: str | Path) -> SweepConfig:
-    """Read a sweep's configuration from a YAML file; relative paths in it start at its folder.
+    """Read a sweep's configuration from a YAML file; relative paths in it start at its
+    folder.
 
     Raises:
-        InputError: the file cannot be read, is no YAML, or a field is wrong; the message names every such field.
+        InputError: the file cannot be read, is no YAML, or a field is wrong; the
+            message names every such field.
 
     Example:
         >>> data = "data: [{source: bundled, names: [nile], horizon: 4, windows: 1}]"
@@ -272,7 +284,8 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
         )
 
     def path(value: Any) -> Any:
-        # a bare word is a name, of an embedded model or a recipe, whatever lies beside the file
+        # a bare word is a name, of an embedded model or a recipe, whatever lies beside
+        # the file
         bare = (
             isinstance(value, str)
             and Path(value).name == value

@@ -1,4 +1,6 @@
-"""Looks at a growing random part of the windows, and the bounds beyond which a look may decide."""
+"""Looks at a growing random part of the windows, and the bounds beyond which a look may
+decide.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _GRID = 801
 
 @dataclass(frozen=True, eq=False)
 class Looks:
-    """Units (series with all their windows) that each look adds; groups: (unit,) number of its data set."""
+    """Units (series with all their windows) that each look adds; groups: (unit,) number
+    of its data set.
+    """
 
     added: tuple[np.ndarray, ...]
     groups: np.ndarray
@@ -40,7 +44,9 @@ class Looks:
 def plan_looks(
     sets: Sequence[object], shares: Sequence[float] = SHARES, *, seed: int = 0
 ) -> Looks:
-    """Deal units out at random, given the data set of each, so that every look is a random sample of each set."""
+    """Deal units out at random, given the data set of each, so that every look is a
+    random sample of each set.
+    """
     groups = pd.factorize(pd.Series(list(sets), dtype=object))[0]
     rng = np.random.default_rng(seed)
     units_of_look: list[list[int]] = [[] for _ in shares]
@@ -63,7 +69,9 @@ def log_change(
     groups: np.ndarray,
     visible: np.ndarray,
 ) -> tuple[float, float, float]:
-    """Estimate the log change of the mean error, its standard error and freedom (Cochran 1977, chapters 5 and 6)."""
+    """Estimate the log change of the mean error, its standard error and freedom
+    (Cochran 1977, chapters 5 and 6).
+    """
     if not (np.isfinite(plain[visible]).all() and not np.isnan(ablated[visible]).any()):
         raise InputError(
             "an error is not a number; leave out the series whose error is not defined"
@@ -73,7 +81,8 @@ def log_change(
         inside = groups == group
         a, p = ablated[inside & visible], plain[inside & visible]
         if not p.sum() > 0:
-            # no change is defined on such a data set, which the mean over data sets leaves out
+            # no change is defined on such a data set, which the mean over data sets
+            # leaves out
             continue
         with np.errstate(divide="ignore", invalid="ignore"):
             # the ratio of sums, and each unit's first-order part of its logarithm
@@ -84,7 +93,8 @@ def log_change(
         freedoms.append(max(len(by_unit) - 1, 1))
     if not values:
         raise InputError(
-            "the plain model has an error of zero on every data set, or none that is defined"
+            "the plain model has an error of zero on every data set, or none that is"
+            " defined"
         )
     v = np.array(variances)
     if not v.any():
@@ -95,14 +105,17 @@ def log_change(
 
 @cache
 def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...]:
-    """Compute Pocock's one-sided bounds of all looks but the last (Lan and DeMets 1983; Armitage et al. 1969)."""
+    """Compute Pocock's one-sided bounds of all looks but the last (Lan and DeMets 1983;
+    Armitage et al. 1969).
+    """
     if not 0 < alpha < 0.5:
         raise InputError(f"alpha is {alpha}, expected a chance between 0 and 0.5")
     early = np.array(shares[:-1])
     costs = alpha * np.log1p((np.e - 1) * (early / early[-1:]))
     information = early / (1 - early)
     bounds: list[float] = []
-    # density of the running sum of information-weighted estimates that no bound has stopped
+    # density of the running sum of information-weighted estimates that no bound has
+    # stopped
     grid, weight = np.zeros(1), np.ones(1)
     before = 0.0
     for now, cost in zip(information, np.diff(costs, prepend=0.0), strict=True):
@@ -127,10 +140,14 @@ def _past(
     weight: np.ndarray,
     cost: float,
 ) -> float:
-    """Compute the chance that the next estimate is the first beyond its bound, less its permitted cost."""
+    """Compute the chance that the next estimate is the first beyond its bound, less its
+    permitted cost.
+    """
     return float((weight * ndtr((grid - bound * np.sqrt(now)) / step)).sum() - cost)
 
 
 def student_bound(bound: float, freedom: float) -> float:
-    """Return the bound of the same tail probability where the variance is estimated with so many degrees of freedom."""
+    """Return the bound of the same tail probability where the variance is estimated
+    with so many degrees of freedom.
+    """
     return bound if np.isinf(freedom) else float(t.isf(norm.sf(bound), freedom))

@@ -40,7 +40,9 @@ def open_model(config: ModelConfig, device: str | None = None) -> Lens:
 
 
 def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
-    """Identify a model's forecasts: weights, settings, architecture, library versions, precision and context."""
+    """Identify a model's forecasts: weights, settings, architecture, library versions,
+    precision and context.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(lens.adapter.model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())

@@ -1,4 +1,6 @@
-"""Orders in which the heads of a layer are ablated: by weights, activations, or at random."""
+"""Orders in which the heads of a layer are ablated: by weights, activations, or at
+random.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def needs_series(order: str) -> bool:
 
 
 def parse_orders(texts: Iterable[str]) -> list[str]:
-    """Expand names of orders, each once: "stable_rank" from both ends, "random:0..2" as three orders."""
+    """Expand names of orders, each once: "stable_rank" from both ends, "random:0..2" as
+    three orders.
+    """
     orders: list[str] = []
     for text in texts:
         name, _, rest = str(text).partition(":")
@@ -67,12 +71,14 @@ def _seeds(text: str, rest: str) -> range:
     numbers = re.fullmatch(r"([0-9]{1,9})(?:\.\.([0-9]{1,9}))?", rest)
     if numbers is None:
         raise InputError(
-            f"a random order has a seed: {text!r} is to read like random:0, or random:0..9 for ten"
+            f"a random order has a seed: {text!r} is to read like random:0, or"
+            " random:0..9 for ten"
         )
     seeds = range(int(numbers[1]), int(numbers[2] or numbers[1]) + 1)
     if not 1 <= len(seeds) <= MOST_RANDOM:
         raise InputError(
-            f"{text!r} stands for {len(seeds)} random orders, expected 1 to {MOST_RANDOM}"
+            f"{text!r} stands for {len(seeds)} random orders, expected 1 to"
+            f" {MOST_RANDOM}"
         )
     return seeds
 
@@ -86,7 +92,9 @@ def head_scores(
     *,
     num_samples: int | None = None,
 ) -> xr.DataArray:
-    """Score every head of the output stack, (layer, head); from data, on series or on a run of them."""
+    """Score every head of the output stack, (layer, head); from data, on series or on a
+    run of them.
+    """
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
     stack = lens.wiring.output_stack
@@ -120,12 +128,15 @@ def head_scores(
 
 
 def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[int]:
-    """Rank the heads of a layer in the order in which they are ablated, low or high scores first; ties by index."""
+    """Rank the heads of a layer in the order in which they are ablated, low or high
+    scores first; ties by index.
+    """
     row = scores.sel(layer=str(layer)).values
     if not np.isfinite(row).all():
         lost = int(np.flatnonzero(~np.isfinite(row))[0])
         raise InputError(
-            f"head {lost} of layer {layer} has no {scores.name}, as where its weights are zero"
+            f"head {lost} of layer {layer} has no {scores.name}, as where its weights"
+            " are zero"
         )
     return [
         int(head)
@@ -165,7 +176,9 @@ def _contribution(run: Run, kind: str) -> xr.DataArray:
 
 
 def _entropies(writes: Tensor) -> Tensor:
-    """Compute the entropy of all heads, and of all but each: (…, head, d_model) to (…, 1 + head)."""
+    """Compute the entropy of all heads, and of all but each: (…, head, d_model) to (…,
+    1 + head).
+    """
     heads = writes.shape[-2]
     rest = [[h for h in range(heads) if h != out] for out in range(heads)]
     without = [head_entropy_of_writes(writes[..., subset, :]) for subset in rest]

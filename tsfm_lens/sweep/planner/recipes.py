@@ -1,4 +1,6 @@
-"""Recipes: sets of heads and MLPs to ablate together, from files; the published ones come with the package."""
+"""Recipes: sets of heads and MLPs to ablate together, from files; the published ones
+come with the package.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ SAME_WEIGHTS = {"timesfm-2.5-transformers": "timesfm-2.5"}
 
 
 def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
-    """Return the layers of a model of another depth whose relative middle lies within one of ``layers``."""
+    """Return the layers of a model of another depth whose relative middle lies within
+    one of ``layers``.
+    """
     middles = [(layer + 0.5) / n_layers * of for layer in range(n_layers)]
     matching = [layer for layer, middle in enumerate(middles) if int(middle) in layers]
     if matching or not layers:
@@ -75,16 +79,21 @@ def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
 
 
 def middle_third(n_layers: int) -> list[int]:
-    """Return the layers that the paper means by "middle layers": 7 to 13 of 20, as it says, 4 to 7 of 12."""
+    """Return the layers that the paper means by "middle layers": 7 to 13 of 20, as it
+    says, 4 to 7 of 12.
+    """
     if n_layers < 3:
         raise InputError(
-            f"a statement about middle layers needs three layers or more, this model has {n_layers}"
+            "a statement about middle layers needs three layers or more, this model"
+            f" has {n_layers}"
         )
     return list(range(ceil(n_layers / 3), ceil(2 * n_layers / 3)))
 
 
 class LayersAt(Strict):
-    """Layers that keep heads@k, or ``extra`` heads more; "others" are all that the recipe does not name elsewhere."""
+    """Layers that keep heads@k, or ``extra`` heads more; "others" are all that the
+    recipe does not name elsewhere.
+    """
 
     layers: LayerSelection
     extra: int = Field(default=0, ge=0)
@@ -119,7 +128,8 @@ class Recipe(Strict):
             raise ValueError(str(error)) from error
         if len(orders) != 1:
             raise ValueError(
-                f"{value!r} stands for {len(orders)} orders, expected one, such as '{value}:low'"
+                f"{value!r} stands for {len(orders)} orders, expected one, such as"
+                f" '{value}:low'"
             )
         return value
 
@@ -174,7 +184,9 @@ class Recipe(Strict):
 
 
 def recipe_names() -> list[str]:
-    """List the recipes that come with the package, also those that their publication leaves open."""
+    """List the recipes that come with the package, also those that their publication
+    leaves open.
+    """
     return sorted(Path(file.name).stem for file in (_FOLDER / "recipe_files").iterdir())
 
 
@@ -226,9 +238,11 @@ def select_targets(
         stack = lens.wiring.output_stack
         layers, heads = recipe.sizes
         raise InputError(
-            f"recipe {recipe.name!r} is for {recipe.architecture or 'a model'} with {layers or 'any number of'} layers "
-            f"of {heads or 'any number of'} heads; {lens.model_id} is {lens.wiring.architecture} with {stack.n_layers} "
-            f"of {stack.n_heads}. Set scale: true to take the same shares of heads at the same depths"
+            f"recipe {recipe.name!r} is for {recipe.architecture or 'a model'} with"
+            f" {layers or 'any number of'} layers of {heads or 'any number of'} heads;"
+            f" {lens.model_id} is {lens.wiring.architecture} with {stack.n_layers} of"
+            f" {stack.n_heads}. Set scale: true to take the same shares of heads at the"
+            " same depths"
         )
     fitted = _FittedRecipe(recipe, lens, measured)
     by_layer = {
@@ -342,8 +356,9 @@ class _FittedRecipe:
         if lists is None:
             if self.measured is None or layer not in self.measured:
                 raise InputError(
-                    f"recipe {self.recipe.name!r} takes layer {layer} to heads@k, which is not measured; measure it "
-                    "(heads_at in a sweep), or name a released list"
+                    f"recipe {self.recipe.name!r} takes layer {layer} to heads@k, which"
+                    " is not measured; measure it (heads_at in a sweep), or name a"
+                    " released list"
                 )
             return list(self.measured[layer])
         if self.fits and lists.heads is not None:
@@ -351,14 +366,17 @@ class _FittedRecipe:
         return self._first(layer, dict(enumerate(lists.kept)))
 
     def _first(self, layer: int, counts: Mapping[int, int]) -> list[int]:
-        """Return the first heads in the recipe's order, so that as many stay as are kept at this depth."""
+        """Return the first heads in the recipe's order, so that as many stay as are
+        kept at this depth.
+        """
         position = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
         if position not in counts:
             # a model so shallow that no layer lies at this depth has the nearest
             position = min(counts, key=lambda depth: abs(depth - position))
         if not 0 <= counts[position] <= self.of_heads:
             raise InputError(
-                f"layer {position} cannot keep {counts[position]} heads, it has {self.of_heads}"
+                f"layer {position} cannot keep {counts[position]} heads, it has"
+                f" {self.of_heads}"
             )
         return self._ranking[layer][
             : self.stack.n_heads
@@ -370,7 +388,8 @@ class _FittedRecipe:
         (order,) = parse_orders([self.recipe.order])
         if needs_series(order):
             raise InputError(
-                f"recipe {self.recipe.name!r} goes by {order}, which is measured on data; name its heads"
+                f"recipe {self.recipe.name!r} goes by {order}, which is measured on"
+                " data; name its heads"
             )
         return rankings(self.lens, [order])[order]
 

@@ -1,6 +1,8 @@
-"""Smallest number of heads that a layer can keep (heads@k): an exact scan, a bisection, or sequential tests.
+"""Smallest number of heads that a layer can keep (heads@k): an exact scan, a bisection,
+or sequential tests.
 
-Each is a generator: it yields the evaluations that it needs next, is sent their answers, and returns the result.
+Each is a generator: it yields the evaluations that it needs next, is sent their
+answers, and returns the result.
 """
 
 from __future__ import annotations
@@ -31,11 +33,15 @@ class PairedErrors(NamedTuple):
 Evaluation = tuple[int, int]
 """(heads kept, look); the look is always 0 where there is but one."""
 Answer = float | PairedErrors
-"""The relative change of the error on all windows; for sequential tests the errors of the units that a look adds."""
+"""The relative change of the error on all windows; for sequential tests the errors of
+the units that a look adds.
+"""
 
 
 class SearchResult(NamedTuple):
-    """Smallest number of heads kept, its relative change, and the cost: evaluations of one count on all windows."""
+    """Smallest number of heads kept, its relative change, and the cost: evaluations of
+    one count on all windows.
+    """
 
     of: int
     kept: int
@@ -60,7 +66,8 @@ class Search:
         for (retained, _), value in values.items():
             if not isinstance(value, PairedErrors) and np.isnan(value):
                 raise InputError(
-                    f"the change with {retained} heads kept is not a number; its error is not defined"
+                    f"the change with {retained} heads kept is not a number; its error"
+                    " is not defined"
                 )
         try:
             self.requests = self._steps.send(values)
@@ -69,7 +76,9 @@ class Search:
 
 
 def better(results: Mapping[str, SearchResult]) -> tuple[str, SearchResult]:
-    """Choose the order that keeps fewest heads, then changes least; orders at random only among themselves."""
+    """Choose the order that keeps fewest heads, then changes least; orders at random
+    only among themselves.
+    """
     definite = {
         order: result for order, result in results.items() if not is_random(order)
     }
@@ -92,7 +101,9 @@ def scan(of: int, tolerance: float) -> Steps:
 
 
 def bisection(of: int, tolerance: float) -> Steps:
-    """Halve the counts as if all above one that passes passed too, then check some just below the result."""
+    """Halve the counts as if all above one that passes passed too, then check some just
+    below the result.
+    """
     changes: dict[int, float] = {}
     fails, smallest = -1, of
     while smallest - fails > 1:
@@ -123,8 +134,11 @@ def _result(of: int, kept: int, changes: Mapping[int, float]) -> SearchResult:
 
 
 def sequential(of: int, looks: Looks, tolerance: float, alpha: float) -> Steps:
-    """Test the counts upwards on growing parts of the series; another answer than the scan's has chance ``alpha``."""
-    # a count can be misjudged in one direction only, and every count may be the one that is
+    """Test the counts upwards on growing parts of the series; another answer than the
+    scan's has chance ``alpha``.
+    """
+    # a count can be misjudged in one direction only, and every count may be the one
+    # that is
     bounds = [*spending_bounds(looks.shares, alpha / of), 0.0]
     limit = float(np.log1p(tolerance))
     evaluations, is_exact = 0, True

@@ -1,7 +1,8 @@
 """The plan of a sweep: from a configuration to tables of cells, stage by stage.
 
-:func:`plan` is the way in. Here ends the way of the configuration: what runs, keeps and shows cells reads them from the
-tables. A later stage depends on the rows of earlier ones, as a search for heads@k does.
+:func:`plan` is the way in. Here ends the way of the configuration: what runs, keeps and
+shows cells reads them from the tables. A later stage depends on the rows of earlier
+ones, as a search for heads@k does.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ from tsfm_lens.sweep.statistics.scores import (
 from tsfm_lens.sweep.store import cell_key
 
 KEPT_COLUMNS = ("key", "model", "variant", "dataset", "chunk", "series")
-"""Columns of the table of cells that a store keeps; in memory it has the two that compute a cell as well."""
+"""Columns of the table of cells that a store keeps; in memory it has the two that
+compute a cell as well.
+"""
 COLUMNS = (*KEPT_COLUMNS, "spec", "task")
 Rows = Callable[[pd.DataFrame], pd.DataFrame]
 """Stored rows of the cells of a table."""
@@ -71,8 +74,9 @@ def plan(config: SweepConfig) -> pd.DataFrame:
     """Plan the cells of a sweep that need no results, one row each.
 
     Returns:
-        The ``key`` of a cell's content, ``model``, ``variant``, ``dataset``, number of the ``chunk`` and of its
-        ``series``; ``spec`` and ``task`` are what computes it. ``run`` takes such a table.
+        The ``key`` of a cell's content, ``model``, ``variant``, ``dataset``, number of
+        the ``chunk`` and of its ``series``; ``spec`` and ``task`` are what computes it.
+        ``run`` takes such a table.
 
     Raises:
         LensError: a model, dataset or variant of the configuration cannot be used.
@@ -97,7 +101,9 @@ class Stage:
 
 
 class SweepPlan:
-    """A plan, model by model; ``device`` is where this process opens models, the one of the configuration if None."""
+    """A plan, model by model; ``device`` is where this process opens models, the one of
+    the configuration if None.
+    """
 
     def __init__(self, config: SweepConfig, device: str | None = None) -> None:
         # what is wrong with data, models or variants shows before anything is written
@@ -149,7 +155,9 @@ class SweepPlan:
 
 
 def plan_name(config: SweepConfig) -> str:
-    """Name a sweep's plan: the sweep's name, as files allow it, and a hash of all that determines its results."""
+    """Name a sweep's plan: the sweep's name, as files allow it, and a hash of all that
+    determines its results.
+    """
     content = config.model_dump(mode="json", exclude_none=True, exclude={"devices"})
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
@@ -166,8 +174,9 @@ def _check_recipes(sources: Sequence[str], models: Sequence[ModelPlan]) -> None:
         if all(source in model.unfit for model in models):
             titles = ", ".join(model.name for model in models)
             raise InputError(
-                f"recipe {source!r} is written for another model than {titles}; set "
-                "variants.scale_recipes: true to take the same shares of heads at the same depths"
+                f"recipe {source!r} is written for another model than {titles}; set"
+                " variants.scale_recipes: true to take the same shares of heads at the"
+                " same depths"
             )
 
 
@@ -225,7 +234,8 @@ class ModelPlan:
         dependent = [recipe for recipe in self._recipes if recipe.measured]
         if dependent and not self._searches:
             raise InputError(
-                f"recipe {dependent[0].name!r} goes by heads@k: give variants.heads_at as well"
+                f"recipe {dependent[0].name!r} goes by heads@k: give variants.heads_at"
+                " as well"
             )
         self.first = self._stage("what is known beforehand", self._first_entries())
         self.later = len(dependent) * (1 + self.variants.random_seeds)
@@ -255,7 +265,9 @@ class ModelPlan:
     def _stage(
         self, title: str, entries: list[PlanEntry], looks: int | None = None
     ) -> Stage:
-        """Plan the cells of some variants, on the windows of the first looks, of all if None."""
+        """Plan the cells of some variants, on the windows of the first looks, of all if
+        None.
+        """
         specs = {entry.spec.id: entry.spec for entry in entries}
         rows = []
         for task in self.tasks:
@@ -296,7 +308,8 @@ class ModelPlan:
             *self._recipe_entries(measured=False),
         ]
         for site, search in self._searches.items():
-            # every curve begins at the plain model; a scan needs all counts whatever they turn out to be
+            # every curve begins at the plain model; a scan needs all counts whatever
+            # they turn out to be
             counts = [0]
             if self._exact:
                 counts += [search.of - count for count, _ in search.requests]
@@ -304,7 +317,9 @@ class ModelPlan:
         return entries
 
     def stages(self, rows: Rows) -> Iterator[Stage]:
-        """Yield one stage after the other; the next begins when the rows of the last are there."""
+        """Yield one stage after the other; the next begins when the rows of the last
+        are there.
+        """
         yield self.first
         turn = 0
         while any(search.requests for search in self._searches.values()):
@@ -339,7 +354,9 @@ class ModelPlan:
     def _search_stage(
         self, title: str, look: int, entries: dict[tuple[_Site, int], PlanEntry]
     ) -> Stage:
-        """Plan what a search asks for at a look, with the plain model that it is compared with."""
+        """Plan what a search asks for at a look, with the plain model that it is
+        compared with.
+        """
         looks = None
         if self._schedule is not None and look + 1 < len(self._schedule.looks.added):
             looks = look + 1
@@ -411,7 +428,8 @@ class ModelPlan:
         if missing:
             valid = sorted(next(iter(self._rankings.values())))
             raise InputError(
-                f"heads_at.layers has layer {min(missing)}, but {self.name} has {valid[0]} to {valid[-1]}"
+                f"heads_at.layers has layer {min(missing)}, but {self.name} has"
+                f" {valid[0]} to {valid[-1]}"
             )
         return searches
 
@@ -437,7 +455,9 @@ class ModelPlan:
         return recipe.scale or self.variants.scale_recipes
 
     def _recipe_entries(self, *, measured: bool) -> list[PlanEntry]:
-        """Plan recipes with as many heads at random, those that go by heads@k or the others."""
+        """Plan recipes with as many heads at random, those that go by heads@k or the
+        others.
+        """
         heads_at_k = self._heads_at_k() if measured else {}
         entries: list[PlanEntry] = []
         for recipe in self._recipes:
@@ -476,7 +496,9 @@ class ModelPlan:
 def _windows_for_orders(
     lens: Lens, sets: Sequence[EvaluationSet], count: int, seed: int
 ) -> tuple[SeriesBatch, int]:
-    """Select windows of all sets, for scores of heads that are measured on data, and a horizon of one pass."""
+    """Select windows of all sets, for scores of heads that are measured on data, and a
+    horizon of one pass.
+    """
     share = max(1, count // len(sets))
     batches = []
     for dataset in list(sets)[:count]:

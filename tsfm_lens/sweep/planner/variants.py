@@ -1,4 +1,6 @@
-"""The families of variants of a sweep: layers, ranges, heads, counts of heads, components, recipes."""
+"""The families of variants of a sweep: layers, ranges, heads, counts of heads,
+components, recipes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ TAGS = (
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """Ablated components of a model; the variant's name and the order of components do not matter."""
+    """Ablated components of a model; the variant's name and the order of components do
+    not matter.
+    """
 
     components: tuple[str, ...] = ()
     how: str = "zero"
@@ -87,7 +91,9 @@ class PlanEntry:
 def variant_spec(
     lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0
 ) -> VariantSpec:
-    """Specify the variant without some components, or globs of them, in any order; overlaps do not matter."""
+    """Specify the variant without some components, or globs of them, in any order;
+    overlaps do not matter.
+    """
     pattern_list = list(patterns)
     subset: set[Component] = set()
     for component in lens.components(*pattern_list) if pattern_list else []:
@@ -97,7 +103,8 @@ def variant_spec(
         }
         subset |= {component} if component.kind else branches
     if how != "noise":
-        # what replaces a branch's write leaves nothing of its heads; noise is added to it
+        # what replaces a branch's write leaves nothing of its heads; noise is added to
+        # it
         subset = {
             c
             for c in subset
@@ -134,7 +141,9 @@ def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
 
 
 def list_kinds(stack: Stack, layer: int, *, paired: bool = True) -> list[str]:
-    """Return the kinds of attention whose heads are selected, as far as a layer has them."""
+    """Return the kinds of attention whose heads are selected, as far as a layer has
+    them.
+    """
     here = [row.kind for row in stack.attentions(layer)]
     if paired:
         over_time = {
@@ -216,7 +225,8 @@ class VariantPlanner:
             length = of if size == "all" else int(size)
             if not 1 <= length <= of:
                 raise InputError(
-                    f"a group of {size} layers does not fit a stack of {of}; expected fewer, or 'all'"
+                    f"a group of {size} layers does not fit a stack of {of}; expected"
+                    " fewer, or 'all'"
                 )
             spans += [(first, first + length - 1) for first in range(of - length + 1)]
         entries = []
@@ -230,7 +240,9 @@ class VariantPlanner:
     def ranges(
         self, grow: str = "outward", parts: Sequence[str] = ("heads", "mlp")
     ) -> list[PlanEntry]:
-        """Plan ranges of consecutive layers that grow by one layer until they reach the ends of the stack."""
+        """Plan ranges of consecutive layers that grow by one layer until they reach the
+        ends of the stack.
+        """
         top = self.stack.n_layers - 1
         first = last = {"outward": self.stack.n_layers // 2, "up": 0, "down": top}[grow]
         spans = [(first, last)]
@@ -315,7 +327,9 @@ class VariantPlanner:
         ranking: Sequence[int],
         counts: Sequence[int] | None = None,
     ) -> list[PlanEntry]:
-        """Plan the first k heads of a layer in some order, for several k; none of them is the plain model."""
+        """Plan the first k heads of a layer in some order, for several k; none of them
+        is the plain model.
+        """
         of, entries = self.stack.n_heads, []
         tags = {
             **_in_layer(layer, "+".join(list_kinds(self.stack, layer))),
@@ -344,12 +358,16 @@ class VariantPlanner:
         for count in counts:
             if not 0 <= count <= of:
                 raise InputError(
-                    f"{count} heads cannot be ablated in a layer of {of}; expected 0 to {of}"
+                    f"{count} heads cannot be ablated in a layer of {of}; expected 0 to"
+                    f" {of}"
                 )
             heads = self._heads(
                 {layer: ranking[:count] for layer, ranking in rankings.items()}
             )
-            label = f"{count} of {of} heads in each of {len(rankings)} layers, {order_words(order)}"
+            label = (
+                f"{count} of {of} heads in each of {len(rankings)} layers,"
+                f" {order_words(order)}"
+            )
             entries.append(
                 self._entry(
                     "heads_per_layer", label, heads, **tags, ablated=count, of=of
@@ -403,7 +421,10 @@ class VariantPlanner:
             f" and {n_mlps} MLP{'s' * (n_mlps > 1)}" if n_mlps else ""
         )
         text = {"listed": "as listed", "random": f"at random, seed {draw}"}
-        label = f"{name}: {share}, {text.get(selection, 'by ' + selection.replace('_', ' '))}"
+        label = (
+            f"{name}: {share},"
+            f" {text.get(selection, 'by ' + selection.replace('_', ' '))}"
+        )
         family = "random" if selection == "random" else "recipes"
         tags: dict[str, str | int] = {
             "recipe": name,
@@ -420,7 +441,9 @@ class VariantPlanner:
         seeds: Sequence[int],
         mlps: Sequence[int] = (),
     ) -> list[PlanEntry]:
-        """Draw heads to ablate, so that ``keep`` (layer -> count) stay, without replacement, once per seed."""
+        """Draw heads to ablate, so that ``keep`` (layer -> count) stay, without
+        replacement, once per seed.
+        """
         entries = []
         for draw in seeds:
             heads: dict[int, list[int]] = {}

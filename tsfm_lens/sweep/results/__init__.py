@@ -1,1 +1,3 @@
-"""Results of a sweep: one tidy table for each question that figures, tables and reports answer."""
+"""Results of a sweep: one tidy table for each question that figures, tables and reports
+answer.
+"""

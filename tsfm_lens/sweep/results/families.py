@@ -1,4 +1,6 @@
-"""Rows of a sweep, and all tests of its report on one model and metric, corrected as one family."""
+"""Rows of a sweep, and all tests of its report on one model and metric, corrected as
+one family.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ class Results:
         plan: entries of the sweep.
         layers: number of layers of each model.
         statistics: confidence of intervals and tests.
-        limits: the number of heads to keep by layer and order, if it was searched; see :func:`better_orders`.
+        limits: the number of heads to keep by layer and order, if it was searched; see
+            :func:`better_orders`.
         judged_by: the metric of that search.
         attrs: of all tables.
     """
@@ -57,7 +60,9 @@ class Results:
         ]
 
     def by_model(self, *families: str) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Yield each model with its entries in some families, if it has any but the plain model."""
+        """Yield each model with its entries in some families, if it has any but the
+        plain model.
+        """
         for model in self.plan["model"].unique():
             entries = self.of(model, *families)
             if set(entries["variant"]) - {PLAIN}:
@@ -77,10 +82,12 @@ class Results:
         return dict(self.sums.groupby(["model", "variant"]).indices)
 
     def tested(self, model: str, metric: str = "MASE") -> pd.DataFrame:
-        """Measure all :func:`changes` of a model's metric that a report shows, its tests corrected as one family.
+        """Measure all :func:`changes` of a model's metric that a report shows, its
+        tests corrected as one family.
 
         Returns:
-            A row per variant; below them the tests between choices, with the choice ``of`` which they are.
+            A row per variant; below them the tests between choices, with the choice
+            ``of`` which they are.
         """
         if (model, metric) not in self._cache:
             visible = {
@@ -125,7 +132,9 @@ class Results:
     def _contrasts(
         self, model: str, metric: str
     ) -> Iterator[tuple[str, str, list[str]]]:
-        """Yield each choice with what it is held against: an order with the others, a recipe with random heads."""
+        """Yield each choice with what it is held against: an order with the others, a
+        recipe with random heads.
+        """
         if self.limits is not None and metric == self.judged_by:
             counts, best = (
                 self.of(model, "head_counts"),
@@ -168,7 +177,9 @@ class Results:
         )
 
     def measured(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
-        """Return entries of one model with the columns of their change, and which of them leads."""
+        """Return entries of one model with the columns of their change, and which of
+        them leads.
+        """
         table = self.tested(entries["model"].iloc[0], metric).join(
             self.leads(entries, metric)
         )
@@ -186,7 +197,9 @@ class Results:
         return found.assign(significant=found["significant"].eq(True))
 
     def with_mase(self, entries: pd.DataFrame) -> pd.DataFrame:
-        """Add MASE over that of the seasonal naive forecast to one model's entries, and the plain model's."""
+        """Add MASE over that of the seasonal naive forecast to one model's entries, and
+        the plain model's.
+        """
         model = entries["model"].iloc[0]
         if model not in self._cache:
             usable = self.mase_ratios(model)[lambda ratios: ratios[PLAIN].gt(0)]
@@ -202,7 +215,9 @@ class Results:
         )
 
     def mase_ratios(self, model: str) -> pd.DataFrame:
-        """Compute (dataset, variant): MASE of a model's variants over that of the seasonal naive forecast."""
+        """Compute (dataset, variant): MASE of a model's variants over that of the
+        seasonal naive forecast.
+        """
         rows = self.sums[
             (self.sums["model"] == model) | (self.sums["variant"] == SEASONAL_NAIVE)
         ]

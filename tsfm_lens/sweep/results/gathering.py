@@ -1,4 +1,6 @@
-"""Results for figures, tables and reports, from a store: one tidy table for each question."""
+"""Results for figures, tables and reports, from a store: one tidy table for each
+question.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ _WHOLE = (
 
 
 def effects(results: Results) -> pd.DataFrame | None:
-    """Tabulate the effects of single layers, groups, ranges and sets of components; kind "sweep_effects"."""
+    """Tabulate the effects of single layers, groups, ranges and sets of components;
+    kind "sweep_effects".
+    """
     parts = []
     for model, entries in results.by_model(*EFFECTS):
         entries = entries.assign(
@@ -142,7 +146,9 @@ _EFFECT_COLUMNS = (
 def curves(
     results: Results, kept: pd.DataFrame | None, tolerance: float
 ) -> pd.DataFrame | None:
-    """Tabulate the error over the number of heads ablated, for each layer and order; kind "sweep_curves"."""
+    """Tabulate the error over the number of heads ablated, for each layer and order;
+    kind "sweep_curves".
+    """
     parts = [
         results.with_mase(results.measured(entries))
         for _, entries in results.by_model("head_counts")
@@ -193,10 +199,13 @@ _BETTER_COLUMNS = [
 
 
 def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Tabulate the result of a search by layer and order; ``better`` marks the order that counts in each layer."""
+    """Tabulate the result of a search by layer and order; ``better`` marks the order
+    that counts in each layer.
+    """
     table = pd.DataFrame(search_rows)
     table["ablated"] = table["of"] - table["kept"]
-    # the order that keeps fewest heads, then changes least; those at random only among themselves
+    # the order that keeps fewest heads, then changes least; those at random only among
+    # themselves
     ranked = table.assign(random=table["order"].map(is_random)).sort_values(
         ["random", "kept", "change"], kind="stable"
     )
@@ -208,7 +217,9 @@ def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def tabulate_heads(
     results: Results, tolerance: float, search: str
 ) -> pd.DataFrame | None:
-    """Tabulate the number of heads that each layer must keep in each order; kind "sweep_heads_at"."""
+    """Tabulate the number of heads that each layer must keep in each order; kind
+    "sweep_heads_at".
+    """
     if results.limits is None:
         return None
     table = results.limits.assign(
@@ -270,7 +281,9 @@ def tabulate_heads(
 def by_dataset(
     results: Results, kept: pd.DataFrame, tolerance: float, cap: float = 0.25
 ) -> pd.DataFrame | None:
-    """Tabulate the error on every dataset, for the layers of each model that keep the most and the fewest heads."""
+    """Tabulate the error on every dataset, for the layers of each model that keep the
+    most and the fewest heads.
+    """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
         mine = kept[kept["better"] & (kept["model"] == model)]
@@ -409,7 +422,9 @@ def _table(
     names: Iterable[str],
     **attrs: Any,
 ) -> pd.DataFrame | None:
-    """Build a tidy table of some columns; -1 where an entry has no whole number, and "" where it has no word."""
+    """Build a tidy table of some columns; -1 where an entry has no whole number, and ""
+    where it has no word.
+    """
     if not parts:
         return None
     table = pd.concat(parts, ignore_index=True)[list(names)].copy()
@@ -446,10 +461,11 @@ class Gathered:
 
     Attributes:
         title: of the sweep.
-        results: tidy tables by name: "effects", "heads", "curves", "heads_at", "datasets", "recipes", "selection", as
-            far as the sweep has them.
+        results: tidy tables by name: "effects", "heads", "curves", "heads_at",
+            "datasets", "recipes", "selection", as far as the sweep has them.
         provenance: models, datasets, versions and settings.
-        notes: what a reader must know: cells that are missing, results that are not part of this sweep.
+        notes: what a reader must know: cells that are missing, results that are not
+            part of this sweep.
     """
 
     title: str
@@ -467,7 +483,8 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
 
     Raises:
         StoreError: the folder is not a store, or its plan cannot be read.
-        InputError: the store has no sweep, or several and no name is given, or nothing is finished.
+        InputError: the store has no sweep, or several and no name is given, or nothing
+            is finished.
 
     Example:
         >>> sweep.gather("sweep-demo.store").results  # doctest: +SKIP
@@ -489,13 +506,13 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     )
     if set(plan["variant"]) <= {PLAIN}:
         raise InputError(
-            f"no variant of {record.name!r} is finished on a whole dataset in {folder} yet: `tsfm-lens sweep` "
-            "resumes it"
+            f"no variant of {record.name!r} is finished on a whole dataset in {folder}"
+            " yet: `tsfm-lens sweep` resumes it"
         )
     if SEASONAL_NAIVE not in set(comparable["variant"]):
         raise InputError(
-            f"the seasonal naive forecast, against which errors are shown, is not in {folder}: `tsfm-lens sweep` "
-            f"resumes {record.name!r} and makes it"
+            "the seasonal naive forecast, against which errors are shown, is not in"
+            f" {folder}: `tsfm-lens sweep` resumes {record.name!r} and makes it"
         )
     settings, search_rows = config.variants.heads_at, about["tabulate_heads"]
     judged_by = "MASE" if settings is None else settings.metric
@@ -527,9 +544,9 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         "heads": single_heads(results),
         "curves": curves(results, retained, tolerance),
         "tabulate_heads": retained,
-        "datasets": None
-        if retained is None
-        else by_dataset(results, retained, tolerance),
+        "datasets": (
+            None if retained is None else by_dataset(results, retained, tolerance)
+        ),
         "recipes": recipes(results),
         "selection": selection(results),
     }
@@ -550,7 +567,9 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
 def _comparable(
     cells: pd.DataFrame, is_finished: pd.Series
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Select the finished cells that can be compared: of each model, all variants on the same windows."""
+    """Select the finished cells that can be compared: of each model, all variants on
+    the same windows.
+    """
     parts, texts = [], []
     for model, cells_of_model in cells.groupby("model", sort=False):
         flags = is_finished[cells_of_model.index]
@@ -615,9 +634,12 @@ def _sums(store: Store, cells: pd.DataFrame, judged_by: str) -> pd.DataFrame:
 
 
 def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Merge duplicate series of a dataset, and leave out a dataset with the same series as another."""
+    """Merge duplicate series of a dataset, and leave out a dataset with the same series
+    as another.
+    """
     naive = sums[sums["variant"] == SEASONAL_NAIVE].drop_duplicates(["dataset", "item"])
-    # the seasonal naive forecast has the same sums to the last digit, whatever ran beside it
+    # the seasonal naive forecast has the same sums to the last digit, whatever ran
+    # beside it
     data = pd.util.hash_pandas_object(
         naive.drop(columns=[*KEYS, *DISTANCES], errors="ignore"), index=False
     )
@@ -657,12 +679,14 @@ def _notes(
     if missing:
         text = "".join(f"; {reason}" for reason in gaps)
         notes.append(
-            f"This sweep is not finished: of {len(is_finished)} cells planned so far {missing} are missing. Variants "
-            f"are compared on the same windows only{text}."
+            f"This sweep is not finished: of {len(is_finished)} cells planned so far"
+            f" {missing} are missing. Variants are compared on the same windows"
+            f" only{text}."
         )
     if n_unused:
         notes.append(
-            f"The store holds cells of other configurations, {n_unused} that are not used here."
+            f"The store holds cells of other configurations, {n_unused} that are not"
+            " used here."
         )
     notes += [
         f"{dataset['name']}: {note}"

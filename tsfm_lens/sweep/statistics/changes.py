@@ -1,4 +1,6 @@
-"""Changes of an error against the plain model: sizes with intervals, exact sign tests, and the largest change."""
+"""Changes of an error against the plain model: sizes with intervals, exact sign tests,
+and the largest change.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from tsfm_lens.sweep.statistics.scores import (
 
 # the count of steps without which a series has no part in a metric; n for the others
 _COUNT_COLUMNS = {"MASE": "n_scaled", "MSIS": "n_interval"}
-# equal forecasts differ by this in the logarithm of a metric, their sums being added up in different order
+# equal forecasts differ by this in the logarithm of a metric, their sums being added up
+# in different order
 _ROUNDING = 1e-12
 SIZES = ("change", "lower", "upper", "median", "least", "most")
 
@@ -37,20 +40,23 @@ SIZES = ("change", "lower", "upper", "median", "least", "most")
 def changes(
     frame: pd.DataFrame, *, metric: str = "MASE", confidence: float = CONFIDENCE
 ) -> pd.DataFrame:
-    """Measure how much each variant changes a metric, or its distance, against the plain model on the same windows.
+    """Measure how much each variant changes a metric, or its distance, against the
+    plain model on the same windows.
 
-    Units are the sources of datasets if there are several, else series. All datasets of a source form one unit, and so
-    do all windows of a series.
+    Units are the sources of datasets if there are several, else series. All datasets of
+    a source form one unit, and so do all windows of a series.
 
     Returns:
-        A row per model and variant: ``change``, ratio of geometric means over datasets less 1, with the ends of its t
-        interval on the log scale; ``median``, ``least`` and ``most`` over units; ``p_value``, exact sign test of the
-        units' log ratios; ``left_out``, datasets without a comparison. :func:`leaders` and :func:`difference` read
-        ``by_unit``, log ratios, ``influence``, whose spread is that of the change, and ``pattern``, an index of the set
-        of series.
+        A row per model and variant: ``change``, ratio of geometric means over datasets
+        less 1, with the ends of its t interval on the log scale; ``median``, ``least``
+        and ``most`` over units; ``p_value``, exact sign test of the units' log ratios;
+        ``left_out``, datasets without a comparison. :func:`leaders` and
+        :func:`difference` read ``by_unit``, log ratios, ``influence``, whose spread is
+        that of the change, and ``pattern``, an index of the set of series.
 
     Source:
-        Cochran 1977, section 6.3 (ratios); Efron and Tibshirani 1993, chapter 11 (jackknife of one source).
+        Cochran 1977, section 6.3 (ratios); Efron and Tibshirani 1993, chapter 11
+        (jackknife of one source).
     """
     parts = [
         _change_table(pairs, confidence).assign(model=pairs.model)
@@ -61,7 +67,9 @@ def changes(
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """Sums of a model's variants and of the plain model, (variant, series) each, 0 where they cannot be compared."""
+    """Sums of a model's variants and of the plain model, (variant, series) each, 0
+    where they cannot be compared.
+    """
 
     model: str
     metric: str
@@ -75,7 +83,9 @@ class _Pairs:
     def measure(
         self, sides: Iterable[list[np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Transform both sides for averaging over datasets: metrics to logarithms, distances unchanged."""
+        """Transform both sides for averaging over datasets: metrics to logarithms,
+        distances unchanged.
+        """
         with np.errstate(all="ignore"):
             value, baseline = (
                 np.asarray(formula(self.metric)[1](*side)) for side in sides
@@ -103,7 +113,9 @@ class _Pairs:
         ]
 
     def effects(self) -> tuple[np.ndarray, np.ndarray, str]:
-        """Return each unit's effect (variant, unit), values whose spread is that of their mean, and the unit's name."""
+        """Return each unit's effect (variant, unit), values whose spread is that of
+        their mean, and the unit's name.
+        """
         totals = self.totals()
         change = np.subtract(*self.measure(totals))
         size = over_windows(change)
@@ -142,7 +154,9 @@ class _Pairs:
 
 
 def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
-    """Pair the variants of each model with its plain one, on the series on which both are valid."""
+    """Pair the variants of each model with its plain one, on the series on which both
+    are valid.
+    """
     names = formula(metric)[0]
     count = _COUNT_COLUMNS.get(metric, f"n_{metric}" if metric not in METRICS else "n")
     same = ["n_rows", "windows", "n"]
@@ -185,7 +199,8 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
             items,
             list(map(str, datasets)),
         ).masked(valid)
-        # of a dataset with an invalid forecast, or whose metric is 0 or infinite on a side, no series is compared
+        # of a dataset with an invalid forecast, or whose metric is 0 or infinite on a
+        # side, no series is compared
         starts = np.searchsorted(dataset, range(len(datasets)))
         finite = np.isfinite(np.subtract(*pairs.measure(pairs.totals())))
         finite &= ~np.logical_or.reduceat(invalid & valid, starts, axis=1)
@@ -234,8 +249,8 @@ def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
             ],
             "by_unit": list(by_unit),
             "influence": list(influence),
-            "pattern": np.unique(pairs.usable, axis=0, return_inverse=True)[1].reshape(
-                -1
+            "pattern": (
+                np.unique(pairs.usable, axis=0, return_inverse=True)[1].reshape(-1)
             ),
         }
     )
@@ -252,11 +267,13 @@ def _interval(
 
 
 def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame:
-    """Find which of some :func:`changes` is larger, or smaller, than each of the others.
+    """Find which of some :func:`changes` is larger, or smaller, than each of the
+    others.
 
     Returns:
-        Like the table, ``leads``: "highest" or "lowest" by sign tests against every other one, else "", and
-        ``lead_share``, the share of bootstrap samples in which it is highest; NaN if undefined.
+        Like the table, ``leads``: "highest" or "lowest" by sign tests against every
+        other one, else "", and ``lead_share``, the share of bootstrap samples in which
+        it is highest; NaN if undefined.
     """
     found = pd.DataFrame({"leads": "", "lead_share": np.nan}, index=table.index)
     # one that is measured on other series cannot be compared
@@ -281,11 +298,13 @@ def difference(
     others: Iterable[str],
     confidence: float = CONFIDENCE,
 ) -> pd.Series:
-    """Test the error of one choice over the geometric mean of others, among :func:`changes` by variant.
+    """Test the error of one choice over the geometric mean of others, among
+    :func:`changes` by variant.
 
     Returns:
-        ``difference``, that ratio less 1, with ``lower``, ``upper`` and ``p_value`` over units; the others count as
-        fixed. ``n_worse`` of the ``n_others`` that are measured on the same series cost more.
+        ``difference``, that ratio less 1, with ``lower``, ``upper`` and ``p_value``
+        over units; the others count as fixed. ``n_worse`` of the ``n_others`` that are
+        measured on the same series cost more.
     """
     own, rest = table.loc[chosen], table.loc[list(dict.fromkeys(others))]
     rest = rest[rest["pattern"] == own["pattern"]]
@@ -309,7 +328,9 @@ def difference(
 
 
 def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFrame:
-    """Compute the change of a metric on each dataset by itself, a row per variant and dataset; NaN if left out."""
+    """Compute the change of a metric on each dataset by itself, a row per variant and
+    dataset; NaN if left out.
+    """
     parts = []
     for pairs in _paired(frame, metric):
         value, baseline = (
@@ -324,7 +345,9 @@ def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFram
 
 
 def resilience(frame: pd.DataFrame, *, tolerance: float = 0.05) -> pd.DataFrame:
-    """Count by model and variant the datasets whose error rises little, and those whose error falls."""
+    """Count by model and variant the datasets whose error rises little, and those whose
+    error falls.
+    """
     table = dataset_changes(frame)
     change = table["change"]
     flags = {

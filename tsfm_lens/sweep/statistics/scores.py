@@ -1,4 +1,6 @@
-"""Scores of a forecast: sums from which each benchmark metric is pooled, and distances to the plain one."""
+"""Scores of a forecast: sums from which each benchmark metric is pooled, and distances
+to the plain one.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ SUMS = (
     ),
     *("symmetric_error", "n_symmetric"),
 )
-"""Sums of a window; a metric is a ratio of such sums over all windows, not a mean of ratios."""
+"""Sums of a window; a metric is a ratio of such sums over all windows, not a mean of
+ratios.
+"""
 DISTANCES = (
     *(
         "spearman_distance",
@@ -57,7 +61,8 @@ ALPHA = 0.05
 # gluonts wants a date, and none of these scores looks at it
 _ANY_DATE = pd.Period("2000-01", freq="M")
 
-# columns of sums: what is added up over the steps, and the column that counts the steps added
+# columns of sums: what is added up over the steps, and the column that counts the steps
+# added
 _STATS: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "abs_label": ("absolute_label", {}, "n"),
     "abs_error": ("absolute_error", {"forecast_type": "0.5"}, None),
@@ -81,7 +86,9 @@ _STATS: dict[str, tuple[str, dict[str, Any], str | None]] = {
 def _parts(
     arrays: dict[str, np.ndarray], levels: Sequence[float]
 ) -> dict[str, np.ndarray]:
-    """Return the parts of a forecast that gluonts's measures ask for, each (series, step)."""
+    """Return the parts of a forecast that gluonts's measures ask for, each (series,
+    step).
+    """
     source = arrays["samples"] if "samples" in arrays else arrays["quantiles"]
     # (row, all steps of all series), so that one gluonts forecast holds all series
     rows, shape = (
@@ -115,7 +122,9 @@ def window_scores(
     samples: np.ndarray | None = None,
     mean: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Sum over the known steps of each series, by gluonts's measures and rules; a (series,) array for each of SUMS."""
+    """Sum over the known steps of each series, by gluonts's measures and rules; a
+    (series,) array for each of SUMS.
+    """
     truth, scale = np.asarray(truth, dtype=float), np.asarray(scale, dtype=float)
     inputs = {"samples": samples, "mean": mean} | (
         {"quantiles": quantiles} if samples is None else {}
@@ -129,7 +138,8 @@ def window_scores(
         parts = _parts(arrays, levels)
         finite = np.all([np.isfinite(part) for part in parts.values()], axis=0)
         has_label = np.isfinite(truth)
-        # a masked array leaves out a NaN result without a word, so that steps without a forecast are counted here
+        # a masked array leaves out a NaN result without a word, so that steps without a
+        # forecast are counted here
         label = np.ma.masked_array(
             np.where(has_label, truth, 0.0), mask=~(has_label & finite)
         )
@@ -160,11 +170,13 @@ def forecast_distances(
     steps: int = 64,
     flat: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Compute each of DISTANCES of point forecasts (series, step) from the plain model's, over the first steps.
+    """Compute each of DISTANCES of point forecasts (series, step) from the plain
+    model's, over the first steps.
 
-    A series whose plain forecast varies by float32's rounding alone, or that is marked as ``flat`` (series,), has no
-    shape: those distances are NaN, so that it counts for nothing. A forecast that is flat where the plain one is not
-    has kept nothing of its shape: they are at 1.
+    A series whose plain forecast varies by float32's rounding alone, or that is marked
+    as ``flat`` (series,), has no
+    shape: those distances are NaN, so that it counts for nothing. A forecast that is
+    flat where the plain one is not has kept nothing of its shape: they are at 1.
     """
     # the package of the engine loads torch, which a report of stored rows does not need
     from tsfm_lens.ablation import metrics
@@ -193,7 +205,9 @@ def forecast_distances(
 
 
 def _is_flat(forecasts: np.ndarray) -> np.ndarray:
-    """Mark forecasts (series, step) that vary by no more than four roundings of float32."""
+    """Mark forecasts (series, step) that vary by no more than four roundings of
+    float32.
+    """
     return np.asarray(
         np.ptp(forecasts, axis=1)
         <= 4 * np.finfo(np.float32).eps * np.abs(forecasts).max(axis=1)
@@ -206,7 +220,8 @@ PLAIN = "plain"
 SEASONAL_NAIVE = "seasonal_naive"
 
 
-# metric: the sums that it is made of, the steps that it is a mean over first or last, and how
+# metric: the sums that it is made of, the steps that it is a mean over first or last,
+# and how
 _FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "MASE": (("scaled_error", "n_scaled"), truediv),
     "sMAPE": (("symmetric_error", "n_symmetric"), truediv),
@@ -228,14 +243,17 @@ MEASURES = (*METRICS, *DISTANCES)
 _FORMULAS |= {
     distance: ((distance, f"n_{distance}"), truediv) for distance in DISTANCES
 }
-# a sum of errors over what does not depend on the forecast, so that sums alone tell by how much it changes
+# a sum of errors over what does not depend on the forecast, so that sums alone tell by
+# how much it changes
 SUMS_OF_ERRORS = ("MASE", "sMAPE", "ND", "MAE", "MAPE", "MSIS", "CRPS")
 # the largest value of a distance; none is negative
 LARGEST = dict(zip(DISTANCES, (2.0, 2.0, 1.0, 2.0, 1.0, np.inf), strict=True))
 
 
 def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
-    """Return the columns of `per_series` from which a metric or distance is computed, and the function that does so."""
+    """Return the columns of `per_series` from which a metric or distance is computed,
+    and the function that does so.
+    """
     if measure not in _FORMULAS:
         raise unknown_name("metric", measure, MEASURES)
     return _FORMULAS[measure]
@@ -244,7 +262,9 @@ def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
 def pooled(
     sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METRICS
 ) -> dict[str, Any]:
-    """Compute metrics from added-up sums, as gluonts gives them for all those steps at once (axis=None)."""
+    """Compute metrics from added-up sums, as gluonts gives them for all those steps at
+    once (axis=None).
+    """
     with np.errstate(all="ignore"):
         valid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
         values = {
@@ -285,7 +305,8 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
         valid = ~np.isnan(values)
         columns[name] = np.bincount(group, np.where(valid, values, 0.0), len(out))
         columns[f"n_{name}"] = np.bincount(group, valid, len(out))
-    # categories, as stores give them, sort by their codes; series are compared by their names
+    # categories, as stores give them, sort by their codes; series are compared by their
+    # names
     table = columns | {key: columns[key].astype(str) for key in KEYS}
     return pd.DataFrame(table, copy=False).sort_values(list(KEYS), ignore_index=True)
 
@@ -307,7 +328,9 @@ def dataset_metrics(
 
 
 def normalised(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Divide metrics by those of the seasonal naive forecast, dataset by dataset, as on leaderboards."""
+    """Divide metrics by those of the seasonal naive forecast, dataset by dataset, as on
+    leaderboards.
+    """
     is_naive = metrics.index.get_level_values("variant") == SEASONAL_NAIVE
     naive = metrics[is_naive]
     table = naive.set_axis(naive.index.get_level_values("dataset"))

@@ -39,19 +39,23 @@ _SOURCE = "SAMformer, figures 3, 6 and 7 (S1-AENT, S1-NUC, S1-DIAG)"
 def attention_measures(
     pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON
 ) -> dict[str, np.ndarray]:
-    """Compute entropy, nuclear norm, diagonal mass, numerical and stable rank of attention patterns.
+    """Compute entropy, nuclear norm, diagonal mass, numerical and stable rank of
+    attention patterns.
 
     Args:
         pattern: (…, query, key), rows from 0 on.
-        epsilon: a singular value counts for the numerical rank if it is above this share of the largest.
+        epsilon: a singular value counts for the numerical rank if it is above this
+            share of the largest.
 
     Returns:
-        Each (…), in float64. ``entropy`` in nats, the mean over queries. ``nuclear_norm``, the sum of singular values.
-        ``diagonal_mass``, the mean of A_ii, NaN where queries are not as many as keys. ``numerical_rank`` is that of
+        Each (…), in float64. ``entropy`` in nats, the mean over queries.
+        ``nuclear_norm``, the sum of singular values. ``diagonal_mass``, the mean of
+        A_ii, NaN where queries are not as many as keys. ``numerical_rank`` is that of
         :func:`tsfm_lens.core.ranks.epsilon_rank`, ``stable_rank`` ‖A‖_F² / ‖A‖₂².
 
     Source:
-        SAMformer, sections 2.3 and 3.2 (S1-AENT, S1-NUC, S1-DIAG); entropy: Zhai et al. 2023, arXiv:2303.06296.
+        SAMformer, sections 2.3 and 3.2 (S1-AENT, S1-NUC, S1-DIAG); entropy: Zhai et al.
+        2023, arXiv:2303.06296.
 
     Example:
         >>> found = training.attention_measures(np.eye(4))
@@ -65,11 +69,13 @@ def attention_measures(
     )
     if values.ndim < 2 or not values.size:
         raise InputError(
-            f"attention of shape {values.shape}; expected (…, query, key) with at least one of each"
+            f"attention of shape {values.shape}; expected (…, query, key) with at least"
+            " one of each"
         )
     if not np.isfinite(values).all() or (values < 0).any():
         raise InputError(
-            "attention holds an entry below 0 or none; expected the weights after the softmax"
+            "attention holds an entry below 0 or none; expected the weights after the"
+            " softmax"
         )
     if not 0 < epsilon < 1:
         raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
@@ -93,7 +99,8 @@ def attention_measures(
 
 
 def compute_patterns(lens: Lens, series: Any) -> dict[str, Tensor]:
-    """Return the attention of every head on some series, (row, head, query, key) by layer, in one forward pass.
+    """Return the attention of every head on some series, (row, head, query, key) by
+    layer, in one forward pass.
 
     Example:
         >>> sorted(training.patterns_of(lens, run.batch))[0]
@@ -114,7 +121,8 @@ def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Check attention by layer, and return it as (row, head, query, key)."""
     if not isinstance(patterns, Mapping) or not patterns:
         raise InputError(
-            "patterns gives no attention; expected (…, head, query, key) by the name of a layer"
+            "patterns gives no attention; expected (…, head, query, key) by the name of"
+            " a layer"
         )
     for name, pattern in patterns.items():
         if not isinstance(pattern, Tensor) or pattern.ndim < 3:
@@ -138,16 +146,19 @@ def attention_norms(
     name: str = "",
     epsilon: float = EPSILON,
 ) -> xr.Dataset:
-    """Measure attention for every input by itself; a watch keeps the mean of these values.
+    """Measure attention for every input by itself; a watch keeps the mean of these
+    values.
 
     Args:
-        patterns: (…, head, query, key) by layer, such as :func:`compute_patterns` gives.
+        patterns: (…, head, query, key) by layer, such as :func:`compute_patterns`
+            gives.
         name: of the model.
         epsilon: see :func:`attention_measures`.
 
     Returns:
-        Dataset of kind "attention_norms": each of :func:`attention_measures` over (layer, head, input), with
-        ``n_queries`` and ``n_keys`` of each layer; NaN where a layer has fewer heads or inputs.
+        Dataset of kind "attention_norms": each of :func:`attention_measures` over
+        (layer, head, input), with ``n_queries`` and ``n_keys`` of each layer; NaN where
+        a layer has fewer heads or inputs.
 
     Example:
         >>> found = training.attention_norms(training.patterns_of(lens, run.batch))
@@ -161,11 +172,13 @@ def attention_norms(
     }
     rows = [
         {
-            layer: count_positions(item)
-            | {
-                measure: values[index].tolist()
-                for measure, values in measures[layer].items()
-            }
+            layer: (
+                count_positions(item)
+                | {
+                    measure: values[index].tolist()
+                    for measure, values in measures[layer].items()
+                }
+            )
             for layer, item in by_layer.items()
             if index < len(item)
         }
@@ -187,7 +200,9 @@ def count_positions(pattern: Tensor) -> dict[str, Any]:
 
 
 def by_head(axis: str, rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
-    """Lay entries by layer out over (axis, layer, head); None and what is not there are NaN."""
+    """Lay entries by layer out over (axis, layer, head); None and what is not there are
+    NaN.
+    """
     layers = {name: layer for one in rows for name, layer in one.items()}
     if not layers:
         return xr.Dataset()

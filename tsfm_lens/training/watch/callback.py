@@ -1,4 +1,6 @@
-"""A callback that watches any torch training without changing it, and its record on disk and as a dataset."""
+"""A callback that watches any torch training without changing it, and its record on
+disk and as a dataset.
+"""
 
 from __future__ import annotations
 
@@ -43,29 +45,36 @@ Measure = Callable[[], Mapping[str, float]]
 
 
 class Watch:
-    """Watch on a model that any loop trains; the trained weights are the same, bit for bit, without it.
+    """Watch on a model that any loop trains; the trained weights are the same, bit for
+    bit, without it.
 
     Call ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step.
 
     Args:
         model: the module that is trained, or a lens on it.
-        measures: names among "sharpness", "gradient_noise" and "attention", and functions that give numbers by name; if
-            None, all that the arguments below allow.
+        measures: names among "sharpness", "gradient_noise" and "attention", and
+            functions that give numbers by name; if None, all that the arguments below
+            allow.
         every: steps between two measurements, from step 0 on.
-        out: folder of the record, ``watch.jsonl`` and ``patterns/``; only in memory if None.
-        loss: function that returns the scalar loss of fixed data; for several, the sharpness is that of their mean.
+        out: folder of the record, ``watch.jsonl`` and ``patterns/``; only in memory if
+            None.
+        loss: function that returns the scalar loss of fixed data; for several, the
+            sharpness is that of their mean.
         patterns: gives the attention by layer, (…, head, query, key); for a lens
             ``lambda: training.patterns_of(lens, series)``.
-        snapshots: steps between two records of the patterns of ``inputs`` inputs; never if None.
+        snapshots: steps between two records of the patterns of ``inputs`` inputs; never
+            if None.
         products, tolerance: see :func:`tsfm_lens.training.sharpness`.
         epsilon: see :func:`tsfm_lens.training.attention_measures`.
         seed: of the random numbers of the measures.
         name: name of the run; that of the model if "".
-        resume: continue the record in ``out``; lines after the step of the first call are dropped.
+        resume: continue the record in ``out``; lines after the step of the first call
+            are dropped.
 
     Raises:
         InputError: a number is out of range, or a measure lacks its argument.
-        CheckpointError: ``out`` has the record of another run, or ``resume`` is not set.
+        CheckpointError: ``out`` has the record of another run, or ``resume`` is not
+            set.
 
     Example:
         >>> model = torch.nn.Linear(3, 1)
@@ -146,7 +155,8 @@ class Watch:
         """Measure if the step is due; return the line of the record, or None.
 
         Args:
-            step: optimiser steps done; or what has them as ``step``, such as :class:`tsfm_lens.training.Training`.
+            step: optimiser steps done; or what has them as ``step``, such as
+                :class:`tsfm_lens.training.Training`.
             loss: of the step, for the record.
 
         Raises:
@@ -158,7 +168,8 @@ class Watch:
             self._drop_after(at)
         if at <= self._last:
             raise InputError(
-                f"step {at} after step {self._last}; steps grow, unless a run is resumed"
+                f"step {at} after step {self._last}; steps grow, unless a run is"
+                " resumed"
             )
         self._last = at
         is_due = at % self.every == 0
@@ -201,7 +212,8 @@ class Watch:
             values["loss"] = float(loss)
             if not math.isfinite(float(loss)):
                 raise InputError(
-                    f"the loss is {float(loss)} at step {step}; what was seen until then is kept"
+                    f"the loss is {float(loss)} at step {step}; what was seen until"
+                    " then is kept"
                 )
         for name, measure in self.measures.items():
             numbers = measure()
@@ -217,7 +229,8 @@ class Watch:
         """Measure attention by layer, a mean over inputs for each head."""
         layers = {}
         for name, pattern in patterns.items():
-            # rows of one layer are all square or none is, so that a mean is missing or of all
+            # rows of one layer are all square or none is, so that a mean is missing or
+            # of all
             measures = attention_measures(pattern, epsilon=self.epsilon)
             means = {
                 key: [plain(value) for value in one.mean(axis=0)]
@@ -227,7 +240,9 @@ class Watch:
         return layers
 
     def dataset(self) -> xr.Dataset:
-        """Return all that was recorded so far; see :func:`tsfm_lens.training.read_watch`."""
+        """Return all that was recorded so far; see
+        :func:`tsfm_lens.training.read_watch`.
+        """
         return as_dataset(self.settings, self.rows, self.seen)
 
     def _open(self, folder: Path, *, resume: bool) -> None:
@@ -242,7 +257,8 @@ class Watch:
         if file.exists() or any((folder / PATTERNS).glob("*.npz")):
             if not resume:
                 raise CheckpointError(
-                    f"{folder} holds the record of another run; continue with resume=True, or give another folder"
+                    f"{folder} holds the record of another run; continue with"
+                    " resume=True, or give another folder"
                 )
             former, rows = read_lines(folder)
             if former is None:
@@ -252,8 +268,9 @@ class Watch:
                 for key in self.settings:
                     if former.get(key) != self.settings.get(key):
                         raise CheckpointError(
-                            f"{file} was written with {key}={former.get(key)!r}, not {self.settings.get(key)!r}; "
-                            "continue with that, or give another folder"
+                            f"{file} was written with {key}={former.get(key)!r}, not"
+                            f" {self.settings.get(key)!r}; continue with that, or give"
+                            " another folder"
                         )
                 self.rows, self.seen = rows, read_patterns(folder)
         if not file.exists():
@@ -319,14 +336,17 @@ def _gradient_noise(losses: Sequence[Loss], model: nn.Module) -> dict[str, float
 
 
 def read_watch(folder: str | Path) -> xr.Dataset:
-    """Read the record of a :class:`Watch` from its folder, also while the training runs.
+    """Read the record of a :class:`Watch` from its folder, also while the training
+    runs.
 
     Returns:
-        Dataset of kind "training_watch" over ``step``: ``loss``, ``sharpness`` and ``lowest_curvature`` with their
-        ``_residual``, ``noise_scale`` and other measures. For attention: ``entropy`` (nats), ``nuclear_norm``,
-        ``diagonal_mass``, ``numerical_rank`` and ``stable_rank`` over (step, layer, head), means over the inputs, with
-        coordinates ``n_queries`` and ``n_keys`` of each layer. For snapshots: ``pattern`` (snapshot, input, layer,
-        head, query, key). NaN where nothing was measured.
+        Dataset of kind "training_watch" over ``step``: ``loss``, ``sharpness`` and
+        ``lowest_curvature`` with their ``_residual``, ``noise_scale`` and other
+        measures. For attention: ``entropy`` (nats), ``nuclear_norm``,
+        ``diagonal_mass``, ``numerical_rank`` and ``stable_rank`` over (step, layer,
+        head), means over the inputs, with coordinates ``n_queries`` and ``n_keys`` of
+        each layer. For snapshots: ``pattern`` (snapshot, input, layer, head, query,
+        key). NaN where nothing was measured.
 
     Raises:
         CheckpointError: the folder holds no record, or a line of it is broken.
@@ -346,7 +366,8 @@ def read_watch(folder: str | Path) -> xr.Dataset:
     settings, rows = read_lines(path)
     if settings is None:
         raise CheckpointError(
-            f"{path / RECORD} does not say what was watched; expected the out folder of a Watch"
+            f"{path / RECORD} does not say what was watched; expected the out folder of"
+            " a Watch"
         )
     return as_dataset(settings, rows, read_patterns(path))
 
@@ -409,7 +430,9 @@ def as_dataset(
 
 
 def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.DataArray:
-    """Lay patterns (input, head, query, key) out by snapshot and layer, NaN where a layer is smaller."""
+    """Lay patterns (input, head, query, key) out by snapshot and layer, NaN where a
+    layer is smaller.
+    """
     axes = ("input", "head", "query", "key")
     layers = dict.fromkeys(layer for one in patterns.values() for layer in one)
     by_step = []
@@ -435,14 +458,16 @@ def plain(value: float) -> float | None:
 
 
 def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Dataset:
-    """Join datasets of one kind over a new axis ``run``, and ``seed`` where a run has several.
+    """Join datasets of one kind over a new axis ``run``, and ``seed`` where a run has
+    several.
 
     Args:
-        runs: a dataset by name, or one a seed; of kind "training_watch" or "attention_norms".
+        runs: a dataset by name, or one a seed; of kind "training_watch" or
+            "attention_norms".
 
     Returns:
-        Dataset of the same kind over all steps, layers and heads that occur; NaN where a run has none. ``run`` is the
-        first axis, then ``seed``, counted from 0.
+        Dataset of the same kind over all steps, layers and heads that occur; NaN where
+        a run has none. ``run`` is the first axis, then ``seed``, counted from 0.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -461,7 +486,8 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     kinds = {str(ds.attrs.get("kind")) for ds in every}
     if len(kinds) > 1:
         raise InputError(
-            f"datasets of kinds {', '.join(sorted(kinds))}; runs are laid over each other of one kind"
+            f"datasets of kinds {', '.join(sorted(kinds))}; runs are laid over each"
+            " other of one kind"
         )
     options: dict[str, Any] = {
         "data_vars": "all",
@@ -494,6 +520,8 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
 
 
 def _counted(ds: xr.Dataset) -> xr.Dataset:
-    """Label axes without labels by their counts, and let sizes of layers be values, as runs differ in them."""
+    """Label axes without labels by their counts, and let sizes of layers be values, as
+    runs differ in them.
+    """
     axes = {axis: range(n) for axis, n in ds.sizes.items() if axis not in ds.coords}
     return ds.assign_coords(axes).reset_coords(set(SIZES) & set(ds.coords))

@@ -26,13 +26,16 @@ def listed(loss: Losses) -> list[Loss]:
     if wrong is not None or not losses:
         got = "no loss" if not losses else f"a {type(wrong).__name__} as loss"
         raise InputError(
-            f"got {got}; expected a function without arguments that gives a scalar, or several"
+            f"got {got}; expected a function without arguments that gives a scalar, or"
+            " several"
         )
     return losses
 
 
 def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
-    """Return the weights to differentiate by: those of a module that are trained, or all that are listed."""
+    """Return the weights to differentiate by: those of a module that are trained, or
+    all that are listed.
+    """
     weights: list[Tensor] = []
     if isinstance(parameters, nn.Module):
         weights += [
@@ -44,13 +47,15 @@ def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
         weights += parameters
     if not weights:
         raise InputError(
-            "no parameters that take a gradient; expected at least one, such as model.parameters()"
+            "no parameters that take a gradient; expected at least one, such as"
+            " model.parameters()"
         )
     for weight in weights:
         if not weight.requires_grad or weight.dtype not in _TWICE:
             raise InputError(
-                f"a parameter of shape {tuple(weight.shape)} is {weight.dtype} with requires_grad="
-                f"{weight.requires_grad}; second derivatives need float32 or float64 that takes a gradient"
+                f"a parameter of shape {tuple(weight.shape)} is {weight.dtype} with"
+                f" requires_grad={weight.requires_grad}; second derivatives need"
+                " float32 or float64 that takes a gradient"
             )
     return weights
 
@@ -67,18 +72,22 @@ def finite(value: Tensor) -> Tensor:
             else type(value).__name__
         )
         raise InputError(
-            f"the loss has {got}; expected a tensor with one number, such as its mean over the batch"
+            f"the loss has {got}; expected a tensor with one number, such as its mean"
+            " over the batch"
         )
     if not bool(torch.isfinite(value)):
         number = float(value.detach())
         raise InputError(
-            f"the loss is {number}; expected a finite number: look for missing values in the data"
+            f"the loss is {number}; expected a finite number: look for missing values"
+            " in the data"
         )
     return value.reshape(())
 
 
 class _OwnGenerators(TorchFunctionMode):
-    """Generators that functions of torch are given in a block, and where they stood when the first of them was."""
+    """Generators that functions of torch are given in a block, and where they stood
+    when the first of them was.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +109,9 @@ class _OwnGenerators(TorchFunctionMode):
 
 @contextmanager
 def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
-    """Restore the global generators of torch, numpy and Python at the end; yield a function that restarts them."""
+    """Restore the global generators of torch, numpy and Python at the end; yield a
+    function that restarts them.
+    """
     before = _states()
     if seed is not None:
         torch.manual_seed(seed)
@@ -124,7 +135,12 @@ def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
 
 def _states() -> tuple[Any, ...]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()  # noqa: NPY002
+    return (
+        torch.get_rng_state(),
+        cuda,
+        np.random.get_state(),
+        random.getstate(),
+    )  # noqa: NPY002
 
 
 def _restore(states: tuple[Any, ...]) -> None:
@@ -138,7 +154,9 @@ def _restore(states: tuple[Any, ...]) -> None:
 
 @contextmanager
 def undisturbed(model: nn.Module, *, seed: int = 0) -> Iterator[None]:
-    """Restore gradients, modes and random numbers after a block; a block that changes weights is refused."""
+    """Restore gradients, modes and random numbers after a block; a block that changes
+    weights is refused.
+    """
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     # taken away and given back, gradients are neither copied nor added to
@@ -154,7 +172,8 @@ def undisturbed(model: nn.Module, *, seed: int = 0) -> Iterator[None]:
         for module, mode in modes:
             module.training = mode
         for buffer, former in buffers:
-            # untouched where nothing has changed: the graph of a pending backward pass may hold it
+            # untouched where nothing has changed: the graph of a pending backward pass
+            # may hold it
             if not torch.equal(buffer, former):
                 with torch.no_grad():
                     buffer.copy_(former)
@@ -166,5 +185,6 @@ def undisturbed(model: nn.Module, *, seed: int = 0) -> Iterator[None]:
     )
     if n_changed:
         raise InputError(
-            f"{n_changed} parameters were changed by code that may only read them; change a copy"
+            f"{n_changed} parameters were changed by code that may only read them;"
+            " change a copy"
         )

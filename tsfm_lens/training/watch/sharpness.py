@@ -1,4 +1,6 @@
-"""Sharpness (both ends of the spectrum of a loss's Hessian, by Lanczos) and gradient noise."""
+"""Sharpness (both ends of the spectrum of a loss's Hessian, by Lanczos) and gradient
+noise.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,14 @@ class Sharpness:
     """Both ends of the spectrum of a Hessian; Lanczos approaches them from inside.
 
     Attributes:
-        largest, smallest: the most positive and the most negative eigenvalue, as Rayleigh quotients v·Hv.
+        largest, smallest: the most positive and the most negative eigenvalue, as
+            Rayleigh quotients v·Hv.
         largest_residual, smallest_residual: ‖Hv − λv‖ of their unit vectors.
         products: Hessian-vector products that were made.
-        tolerance: an end has converged if its residual is at most this share of the larger end's size.
-        trace, trace_error: trace of the Hessian, estimated from the first product alone, and its standard error.
+        tolerance: an end has converged if its residual is at most this share of the
+            larger end's size.
+        trace, trace_error: trace of the Hessian, estimated from the first product
+            alone, and its standard error.
         loss: at these weights.
         direction: unit vector of the largest eigenvalue, a tensor a parameter.
     """
@@ -76,23 +81,27 @@ def sharpness(
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> Sharpness:
-    """Compute the most positive and the most negative eigenvalue of the Hessian of a loss, by Lanczos.
+    """Compute the most positive and the most negative eigenvalue of the Hessian of a
+    loss, by Lanczos.
 
     Args:
-        loss: function that returns the scalar loss of fixed data, with the same random numbers in every product. A list
-            means their mean, which takes half as much time again and the memory of one.
+        loss: function that returns the scalar loss of fixed data, with the same random
+            numbers in every product. A list means their mean, which takes half as much
+            time again and the memory of one.
         parameters: the weights, or a model, which means all its trainable weights.
         steps: the most products.
         seed: of the random vector.
-        tolerance: stop if both residuals are at most this share of the larger end's size; 0 makes all steps.
+        tolerance: stop if both residuals are at most this share of the larger end's
+            size; 0 makes all steps.
 
     Raises:
-        InputError: a number is out of range; the loss is not finite, depends on none of the parameters, or has no
-            second derivative.
+        InputError: a number is out of range; the loss is not finite, depends on none of
+            the parameters, or has no second derivative.
 
     Source:
-        SAMformer, section 2.3 (S1-LMAX); its code takes |∇L·Hv| for λ_max, this is v·Hv. Lanczos 1950; Golub and
-        Van Loan 2013, section 10.3. The trace after Hutchinson 1990.
+        SAMformer, section 2.3 (S1-LMAX); its code takes |∇L·Hv| for λ_max, this is
+        v·Hv. Lanczos 1950; Golub and Van Loan 2013, section 10.3. The trace after
+        Hutchinson 1990.
 
     Example:
         >>> w = torch.ones(2, requires_grad=True)
@@ -102,7 +111,8 @@ def sharpness(
     """
     if steps < 1 or not 0 <= tolerance < 1:
         raise InputError(
-            f"steps={steps}, tolerance={tolerance}; expected steps of 1 or more and a tolerance in [0, 1)"
+            f"steps={steps}, tolerance={tolerance}; expected steps of 1 or more and a"
+            " tolerance in [0, 1)"
         )
     losses, weights = listed(loss), trainable(parameters)
     with draws_kept() as again:
@@ -114,7 +124,8 @@ def sharpness(
         for position in (int(values.argmax()), int(values.argmin()))
     ]
     (largest, largest_residual, direction), (smallest, smallest_residual, _) = bounds
-    # the first vector is uniform on the sphere, over which n·v·Hv has the trace as its mean
+    # the first vector is uniform on the sphere, over which n·v·Hv has the trace as its
+    # mean
     n = hessian.size
     trace = n * float(krylov.tridiagonal[0, 0])
     spread = 2 * n / (n + 2) * max(n * krylov.first - trace**2 / n, 0.0)
@@ -130,7 +141,9 @@ def sharpness(
 
 
 class Hessian:
-    """Products of the Hessian of a mean of losses with flat vectors: of one loss from one graph."""
+    """Products of the Hessian of a mean of losses with flat vectors: of one loss from
+    one graph.
+    """
 
     def __init__(
         self, losses: list[Loss], weights: list[Tensor], again: Callable[[], None]
@@ -149,7 +162,9 @@ class Hessian:
         self._one = self._graph(losses[0]) if len(losses) == 1 else None
 
     def _graph(self, loss: Loss) -> list[tuple[int, Tensor]]:
-        """Compute the gradient by each weight that the loss depends on, to be differentiated again."""
+        """Compute the gradient by each weight that the loss depends on, to be
+        differentiated again.
+        """
         self._again()
         with _twice_differentiable():
             value = finite(loss())
@@ -200,7 +215,8 @@ class Hessian:
             del graph
         if not depends:
             raise InputError(
-                "the loss depends on none of the parameters; give those of the model that it runs"
+                "the loss depends on none of the parameters; give those of the model"
+                " that it runs"
             )
         return total.div_(len(self.losses))
 
@@ -230,7 +246,9 @@ class Hessian:
 
 
 def _refuse_cut(gradients: Iterable[Tensor]) -> None:
-    """Refuse what torch marks as differentiable once: a product would pass it by and be wrong without an error."""
+    """Refuse what torch marks as differentiable once: a product would pass it by and be
+    wrong without an error.
+    """
     visited, stack = set(), [gradient.grad_fn for gradient in gradients]
     while stack:
         node = stack.pop()
@@ -239,8 +257,8 @@ def _refuse_cut(gradients: Iterable[Tensor]) -> None:
         visited.add(node)
         if node.name() == _ONCE:
             raise InputError(
-                "the loss cannot be differentiated twice: an operation of its own is marked @once_differentiable; use "
-                "plain operations"
+                "the loss cannot be differentiated twice: an operation of its own is"
+                " marked @once_differentiable; use plain operations"
             )
         stack += [following for following, _ in node.next_functions]
 
@@ -262,12 +280,15 @@ def _twice_differentiable() -> Iterator[None]:
             raise
         first = str(error).splitlines()[0]
         raise InputError(
-            f"the loss cannot be differentiated twice ({first}); use plain, uncompiled operations"
+            f"the loss cannot be differentiated twice ({first}); use plain, uncompiled"
+            " operations"
         ) from error
 
 
 class _Krylov(NamedTuple):
-    """Result of Lanczos, H V = V T + rest eᵀ: orthonormal V (step, n), T, rest, squared length of the first image."""
+    """Result of Lanczos, H V = V T + rest eᵀ: orthonormal V (step, n), T, rest, squared
+    length of the first image.
+    """
 
     basis: Tensor
     tridiagonal: np.ndarray
@@ -276,7 +297,9 @@ class _Krylov(NamedTuple):
 
 
 def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _Krylov:
-    """Iterate Lanczos from a unit vector, every new vector made orthogonal to all former ones."""
+    """Iterate Lanczos from a unit vector, every new vector made orthogonal to all
+    former ones.
+    """
     steps = min(steps, len(start))
     basis = torch.empty(steps, len(start), dtype=start.dtype, device=start.device)
     basis[0] = start
@@ -308,9 +331,12 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
 
 
 def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
-    """Take a vector's parts along a basis off it, in place; its length, 0 where nothing but rounding is left."""
+    """Take a vector's parts along a basis off it, in place; its length, 0 where nothing
+    but rounding is left.
+    """
     before = first = float(rest.norm())
-    # again only where the first time took much away; twice is enough (Parlett 1998, section 6.9)
+    # again only where the first time took much away; twice is enough (Parlett 1998,
+    # section 6.9)
     for _ in range(2):
         rest.addmv_(basis.T, basis @ rest, alpha=-1)
         after = float(rest.norm())
@@ -325,7 +351,9 @@ def _tridiagonal(diagonal: list[float], beside: list[float]) -> np.ndarray:
 
 
 def _rayleigh(krylov: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tensor]:
-    """Compute Rayleigh quotient and residual of a mixture of the basis, and the unit vector that it is."""
+    """Compute Rayleigh quotient and residual of a mixture of the basis, and the unit
+    vector that it is.
+    """
     basis = krylov.basis
     vector, image = (
         torch.from_numpy(weights).to(basis.device, basis.dtype) @ basis
@@ -349,9 +377,10 @@ class GradientNoise:
 
     Attributes:
         variance: trace of the covariance of the gradient of a batch.
-        squared_norm: of the gradient of all data, by an unbiased estimate, which may be below 0.
-        scale: number of batches at which noise and gradient are equally large, variance / squared_norm; NaN if the
-            squared norm is not above 0.
+        squared_norm: of the gradient of all data, by an unbiased estimate, which may be
+            below 0.
+        scale: number of batches at which noise and gradient are equally large, variance
+            / squared_norm; NaN if the squared norm is not above 0.
         batches: number of batches.
     """
 
@@ -368,11 +397,13 @@ def gradient_noise(
     """Compute the variance of the gradient over batches, relative to its mean.
 
     Args:
-        losses: functions that return the mean loss of a batch each; batches of one size, drawn independently.
+        losses: functions that return the mean loss of a batch each; batches of one
+            size, drawn independently.
         parameters: the weights, or a model, which means all its trainable weights.
 
     Source:
-        McCandlish et al. 2018, arXiv:1812.06162, section 2.2 ("simple noise scale"), with its unbiased estimates.
+        McCandlish et al. 2018, arXiv:1812.06162, section 2.2 ("simple noise scale"),
+        with its unbiased estimates.
 
     Example:
         >>> w = torch.zeros(1, requires_grad=True)
@@ -393,7 +424,8 @@ def gradient_noise(
     squares, connected = 0.0, False
     with draws_kept() as again:
         for count, loss in enumerate(each, start=1):
-            # a loss that draws its batch from a generator of its own draws another each time
+            # a loss that draws its batch from a generator of its own draws another each
+            # time
             again(own=False)
             with torch.enable_grad():
                 value = finite(loss())
@@ -406,13 +438,15 @@ def gradient_noise(
                     else [torch.zeros_like(weight) for weight in weights]
                 )
             gradient = torch.cat([part.reshape(-1).double() for part in parts])
-            # Welford's way: sums of squares of differences, never a difference of large squares
+            # Welford's way: sums of squares of differences, never a difference of large
+            # squares
             separate = gradient - mean
             mean = mean + separate / count
             squares += float(torch.dot(separate, gradient - mean))
     if not connected:
         raise InputError(
-            "the losses depend on none of the parameters; give those of the model that they run"
+            "the losses depend on none of the parameters; give those of the model that"
+            " they run"
         )
     variance = squares / (len(each) - 1)
     squared_norm = float(torch.dot(mean, mean)) - variance / len(each)

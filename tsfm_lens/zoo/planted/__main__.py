@@ -1,4 +1,6 @@
-"""``python -m tsfm_lens.zoo.planted MECHANISM ARCHITECTURE --out DIR`` builds one planted model."""
+"""``python -m tsfm_lens.zoo.planted MECHANISM ARCHITECTURE --out DIR`` builds one
+planted model.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def main(
         typer.Option(min=0.0, help="noise on every weight, relative to its matrix"),
     ] = 0.0,
 ) -> None:
-    """Set the weights of a model so that its mechanism is known, and write checkpoint and card."""
+    """Set the weights of a model so that its mechanism is known, and write checkpoint
+    and card.
+    """
     refuse_unwritable(out)
     model = plant(
         mechanism,
@@ -50,7 +54,8 @@ def main(
     )
     model.save(out)
     console().print(
-        f"{model.card.name}: error {model.card.error:.2g} mean absolute values, in {out}"
+        f"{model.card.name}: error {model.card.error:.2g} mean absolute values, in"
+        f" {out}"
     )
 
 

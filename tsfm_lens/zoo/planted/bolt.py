@@ -1,4 +1,6 @@
-"""Planted models in Chronos-Bolt's format, by position biases of whole patches and the mark of the REG token."""
+"""Planted models in Chronos-Bolt's format, by position biases of whole patches and the
+mark of the REG token.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,17 @@ from tsfm_lens.zoo.planted.rules import (
 NAME = "chronos-bolt"
 LAYERS = {"encoder": 3, "decoder": 2}
 SIDE = (WIDTH / 2) ** 0.5
-"""Length of the constant direction, and of the mark: together they give every token a root mean square of 1."""
+"""Length of the constant direction, and of the mark: together they give every token a
+root mean square of 1.
+"""
 SHARES = (0.6, 0.4, 0.4)
-"""Shares of the copy that the primary head, its partner and, without the primary, the backup write."""
+"""Shares of the copy that the primary head, its partner and, without the primary, the
+backup write.
+"""
 TOLERANCE = 0.25
-"""Mean absolute difference of two periods, in standard deviations of the context, up to which they are a season."""
+"""Mean absolute difference of two periods, in standard deviations of the context, up to
+which they are a season.
+"""
 LARGEST = 1.1 * (2 * CONTEXT) ** 0.5
 """More than any two values of a context can differ, in their standard deviations."""
 
@@ -50,7 +58,9 @@ declare = partial(patches.declare, architecture=NAME)
 
 
 class Bolt(patches.PatchModel):
-    """Chronos-Bolt, to plant in; its encoder has "mark" too, positive at the REG token, and negative at patches."""
+    """Chronos-Bolt, to plant in; its encoder has "mark" too, positive at the REG token,
+    and negative at patches.
+    """
 
     one = SIDE
 
@@ -73,7 +83,8 @@ class Bolt(patches.PatchModel):
         )
         self.encoder = Stream(WIDTH, one=1, mark=1, values=PATCH, **encoder)
         self.decoder = Stream(WIDTH, one=1, **decoder)
-        # layer and lags of the heads that the biases hold, by number: the layers share the biases
+        # layer and lags of the heads that the biases hold, by number: the layers share
+        # the biases
         self.lagging: dict[int, tuple[int, tuple[int, ...]]] = {}
         model = ChronosBoltModelForForecasting(config).double().eval()
         super().__init__(model, {"encoder": self.encoder, "decoder": self.decoder})
@@ -108,7 +119,9 @@ class Bolt(patches.PatchModel):
         return "encoder" if attention in self.attentions("decoder")[1::2] else stack
 
     def mlp(self, stack: str, layer: int) -> tuple[Tensor, Tensor]:
-        """Return an MLP without its noise: reading (unit, stream) and writing (stream, unit) weights, all 0."""
+        """Return an MLP without its noise: reading (unit, stream) and writing (stream,
+        unit) weights, all 0.
+        """
         (in_weights,), out_weights = self.mlps(stack)[layer]
         return in_weights.zero_(), out_weights.zero_()
 
@@ -117,7 +130,9 @@ class Bolt(patches.PatchModel):
         return self.view_head(self.attentions("encoder")[layer], number)
 
     def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
-        """Return an encoder head that attends, from every token, to the tokens so many patches back, to all alike."""
+        """Return an encoder head that attends, from every token, to the tokens so many
+        patches back, to all alike.
+        """
         bias = self.attentions("encoder")[0].relative_attention_bias.weight
         bias[:, number] = 0.0
         bias[list(lags), number] = SHARP
@@ -131,7 +146,9 @@ class Bolt(patches.PatchModel):
         return head
 
     def lags(self, *lags: int) -> list[int]:
-        """Return patches back, in each stretch that the rule reads, of so many patches back from its end."""
+        """Return patches back, in each stretch that the rule reads, of so many patches
+        back from its end.
+        """
         return [lag + steps // PATCH for steps in self.draft.rule.ago for lag in lags]
 
     def fetch(self, layer: int, number: int) -> Head:
@@ -142,10 +159,15 @@ class Bolt(patches.PatchModel):
         return head
 
     def complete(self, draft: Draft) -> None:
-        """Write down the heads that look where a planted one looks, because they have its number."""
+        """Write down the heads that look where a planted one looks, because they have
+        its number.
+        """
         components = {part.component for part in draft.parts}
         for number, (source_layer, lags) in self.lagging.items():
-            task = f"looks where {encoder_head(source_layer, number)} looks, and writes noise"
+            task = (
+                f"looks where {encoder_head(source_layer, number)} looks, and writes"
+                " noise"
+            )
             # of several lags, its own content prefers one
             query: Query | None = "every token" if len(lags) == 1 else None
             for layer in range(LAYERS["encoder"]):
@@ -154,7 +176,9 @@ class Bolt(patches.PatchModel):
                     draft.part(head, "decoy", task, query, lags)
 
     def plant_fetch(self, layer: int, **places: str) -> str:
-        """Plant a cross-attention head that carries places of the REG token to places of the decoder."""
+        """Plant a cross-attention head that carries places of the REG token to places
+        of the decoder.
+        """
         number = self.numbers["decoder"][0]
         channel = 0
         head = self.fetch(layer, number)
@@ -175,7 +199,9 @@ class Bolt(patches.PatchModel):
         does: str,
         gain: float = 1.0,
     ) -> str:
-        """Plant a head that attends to some patches alike and writes their mean, or that of all their values."""
+        """Plant a head that attends to some patches alike and writes their mean, or
+        that of all their values.
+        """
         number = self.numbers["encoder"][which]
         moved = self.lags(*lags)
         self.back(layer, number, moved).carry(
@@ -198,7 +224,9 @@ def cross_head(layer: int, number: int) -> str:
 
 
 def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
-    """Build a copy: an encoder head copies the patch some patches back, a cross-attention head fetches it."""
+    """Build a copy: an encoder head copies the patch some patches back, a
+    cross-attention head fetches it.
+    """
     lag = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)
     late = draw_choice(0, 1)
@@ -240,7 +268,8 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     bolt.head(early, primary).carry(
         stream["one"], stream["flag"], gain=FLAG / SIDE, channel=PATCH
     )
-    # the primary's flag turns the backup's query to the REG token itself, which holds no values
+    # the primary's flag turns the backup's query to the REG token itself, which holds
+    # no values
     head = bolt.head(last, backup)
     head.q[-1] = head.k[-1] = 0.0
     head.q[-1, stream["flag"]] = SHARP / (SIDE * FLAG)
@@ -360,7 +389,8 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     layer = draw_choice(*range(late, 2))
     positions = bolt.decoder
     in_weights, out_weights = bolt.mlp("decoder", layer)
-    # all units are shut below -LARGEST, and open above it; what opens them is subtracted again by the last one
+    # all units are shut below -LARGEST, and open above it; what opens them is
+    # subtracted again by the last one
     in_weights[: PATCH + 1, positions["open"]] = 2 * LARGEST * SIGNAL / FLAG
     in_weights[: PATCH + 1, positions["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
     in_weights[:PATCH, positions["last"]] += same
@@ -380,7 +410,9 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
 
 
 def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
-    """Plant heads and an MLP that look right, write much, or look sharply, without effect."""
+    """Plant heads and an MLP that look right, write much, or look sharply, without
+    effect.
+    """
     values = bolt.encoder["values"]
     rest = bolt.encoder.rest("values")
     like, loud, sharp = (

@@ -1,4 +1,6 @@
-"""Pair of heads that cancel each other: either moves the forecast, both together do nothing."""
+"""Pair of heads that cancel each other: either moves the forecast, both together do
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,21 @@ from tsfm_lens.zoo.planted.planting import Planted
 __all__ = ["add_cancelling_pair"]
 
 GAIN = 3.0
-"""Of the pair's writes: so large that neither can take the place of the head that they copy."""
+"""Of the pair's writes: so large that neither can take the place of the head that they
+copy.
+"""
 
 
 def add_cancelling_pair(planted: Planted) -> Planted:
-    """Let two heads without a task write 3 times and -3 times what a head of the mechanism writes.
+    """Let two heads without a task write 3 times and -3 times what a head of the
+    mechanism writes.
 
-    The forecast stays as it is. Without either of the two it changes more than without the head that they copy.
+    The forecast stays as it is. Without either of the two it changes more than without
+    the head that they copy.
 
     Args:
-        planted: a model, which is not changed; the pair goes beside the first head of its mechanism that has two heads
-            without a task in its layer.
+        planted: a model, which is not changed; the pair goes beside the first head of
+            its mechanism that has two heads without a task in its layer.
 
     Returns:
         The new model, with the pair on its card, in the role "cancelling".
@@ -45,7 +51,8 @@ def add_cancelling_pair(planted: Planted) -> Planted:
             break
     else:
         raise InputError(
-            f"no head of {planted.card.name} has two heads without a task beside it in its layer"
+            f"no head of {planted.card.name} has two heads without a task beside it in"
+            " its layer"
         )
     names = [str(replace(component, head=head)) for head in idle[:2]]
     parts = []
@@ -66,7 +73,9 @@ def add_cancelling_pair(planted: Planted) -> Planted:
 
 
 def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[int]:
-    """Yield heads of the same attention that have no task, here or where the same position bias acts."""
+    """Yield heads of the same attention that have no task, here or where the same
+    position bias acts.
+    """
     if component.head is None:
         return
     shares_bias = _position_bias(lens, component) is not None
@@ -83,7 +92,9 @@ def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[
 
 
 def _position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
-    """Return the table of a stack's position biases, (bucket, head), which its first layer holds for all layers."""
+    """Return the table of a stack's position biases, (bucket, head), which its first
+    layer holds for all layers.
+    """
     stack = lens.wiring.stack(component.stack)
     attention = stack.attention(component.kind, 0)
     module = lens.adapter.model.get_submodule(f"{stack.block(0)}.{attention.module}")
@@ -91,7 +102,9 @@ def _position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
 
 
 def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None:
-    """Give another head of the layer the weights of a component, its output times the gain, in place."""
+    """Give another head of the layer the weights of a component, its output times the
+    gain, in place.
+    """
     layer = component.layer
     kind = component.kind
     stack = component.stack

@@ -1,4 +1,6 @@
-"""Card of a planted model: its true parts, paths, positions and inputs, as a file beside the weights."""
+"""Card of a planted model: its true parts, paths, positions and inputs, as a file
+beside the weights.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ __all__ = ["Attends", "Card", "PlantedPart", "read_card", "write_card"]
 
 CARD = "mechanism.json"
 SEAL = "seal"
-"""File of the card, in the folder of the checkpoint, and its entry that only these fields and these weights have."""
+"""File of the card, in the folder of the checkpoint, and its entry that only these
+fields and these weights have.
+"""
 
 Role = Literal["mechanism", "backup", "decoy", "cancelling"]
 Query = Literal[
@@ -36,9 +40,11 @@ class PlantedPart(Strict):
     """Head or MLP that has a task; a backup names the component that it stands in for.
 
     Attributes:
-        component: as :class:`tsfm_lens.hooks.Component` prints it, like "encoder.0.self_attn.2".
-        role: "mechanism": the forecast changes without it, or without it and what stands in for it; "backup": only
-            without the part that it stands in for too; "decoy": never; "cancelling": unless its partner goes too.
+        component: as :class:`tsfm_lens.hooks.Component` prints it, like
+            "encoder.0.self_attn.2".
+        role: "mechanism": the forecast changes without it, or without it and what
+            stands in for it; "backup": only without the part that it stands in for too;
+            "decoy": never; "cancelling": unless its partner goes too.
         stands_in_for: of a backup, the component whose task it takes over.
         cancels: of a cancelling part, the partner that takes away what it writes.
     """
@@ -54,12 +60,16 @@ class Attends(Strict):
     """Attention of a head: from queries of one kind to keys so many tokens before them.
 
     Attributes:
-        query: "every token" that has such keys, or one of others, of the stack, the context or the forecast.
-        back: tokens between query and key, the key being earlier (later where negative); in cross-attention, between
-            the encoder's last token and the key of the first query.
-        moves: tokens by which the keys move on from one query to the next, in cross-attention.
+        query: "every token" that has such keys, or one of others, of the stack, the
+            context or the forecast.
+        back: tokens between query and key, the key being earlier (later where
+            negative); in cross-attention, between the encoder's last token and the key
+            of the first query.
+        moves: tokens by which the keys move on from one query to the next, in
+            cross-attention.
         weight: attention that falls on these keys, together.
-        series: whose keys: the query's own series', or, in attention over a group, those of the known covariate.
+        series: whose keys: the query's own series', or, in attention over a group,
+            those of the known covariate.
     """
 
     component: str
@@ -74,15 +84,20 @@ class Card(Strict):
     """Ground truth of a planted model.
 
     Attributes:
-        seed: of everything drawn: the basis of the stream, noise of the weights, decoys.
-        rotated: whether the residual basis was turned at random, so that nothing lies on an axis.
-        weight_noise: standard deviation of the noise that was added to every weight, relative to the weight's own.
+        seed: of everything drawn: the basis of the stream, noise of the weights,
+            decoys.
+        rotated: whether the residual basis was turned at random, so that nothing lies
+            on an axis.
+        weight_noise: standard deviation of the noise that was added to every weight,
+            relative to the weight's own.
         rule: the computation, in closed form.
-        parts: every head and MLP with a task; every other component writes nothing, or noise.
+        parts: every head and MLP with a task; every other component writes nothing, or
+            noise.
         edges: (sender, receiver) of each connection; the last receiver is "output".
-        context: observed values that the mechanism needs and takes, at least and at most.
-        error: largest difference between the model's median forecast and the rule, in mean absolute values of the
-            context, over the series that the builder tries.
+        context: observed values that the mechanism needs and takes, at least and at
+            most.
+        error: largest difference between the model's median forecast and the rule, in
+            mean absolute values of the context, over the series that the builder tries.
     """
 
     name: str
@@ -105,7 +120,9 @@ class Card(Strict):
 
 
 def write_card(card: Card, folder: str | Path) -> None:
-    """Write the card beside the weights, sealed with both; the old one is replaced only once the new one is whole."""
+    """Write the card beside the weights, sealed with both; the old one is replaced only
+    once the new one is whole.
+    """
     path = Path(folder) / CARD
     content = card.model_dump(mode="json")
     with replacing(path) as part:
@@ -115,7 +132,9 @@ def write_card(card: Card, folder: str | Path) -> None:
 
 
 def read_card(folder: str | Path) -> Card:
-    """Read the card of a planted model; CheckpointError unless there is a whole one of the weights beside it."""
+    """Read the card of a planted model; CheckpointError unless there is a whole one of
+    the weights beside it.
+    """
     path = Path(folder) / CARD
     if not path.is_file():
         raise CheckpointError(
@@ -133,8 +152,10 @@ def read_card(folder: str | Path) -> Card:
         raise CheckpointError(f"{path} is no JSON text: {error}") from error
     if seal != _seal(card.model_dump(mode="json"), path.parent):
         raise CheckpointError(
-            f"{path} is not the card of the weights beside it: one of the two was changed after they were saved. Plant "
-            f"{card.mechanism} in {card.architecture} again (seed {card.seed}), or write the card by write_card"
+            f"{path} is not the card of the weights beside it: one of the two was"
+            f" changed after they were saved. Plant {card.mechanism} in"
+            f" {card.architecture} again (seed {card.seed}), or write the card by"
+            " write_card"
         )
     return card
 

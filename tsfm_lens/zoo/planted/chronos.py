@@ -1,4 +1,6 @@
-"""Chronos model (T5 over value tokens) whose weights are set head by head; embeddings of values have length 1."""
+"""Chronos model (T5 over value tokens) whose weights are set head by head; embeddings
+of values have length 1.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ EOS = 1
 FIRST = 3
 """Ids: of the start token, of the end of the context, of the lowest bin."""
 WAVES = (20.0, 8.0, 3.2, 1.3, 0.5)
-"""Wavelengths of a value's features, in mean absolute values: two values are alike if all their waves are."""
+"""Wavelengths of a value's features, in mean absolute values: two values are alike if
+all their waves are.
+"""
 BIN = 2 * LIMIT / (VOCABULARY - FIRST - 1)
 """Width of a bin, in mean absolute values."""
 ONE = 0.1
@@ -41,16 +45,21 @@ START = 0.1
 START_ONE = 0.14
 """Of the start token's embedding: its own direction, and that of all values.
 
-So it is short, and where nothing else is written (in an ablated model) all values are likelier than to begin anew.
+So it is short, and where nothing else is written (in an ablated model) all values are
+likelier than to begin anew.
 """
 START_LENGTH = (START**2 + START_ONE**2) ** 0.5
 WHISPER = 0.01
-"""What a head or an MLP without a task writes, to where nobody reads, in lengths of an embedding."""
+"""What a head or an MLP without a task writes, to where nobody reads, in lengths of an
+embedding.
+"""
 ALWAYS = {"one": 1, "value": 1, "square": 1, "filler": 1, "eos": 1, "start": 1}
 
 Steps = Sequence[int]
 Pairs = Sequence[tuple[Tensor, Tensor]]
-"""Directions (n, width) that are read, and as many that they are compared with or written to."""
+"""Directions (n, width) that are read, and as many that they are compared with or
+written to.
+"""
 
 
 class ChronosBuilder:
@@ -60,8 +69,10 @@ class ChronosBuilder:
         blocks: directions of the stream by name, besides those of the embeddings.
         seed, rotate: of the basis, and of which of a layer's heads get tasks.
         needs: observed values that the mechanism needs; horizon: steps of one pass.
-        waves: share of a value's squared embedding that is waves; sharpness: factor on the logits.
-        layers: of encoder and of decoder, by whose number the library sizes the decoder's cache.
+        waves: share of a value's squared embedding that is waves; sharpness: factor on
+            the logits.
+        layers: of encoder and of decoder, by whose number the library sizes the
+            decoder's cache.
     """
 
     def __init__(
@@ -125,17 +136,23 @@ class ChronosBuilder:
         return table
 
     def always(self, start: float = 1.0) -> Tensor:
-        """Return the direction that reads 1 from every decoder token, the start token's stream being so long."""
+        """Return the direction that reads 1 from every decoder token, the start token's
+        stream being so long.
+        """
         one = self.basis["one"] / ONE**0.5
         return one + (start - START_ONE / ONE**0.5) / START * self.basis["start"]
 
     @property
     def at_start(self) -> Tensor:
-        """Direction that reads 1 from the start token's embedding, normalised, and 0 from a value's."""
+        """Direction that reads 1 from the start token's embedding, normalised, and 0
+        from a value's.
+        """
         return START_LENGTH / START * self.basis["start"]
 
     def free_head(self, place: str) -> str:
-        """Choose a head without a task; layers of self-attention share their position biases, and so the choice."""
+        """Choose a head without a task; layers of self-attention share their position
+        biases, and so the choice.
+        """
         stack, _, kind = place.split(".")
         group = f"{stack}.{kind}" if kind == "self_attn" else place
         if group not in self._free:
@@ -152,7 +169,9 @@ class ChronosBuilder:
         role: Role = "mechanism",
         **attention: Any,
     ) -> str:
-        """Give a head its task; what it does and where it looks stands on the card, see `Draft.part`."""
+        """Give a head its task; what it does and where it looks stands on the card, see
+        `Draft.part`.
+        """
         if card:
             self.draft.part(name, role, *card, **attention)
         module, head = self._attention(name)
@@ -178,7 +197,9 @@ class ChronosBuilder:
         return name
 
     def _in_head(self, name: str, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return both sides of pairs, and a basis of the head's own space, in which nothing lies on an axis either."""
+        """Return both sides of pairs, and a basis of the head's own space, in which
+        nothing lies on an axis either.
+        """
         first, second = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
         turn = orthogonal(CHANNELS, int(self._turns.integers(2**31)))
         if not self._origin["rotated"]:
@@ -193,7 +214,9 @@ class ChronosBuilder:
         does: str = "",
         role: Role = "mechanism",
     ) -> str:
-        """Give an MLP hidden units, by the directions (n, width) that each reads, and writes with its positive part."""
+        """Give an MLP hidden units, by the directions (n, width) that each reads, and
+        writes with its positive part.
+        """
         if does:
             self.draft.part(name, role, does)
         component = Component.parse(name)
@@ -225,7 +248,9 @@ class ChronosBuilder:
         )
 
     def _whisper(self) -> None:
-        """Let heads and MLPs without a task write noise of what they read, a little, to where nobody reads."""
+        """Let heads and MLPs without a task write noise of what they read, a little, to
+        where nobody reads.
+        """
         generator = torch.Generator().manual_seed(int(self._choices.integers(2**31)))
         directions = self.basis.directions
         junk = self.basis["junk"]
@@ -285,7 +310,8 @@ def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
     buckets = attention._relative_position_bucket(near, both_ways, *most).tolist()
     if buckets[0] == buckets[1] or (both_ways and buckets[0] == buckets[2]):
         raise InputError(
-            f"the distance of {offset} tokens shares its bucket of T5's position bias with another"
+            f"the distance of {offset} tokens shares its bucket of T5's position bias"
+            " with another"
         )
     return int(buckets[0])
 

@@ -1,4 +1,6 @@
-"""Planted models in Chronos-2's format, by rotary positions and group attention to a known covariate."""
+"""Planted models in Chronos-2's format, by rotary positions and group attention to a
+known covariate.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ COVARIATE = "covariate"
 
 
 class Chronos2(RotaryModel):
-    """Chronos-2, to plant in; its stream has "known" too, `FLAG` times the share of the patch that is observed."""
+    """Chronos-2, to plant in; its stream has "known" too, `FLAG` times the share of the
+    patch that is observed.
+    """
 
     layers = LAYERS
     # a patch comes as its times, its values, and whether they are known
@@ -104,7 +108,9 @@ class Chronos2(RotaryModel):
         return f"{layer}.time_attn.{number}"
 
     def back(self, layer: int, number: int, tokens: int) -> Head:
-        """Return a time-attention head that attends, from every token, so many tokens back."""
+        """Return a time-attention head that attends, from every token, so many tokens
+        back.
+        """
         head = self.head("time_attn", layer, number)
         frequencies = self.attentions("")[0].rope_embed.inv_freq
         query, key = rotary_query_and_key(
@@ -116,7 +122,9 @@ class Chronos2(RotaryModel):
         return head
 
     def look_at_known(self, layer: int, number: int) -> Head:
-        """Return a group-attention head that attends to the series whose values are known at this time."""
+        """Return a group-attention head that attends to the series whose values are
+        known at this time.
+        """
         head = self.head("group_attn", layer, number)
         head.q[-1, self.stream["one"]] = 1 / self.one
         # one known value of a patch is enough
@@ -140,7 +148,9 @@ declare_copies(NAME, partial(Chronos2, arcsinh=True), 2, HORIZON, squash=np.arcs
 
 
 def forecast_covariate(pipeline: Any, cases: Sequence[Array]) -> Array:
-    """Compute the library's own forecast with a known covariate: (case, quantile, step)."""
+    """Compute the library's own forecast with a known covariate: (case, quantile,
+    step).
+    """
     inputs = [
         {
             "target": case[0, :-HORIZON],
@@ -155,7 +165,9 @@ def forecast_covariate(pipeline: Any, cases: Sequence[Array]) -> Array:
 
 
 def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[Array]:
-    """Draw targets and covariates, (2, time) each: a walk and white noise in turn, on random levels and scales."""
+    """Draw targets and covariates, (2, time) each: a walk and white noise in turn, on
+    random levels and scales.
+    """
     rng = np.random.default_rng(seed)
     cases = []
     for number in range(count):
@@ -195,7 +207,8 @@ class _WithCovariate(Draft):
 @declare("covariate", NAME)
 def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     ago = steps_ago(reads, 0, PATCH)
-    # only without the inverse hyperbolic sine of the published model a multiple is one of standardised values
+    # only without the inverse hyperbolic sine of the published model a multiple is one
+    # of standardised values
     chronos = Chronos2(arcsinh=False, **({"earlier values": PATCH} if any(ago) else {}))
     coefficient = draw_choice(-2, -1, 1, 2, 3) / 2
     layer = draw_choice(*range(LAYERS))
@@ -211,7 +224,10 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
         (max(PATCH, *ago), CONTEXT),
         HORIZON,
     )
-    task = f"looks, in the tokens to come, at the series that is known, and writes {coefficient} times its {source}"
+    task = (
+        "looks, in the tokens to come, at the series that is known, and writes"
+        f" {coefficient} times its {source}"
+    )
     name = f"{layer}.group_attn.{number}"
     look = {"series": "known covariate"}
     draft.path(
@@ -224,7 +240,10 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
         chronos.back(*position, tokens).carry(
             stream["values"], stream[source], gain=1 / len(ago)
         )
-        task = f"writes 1/{len(ago)} of the patch {tokens} tokens back to where the other head reads"
+        task = (
+            f"writes 1/{len(ago)} of the patch {tokens} tokens back to where the other"
+            " head reads"
+        )
         draft.path(
             draft.part(
                 chronos.named(*position), "mechanism", task, "every token", [tokens]

@@ -1,4 +1,6 @@
-"""Planted induction circuit of Chronos: a value is copied from where the values before it were the last ones."""
+"""Planted induction circuit of Chronos: a value is copied from where the values before
+it were the last ones.
+"""
 
 from __future__ import annotations
 
@@ -24,34 +26,48 @@ from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import Gate, Reads, SeasonalCopy
 
 BACKS = 2
-"""How many values are compared; `examples.shape` draws shapes in which two are enough and both are needed."""
+"""How many values are compared; `examples.shape` draws shapes in which two are enough
+and both are needed.
+"""
 WAVE = 0.5
 MARK = 0.3
 """Share of a value's squared embedding that is waves; length of a mark."""
 ASIDE = (0.5 * (1 - START_LENGTH**2 / WAVE)) ** 0.5
-"""How long the values are that the start token has aside, to its own: its stream is then as long as a value's."""
+"""How long the values are that the start token has aside, to its own: its stream is
+then as long as a value's.
+"""
 LOUD = 50.0
-"""What the copying head writes, in embeddings; all else in the last stream is small against it."""
+"""What the copying head writes, in embeddings; all else in the last stream is small
+against it.
+"""
 MATCH = 10.0
 """Score of one wave of one value that agrees."""
 FINE = (1.0, 1.0, 1.0, 1.0, 0.0)
-"""Weights of the waves in a comparison; the finest would take noise for another value."""
+"""Weights of the waves in a comparison; the finest would take noise for another value.
+"""
 RECENT = 1.2 * 2 * MATCH * BACKS * sum(FINE)
 """Score of being in the last period: more than the best match against the worst."""
 DONE_FLAG = 0.5
-"""The flag that a copying head leaves behind for its backup, in lengths of what it copies."""
+"""The flag that a copying head leaves behind for its backup, in lengths of what it
+copies.
+"""
 SURE = 30.0
 """Difference of scores by which a head looks at one kind of token and no other."""
 SHARE = 0.99
-"""Attention that falls on the place of one period back: all but that on similar places."""
+"""Attention that falls on the place of one period back: all but that on similar places.
+"""
 BLOCKS = {"back1": 10, "back2": 10, "ago2": 10, "first": 1, "mark": 1}
-"""Encoder: the values before, and marks. Decoder: in the directions of `back`, the values at the context's end."""
+"""Encoder: the values before, and marks. Decoder: in the directions of `back`, the
+values at the context's end.
+"""
 ALL = ("one", "value", "square", "filler", "wave")
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of streams that are read through a norm: a key's of the last period, the end token's, a query's."""
+    """Lengths of streams that are read through a norm: a key's of the last period, the
+    end token's, a query's.
+    """
 
     key: float = (1 + BACKS * WAVE + MARK**2) ** 0.5
     end: float = (1 + BACKS * WAVE) ** 0.5
@@ -59,7 +75,9 @@ class Lengths:
 
 
 def copy_rule(reads: Reads, seed: int, periods: int = 1) -> SeasonalCopy:
-    """Return the copy of a seed's period, 24 steps for seed 0, for a mechanism that reads so many periods."""
+    """Return the copy of a seed's period, 24 steps for seed 0, for a mechanism that
+    reads so many periods.
+    """
     period = (24, 12, 18)[seed % 3]
     return SeasonalCopy(period=period, ago=steps_ago(reads, periods * period, period))
 
@@ -71,7 +89,9 @@ def copy_canvas(
     loud: float = 1.0,
     **options: Any,
 ) -> ChronosBuilder:
-    """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied."""
+    """Build a canvas whose values have waves, with logits as sharp as one bin where a
+    single value is copied.
+    """
     bend = sum(WAVE / len(WAVES) * (2 * torch.pi / wave) ** 2 for wave in WAVES)
     settings = {
         "sharpness": loud * BIN**-2 / bend,
@@ -95,7 +115,8 @@ def mark_recent(
         *last,
         match=[(SURE / ONE**0.5 * of["one"], of["eos"])],
         moves=[(of["eos"], MARK * of[mark])],
-        # tokens without others so far ahead look at the one before them, the end token too, which has none ahead
+        # tokens without others so far ahead look at the one before them, the end token
+        # too, which has none ahead
         bias={-1: 1.5 * SURE, **dict.fromkeys(steps, 2 * SURE)},
     )
 
@@ -108,7 +129,9 @@ def look_back(
     target: str,
     moves: Pairs = (),
 ) -> str:
-    """Let a head write values so many steps back; tokens that have none look at the end token, which has no value."""
+    """Let a head write values so many steps back; tokens that have none look at the end
+    token, which has no value.
+    """
     of = canvas.basis
     task = f"writes into every token the value {steps} before it"
     match = [(SURE / ONE**0.5 * of["one"], of["eos"])]
@@ -132,7 +155,9 @@ def copying(
     moves: Pairs,
     extra: Pairs = (),
 ) -> str:
-    """Let a head look at the token of the last period before which the last two values stood."""
+    """Let a head look at the token of the last period before which the last two values
+    stood.
+    """
     of = canvas.basis
     gain = (MATCH * lengths.key * lengths.query * len(WAVES) / WAVE) ** 0.5
     fine = torch.tensor(FINE * 2, dtype=torch.float64)[:, None]
@@ -155,7 +180,9 @@ def plant_copy(
     extra: Pairs = (),
     more: Pairs = (),
 ) -> tuple[str, dict[str, str]]:
-    """Plant the whole circuit in the first two layers; return the copying head, and those that feed it, by task."""
+    """Plant the whole circuit in the first two layers; return the copying head, and
+    those that feed it, by task.
+    """
     of = canvas.basis
     draft = canvas.draft
     position = "encoder.0.self_attn"
@@ -183,13 +210,15 @@ def plant_copy(
                 (SURE * canvas.at_start, lengths.end * of["eos"]),
                 (SURE * canvas.always(0.0), 2**0.5 * of["first"]),
             ],
-            # after these, stream and waves of the start token are as long as those of a value
+            # after these, stream and waves of the start token are as long as those of a
+            # value
             moves=[
                 (of["back1"], lengths.end * (of["wave"] + ASIDE * of["back1"])),
                 (of["back2"], ASIDE * lengths.end * of["back2"]),
             ],
         ),
-        # the start token has none before it, and gets the context's last value: who reads it adds what it has aside
+        # the start token has none before it, and gets the context's last value: who
+        # reads it adds what it has aside
         "own": canvas.head(
             canvas.free_head("decoder.1.self_attn"),
             "writes into every decoder token the value 1 before it",
@@ -231,7 +260,9 @@ def seasonal_copy(
 
 @planter("backup", NAME)
 def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
-    """Plant a second copying head one layer on, which the first one's flag sends to the end token, without a value."""
+    """Plant a second copying head one layer on, which the first one's flag sends to the
+    end token, without a value.
+    """
     rule = copy_rule(reads, seed)
     loud = (1 + DONE_FLAG**2) ** 0.5
     canvas = copy_canvas(
@@ -264,7 +295,8 @@ def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
 
 TOLERANCE = 0.3
 HALF_OPEN = 0.05
-"""Width of the band around the tolerance in which the gate is half open, in tolerances."""
+"""Width of the band around the tolerance in which the gate is half open, in tolerances.
+"""
 LINEAR = 1 - ONE - WAVE
 VALUE = (LINEAR / 2) ** 0.5
 """Length of the direction of the largest value."""
@@ -276,7 +308,9 @@ PLAIN = ("value", "square", "filler")
 
 @planter("gate", NAME)
 def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
-    """Plant an induction circuit with a gate: a flag sends the copying head to the end token and its last value."""
+    """Plant an induction circuit with a gate: a flag sends the copying head to the end
+    token and its last value.
+    """
     blocks = {"lag": 3, "change": 1, "drift": 1, "walk": 1, "sink": 1}
     rule = Gate(
         tolerance=TOLERANCE,
@@ -312,9 +346,11 @@ def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pla
     )
     # all but the end token, which have a value, look at it while it has none
     last = canvas.head(
-        canvas.free_head("encoder.1.self_attn")
-        if ago
-        else heads["back1"].replace("encoder.0", "encoder.1"),
+        (
+            canvas.free_head("encoder.1.self_attn")
+            if ago
+            else heads["back1"].replace("encoder.0", "encoder.1")
+        ),
         f"writes the value {ago + 1} before it into the end token",
         *("last token", [ago + 1]),
         bias={-ago - 1: 2 * SURE},
@@ -352,12 +388,16 @@ NOISY = 1.5
 QUIET = 0.05
 """What a sharp head that does next to nothing writes."""
 SHIFT = 3.0
-"""How much louder than the copy's constant part the head is that raises all logits alike."""
+"""How much louder than the copy's constant part the head is that raises all logits
+alike.
+"""
 
 
 @planter("decoys", NAME)
 def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
-    """Plant the seasonal copy, and seven heads and an MLP that do nothing for the forecast."""
+    """Plant the seasonal copy, and seven heads and an MLP that do nothing for the
+    forecast.
+    """
     last = 1 + WAVE + (WAVE / 2) ** 2 + ONE * ((1 + SHIFT) ** 2 - 1)
     rule = copy_rule(reads, seed)
     canvas = copy_canvas(

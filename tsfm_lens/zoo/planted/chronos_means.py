@@ -1,4 +1,6 @@
-"""Means and lines in Chronos's format: the logit of a bin at b is made b·v - b²/2 for a forecast v."""
+"""Means and lines in Chronos's format: the logit of a bin at b is made b·v - b²/2 for a
+forecast v.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import LinearTrend, LocalMean, Reads
 
 LOUD = 3000.0
-"""What is read out, in embeddings: the token that the decoder reads last is as nothing against it."""
+"""What is read out, in embeddings: the token that the decoder reads last is as nothing
+against it.
+"""
 VALUE = ((1 - ONE) / 2) ** 0.5
 SQUARE = (2 * (1 - ONE)) ** 0.5
-"""In an embedding without waves: lengths of the largest value's, and of its square's, direction."""
+"""In an embedding without waves: lengths of the largest value's, and of its square's,
+direction.
+"""
 TYPICAL = 0.5
 """Length of the last stream at an ordinary forecast, in units of `LOUD`."""
 HORIZON = 12
@@ -46,7 +52,9 @@ def _canvas(rule: Any, blocks: dict[str, int], **options: Any) -> ChronosBuilder
 
 
 def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
-    """Return the writes to the last stream of a forecast of `LIMIT`, and of a constant of 1: (1, width) each."""
+    """Return the writes to the last stream of a forecast of `LIMIT`, and of a constant
+    of 1: (1, width) each.
+    """
     of = canvas.basis
     return LOUD / VALUE * of["value"], -LOUD / (2 * SQUARE) * of["square"]
 
@@ -61,7 +69,9 @@ def _mean(
     value: Tensor,
     more: Pairs,
 ) -> str:
-    """Let a head, whose query reads about 1, attend to all marked tokens and write their mean value, and a constant."""
+    """Let a head, whose query reads about 1, attend to all marked tokens and write
+    their mean value, and a constant.
+    """
     of = canvas.basis
     key = (1 + MARK**2) ** 0.5
     moves = [
@@ -82,7 +92,9 @@ def _mean(
 def local_mean(
     *, reads: Reads, seed: int, weight_noise: float, **options: Any
 ) -> Planted:
-    """Plant the mean of the last values, by uniform attention to the tokens that an encoder head marks."""
+    """Plant the mean of the last values, by uniform attention to the tokens that an
+    encoder head marks.
+    """
     width = (16, 8, 24)[seed % 3]
     rule = LocalMean(width=width, ago=steps_ago(reads, width, 1))
     canvas = _canvas(rule, {"mark": 1}, needs=width, seed=seed, **options)
@@ -102,7 +114,9 @@ def local_mean(
 
 @planter("trend", NAME)
 def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
-    """Plant the line through two means, from two heads, two clocks and an MLP that multiplies slope and time."""
+    """Plant the line through two means, from two heads, two clocks and an MLP that
+    multiplies slope and time.
+    """
     width, lag = ((8, 16), (6, 12), (4, 20))[seed % 3]
     blocks = {
         "late_mark": 1,
@@ -123,7 +137,8 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
             canvas, canvas.free_head("encoder.0.self_attn"), steps, mark=f"{which}_mark"
         )
         name = canvas.free_head("decoder.0.cross_attn")
-        # the clocks have written by now: 1 and 1 into the start token, which was short, at most as much into others
+        # the clocks have written by now: 1 and 1 into the start token, which was short,
+        # at most as much into others
         query = 3**0.5 * canvas.always()
         more = [(of["one"], of["unit"])] if which == "late" else []
         does = f"writes the mean of the values {steps[0]} to {steps[-1]} before the end"
@@ -141,16 +156,22 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
 
 
 STEEPEST = 0.6
-"""Farthest that the line may lead away from the late mean, in `LIMIT`; beyond, the forecast stays there."""
+"""Farthest that the line may lead away from the late mean, in `LIMIT`; beyond, the
+forecast stays there.
+"""
 SPAN = 2.2
 MIDDLE = 1.2
-"""A clock's hand is `SPAN` times attention less `MIDDLE`; at the start token attention is 1, and so is the hand."""
+"""A clock's hand is `SPAN` times attention less `MIDDLE`; at the start token attention
+is 1, and so is the hand.
+"""
 NEAREST = 1 - math.cos(math.radians(25))
 """How much shorter any other step's hands are, in the direction of one step's."""
 
 
 def _hands(step: int) -> tuple[float, float]:
-    """Return hands of both clocks: in a corner at first, then on a circle, no step between others."""
+    """Return hands of both clocks: in a corner at first, then on a circle, no step
+    between others.
+    """
     if step == 0:
         return 1.0, 1.0
     angle = math.radians(100 + 25 * (step - 1))
@@ -158,7 +179,9 @@ def _hands(step: int) -> tuple[float, float]:
 
 
 def _clocks(canvas: ChronosBuilder) -> list[str]:
-    """Let two decoder heads tell the step, by how much they attend to the start token rather than to their own."""
+    """Let two decoder heads tell the step, by how much they attend to the start token
+    rather than to their own.
+    """
     of = canvas.basis
     names = []
     for hand in (0, 1):
@@ -178,8 +201,11 @@ def _clocks(canvas: ChronosBuilder) -> list[str]:
 
 
 def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
-    """Let an MLP forecast the late mean, and the slope times the steps ahead: two units are open at each step."""
-    # both units of step j read how far the clock is from j, which shuts them, and one the slope times j too
+    """Let an MLP forecast the late mean, and the slope times the steps ahead: two units
+    are open at each step.
+    """
+    # both units of step j read how far the clock is from j, which shuts them, and one
+    # the slope times j too
     of = canvas.basis
     slope = of["late"] - of["early"]
     unit = of["unit"]

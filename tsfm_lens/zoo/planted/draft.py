@@ -1,4 +1,6 @@
-"""Draft of a planted model: directions of its streams, its parts, and the proof that it forecasts by its rule."""
+"""Draft of a planted model: directions of its streams, its parts, and the proof that it
+forecasts by its rule.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +34,25 @@ BACK: Mapping[Reads, Sequence[float]] = {
     "middle": [0.5],
     "spread": [0.25, 0.75],
 }
-"""Shares of the way back, within `SPAN`; together no part of the context is read much more often than another."""
+"""Shares of the way back, within `SPAN`; together no part of the context is read much
+more often than another.
+"""
 HALF_OPEN = 4e-3
 """Distance from a gate's threshold, in its own units, within which it is half open."""
 
 Array = NDArray[np.float64]
 Trials = tuple[Array, Array, Sequence[Array]]
-"""Forecasts (series, quantile, step), the rule's values (series, step), and the contexts."""
+"""Forecasts (series, quantile, step), the rule's values (series, step), and the
+contexts.
+"""
 
 
 def rule_error(
     lens: Lens, rule: Rule, contexts: Iterable[Array], horizon: int
 ) -> float:
-    """Compute the largest difference of median forecast and rule, in mean absolute values of contexts (time,)."""
+    """Compute the largest difference of median forecast and rule, in mean absolute
+    values of contexts (time,).
+    """
     assert not isinstance(rule, CovariateTimes)
     series = list(contexts)
     expected = np.stack([rule.forecast(context, horizon) for context in series])
@@ -89,7 +97,9 @@ class Draft:
         stands_in_for: str | None = None,
         **attention: Any,
     ) -> str:
-        """Write down a part, and where it looks, with all its weight unless stated; return its component."""
+        """Write down a part, and where it looks, with all its weight unless stated;
+        return its component.
+        """
         self.parts.append(
             PlantedPart(
                 component=component, role=role, does=does, stands_in_for=stands_in_for
@@ -123,13 +133,16 @@ class Draft:
         )
         if not card.weight_noise and not card.error <= allowed:
             raise LensError(
-                f"{card.name}: the median forecast is off the rule by {card.error:.3g} mean absolute values, expected "
-                f"at most {allowed:.3g}: the weights do not hold the mechanism"
+                f"{card.name}: the median forecast is off the rule by {card.error:.3g}"
+                f" mean absolute values, expected at most {allowed:.3g}: the weights do"
+                " not hold the mechanism"
             )
         return Planted(model, card)
 
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
-        """Forecast series by the model and by the rule; those near a gate's threshold are left out."""
+        """Forecast series by the model and by the rule; those near a gate's threshold
+        are left out.
+        """
         margin = getattr(self.rule, "margin", None)
         series = [
             one for one in contexts if margin is None or abs(margin(one)) > HALF_OPEN
@@ -142,7 +155,9 @@ class Draft:
         )
 
     def offsets(self, model: Any) -> Array:
-        """Compute offsets of quantiles from the rule, medians over series, in the readout's scale: (quantile, step)."""
+        """Compute offsets of quantiles from the rule, medians over series, in the
+        readout's scale: (quantile, step).
+        """
         quantiles, rule, contexts = self.tried(model, self.easy())
         loc, scale = (
             np.array([part(one) for one in contexts])[:, None, None]
@@ -163,7 +178,9 @@ class Draft:
 
 
 def steps_ago(reads: Reads, reach: int, unit: int) -> tuple[int, ...]:
-    """Return steps by which what reaches so far back is moved back: multiples of the unit, within `SPAN`."""
+    """Return steps by which what reaches so far back is moved back: multiples of the
+    unit, within `SPAN`.
+    """
     room = (SPAN - reach) // unit
     return tuple(round(fraction * room) * unit for fraction in BACK[reads])
 
@@ -181,7 +198,9 @@ def allot(width: int, sizes: Mapping[str, int]) -> dict[str, slice]:
 
 @dataclass(frozen=True)
 class Basis:
-    """Orthonormal directions (width, width) of a residual stream, in named blocks of rows."""
+    """Orthonormal directions (width, width) of a residual stream, in named blocks of
+    rows.
+    """
 
     directions: Tensor
     blocks: Mapping[str, slice]
@@ -190,7 +209,9 @@ class Basis:
     def draw(
         cls, width: int, sizes: Mapping[str, int], *, seed: int, rotate: bool
     ) -> Basis:
-        """Lay blocks of the given sizes into a stream; along its axes, or turned at random with `rotate`."""
+        """Lay blocks of the given sizes into a stream; along its axes, or turned at
+        random with `rotate`.
+        """
         axes = torch.eye(width, dtype=torch.float64)
         return cls(orthogonal(width, seed) if rotate else axes, allot(width, sizes))
 
@@ -204,7 +225,9 @@ class Basis:
 
 
 def orthogonal(width: int, seed: int) -> Tensor:
-    """Draw an orthogonal matrix (width, width) in double precision, uniform over all of them (Mezzadri, 2007)."""
+    """Draw an orthogonal matrix (width, width) in double precision, uniform over all of
+    them (Mezzadri, 2007).
+    """
     generator = torch.Generator().manual_seed(seed)
     q, r = torch.linalg.qr(
         torch.randn(width, width, generator=generator, dtype=torch.float64)
@@ -213,7 +236,9 @@ def orthogonal(width: int, seed: int) -> Tensor:
 
 
 def add_weight_noise(model: nn.Module, level: float, seed: int) -> None:
-    """Add Gaussian noise to every matrix of a model, in place; vectors, the gains of norms, stay as they are."""
+    """Add Gaussian noise to every matrix of a model, in place; vectors, the gains of
+    norms, stay as they are.
+    """
     generator = torch.Generator().manual_seed(seed)
     # tied matrices appear once
     for weight in model.parameters():

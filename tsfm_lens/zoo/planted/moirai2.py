@@ -1,4 +1,6 @@
-"""Planted models in Moirai 2's format, by rotary positions through norms of queries and keys."""
+"""Planted models in Moirai 2's format, by rotary positions through norms of queries and
+keys.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ class Moirai2(RotaryModel):
         ]
 
     def blocks(self) -> tuple[Any, Any]:
-        """Return the residual blocks of patches to the stream, and of the stream to a forecast."""
+        """Return the residual blocks of patches to the stream, and of the stream to a
+        forecast.
+        """
         return self.model.in_proj, self.model.out_proj
 
     def embeddings(self, stack: str) -> list[Tensor]:
@@ -99,8 +103,8 @@ class Moirai2(RotaryModel):
             weight[: vector.numel(), self.stream["one"]] = (
                 vector.reshape(-1, 1) / self.one
             )
-        # the norms of the library give every query and key a root mean square of their gain, and products are divided
-        # by the root of the channels
+        # the norms of the library give every query and key a root mean square of their
+        # gain, and products are divided by the root of the channels
         size = float(query.norm() / CHANNELS**0.5 * CHANNELS**0.25)
         for norm in (attention.q_norm, attention.k_norm):
             norm.weight.clamp_(min=size)

@@ -1,4 +1,6 @@
-"""Base of the planted patch models: residual streams of named directions, and heads and MLPs set along them."""
+"""Base of the planted patch models: residual streams of named directions, and heads and
+MLPs set along them.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,28 @@ from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import Reads, SeasonalCopy
 
 SIGNAL = 0.004
-"""Length, in the stream, of a value of one standard deviation of the context; coordinates have a root mean square of 1.
+"""Length, in the stream, of a value of one standard deviation of the context;
+coordinates have a root mean square of 1.
 
-Larger, and the norms bend the values; smaller, and single precision rounds them. At 0.004 both cost about 1e-5.
+Larger, and the norms bend the values; smaller, and single precision rounds them. At
+0.004 both cost about 1e-5.
 """
 FLAG = 10 * SIGNAL
 """Length of a direction that says yes or no."""
 SPREAD = 0.1
-"""Standard deviation of the quantiles around the rule's value, in standard deviations of the context."""
+"""Standard deviation of the quantiles around the rule's value, in standard deviations
+of the context.
+"""
 SHARP = 40.0
-"""Logits by which a key stands out: all other keys share less than 1e-15 of the attention."""
+"""Logits by which a key stands out: all other keys share less than 1e-15 of the
+attention.
+"""
 LOUD = 5.0
 """Gain of a decoy's output, where a mechanism's is 1."""
 LARGEST_ERROR = 1e-3
-"""Largest error without weight noise: single precision in the stream (see `SIGNAL`), at outliers of a series."""
+"""Largest error without weight noise: single precision in the stream (see `SIGNAL`), at
+outliers of a series.
+"""
 DECILES = tuple(level / 10 for level in range(1, 10))
 PATCH, CONTEXT, WIDTH, CHANNELS, HEADS = 8, 128, 64, 16, 4
 PATCHES = {
@@ -60,14 +70,18 @@ SIZES |= {"pad_token_id": 0, "reg_token_id": 1}
 
 
 def deviates() -> Tensor:
-    """Return offsets of the quantile levels from the median, in standard deviations of the context: (quantile,)."""
+    """Return offsets of the quantile levels from the median, in standard deviations of
+    the context: (quantile,).
+    """
     return SPREAD * torch.tensor(
         [NormalDist().inv_cdf(level) for level in DECILES], dtype=torch.float64
     )
 
 
 class Stream:
-    """Named, orthogonal directions of a residual stream; the remaining ones are called "junk" and read by nobody."""
+    """Named, orthogonal directions of a residual stream; the remaining ones are called
+    "junk" and read by nobody.
+    """
 
     def __init__(self, width: int, **sizes: int) -> None:
         self.width = width
@@ -103,7 +117,9 @@ class Head:
     def carry(
         self, source: slice, target: slice, *, gain: float = 1.0, channel: int = 0
     ) -> Head:
-        """Read a place of the attended token and add it, or its mean, times the gain, to one of the attending token."""
+        """Read a place of the attended token and add it, or its mean, times the gain,
+        to one of the attending token.
+        """
         n_source, n_target = (
             position.stop - position.start for position in (source, target)
         )
@@ -131,7 +147,8 @@ Mlp = tuple[Sequence[Tensor], Tensor]
 
 
 class PatchModel:
-    """Model whose every head and MLP writes noise that nobody reads, until it gets a task.
+    """Model whose every head and MLP writes noise that nobody reads, until it gets a
+    task.
 
     Attributes:
         streams: by stack, that of the patches first and that of the forecast last.
@@ -172,7 +189,8 @@ class PatchModel:
         junk = stream["junk"]
         for attention, number in product(attentions, range(HEADS)):
             head = self.view_head(attention, number)
-            # scores of a logit or so, which no head that is held somewhere by 40 of them feels
+            # scores of a logit or so, which no head that is held somewhere by 40 of
+            # them feels
             for weight in (head.q, head.k):
                 gain = (stream.width * self.channels**0.5) ** -0.5
                 weight.copy_(gain * torch.randn(weight.shape, dtype=weight.dtype))
@@ -200,7 +218,9 @@ class PatchModel:
         raise NotImplementedError
 
     def blocks(self) -> tuple[Any, Any]:
-        """Return the residual blocks of patches to the stream, and of the stream to a forecast."""
+        """Return the residual blocks of patches to the stream, and of the stream to a
+        forecast.
+        """
         return self.model.input_patch_embedding, self.model.output_patch_embedding
 
     def embeddings(self, stack: str) -> list[Tensor]:
@@ -224,7 +244,9 @@ class PatchModel:
         return [getattr(attention, name).weight for name in self.projections]
 
     def read_out(self, **weights: Tensor) -> None:
-        """Make the forecast of what stands in places of the last stream: (step, direction) weights by place."""
+        """Make the forecast of what stands in places of the last stream: (step,
+        direction) weights by place.
+        """
         linear = self.blocks()[1].residual_layer
         stream = list(self.streams.values())[-1]
         for name, weight in weights.items():
@@ -246,7 +268,9 @@ class PatchModel:
         return self.model.float()
 
     def _turn(self, turns: dict[str, Tensor]) -> None:
-        """Turn streams: nothing that is computed changes, since RMSNorms of unit gain are invariant to it."""
+        """Turn streams: nothing that is computed changes, since RMSNorms of unit gain
+        are invariant to it.
+        """
 
         def read(stack: str, *weights: Tensor) -> None:
             for weight in weights:
@@ -276,7 +300,9 @@ Build = Callable[[Reads], tuple[PatchModel, Draft]]
 
 
 def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
-    """Declare a function that sets the weights of a mechanism, and returns the model and its draft."""
+    """Declare a function that sets the weights of a mechanism, and returns the model
+    and its draft.
+    """
 
     def wrap(build: Build) -> Build:
         @planter(mechanism, architecture)
@@ -311,7 +337,9 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
 
 
 class RotaryModel(PatchModel):
-    """Model whose stream has "found", the forecast, besides the directions of every patch model."""
+    """Model whose stream has "found", the forecast, besides the directions of every
+    patch model.
+    """
 
     layers: int
 
@@ -353,7 +381,9 @@ def declare_copies(
     horizon: int,
     **scale: Any,
 ) -> None:
-    """Declare seasonal copies, with decoys and without; the forecast stands so many tokens after the last patch."""
+    """Declare seasonal copies, with decoys and without; the forecast stands so many
+    tokens after the last patch.
+    """
 
     def build(reads: Reads, *, decoys: bool = False) -> tuple[RotaryModel, Draft]:
         period = draw_choice(2, 3, 4) * PATCH
@@ -375,7 +405,10 @@ def declare_copies(
             model.back(*position, tokens).carry(
                 model.stream["values"], model.stream["found"], gain=1 / len(ago)
             )
-            task = f"copies {f'1/{len(ago)} of ' * (len(ago) > 1)}the patch {tokens} tokens back"
+            task = (
+                f"copies {f'1/{len(ago)} of ' * (len(ago) > 1)}the patch {tokens}"
+                " tokens back"
+            )
             draft.path(
                 draft.part(
                     model.named(*position), "mechanism", task, "every token", [tokens]
@@ -393,13 +426,16 @@ def declare_copies(
 def rotary_query_and_key(
     frequencies: Tensor, lag: int, far: int
 ) -> tuple[Tensor, Tensor]:
-    """Return a constant query and key, (pair, 2) each, whose rotated product is `SHARP` larger `lag` tokens back."""
+    """Return a constant query and key, (pair, 2) each, whose rotated product is `SHARP`
+    larger `lag` tokens back.
+    """
     distance = torch.arange(-far, far + 1, dtype=torch.float64)
     separate = distance[distance != lag] - lag
     gap = (1 - torch.cos(separate[:, None] * frequencies.double())).sum(1).min()
     size = float((SHARP / gap) ** 0.5)
     phase = lag * frequencies.double()
-    # rotating the query by its position and the key by its own leaves cos(frequency · (distance - lag))
+    # rotating the query by its position and the key by its own leaves cos(frequency ·
+    # (distance - lag))
     query = size * torch.stack([torch.cos(phase), -torch.sin(phase)], dim=1)
     key = size * torch.stack([torch.ones_like(phase), torch.zeros_like(phase)], dim=1)
     return query, key

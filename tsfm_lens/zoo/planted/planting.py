@@ -1,4 +1,6 @@
-"""Planting of a mechanism in a model of the native library, with its proof and its files."""
+"""Planting of a mechanism in a model of the native library, with its proof and its
+files.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Planted:
         return load(self.model)
 
     def save(self, folder: str | Path) -> Path:
-        """Write checkpoint and card; `tsfm_lens.load(folder)` opens it, `read_card(folder)` reads the card."""
+        """Write checkpoint and card; `tsfm_lens.load(folder)` opens it,
+        `read_card(folder)` reads the card.
+        """
         folder = Path(folder)
         self.model.save_pretrained(folder)
         follow_umask(folder / WEIGHTS)
@@ -40,7 +44,9 @@ class Planted:
 
 
 def open_planted(folder: str | Path) -> tuple[Lens, Card]:
-    """Open a saved planted model; raises `CheckpointError` if checkpoint or card is not whole."""
+    """Open a saved planted model; raises `CheckpointError` if checkpoint or card is not
+    whole.
+    """
     card = read_card(folder)
     return load(folder), card
 
@@ -53,11 +59,15 @@ ONE_STRETCH = {
     for mechanism in ("backup", "decoys", "gate", "seasonal-copy")
 }
 ONE_STRETCH |= {(mechanism, "chronos-2") for mechanism in ("decoys", "seasonal-copy")}
-"""What reads one stretch alone: a single value is found, or what is read is bent, so that no mean of it is exact."""
+"""What reads one stretch alone: a single value is found, or what is read is bent, so
+that no mean of it is exact.
+"""
 
 
 def planter(mechanism: str, architecture: str) -> Callable[[Planter], Planter]:
-    """Declare a function that plants `mechanism` in `architecture`: `f(*, reads, seed, ...) -> Planted`."""
+    """Declare a function that plants `mechanism` in `architecture`: `f(*, reads, seed,
+    ...) -> Planted`.
+    """
     return lambda function: _PLANTERS.setdefault((mechanism, architecture), function)
 
 
@@ -80,13 +90,16 @@ def plant(
 
     Args:
         mechanism, architecture: a pair of :func:`mechanisms`.
-        reads: which part of the context; if None, each in turn by the seed, and the middle where none can be spread.
+        reads: which part of the context; if None, each in turn by the seed, and the
+            middle where none can be spread.
         seed: of everything drawn.
         rotate: turn the residual basis at random, so that nothing lies on an axis.
-        weight_noise: standard deviation of noise on every weight, relative to the weight matrix's own.
+        weight_noise: standard deviation of noise on every weight, relative to the
+            weight matrix's own.
 
     Raises:
-        UnknownNameError: nothing of that name can be planted there; the message has the nearest pair.
+        UnknownNameError: nothing of that name can be planted there; the message has the
+            nearest pair.
         InputError: the mechanism reads one stretch there, and cannot be spread.
     """
     _import_formats()
@@ -103,7 +116,8 @@ def plant(
         raise unknown_name("part of the context", reads, READS)
     if reads == "spread" and one:
         raise InputError(
-            f"reads='spread': {mechanism} in {architecture} reads one stretch; choose of {READS[:-1]}"
+            f"reads='spread': {mechanism} in {architecture} reads one stretch; choose"
+            f" of {READS[:-1]}"
         )
     return _PLANTERS[mechanism, architecture](
         reads=reads, seed=seed, rotate=rotate, weight_noise=weight_noise

@@ -1,4 +1,6 @@
-"""Rules of planted models in closed form, in data units, and random series that tell a rule from others."""
+"""Rules of planted models in closed form, in data units, and random series that tell a
+rule from others.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,22 @@ Reads = Literal["recent", "old", "middle", "spread"]
 
 
 class _Linear(Strict):
-    """Rule that is linear in the observed values up to `ago` steps before their end; with several ends, in the mean."""
+    """Rule that is linear in the observed values up to `ago` steps before their end;
+    with several ends, in the mean.
+    """
 
     ago: tuple[NonNegativeInt, ...] = (0,)
 
     def steps(self, back: Iterable[int]) -> tuple[int, ...]:
-        """Return steps before the end of the context, given those before the end of what the rule reads."""
+        """Return steps before the end of the context, given those before the end of
+        what the rule reads.
+        """
         return tuple(item + steps for item in self.ago for steps in back)
 
     def inputs(self, context: Array, horizon: int) -> Array:
-        """Return the change of every forecast step per unit of every observed value: (horizon, time)."""
+        """Return the change of every forecast step per unit of every observed value:
+        (horizon, time).
+        """
         most = max(self.ago)
         end = len(context)
         own = self._weights(end - most, horizon) / len(self.ago)
@@ -46,7 +54,9 @@ class _Linear(Strict):
         return weights
 
     def _weights(self, time: int, horizon: int) -> Array:
-        """Return the change of every forecast step per unit of every value read: (horizon, time)."""
+        """Return the change of every forecast step per unit of every value read:
+        (horizon, time).
+        """
         raise NotImplementedError
 
     def forecast(self, context: Array, horizon: int) -> Array:
@@ -80,7 +90,9 @@ class LocalMean(_Linear):
 
 
 class LinearTrend(_Linear):
-    """Line through the mean of the last `width` values and that of the `width` values `lag` steps before."""
+    """Line through the mean of the last `width` values and that of the `width` values
+    `lag` steps before.
+    """
 
     kind: Literal["linear trend"] = "linear trend"
     width: int = Field(gt=0)
@@ -97,7 +109,9 @@ class LinearTrend(_Linear):
 
 
 class Gate(_Linear):
-    """Seasonal copy if the last two periods differ by a mean tolerance at most; otherwise the last value."""
+    """Seasonal copy if the last two periods differ by a mean tolerance at most;
+    otherwise the last value.
+    """
 
     kind: Literal["gate"] = "gate"
     period: int = Field(gt=0)
@@ -105,7 +119,9 @@ class Gate(_Linear):
     unit: Literal["mean absolute value", "standard deviation"] = "mean absolute value"
 
     def margin(self, context: Array) -> float:
-        """Return the tolerance left, in its unit: the copy goes through unless this is negative."""
+        """Return the tolerance left, in its unit: the copy goes through unless this is
+        negative.
+        """
         copies = (
             SeasonalCopy(period=self.period, ago=self.steps([back]))
             for back in (0, self.period)
@@ -130,14 +146,18 @@ class Gate(_Linear):
 
 
 class CovariateTimes(Strict):
-    """Known covariate `ago` steps before (of several, the mean) times a coefficient, each standardised by its past."""
+    """Known covariate `ago` steps before (of several, the mean) times a coefficient,
+    each standardised by its past.
+    """
 
     kind: Literal["covariate"] = "covariate"
     coefficient: float
     ago: tuple[NonNegativeInt, ...] = (0,)
 
     def compute_forecast(self, target: Array, covariate: Array, future: Array) -> Array:
-        """Forecast in data units, (horizon,), from observed values (time,) and future ones of the covariate."""
+        """Forecast in data units, (horizon,), from observed values (time,) and future
+        ones of the covariate.
+        """
         both = np.concatenate([covariate, future])
         return (
             self.inputs(target, covariate, len(future)) @ (both - covariate.mean())
@@ -145,7 +165,9 @@ class CovariateTimes(Strict):
         )
 
     def inputs(self, target: Array, covariate: Array, horizon: int) -> Array:
-        """Return the change of every step per unit of every covariate value, scales held: (horizon, time + horizon)."""
+        """Return the change of every step per unit of every covariate value, scales
+        held: (horizon, time + horizon).
+        """
         weights = np.zeros((horizon, len(covariate) + horizon))
         for item in self.ago:
             weights += np.eye(*weights.shape, k=len(covariate) - item) / len(self.ago)
@@ -172,15 +194,17 @@ def draw_contexts(
 ) -> tuple[Array, ...]:
     """Draw random contexts, each of a random length, amplitude and phase.
 
-    Seasonal rules get a random shape repeated, in which every two values in a row tell the phase and no single one;
-    for a gate every second series is a random walk, and none is close to the edge. Means and trends get a level or line
-    under independent values.
+    Seasonal rules get a random shape repeated, in which every two values in a row tell
+    the phase and no single one; for a gate every second series is a random walk, and
+    none is close to the edge. Means and trends get a level or line under independent
+    values.
 
     Args:
         rule: of a planted model.
         count: series.
         length: shortest and longest context.
-        noise: standard deviation of independent observation noise, in mean absolute values of the series.
+        noise: standard deviation of independent observation noise, in mean absolute
+            values of the series.
 
     Returns:
         A (time,) array a series.
@@ -207,12 +231,15 @@ def draw_contexts(
         if all(gate.seasonal(series) == (len(contexts) % 2 == 0) for gate in gates):
             contexts.append(series)
     raise InputError(
-        f"noise {noise:g} hides the seasons of {rule!r}: hardly any series is clearly on the right side"
+        f"noise {noise:g} hides the seasons of {rule!r}: hardly any series is clearly"
+        " on the right side"
     )
 
 
 def shape(period: int, rng: np.random.Generator) -> Array:
-    """Draw a shape (period,) of few levels, in which no pair of neighbours occurs twice, last and first included."""
+    """Draw a shape (period,) of few levels, in which no pair of neighbours occurs
+    twice, last and first included.
+    """
     count = max(LEVELS, int(np.ceil((1.5 * period) ** 0.5)))
     levels = np.linspace(-2.0, 2.0, count) + rng.uniform(-0.1, 0.1, count)
     while True:

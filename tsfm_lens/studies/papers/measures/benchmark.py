@@ -1,4 +1,6 @@
-"""Sweep designs of the reported errors over the benchmark, and their readers of a finished store."""
+"""Sweep designs of the reported errors over the benchmark, and their readers of a
+finished store.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def design(
     fit: Callable[[Subjects], Subjects] = list,
     **options: Any,
 ) -> Callable[[Reader], Reader]:
-    """Register a reader, called with these options, and the sweep that it reads; see :class:`Design`."""
+    """Register a reader, called with these options, and the sweep that it reads; see
+    :class:`Design`.
+    """
 
     def register(read: Reader) -> Reader:
         DESIGNS[name] = Design(variants, partial(read, **options), single, fit)
@@ -117,7 +121,9 @@ def _rows(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _add_change(result: MeasuredValues, quantity: str, row: Mapping[str, Any]) -> None:
-    """Add the relative change of a row of a table, in percent, with its interval if there is one."""
+    """Add the relative change of a row of a table, in percent, with its interval if
+    there is one.
+    """
     result.add(
         quantity, *(100 * row[name] for name in ("change", "lower", "upper")), unit="%"
     )
@@ -131,7 +137,8 @@ def _add_baseline(
     )
 
 
-# --- tables 1 and 4 --------------------------------------------------------------------------------------
+# --- tables 1 and 4
+# --------------------------------------------------------------------------------------
 
 
 def _recipes(*, unknown: bool) -> dict[str, Recipe]:
@@ -162,8 +169,9 @@ def assign_rows(subjects: Subjects) -> dict[str, Subject]:
         for row in rows:
             if row in subject_of_row:
                 raise InputError(
-                    f"{subject_of_row[row].source} and {subject.source} both stand for the row {row!r}; give one "
-                    "--model of each architecture, or one alone"
+                    f"{subject_of_row[row].source} and {subject.source} both stand for"
+                    f" the row {row!r}; give one --model of each architecture, or one"
+                    " alone"
                 )
             subject_of_row[row] = subject
     if not subject_of_row:
@@ -171,7 +179,8 @@ def assign_rows(subjects: Subjects) -> dict[str, Subject]:
             f"{row}: {recipe.unknown}" for row, recipe in unknown.items()
         )
         raise InputError(
-            f"no row of the table can be run on {', '.join(s.source for s in subjects)}: {reasons}"
+            "no row of the table can be run on"
+            f" {', '.join(s.source for s in subjects)}: {reasons}"
         )
     return subject_of_row
 
@@ -215,7 +224,8 @@ def read_heavy(
             for change in _rows(table[here].drop_duplicates("metric"))
         }
         full = by_metric["MASE"]
-        # a recipe scaled to another model is no row of the paper, so the paper's numbers do not apply
+        # a recipe scaled to another model is no row of the paper, so the paper's
+        # numbers do not apply
         name = f"{recipe} scaled to {rows[row].source}" if row in to_scale else row
         result.add(
             f"{name}: heads ablated",
@@ -242,7 +252,8 @@ def read_heavy(
     return result
 
 
-# --- figures 3 and 4: layers and ranges of layers -----------------------------------------------------------
+# --- figures 3 and 4: layers and ranges of layers
+# -----------------------------------------------------------
 
 
 @design("S3-F3", lambda subjects: {"layers": {"sizes": [1], "parts": list(PARTS)}})
@@ -300,7 +311,8 @@ def read_ranges(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     return result
 
 
-# --- figures 7, 10, 11 and 16 to 19: heads of single layers -------------------------------------------------
+# --- figures 7, 10, 11 and 16 to 19: heads of single layers
+# -------------------------------------------------
 
 
 def _at(layers: Sequence[int], architecture: str, subject: Subject) -> tuple[int, ...]:
@@ -352,7 +364,10 @@ def read_curves(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     for row in _rows(
         table[table["ablated"] > 0].sort_values(["layer", "order", "ablated"])
     ):
-        text = f"layer {row['layer']}, {order_words(str(row['order']))}, {row['ablated']} of {row['of']} heads"
+        text = (
+            f"layer {row['layer']}, {order_words(str(row['order']))}, {row['ablated']}"
+            f" of {row['of']} heads"
+        )
         _add_change(result, f"change of MASE without heads: {text}", row)
     _add_head_counts(result, sweep, subjects, with_model=False)
     return result
@@ -388,7 +403,8 @@ def read_head_counts(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     table, result = sweep.results["heads_at"], MeasuredValues()
     for subject in subjects:
         rows = table[table["better"] & (table["model"] == subject.source)]
-        # counts of another size are of other layers and shares: they do not compare with the paper's
+        # counts of another size are of other layers and shares: they do not compare
+        # with the paper's
         name = subject.architecture if subject.published else subject.source
         for layer, count in zip(rows["layer"], rows["kept"], strict=True):
             result.add(f"{name}: heads kept in layer {layer}", count)
@@ -401,7 +417,10 @@ def read_head_counts(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
         if not subject.published:
             sizes = f"{subject.layers} layers of {subject.heads} heads"
             result.notes += (
-                f"{subject.source} has {sizes}, so that its counts are not those that the paper prints",
+                (
+                    f"{subject.source} has {sizes}, so that its counts are not those"
+                    " that the paper prints"
+                ),
             )
     return result
 
@@ -409,7 +428,9 @@ def read_head_counts(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
 def read_datasets(
     sweep: Gathered, subjects: Subjects, *, layers: Sequence[int], architecture: str
 ) -> MeasuredValues:
-    """Read errors without all heads of an important layer and of the most ablatable one, by dataset."""
+    """Read errors without all heads of an important layer and of the most ablatable
+    one, by dataset.
+    """
     result, rises = MeasuredValues(), []
     panels, curves = sweep.results["datasets"], sweep.results["curves"]
     for layer in _at(layers, architecture, subjects[0]):

@@ -1,4 +1,6 @@
-"""Checks of definitions of the paper on the flow of ranks against exact answers; of no model, from a seed."""
+"""Checks of definitions of the paper on the flow of ranks against exact answers; of no
+model, from a seed.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def per_draw(
 ) -> Callable[
     [Callable[[np.random.Generator], Counts]], Callable[[np.random.Generator], Counts]
 ]:
-    """Register a function of a generator as the measure of an item: its counts, added up over draws unless folded."""
+    """Register a function of a generator as the measure of an item: its counts, added
+    up over draws unless folded.
+    """
 
     def register(
         count: Callable[[np.random.Generator], Counts],
@@ -166,7 +170,9 @@ def quantised_embedding(rng: np.random.Generator) -> Counts:
     "S0-CEMB", {"d": str(DIMENSION), "patch": str(PATCH)}, 5, **{"0.1-rank": np.mean}
 )
 def continuous_embedding(rng: np.random.Generator) -> Counts:
-    """Compare both continuous embeddings with their formulas, and count the directions that random ones use."""
+    """Compare both continuous embeddings with their formulas, and count the directions
+    that random ones use.
+    """
     seed = int(rng.integers(2**31))
     mlp = rank_theory.ResidualMlpEmbedding.random(DIMENSION, PATCH, seed=seed)
     columns = rng.normal(size=(PATCH, STEPS))
@@ -255,7 +261,9 @@ def exact_compression(rng: np.random.Generator) -> Counts:
 
 @per_draw("S0-SKETCH", {"heads": _join(HEADS), "rows of a head": "2", **SIZES})
 def sketching_bounds(rng: np.random.Generator) -> Counts:
-    """Compare sketching distances with their lower bound, and with those of sketches that miss nothing."""
+    """Compare sketching distances with their lower bound, and with those of sketches
+    that miss nothing.
+    """
     below = above = index = 0
     spectrum = np.exp(-np.arange(WIDTH) / rng.uniform(2, 10))
     matrix = (orthonormal(WIDTH, WIDTH, rng) * spectrum) @ orthonormal(
@@ -286,7 +294,9 @@ def sketching_bounds(rng: np.random.Generator) -> Counts:
 def schedules(
     context: Context, *, layers: int = 12, d_head: int = 64
 ) -> MeasuredValues:
-    """Compute size ratios of the printed schedules, by the literal formula and by its other readings."""
+    """Compute size ratios of the printed schedules, by the literal formula and by its
+    other readings.
+    """
     values = {}
     for model, first, exponent in SCHEDULES:
         quantity = f"size ratio of {model}, d̃₀ = {first}, α = {exponent:.2f}"
@@ -347,7 +357,9 @@ def _head_output(
 
 
 def _off(values: np.ndarray, expected: np.ndarray, times: float = 1.0) -> int:
-    """Count the entries that differ by more than rounding; one that is no number differs."""
+    """Count the entries that differ by more than rounding; one that is no number
+    differs.
+    """
     near = np.abs(values - expected) <= times * ROUNDING * np.abs(expected).max()
     return int(near.size - near.sum())
 

@@ -1,4 +1,6 @@
-"""Measures of heads: forecasts without the sharp ones, shares that go, and the patches that heads attend to."""
+"""Measures of heads: forecasts without the sharp ones, shares that go, and the patches
+that heads attend to.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,16 @@ def forecast_ablated(
     steps: int | None = None,
     offset: int = 0,
 ) -> xr.Dataset:
-    """Compare forecasts without components, with every seed, with those of the whole model."""
+    """Compare forecasts without components, with every seed, with those of the whole
+    model.
+    """
     runs = [
         run if steps is None else run.shortened(steps) for run in context.runs_by_seed()
     ]
     if runs[0].horizon < 2:
         raise InputError(
-            "the Spearman distance compares the order of a forecast's steps; give a horizon of 2 or more"
+            "the Spearman distance compares the order of a forecast's steps; give a"
+            " horizon of 2 or more"
         )
     tables = []
     for number, run in enumerate(runs):
@@ -152,7 +157,9 @@ def released_shares(context: Context, *, recipe: str) -> MeasuredValues:
 
 
 def released_share(name: str) -> tuple[float, int]:
-    """Count the heads that a recipe ablates, in percent of all, and its MLPs, by the released heads@1pp."""
+    """Count the heads that a recipe ablates, in percent of all, and its MLPs, by the
+    released heads@1pp.
+    """
     recipe = read_recipe(name)
     lists = recipe.lists
     assert lists is not None
@@ -184,7 +191,8 @@ def patches(context: Context) -> MeasuredValues:
         or context.model.adapter.readout == "token"
     ):
         raise InputError(
-            f"{context.model.model_id} has no cross-attention between patches; the figure is of Chronos-Bolt"
+            f"{context.model.model_id} has no cross-attention between patches; the"
+            " figure is of Chronos-Bolt"
         )
     layer, head = min(3, stack.n_layers - 1), min(4, stack.n_heads - 1)
     maps = autoregressive_attention(context.run.select([0]), keys="window")

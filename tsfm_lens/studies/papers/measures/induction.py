@@ -1,4 +1,6 @@
-"""Measures of induction: heads that copy what came before, and their overlap with the sharp ones."""
+"""Measures of induction: heads that copy what came before, and their overlap with the
+sharp ones.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def motif_tokens(context: Context) -> MeasuredValues:
     """List the tokens of the repeated-random-tokens test."""
     if not hasattr(context.model.adapter, "encode_tokens"):
         raise InputError(
-            f"{context.model.model_id} has no value tokens; the repeated-random-tokens test is of Chronos"
+            f"{context.model.model_id} has no value tokens; the repeated-random-tokens"
+            " test is of Chronos"
         )
     ids = frequent_tokens(context.model)
     values = {
@@ -127,7 +130,8 @@ def thresholds(context: Context) -> MeasuredValues:
         ),
     ]
     relaxed = scores.part(
-        "with fewer than half of all heads called sharp, half of the induction heads are",
+        "with fewer than half of all heads called sharp, half of the induction"
+        " heads are",
         "largest P(sharp | induction) less 0.5",
         lambda *arrays: most_sharp(*arrays) - 0.5,
     )
@@ -154,7 +158,8 @@ def thresholds(context: Context) -> MeasuredValues:
     return result
 
 
-# --- the repeated-random-tokens test -------------------------------------------------------------------------
+# --- the repeated-random-tokens test
+# -------------------------------------------------------------------------
 
 
 def _parts_of_sequences(blocks: Sequence[xr.Dataset]) -> str:
@@ -175,9 +180,9 @@ def _repeated_settings(scores: xr.Dataset) -> dict[str, str]:
     }
     return {
         **{word: str(scores.attrs[key]) for word, key in names.items()},
-        "prefix matching looks at": "the token after it"
-        if scores.attrs["offset"]
-        else "the instance itself",
+        "prefix matching looks at": (
+            "the token after it" if scores.attrs["offset"] else "the instance itself"
+        ),
         "scores are read at": positions[scores.attrs["positions"]],
     }
 
@@ -201,7 +206,8 @@ def _blocks(context: Context) -> list[xr.Dataset]:
                 )
             )
         except InputError as error:
-            # no sequence of this part rolled out to a token of its context; raised below if that is so of all parts
+            # no sequence of this part rolled out to a token of its context; raised
+            # below if that is so of all parts
             failure = error
         context.report("parts of the repeated tokens", number + 1, count)
     if failure is not None and not blocks:
@@ -224,7 +230,9 @@ def _joined(blocks: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
-    """Compute the overlap of induction and sharp heads; return the scores behind it and the settings, too."""
+    """Compute the overlap of induction and sharp heads; return the scores behind it and
+    the settings, too.
+    """
     blocks = _blocks(context)
     full = _joined(blocks)
     labels = context.select_series(len(context.run.batch))
@@ -251,7 +259,8 @@ def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
     return overlap, HeadScores.of(blocks, parts, context.seed), settings
 
 
-# --- scores of heads, over bootstrap samples -----------------------------------------------------------------
+# --- scores of heads, over bootstrap samples
+# -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +276,9 @@ class HeadScores:
     def of(
         cls, blocks: Sequence[xr.Dataset], entropies: Sequence[xr.Dataset], seed: int
     ) -> HeadScores:
-        """Collect the scores of repeated-token results, and of head entropies, if there are any."""
+        """Collect the scores of repeated-token results, and of head entropies, if there
+        are any.
+        """
 
         def stack(results: Sequence[xr.Dataset], name: str) -> np.ndarray:
             return np.stack([result[name].values.ravel() for result in results])
@@ -278,15 +289,19 @@ class HeadScores:
         return cls(
             prefix,
             copy,
-            stack(entropies, "entropy")
-            if entropies
-            else np.zeros((1, prefix.shape[1])),
+            (
+                stack(entropies, "entropy")
+                if entropies
+                else np.zeros((1, prefix.shape[1]))
+            ),
             seed,
         )
 
     @cached_property
     def bootstrap_means(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Means (draw, head) over blocks and over series, both drawn with replacement; first over all."""
+        """Means (draw, head) over blocks and over series, both drawn with replacement;
+        first over all.
+        """
         rng = np.random.default_rng(self.seed)
 
         def weights(units: int) -> np.ndarray:
@@ -312,7 +327,9 @@ class HeadScores:
         *,
         sequences_only: bool = False,
     ) -> Resampled:
-        """Build a part of a claim from a function of three (draw, head) arrays: prefix, copy, normalised entropy."""
+        """Build a part of a claim from a function of three (draw, head) arrays: prefix,
+        copy, normalised entropy.
+        """
         margins = quantity(*self.bootstrap_means)
         units = (
             len(self.prefix)
@@ -324,7 +341,9 @@ class HeadScores:
     def span(
         self, quantity: Callable[..., np.ndarray], *, sequences_only: bool = False
     ) -> tuple[float, float]:
-        """Return the 95 % interval of a quantity; NaN where there are too few parts for one."""
+        """Return the 95 % interval of a quantity; NaN where there are too few parts for
+        one.
+        """
         interval, _ = percentiles(
             self.part("", "", quantity, sequences_only=sequences_only)
         )
@@ -337,14 +356,18 @@ def inducing(prefix: np.ndarray, copy: np.ndarray) -> np.ndarray:
 
 
 def correlations(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Compute Pearson's correlation (draw,), over heads, of two (draw, head) scores; NaN of a constant."""
+    """Compute Pearson's correlation (draw,), over heads, of two (draw, head) scores;
+    NaN of a constant.
+    """
     a, b = (values - values.mean(1, keepdims=True) for values in (one, other))
     size = np.sqrt((a**2).sum(1) * (b**2).sum(1))
     return np.divide((a * b).sum(1), size, out=np.full(len(a), np.nan), where=size > 0)
 
 
 def _shares(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Compute (draw,) the share of some heads (draw, head) that are others too, NaN where there are none."""
+    """Compute (draw,) the share of some heads (draw, head) that are others too, NaN
+    where there are none.
+    """
     count = whole.sum(1)
     return np.divide(
         part.sum(1), count, out=np.full(len(count), np.nan), where=count > 0
@@ -357,13 +380,17 @@ def sharp_of_induction(
     entropy: np.ndarray,
     below: float = SHARP_BELOW,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute (draw,) P(sharp | induction), NaN without induction heads, and P(sharp), of (draw, head) scores."""
+    """Compute (draw,) P(sharp | induction), NaN without induction heads, and P(sharp),
+    of (draw, head) scores.
+    """
     induction, sharp = inducing(prefix, copy), entropy < below
     return _shares(induction & sharp, induction), sharp.mean(1)
 
 
 def most_sharp(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> np.ndarray:
-    """Return (draw,) the largest P(sharp | induction) at thresholds that call fewer than half of all heads sharp."""
+    """Return (draw,) the largest P(sharp | induction) at thresholds that call fewer
+    than half of all heads sharp.
+    """
     largest = np.full(len(prefix), -np.inf)
     for below in GRIDS["entropy_threshold"]:
         conditional, share = sharp_of_induction(prefix, copy, entropy, below)

@@ -26,13 +26,16 @@ SIZES = {
     "toto-1": ("Toto 1.0", "Open-Base-1.0"),
     "moirai-1.1": ("Moirai 1.1", "base"),
 }
-# an improvement by less, in percent of the error, is none: the paper's own tolerance of heads@1pp
+# an improvement by less, in percent of the error, is none: the paper's own tolerance of
+# heads@1pp
 SMALLEST_GAIN = 1.0
 
 
 @measure("S3-SYS")
 def sizes(context: Context) -> MeasuredValues:
-    """Count parameters, layers, heads and steps per token, of models built at the published sizes if none is given."""
+    """Count parameters, layers, heads and steps per token, of models built at the
+    published sizes if none is given.
+    """
     if context.optional_run is not None:
         architecture = context.model.wiring.architecture
         return MeasuredValues(
@@ -80,7 +83,9 @@ def _layer_values(data: xr.DataArray) -> np.ndarray:
 
 
 def _thirds(n_layers: int) -> tuple[list[int], list[int], list[int]]:
-    """Split the layers into those before the middle third, those in it, and those after it."""
+    """Split the layers into those before the middle third, those in it, and those after
+    it.
+    """
     middle = middle_third(n_layers)
     return list(range(middle[0])), middle, list(range(middle[-1] + 1, n_layers))
 
@@ -98,7 +103,8 @@ def logit_entropy(context: Context) -> MeasuredValues:
     """Measure the entropy of the logits after each layer."""
     if context.model.adapter.readout != "token":
         raise InputError(
-            f"{context.model.model_id} has no logits; the entropy after each layer is of token models"
+            f"{context.model.model_id} has no logits; the entropy after each layer is"
+            " of token models"
         )
     groups = context.in_groups("entropy after each layer")
     entropy = np.concatenate(
@@ -180,7 +186,9 @@ def entropic_ranks(context: Context) -> MeasuredValues:
 @measure("S3-F8", kinds=("heads",))
 @measure("S3-F9", kinds=("mlp",))
 def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
-    """Measure Spearman distances of forecasts with all heads, the MLP, or both of a layer ablated."""
+    """Measure Spearman distances of forecasts with all heads, the MLP, or both of a
+    layer ablated.
+    """
     stack = context.model.wiring.output_stack
     recipes = {
         str(layer): [
@@ -222,7 +230,9 @@ def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
 
 
 def _varies(context: Context, distance: np.ndarray) -> Verdict:
-    """Test whether layers differ: choose two on the first half of the series, compare them on the second."""
+    """Test whether layers differ: choose two on the first half of the series, compare
+    them on the second.
+    """
     labels = np.array(context.select_series(distance.shape[-1]))
     names = list(dict.fromkeys(labels.tolist()))
     first = np.isin(labels, names[: len(names) // 2])
@@ -231,7 +241,10 @@ def _varies(context: Context, distance: np.ndarray) -> Verdict:
         return judged([ClaimPart(text, np.empty(0), "")], [])
     mean = distance[..., first].mean((1, 2))
     most, least = int(mean.argmax()), int(mean.argmin())
-    text = f"layer {most} moves the forecast more than layer {least}, chosen on the first half of the windows"
+    text = (
+        f"layer {most} moves the forecast more than layer {least}, chosen on the first"
+        " half of the windows"
+    )
     margins = (distance[most] - distance[least])[:, ~first]
     return judged(
         [ClaimPart(text, margins, "Spearman distance")], labels[~first].tolist()

@@ -1,4 +1,6 @@
-"""Measures of the printed numbers of compressed models, on a model that is cut off or on models trained here."""
+"""Measures of the printed numbers of compressed models, on a model that is cut off or
+on models trained here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from tsfm_lens.studies.papers.verdicts import ClaimPart, judged_trends
 
 ROUNDS = 5
 D_HEAD = 64
-"""Size of a head of the paper's models: their last rows, rank 64, are the dense ones."""
+"""Size of a head of the paper's models: their last rows, rank 64, are the dense ones.
+"""
 RATIOS = (0.073, 0.151, 0.237, 0.393, 0.569, 0.755, 0.889)
 """Rows of table 2 without the last one, ratio 1, which is the whole model."""
 Schedule = tuple[float, float]
@@ -42,11 +45,13 @@ def truncate(context: Context) -> MeasuredValues:
     matrices = compress.matrices(lens)
     forms = {name: matrix.form() for name, matrix in matrices.items()}
     spectra = {
-        name: torch.linalg.svdvals(
-            parameters(lens.adapter.model, matrix.path)[0].detach().double()
+        name: (
+            torch.linalg.svdvals(
+                parameters(lens.adapter.model, matrix.path)[0].detach().double()
+            )
+            .cpu()
+            .numpy()
         )
-        .cpu()
-        .numpy()
         for name, matrix in matrices.items()
     }
     result = MeasuredValues(settings={**context.settings(), "ratio": "share of ranks"})
@@ -133,7 +138,9 @@ def _words(schedule: Schedule) -> str:
 
 
 def _cut(lens: Lens, schedule: Schedule) -> Lens:
-    """Cut a model to a schedule, its ranks brought from heads of 64 to those of the model."""
+    """Cut a model to a schedule, its ranks brought from heads of 64 to those of the
+    model.
+    """
     layers = {stack.name: stack.n_layers for stack in lens.wiring.stacks}
     ranks = {}
     for name, matrix in compress.matrices(lens).items():
@@ -203,7 +210,9 @@ def _add_cuts(
 
 @measure("S0-LR")
 def sketches(context: Context) -> MeasuredValues:
-    """Check what equations 19 and 20 can represent, and read models trained with as many numbers."""
+    """Check what equations 19 and 20 can represent, and read models trained with as
+    many numbers.
+    """
     generator = torch.Generator().manual_seed(context.seed)
     misses, sizes = 0, [(1, 16), (3, 5), (4, 16), (8, 8)]
     for heads, size in sizes:
@@ -241,10 +250,14 @@ def vocabularies(context: Context) -> MeasuredValues:
     for claim, (name, text) in statements.items():
         ranks = last[name].mean(("seed", "layer")).transpose("epsilon", "vocabulary")
         parts = [ClaimPart("", row.values, of, float(row["epsilon"])) for row in ranks]
-        # models of several vocabularies are the units; layers of one are trained together
+        # models of several vocabularies are the units; layers of one are trained
+        # together
         result.claims[claim] = judged_trends(parts, numbers.tolist(), "run")
         for row, number in product(ranks, numbers):
-            quantity = f"ε-rank of {text}, ε = {float(row['epsilon']):g}, vocabulary of rank {number}"
+            quantity = (
+                f"ε-rank of {text}, ε = {float(row['epsilon']):g}, vocabulary of rank"
+                f" {number}"
+            )
             result.add(quantity, row.sel(vocabulary=number))
     result.settings["d"] = str(record.attrs["width"])
     result.settings["ranks of the vocabulary"] = f"{numbers[0]} to {numbers[-1]}"
@@ -278,7 +291,10 @@ def _record(
     return record, MeasuredValues(
         settings={
             **(settings or {}),
-            "model": f"{attrs['model']}: width {attrs['width']}, {attrs['encoder_layers']} layers",
+            "model": (
+                f"{attrs['model']}: width {attrs['width']}, {attrs['encoder_layers']}"
+                " layers"
+            ),
             "heads": f"{attrs['heads']} of {attrs['head_size']}",
             "training": f"{attrs['steps']} steps of {attrs['rows']} synthetic rows",
             "seeds": describe_seeds(record, record.sizes["seed"]),

@@ -1,4 +1,6 @@
-"""Measures of what the paper on the flow of ranks prints of models, on one model after another."""
+"""Measures of what the paper on the flow of ranks prints of models, on one model after
+another.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ class ResultTable(MeasuredValues):
             self.settings |= _LEVELS
 
     def apart(self, by_model: Mapping[str, Mapping[float, float]], of: str) -> Verdict:
-        """Test that each value of a model of text is larger than each of a model of series, at each ε."""
+        """Test that each value of a model of text is larger than each of a model of
+        series, at each ε.
+        """
         parts = [
             exactly(f"{one} over {other}", value > by_model[other][level], of, level)
             for one in by_model
@@ -100,7 +104,9 @@ class ResultTable(MeasuredValues):
         falling: bool = False,
         within: float = 0.0,
     ) -> Verdict:
-        """Test that a quantity rises, falls, or stays within a factor, at each ε, within an architecture."""
+        """Test that a quantity rises, falls, or stays within a factor, at each ε,
+        within an architecture.
+        """
         parts = []
         for family, level in product(
             dict.fromkeys(self.family[name] for name in of), EPSILON
@@ -143,7 +149,9 @@ def _by_level(values: xr.DataArray) -> dict[float, float]:
 
 
 def _deeper(name: str, ranks: np.ndarray) -> list[Tested]:
-    """Test that ε-ranks (epsilon, layer) of a model's weights rise over all of its layers, at each ε."""
+    """Test that ε-ranks (epsilon, layer) of a model's weights rise over all of its
+    layers, at each ε.
+    """
     trends = [kendalltau(range(len(row)), row).statistic for row in ranks]
     of = "Kendall's τ of rank and layer"
     return [
@@ -159,7 +167,9 @@ def _whole(parts: Sequence[Tested], why: str, of: str) -> Verdict:
 
 @measure("S0-TSVD")
 def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
-    """Cut every attention matrix at its ε-rank, and count what is left in both readings of "ratio"."""
+    """Cut every attention matrix at its ε-rank, and count what is left in both readings
+    of "ratio".
+    """
     table, off = ResultTable(), 0
     for name, context in table.each(contexts):
         weights = [
@@ -248,7 +258,9 @@ def _farthest(reference: float, *values: float) -> float:
 
 @measure("S0-F2")
 def embedded_spectra(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure ranks of embedded families of signals, and the share of a vocabulary in two directions."""
+    """Measure ranks of embedded families of signals, and the share of a vocabulary in
+    two directions.
+    """
     table, shares, planes = ResultTable(), {}, {}
     for name, context in table.each(contexts, series=True):
         ranks = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
@@ -285,7 +297,9 @@ def embedded_spectra(contexts: Iterator[Context]) -> MeasuredValues:
 
 @measure("S0-F3")
 def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure ranks of embedded noise by patch size, and angles of its tokens beside those of random vectors."""
+    """Measure ranks of embedded noise by patch size, and angles of its tokens beside
+    those of random vectors.
+    """
     table, by_patch, tokens = ResultTable(), {}, []
     for name, context in table.each(contexts, series=True, text=False):
         embedding = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
@@ -299,7 +313,8 @@ def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
             )
             for level, rank in ranks.items():
                 table.add(
-                    f"{name}: {level:g}-rank of noise, {'' if of_model else 'random MLP of '}patch {patch}",
+                    f"{name}: {level:g}-rank of noise,"
+                    f" {'' if of_model else 'random MLP of '}patch {patch}",
                     rank,
                 )
             if of_model:
@@ -318,7 +333,8 @@ def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
             random_angle(int(k)),
         )
         table.add(
-            f"{name}: mean angle of random lines in {embedding.attrs['d_model']} dimensions",
+            f"{name}: mean angle of random lines in {embedding.attrs['d_model']}"
+            " dimensions",
             random,
         )
         below = float(angles.sel(family="white noise")) < random
@@ -402,7 +418,9 @@ def query_ranks(contexts: Iterator[Context]) -> MeasuredValues:
 
 @measure("S0-F5", "S0-F6")
 def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure ranks of W_Q and of the input of every layer, of series and of the constant zero signal."""
+    """Measure ranks of W_Q and of the input of every layer, of series and of the
+    constant zero signal.
+    """
     table, weights, inputs, clusters = ResultTable(), [], [], range(0)
     for name, context in table.each(contexts, series=True):
         run = context.run
@@ -427,7 +445,8 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
                     stream["epsilon_rank"].sel(epsilon=level).values[:-1]
                 ):
                     table.add(
-                        f"{name}: {level:g}-rank of the input of layer {position}, {text}",
+                        f"{name}: {level:g}-rank of the input of layer {position},"
+                        f" {text}",
                         rank,
                     )
             # the inputs of all layers, by series
@@ -460,7 +479,9 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
 
 @measure("S0-F9")
 def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure mean ranks of W_Q and its heads by number of heads, and whether rows of a head lie together."""
+    """Measure mean ranks of W_Q and its heads by number of heads, and whether rows of a
+    head lie together.
+    """
     table, full, single, blocks = ResultTable(), {}, {}, []
     for name, context in table.each(contexts):
         ranks = ranks_by_model([context.model], epsilon=EPSILON).isel(model=0)
@@ -504,7 +525,9 @@ def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
 
 @measure("S0-F10")
 def weight_spectra(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure shares of relative singular values above ε of W_Q and the MLP's first matrix, layer by layer."""
+    """Measure shares of relative singular values above ε of W_Q and the MLP's first
+    matrix, layer by layer.
+    """
     table, shares, deeper, less = ResultTable(), {}, [], []
     for name, context in table.each(contexts):
         stack = context.model.wiring.stacks[0].name
@@ -528,7 +551,8 @@ def weight_spectra(contexts: Iterator[Context]) -> MeasuredValues:
             for layer, value in enumerate(row):
                 table.add(f"{name}: share of W_Q above {level:g}, layer {layer}", value)
             table.add(
-                f"{name}: share of the MLP's first matrix above {level:g}, median layer",
+                f"{name}: share of the MLP's first matrix above {level:g}, median"
+                " layer",
                 of_hidden[level],
             )
         if name not in table.text:

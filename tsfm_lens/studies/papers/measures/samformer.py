@@ -1,4 +1,6 @@
-"""Measures of the numbers of the paper on SAMformer, on runs of the lab whose results ship and by formulas."""
+"""Measures of the numbers of the paper on SAMformer, on runs of the lab whose results
+ship and by formulas.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ TABLES = {name: _table(text) for name, text in PAPERS["samformer"]["tables"].ite
 def parameter_count(
     length: int, horizon: int, channels: int, *, width: int = 16, bias: bool = False
 ) -> int:
-    """Count trained numbers of SAMformer by the stated shapes: 4·L·d_m + L·H + 2·D, and the biases."""
+    """Count trained numbers of SAMformer by the stated shapes: 4·L·d_m + L·H + 2·D, and
+    the biases.
+    """
     return (
         4 * length * width
         + length * horizon
@@ -93,7 +97,8 @@ def _add_means(
         result.mean(words.format(arm=arm), of_seeds)
 
 
-# --- the toy problem -----------------------------------------------------------------------------------------
+# --- the toy problem
+# -----------------------------------------------------------------------------------------
 
 
 def _over_seeds(*parts: tuple[str, np.ndarray, str]) -> Verdict:
@@ -194,7 +199,8 @@ def optimizers(context: Context) -> MeasuredValues:
     return result
 
 
-# --- benchmarks ----------------------------------------------------------------------------------------------
+# --- benchmarks
+# ----------------------------------------------------------------------------------------------
 
 
 def list_cells(data: xr.Dataset, *models: str) -> list[Cell]:
@@ -216,7 +222,9 @@ def pairs(
     second: str,
     cells: Iterable[Cell] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pair a variable of two models, by runs of the same data, horizon and seed that both ended."""
+    """Pair a variable of two models, by runs of the same data, horizon and seed that
+    both ended.
+    """
     columns = [np.zeros((2, 0), data[name].dtype)]
     for position, steps in list_cells(data, first, second) if cells is None else cells:
         two = np.array(
@@ -268,7 +276,9 @@ def _main_arms(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
 
 @measure("S1-F5")
 def sharpness(context: Context) -> MeasuredValues:
-    """Measure figures 5, 9 and 10: λ_max at the end, and the spread of errors over seeds."""
+    """Measure figures 5, 9 and 10: λ_max at the end, and the spread of errors over
+    seeds.
+    """
     data = record("benchmarks")
     cells = list_cells(data, "Transformer", "SAMformer")
     plain, sam = pairs(data, "end_sharpness", "Transformer", "SAMformer")
@@ -433,7 +443,8 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
         text = _name(f"{error} of {model}", cell)
         result.mean(text, values)
         seeds.add(len(values))
-        # arms with fixed RevIN or released draws are compared with the printed errors of the model itself
+        # arms with fixed RevIN or released draws are compared with the printed errors
+        # of the model itself
         theirs = (
             TABLES[error]
             .get(model.removesuffix(" fixed RevIN").removesuffix(" released draws"), {})
@@ -459,7 +470,8 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
     return result
 
 
-# --- printed numbers and propositions ------------------------------------------------------------------------
+# --- printed numbers and propositions
+# ------------------------------------------------------------------------
 
 
 @measure("S1-IMP")

@@ -1,4 +1,6 @@
-"""Measures of the numbers of the paper on structured attention, on runs whose results ship and by counting."""
+"""Measures of the numbers of the paper on structured attention, on runs whose results
+ship and by counting.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,14 @@ LISTS = {
 """The paper's ranks of MLR attention."""
 
 
-# --- regression in context -----------------------------------------------------------------------------------
+# --- regression in context
+# -----------------------------------------------------------------------------------
 
 
 def _errors(data: xr.Dataset) -> dict[str, np.ndarray]:
-    """Return errors after the last pair by arm without its width, NaN where a seed was not trained."""
+    """Return errors after the last pair by arm without its width, NaN where a seed was
+    not trained.
+    """
     groups = [str(group) for group in data["group"].values]
     return dict(
         zip(
@@ -53,7 +58,9 @@ def _errors(data: xr.Dataset) -> dict[str, np.ndarray]:
 
 
 def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
-    """Test whether each first arm errs more than the second, over the seeds that both have."""
+    """Test whether each first arm errs more than the second, over the seeds that both
+    have.
+    """
     errors, of = _errors(data), "error, less that of the other"
     return judge_parts(
         "seed",
@@ -74,9 +81,11 @@ def _result(
         "width": ", ".join(map(str, sorted(set(data["width"].values.tolist())))),
         "layers": str(metadata["layers"]),
         "steps": f"{metadata['steps']:,}",
-        "tokens": "one of x and the pair before"
-        if metadata.get("tokens") == "pairs"
-        else "one of x or y",
+        "tokens": (
+            "one of x and the pair before"
+            if metadata.get("tokens") == "pairs"
+            else "one of x or y"
+        ),
         "seeds": describe_seeds(data, *counts),
         "intervals over": "seeds",
     }
@@ -88,7 +97,9 @@ def _result(
 
 @measure("S2-F2")
 def by_rank(context: Context) -> MeasuredValues:
-    """Measure figures 2 and 6: one head by the rank of its scores, against one of full rank."""
+    """Measure figures 2 and 6: one head by the rank of its scores, against one of full
+    rank.
+    """
     data = record("in_context")
     full, groups = (
         f"1 head, rank {int(data['width'].max())}",
@@ -102,7 +113,8 @@ def by_rank(context: Context) -> MeasuredValues:
     claim = _verdict(data, *((f"{arm}, against full rank", arm, full) for arm in low))
     start = data["curve"].isel(epoch=0).values
     values = {
-        # the same untrained error in every run, on prompts whose answers have a mean square near 1
+        # the same untrained error in every run, on prompts whose answers have a mean
+        # square near 1
         "unlearned": float(start[np.isfinite(start)].mean()),
         "solved": float(
             structured.oracle_errors(int(data.attrs["inputs"]), data.sizes["pairs"])[-1]
@@ -113,7 +125,9 @@ def by_rank(context: Context) -> MeasuredValues:
 
 @measure("S2-F3")
 def by_form(context: Context) -> MeasuredValues:
-    """Measure figure 3: eight heads against one, and structured forms against low rank of as many parameters."""
+    """Measure figure 3: eight heads against one, and structured forms against low rank
+    of as many parameters.
+    """
     data = record("in_context")
     full = f"1 head, rank {int(data['width'].max())}"
     sizes = {
@@ -148,7 +162,9 @@ def by_form(context: Context) -> MeasuredValues:
 
 @measure("S2-F11")
 def by_width(context: Context) -> MeasuredValues:
-    """Measure figures 3a and 11: errors of 1 head, 8 heads and 8 heads of BTT at each width."""
+    """Measure figures 3a and 11: errors of 1 head, 8 heads and 8 heads of BTT at each
+    width.
+    """
     data = record("in_context_widths")
     # a group of arms is a form at all widths; here each width is its own group
     data = data.assign_coords(group=("arm", [str(name) for name in data["arm"].values]))
@@ -163,12 +179,15 @@ def by_width(context: Context) -> MeasuredValues:
     return _result(data, {}, {"eight_wide": wide, "forms_wide": _verdict(data, *forms)})
 
 
-# --- other trainings -----------------------------------------------------------------------------------------
+# --- other trainings
+# -----------------------------------------------------------------------------------------
 
 
 @measure("S2-ETT")
 def forecasts(context: Context) -> MeasuredValues:
-    """Measure figure 14: absolute test errors over those of standard attention with the same seed."""
+    """Measure figure 14: absolute test errors over those of standard attention with the
+    same seed.
+    """
     data = record("encoders")
     errors = {
         str(arm): data["test_mae"].sel(arm=arm).values for arm in data["arm"].values
@@ -226,7 +245,10 @@ def chronos(context: Context) -> MeasuredValues:
                 f"loss in nats, less that of standard attention, {arm}",
                 of_seeds - loss["standard"],
             )
-            text = f"multiply-adds of the encoder's scores over those of standard attention, {arm}"
+            text = (
+                "multiply-adds of the encoder's scores over those of standard"
+                f" attention, {arm}"
+            )
             result.add(text, data["score_share"].sel(arm=arm))
     return result
 
@@ -289,12 +311,15 @@ def step_time(context: Context) -> MeasuredValues:
     return result
 
 
-# --- counts --------------------------------------------------------------------------------------------------
+# --- counts
+# --------------------------------------------------------------------------------------------------
 
 
 @measure("S2-SWA")
 def windows(context: Context) -> MeasuredValues:
-    """Count keys that are scored at all, in whole scores; and shares of pairs, by pattern of layers."""
+    """Count keys that are scored at all, in whole scores; and shares of pairs, by
+    pattern of layers.
+    """
     x = torch.ones(1, TOKENS, 1)
     near = structured.Reach((1,), (TOKENS,), causal=True, window=WINDOW)
     full = structured.Reach((1,), (TOKENS,), causal=True)
@@ -371,7 +396,9 @@ def train_costs(context: Context) -> MeasuredValues:
 
 @measure("S2-KV")
 def key_cache(context: Context) -> MeasuredValues:
-    """Count the numbers in a cache of 1,024 tokens, against those of standard attention."""
+    """Count the numbers in a cache of 1,024 tokens, against those of standard
+    attention.
+    """
     result = MeasuredValues(settings={"tokens": "1,024"})
     for text, ranks in LISTS.items():
         saved = TOKENS * sum(ranks) / structured.key_cache_entries(TOKENS, ranks)
@@ -396,7 +423,9 @@ def score_costs(context: Context) -> MeasuredValues:
 
 @measure("S2-L1")
 def lemma(context: Context) -> MeasuredValues:
-    """Compare scores by blocks with x_jᵀ (Σ L_l R_lᵀ up to the deepest common level) x_j', in float64."""
+    """Compare scores by blocks with x_jᵀ (Σ L_l R_lᵀ up to the deepest common level)
+    x_j', in float64.
+    """
     ranks, tokens, width = (3, 2, 2), 16, 5
     generator, separate = torch.Generator().manual_seed(context.seed), 0.0
     blocks = structured.token_blocks(tokens, len(ranks))

@@ -31,7 +31,9 @@ _VARIANCES = {"entries of weights": "variance 1/√d of W_Q and W_K, 1 of W_V"}
 def by_rank(
     context: Context, *, width: int = 512, n_tokens: int = 4096, n_ranks: int = 40
 ) -> MeasuredValues:
-    """Measure the slope over the singular value that is cut off, and the distance from the bounds."""
+    """Measure the slope over the singular value that is cut off, and the distance from
+    the bounds.
+    """
     data = rank_theory.compression_by_rank(
         width=width, n_tokens=n_tokens, n_ranks=n_ranks, **_draws(context, 1)
     )
@@ -93,7 +95,9 @@ def sketching(
     heads: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
     decay: float = 200.0,
 ) -> MeasuredValues:
-    """Measure growth of the effective rank with the heads, and compare sparse sketches with dense ones."""
+    """Measure growth of the effective rank with the heads, and compare sparse sketches
+    with dense ones.
+    """
     data = rank_theory.sketching_by_heads(
         width=width, heads=heads, decay=decay, **_draws(context, 6)
     )
@@ -126,7 +130,9 @@ def head_spectra(
     n_tokens: int = 256,
     heads: Sequence[int] = (1, 2, 4, 8, 16, 32),
 ) -> MeasuredValues:
-    """Test that rank grows from each number of heads to the next, and measure it where softmax is even."""
+    """Test that rank grows from each number of heads to the next, and measure it where
+    softmax is even.
+    """
     data = rank_theory.spectra_by_heads(
         width=width, n_tokens=n_tokens, heads=heads, **_draws(context, 8)
     )
@@ -179,12 +185,15 @@ def chebyshev(
 @measure("S0-TH1", key="above_theorem_1", gated=False)
 @measure("S0-C2", key="above_corollary_2", gated=True)
 def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
-    """Check theorem 1, or corollary 2, by the singular values of embedded points of [−1, 1] above their bounds."""
+    """Check theorem 1, or corollary 2, by the singular values of embedded points of
+    [−1, 1] above their bounds.
+    """
     sizes = d, n_tokens = 64, 1000
     rng = np.random.default_rng(context.seed)
     points, knots = rng.uniform(-1, 1, n_tokens), rng.uniform(-0.9, 0.9, d)[:, None]
     rates = rng.uniform(-2, 2, d)[:, None]
-    # the ellipse of radius 1.5 reaches this far up: the poles of 1/(1 + a²x²) stand at i/2 or further
+    # the ellipse of radius 1.5 reaches this far up: the poles of 1/(1 + a²x²) stand at
+    # i/2 or further
     up = (1.5 - 1 / 1.5) / 2
     one, three = (
         rank_theory.differentiable_bound(*sizes, order=n, variation=v)
@@ -236,7 +245,9 @@ def residual_mlps(context: Context) -> MeasuredValues:
 
 @measure("S0-TH3")
 def compression(context: Context) -> MeasuredValues:
-    """Check theorems 3 and 5: errors, one token repeated, and inputs that no value matrix compresses."""
+    """Check theorems 3 and 5: errors, one token repeated, and inputs that no value
+    matrix compresses.
+    """
     d, n_tokens, heads = 32, 64, (1, 4)
     ranks, off = range(1, d), []
     for child in children(context.seed, context.draws(20)):
@@ -299,7 +310,9 @@ def _lost(
 
 @measure("S0-TH4")
 def growth(context: Context) -> MeasuredValues:
-    """Check theorem 4, above by the fewest layers that it is about, below by the construction of one."""
+    """Check theorem 4, above by the fewest layers that it is about, below by the
+    construction of one.
+    """
     depths = [int(np.ceil((2 * np.exp(2) * count) ** 2)) for count in HEADS]
     singular, spectra, result = _growth(context, depths)
     relative = spectra / spectra[..., :1]
@@ -350,7 +363,9 @@ def corollary(context: Context) -> MeasuredValues:
 def _growth(
     context: Context, depths: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray, MeasuredValues]:
-    """Compute the input's singular values, and those (heads, draw, index) of layers with the largest norms allowed."""
+    """Compute the input's singular values, and those (heads, draw, index) of layers
+    with the largest norms allowed.
+    """
     d, gap, decay, draws = 48, 0.02, 4.0, context.draws(10)
     singular = np.append(1.0, gap * np.exp(-np.arange(d - 1) / decay))
     spectra = np.empty((len(HEADS), draws, d))
@@ -375,7 +390,9 @@ def _growth(
 
 @measure("S0-TH6")
 def sketches(context: Context) -> MeasuredValues:
-    """Check theorem 6: errors, in the spectral norm, with one sketch for all heads and with one for each."""
+    """Check theorem 6: errors, in the spectral norm, with one sketch for all heads and
+    with one for each.
+    """
     shared, own, floors, bounds = [], [], [], []
     for heads, size, rank in SKETCHES:
         singular = np.exp(-np.arange(heads * size) / 3.0)
@@ -414,7 +431,9 @@ def _draws(context: Context, default: int) -> dict[str, Any]:
 def _result(
     context: Context, draws: int, settings: dict[str, str], *, intervals: bool = False
 ) -> MeasuredValues:
-    """Begin a result with the settings of an experiment and its draws, by default so many."""
+    """Begin a result with the settings of an experiment and its draws, by default so
+    many.
+    """
     count = context.draws(draws)
     over = {"intervals over": "draws"} if intervals and count > 1 else {}
     return MeasuredValues(
