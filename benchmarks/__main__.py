@@ -101,8 +101,13 @@ def idle(lens: Lens, rounds: int, count: int = 2) -> Row:
     """(a) A forecast through the lens with no hook set, against the library's own call."""
     batch = series(lens, count)
     token = lens.adapter.readout == "token"
-    horizon = 8 if token else min(lens.adapter.prediction_length, 64)
-    samples = SAMPLES if lens.adapter.readout != "quantile" else None
+    if token:
+        horizon = 8
+    else:
+        horizon = min(lens.adapter.prediction_length, 64)
+    samples = None
+    if lens.adapter.readout != "quantile":
+        samples = SAMPLES
     call = native_call(lens, batch, horizon)
 
     def native() -> object:
@@ -125,11 +130,9 @@ def idle(lens: Lens, rounds: int, count: int = 2) -> Row:
 def capture(lens: Lens, rounds: int, count: int = 2) -> list[Row]:
     """(b) Every residual stream and every head's z, against a native forward."""
     batch = series(lens, count)
-    future = (
-        np.stack([values[-16:] for values in batch])
-        if lens.adapter.readout == "token"
-        else None
-    )
+    future = None
+    if lens.adapter.readout == "token":
+        future = np.stack([values[-16:] for values in batch])
     encoded = lens.encode(batch, future=future)
     ways: dict[str, Callable[[], object] | None] = {
         "run_with_cache": with_lens(lens, encoded),
@@ -142,7 +145,9 @@ def capture(lens: Lens, rounds: int, count: int = 2) -> list[Row]:
         ratios_to_plain = ratios(
             list(there.values()), plain, rounds=rounds, clock=make_clock(lens.device)
         )
-    target = 1.15 if lens.wiring.architecture in ("chronos", "chronos-bolt") else 1.2
+    target = 1.2
+    if lens.wiring.architecture in ("chronos", "chronos-bolt"):
+        target = 1.15
     return [
         _row(
             f"(b) {lens.wiring.architecture}: capture by {name} / native",
@@ -156,11 +161,9 @@ def capture(lens: Lens, rounds: int, count: int = 2) -> list[Row]:
 def ablations(lens: Lens, plan: Plan, sample: int | None) -> list[Row]:
     """(c) Single-head ablations of the decoder or trunk on series of 512 points."""
     batch = series(lens, plan.series)
-    future = (
-        np.stack([values[-16:] for values in batch])
-        if lens.adapter.readout == "token"
-        else None
-    )
+    future = None
+    if lens.adapter.readout == "token":
+        future = np.stack([values[-16:] for values in batch])
     result = compare(
         lens,
         lens.encode(batch, future=future),
@@ -253,7 +256,10 @@ def heads_at_rows() -> list[Row]:
 
 def _row(name: str, ratio: tuple[float, float, float], target: float | None) -> Row:
     median, low, high = ratio
-    met = None if target is None else median <= target
+    if target is None:
+        met = None
+    else:
+        met = median <= target
     return (
         name,
         f"{median:.3f}",

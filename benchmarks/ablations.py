@@ -67,15 +67,16 @@ def compare(
             if head.head is not None and head.head < heads_per_layer
         ]
     rng = np.random.default_rng(seed)
-    count = len(heads) if sample is None else min(sample, len(heads))
+    if sample is None:
+        count = len(heads)
+    else:
+        count = min(sample, len(heads))
     chosen = sorted(rng.choice(len(heads), size=count, replace=False).tolist())
     with torch.no_grad():
         plain = lens.forward(encoded)
         first, outputs = _full(lens, encoded, heads, chosen[::2])
-        variants, clock = (
-            [Variant.zero(head) for head in heads],
-            make_clock(lens.device),
-        )
+        variants = [Variant.zero(head) for head in heads]
+        clock = make_clock(lens.device)
         if lens.device.type == "cuda":
             # kernels are loaded, and memory is taken, at the first call
             run_variants(lens, encoded, variants)
@@ -109,7 +110,8 @@ def compare(
 def _full(
     lens: Lens, encoded: Encoded, heads: list[Component], chosen: list[int]
 ) -> tuple[float, dict[int, torch.Tensor]]:
-    outputs, clock = {}, make_clock(lens.device)
+    outputs = {}
+    clock = make_clock(lens.device)
     start = clock()
     for index in chosen:
         with lens.ablate(heads[index]):
@@ -156,7 +158,10 @@ def arithmetic_limit(lens: Lens, encoded: Encoded, heads: list[Component]) -> fl
         here = counts.get(f"{block}.{attention.o.module}", 0)
         for row in rows[position + 1 :]:
             if isinstance(row, Attention):
-                cross = (row.k.module, row.v.module) if row.keys_from else ()
+                if row.keys_from:
+                    cross = (row.k.module, row.v.module)
+                else:
+                    cross = ()
                 here += counts.get(f"{block}.{row.module}", 0) - sum(
                     counts.get(f"{block}.{path}", 0) for path in cross
                 )

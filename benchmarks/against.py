@@ -28,9 +28,11 @@ import numpy as np
 
 HERE = Path(__file__).resolve()
 MODELS = ("bolt-nano", "chronos2-nano", "chronos-nano")
-LENGTH, HORIZON = 128, 12
+LENGTH = 128
+HORIZON = 12
 REPEATS = 5
-SERVE, MARK = "--serve", "costs: "
+SERVE = "--serve"
+MARK = "costs: "
 
 
 def works(name: str, count: int) -> dict[str, Callable[[], object]]:
@@ -44,7 +46,8 @@ def works(name: str, count: int) -> dict[str, Callable[[], object]]:
 
     torch.set_num_threads(1)
     lens = tsfm_lens.load(name)
-    rng, steps = np.random.default_rng(0), np.arange(LENGTH + HORIZON)
+    rng = np.random.default_rng(0)
+    steps = np.arange(LENGTH + HORIZON)
     series = [
         np.sin(2 * np.pi * steps / (12 + row)) + 0.1 * rng.standard_normal(len(steps))
         for row in range(count)
@@ -87,7 +90,9 @@ def serve() -> None:
             ready[name, count] = works(name, count)
             for work in 3 * [*ready[name, count].values()]:
                 work()
-        cost = calls if profiled else seconds
+        cost = seconds
+        if profiled:
+            cost = calls
         costs = {title: cost(work) for title, work in ready[name, count].items()}
         print(MARK + json.dumps(costs), flush=True)
 
@@ -149,7 +154,8 @@ def main() -> None:
     parser.add_argument("--series", default="1,8", help="series of a run")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
-    base, here = Tree(options.base.resolve()), Tree(HERE.parents[1])
+    base = Tree(options.base.resolve())
+    here = Tree(HERE.parents[1])
     print(
         "| model | series | work | smallest, ms | smallest / base | median / base |"
         " calls | calls / base |"
@@ -158,10 +164,8 @@ def main() -> None:
     for name, count in product(
         options.models.split(","), map(int, options.series.split(","))
     ):
-        calls_here, calls_base = (
-            here.costs(name, count, True),
-            base.costs(name, count, True),
-        )
+        calls_here = here.costs(name, count, True)
+        calls_base = base.costs(name, count, True)
         times: dict[Tree, dict[str, list[float]]] = {here: {}, base: {}}
         for turn in range(options.rounds):
             for tree in (here, base) if turn % 2 else (base, here):
@@ -169,10 +173,8 @@ def main() -> None:
                     times[tree].setdefault(title, []).extend(spent)
         for title, ours in times[here].items():
             theirs = times[base][title]
-            smallest, median = (
-                min(ours) / min(theirs),
-                np.median(ours) / np.median(theirs),
-            )
+            smallest = min(ours) / min(theirs)
+            median = np.median(ours) / np.median(theirs)
             (calls_ours,), (calls_theirs,) = calls_here[title], calls_base[title]
             cells = [
                 name,

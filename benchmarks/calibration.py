@@ -31,7 +31,8 @@ from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import mechanisms, plant
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
-START, STOP = "<!-- measured: calibration -->", "<!-- end: calibration -->"
+START = "<!-- measured: calibration -->"
+STOP = "<!-- end: calibration -->"
 UNITS = (2, 4, 8, 16, 32, 64)
 MEMBERS = 24
 TRUE = 6  # members of a page that have an effect where power is measured
@@ -39,7 +40,9 @@ EMBEDDED = ("chronos-nano", "bolt-nano", "chronos2-nano")
 TINY = ("chronos", "chronos-bolt", "timesfm-2.5", "moirai-2", "toto-1")
 LONG = ("electricity", "pedestrians", "seattle_heat", "gasoline")
 SHIFTS = (1, 2, 3, 4, 5)
-_OLD, _NEW = 20, 4  # twins of a report with weights in random order, and with new ones
+# twins of a report with weights in random order, and with new ones
+_OLD = 20
+_NEW = 4
 _SIZES = (2, 3, 8, 30)
 
 
@@ -67,7 +70,8 @@ def significant_pages(
     """Compute the share of pages that call a member significant; with a shift, of
     shifted members so called.
     """
-    rng, count = np.random.default_rng([seed, units]), 0.0
+    rng = np.random.default_rng([seed, units])
+    count = 0.0
     for _ in range(trials):
         effect = draw(rng, (MEMBERS, units))
         effect[:TRUE] += shift
@@ -185,7 +189,9 @@ def shifted_claims(
         for steps in shifts
     ]
     lost = sum(len(own - members(batch, steps)) for batch, own, steps in pairs)
-    return lost / (len(shifts) * sum(map(len, plain))) if any(plain) else float("nan")
+    if any(plain):
+        return lost / (len(shifts) * sum(map(len, plain)))
+    return float("nan")
 
 
 def _run(batch: SeriesBatch, horizon: int, lens: Lens, windows: int = 1) -> Run:
@@ -259,7 +265,10 @@ def _of_models(models: int, seeds: int) -> Iterator[str]:
     batch = bundled(*bundled_names()).tail(76)
     lines = []
     for name in (*EMBEDDED, *TINY):
-        lens = load(name) if name in EMBEDDED else load(tiny(name), check=False)
+        if name in EMBEDDED:
+            lens = load(name)
+        else:
+            lens = load(tiny(name), check=False)
         shares = learned_pages(
             lens,
             partial(_run, batch, min(12, lens.adapter.longest_pass)),

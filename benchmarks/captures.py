@@ -87,9 +87,10 @@ def with_nnsight(lens: Lens, encoded: Encoded) -> Callable[[], object] | None:
             for name, path, side in sites:
                 module = model
                 for part in path.split("."):
-                    module = (
-                        module[int(part)] if part.isdigit() else getattr(module, part)
-                    )
+                    if part.isdigit():
+                        module = module[int(part)]
+                    else:
+                        module = getattr(module, part)
                 if side == "in":
                     retained[name] = module.input.save()
                 else:

@@ -52,12 +52,15 @@ def quality(
     """Rows: model, share kept, rise of MASE with its interval by method, on sources
     that do not calibrate.
     """
-    lens, drawn = load(model), synthetic_cases(count=cases)
+    lens = load(model)
+    drawn = synthetic_cases(count=cases)
     own, rest = compress.measure.split_sources(bundled(), HORIZON)
     calibration = compress.calibration_run(lens.run(own, HORIZON, holdout=True))
     seasons = tuple(case.season for case in drawn)
     synthetic = SeriesBatch(tuple(case.values for case in drawn), seasonalities=seasons)
-    samples = SAMPLES if lens.emits == "token" else None
+    samples = None
+    if lens.emits == "token":
+        samples = SAMPLES
     run = lens.run(
         SeriesBatch.concat([rest, synthetic]),
         HORIZON,
@@ -100,7 +103,10 @@ def peak(work: Callable[[], object]) -> int:
     """Bytes by which resident memory rose at most while work was done, looked at every
     millisecond.
     """
-    page, rss, highest, over = 4096, Path("/proc/self/statm"), 0, threading.Event()
+    page = 4096
+    rss = Path("/proc/self/statm")
+    highest = 0
+    over = threading.Event()
 
     def look() -> None:
         nonlocal highest
@@ -136,7 +142,8 @@ def speed(
     full = load(testing.published(architecture, size), check=False)
     ranks = compress.chosen_ranks(full, keep=keep)
     smaller = compress.factorised(full, ranks)
-    before, after = compress.sizes(full), compress.sizes(smaller)
+    before = compress.sizes(full)
+    after = compress.sizes(smaller)
     name = f"{architecture} {size} at {keep:g}"
     allowed = after["all"] / before["all"]
     rows = [
@@ -169,7 +176,9 @@ def speed(
                 + 0.1 * rng.standard_normal((batch, length))
             )
         )
-        future = np.zeros((batch, 16)) if full.adapter.readout == "token" else None
+        future = None
+        if full.adapter.readout == "token":
+            future = np.zeros((batch, 16))
         inputs = full.encode(series, future=future).inputs
         counted = [operations(item, inputs) for item in (full, smaller)]
         with torch.no_grad():

@@ -26,7 +26,9 @@ from tsfm_lens import explain, load, testing
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, Run
 
-SEGMENTS, CONTEXT, HORIZON = 12, 512, 64
+SEGMENTS = 12
+CONTEXT = 512
+HORIZON = 64
 BATCHES = (16, 64, 256)
 MODELS = {"chronos-bolt": "base", "timesfm-2.5": "200m"}
 
@@ -67,10 +69,8 @@ def seconds(work: Callable[[], object]) -> float:
 
 def library(lens: Lens, rows: list[np.ndarray], size: int) -> Callable[[], object]:
     """The library's own forecast of masked series, so many at a time."""
-    native, contexts = (
-        lens.native,
-        [torch.tensor(row, dtype=torch.float32) for row in rows],
-    )
+    native = lens.native
+    contexts = [torch.tensor(row, dtype=torch.float32) for row in rows]
 
     def bolt() -> None:
         for first in range(0, len(rows), size):
@@ -100,7 +100,9 @@ def library(lens: Lens, rows: list[np.ndarray], size: int) -> Callable[[], objec
         finally:
             native.forecast_config = None
 
-    return bolt if lens.wiring.architecture == "chronos-bolt" else timesfm
+    if lens.wiring.architecture == "chronos-bolt":
+        return bolt
+    return timesfm
 
 
 def compare(lens: Lens, count: int, alone: int, rounds: int) -> None:
@@ -112,7 +114,9 @@ def compare(lens: Lens, count: int, alone: int, rounds: int) -> None:
     batch = explain.masked(run.batch, parts, keep, "mean")
     rows = [np.array(values) for values in batch.values]
     explain.Masks(run, parts, "mean")(keep[:4])
-    ours, single, best = [], [], {size: [] for size in BATCHES if size <= count}
+    ours = []
+    single = []
+    best = {size: [] for size in BATCHES if size <= count}
     for _ in range(rounds):
         masks = explain.Masks(run, parts, "mean")
         ours.append(seconds(lambda masks=masks: masks(keep)) / count)
@@ -211,7 +215,8 @@ def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> No
     table = explain.Masks(run, parts, reference)(
         explain.shapley.all_masks(players)
     ).reshape(2**players, -1)
-    exact, made = explain.shapley.exact_shapley(table, players), 0
+    exact = explain.shapley.exact_shapley(table, players)
+    made = 0
     full = float(np.abs(exact.sum(0)).mean())
 
     def value(masks: np.ndarray) -> np.ndarray:
@@ -221,7 +226,10 @@ def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> No
 
     for budget in budgets:
         for who, sampler in samplers().items():
-            errors, held, spent, made = [], [], [], 0
+            errors = []
+            held = []
+            spent = []
+            made = 0
             for seed in range(seeds):
                 start = time.process_time()
                 attribution, distance = sampler(value, players, budget, seed)
@@ -231,9 +239,10 @@ def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> No
                 held.append(
                     np.nan if distance is None else 100 * (error <= distance).mean()
                 )
-            intervals = (
-                "" if distance is None else f"; intervals hold {np.mean(held):.1f} %"
-            )
+            if distance is None:
+                intervals = ""
+            else:
+                intervals = f"; intervals hold {np.mean(held):.1f} %"
             print(
                 f"{name}, {players} segments, {reference}, {who}: {made / seeds:.0f}"
                 f" forecasts, mean error {np.mean(errors):.2f} %, largest"

@@ -33,7 +33,8 @@ def events(
 ) -> Iterator[tuple[str, list[Callable[[], None]]]]:
     """What a user does, and calls that do it, each of which changes what is shown."""
     names = [str(name) for name in view.states["component"].values.ravel()]
-    layers, heads = view.states["layer"].values, view.states["head"].values
+    layers = view.states["layer"].values
+    heads = view.states["head"].values
     cells = [(layer, head) for layer in layers for head in heads]
     yield (
         "another head",

@@ -80,7 +80,9 @@ def measure(
         alpha: of the sequential tests.
         deals: random orders of the windows that sequential tests are run on.
     """
-    chosen = load("bolt-nano") if lens is None else lens
+    chosen = lens
+    if lens is None:
+        chosen = load("bolt-nano")
     batch, truth, scale, groups = _windows(context, horizon)
     rows = []
     for end in ENDS:
@@ -98,7 +100,10 @@ def _windows(
     """The last windows of the bundled series whose labels do not overlap: series,
     truth, scale, and bundled series.
     """
-    parts, truth, scales, names = [], [], [], []
+    parts = []
+    truth = []
+    scales = []
+    names = []
     for name in bundled_names():
         count = (len(bundled(name).values[0]) - context) // horizon
         if count < 1:
@@ -168,7 +173,8 @@ def _compare(
     for method, search in zip(METHODS, plain, strict=False):
         result, rounds = _counted(search, full.change)
         agrees = float(result.kept == exact.kept)
-        spent, saved = result.evaluations, of - result.evaluations
+        spent = result.evaluations
+        saved = of - result.evaluations
         rows.append(
             Row(
                 order,
@@ -236,7 +242,8 @@ class _Table:
 
     def change(self, kept: int, look: int) -> float:
         groups = self.looks.groups
-        ablated, plain = self.errors[kept], self.errors[-1]
+        ablated = self.errors[kept]
+        plain = self.errors[-1]
         ratios = [
             ablated[groups == g].sum() / plain[groups == g].sum()
             for g in np.unique(groups)

@@ -43,7 +43,8 @@ def append(
     Returns:
         How many rows were added: those with a number.
     """
-    day, commit = datetime.now(UTC).date().isoformat(), _commit()
+    day = datetime.now(UTC).date().isoformat()
+    commit = _commit()
     made = []
     for name, value, note, _target, _met in rows:
         number = _NUMBER.match(value)

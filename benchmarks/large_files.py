@@ -21,7 +21,9 @@ import torch
 
 from benchmarks.apart import apart, status
 
-_STEPS, _AHEAD = 192, 24  # of the table of items
+# of the table of items
+_STEPS = 192
+_AHEAD = 24
 
 
 def table(series: int, steps: int, horizon: int) -> pd.DataFrame:
@@ -104,7 +106,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="chronos2-nano")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        file, fewer = str(Path(folder, "loads.csv")), str(Path(folder, "fewer.csv"))
+        file = str(Path(folder, "loads.csv"))
+        fewer = str(Path(folder, "fewer.csv"))
         full = table(given.series, given.steps, given.horizon)
         full.to_csv(file, index=False, float_format="%.4f")
         full[: given.worth * (given.steps + given.horizon)].to_csv(

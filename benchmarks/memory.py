@@ -14,7 +14,8 @@ Row = tuple[str, str, str, str, bool | None]
 """measurement, value, range, target, met (None: no target)."""
 
 MODELS = ("bolt-nano", "chronos-nano")
-CONTEXT, HORIZON = 512, 24
+CONTEXT = 512
+HORIZON = 24
 LIMIT = 4 * 10**9
 """Bytes that a process of 10,000 series may hold."""
 

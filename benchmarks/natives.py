@@ -26,7 +26,9 @@ def native_call(
         series: (time,) each.
         horizon: forecast steps.
     """
-    name, native, model = lens.wiring.architecture, lens.native, lens.adapter.model
+    name = lens.wiring.architecture
+    native = lens.native
+    model = lens.adapter.model
     tensors = [torch.tensor(values) for values in series]
     stacked = torch.tensor(np.stack(series), dtype=torch.float32, device=lens.device)
     seen = torch.ones_like(stacked, dtype=torch.bool)
@@ -50,7 +52,8 @@ def native_call(
         native.compile(lens.adapter._forecast_config(as_series(series), horizon))  # type: ignore[attr-defined]
         return lambda: native.forecast(horizon=horizon, inputs=list(series))
     if name == "timesfm-2.5-transformers":
-        past, length = list(stacked), stacked.shape[1]
+        past = list(stacked)
+        length = stacked.shape[1]
         options = {
             "forecast_context_len": length,
             "force_flip_invariance": False,
@@ -102,5 +105,8 @@ def _moirai(
         "past_observed_target": seen[..., None],
         "past_is_pad": torch.zeros_like(seen),
     }
-    draws = {"num_samples": SAMPLES} if lens.adapter.readout == "distribution" else {}
+    if lens.adapter.readout == "distribution":
+        draws = {"num_samples": SAMPLES}
+    else:
+        draws = {}
     return lambda: forecast(**visible, **draws)

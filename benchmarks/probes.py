@@ -30,7 +30,8 @@ Row = tuple[str, str, str, str, bool | None]
 EMBEDDED = ("chronos-nano", "bolt-nano")
 # cost of the whole set of probes on one run, in forwards
 MOST_FORWARDS = {"chronos-nano": 350, "bolt-nano": 120}
-CONTEXT, HORIZON = 128, 12
+CONTEXT = 128
+HORIZON = 12
 SAMPLES = 4
 SEQUENCES = 8
 SERIES = 2_048
@@ -91,7 +92,9 @@ def probe_costs(name: str, rounds: int) -> list[Row]:
     rows = []
     for work, (median, low, high) in zip(works, ratios_to_forward, strict=True):
         what = f"(d) {name}: {work} / forward"
-        most = MOST_FORWARDS[name] if work.startswith("whole set") else None
+        most = None
+        if work.startswith("whole set"):
+            most = MOST_FORWARDS[name]
         target, met = ("", None) if most is None else (f"≤ {most}", median <= most)
         rows.append(
             (what, f"{median:.1f}", f"{low:.1f}–{high:.1f}; {note}", target, met)
@@ -141,7 +144,8 @@ def stable_rank_cost(rounds: int) -> list[Row]:
     """
     lens = load(testing.published("chronos", "base"), check=False)
     weights = lens.weights.heads(0, "cross_attn", "decoder")
-    q, k = weights.W_Q.detach(), weights.W_K.detach().transpose(-2, -1)
+    q = weights.W_Q.detach()
+    k = weights.W_K.detach().transpose(-2, -1)
 
     def dense() -> torch.Tensor:
         return torch.linalg.svdvals(q.double() @ k.double())
@@ -190,7 +194,9 @@ def rollout_memory() -> list[Row]:
     rows: list[Row] = []
     for keys, forced_path in (("window", True), ("time", True), ("window", False)):
         extra, result = apart(_rollout_peak, keys, forced_path)
-        how = "given values" if forced_path else "its own forecast, 1 sample"
+        how = "its own forecast, 1 sample"
+        if forced_path:
+            how = "given values"
         ratio = extra / result
         rows.append(
             (
@@ -244,7 +250,8 @@ def _rollout_peak(keys: str, forced_path: bool) -> tuple[int, int]:
     values = np.sin(2 * np.pi * steps / 24)[None] + 0.1 * np.random.default_rng(
         0
     ).standard_normal((1, 1024))
-    context, future = list(values[:, :512]), values[:, 512:]
+    context = list(values[:, :512])
+    future = values[:, 512:]
     with torch.no_grad():
         lens.forward(context, future=future[:, :64])
     options: dict[str, Any] = {"along": future} if forced_path else {"num_samples": 1}
@@ -288,7 +295,8 @@ def attribution_cost(rounds: int) -> list[Row]:
     """
     rows: list[Row] = []
     for name in ("bolt-nano", "chronos2-nano", "chronos-nano"):
-        lens, rng = load(name), np.random.default_rng(0)
+        lens = load(name)
+        rng = np.random.default_rng(0)
         steps = np.arange(min(512, lens.adapter.context_length))
         series = [
             50

@@ -130,7 +130,10 @@ def rollouts(
             lens, batch, steps, chosen, num_samples=samples, economy=economy
         )
 
-    count = len(variants) if timed is None else min(timed, len(variants))
+    if timed is None:
+        count = len(variants)
+    else:
+        count = min(timed, len(variants))
     chosen = sorted(
         set(np.linspace(0, len(variants) - 1, count).round().astype(int).tolist())
     )
@@ -189,7 +192,8 @@ def table(
     """Rows of ``python -m benchmarks``."""
     if isinstance(batch, Encoded):
         comparison, peaks = single_passes(lens, batch, sample=sample, heads=heads)
-        speed, limit = comparison.speed, comparison.limit
+        speed = comparison.speed
+        limit = comparison.limit
         what = f"{comparison.heads} heads, {comparison.timed} full forwards timed"
         error = (
             "largest deviation of the results",
@@ -208,7 +212,9 @@ def table(
             timed=4 if sample else None,
             variants=variants,
         )
-        speed, limit, peaks = rolled.speed, rolled.limit, rolled.peaks
+        speed = rolled.speed
+        limit = rolled.limit
+        peaks = rolled.peaks
         what = f"{len(variants)} variants, {rolled.timed} rollouts timed"
         error = (
             "sampled values that differ",

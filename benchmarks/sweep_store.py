@@ -32,10 +32,16 @@ VALUES = (*SUMS, *DISTANCES)
 REPORTED = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS", "spearman_distance")
 
 # a million rows: variants × datasets × series, in files of 50 variants
-VARIANTS, DATASETS, SERIES, BLOCK = 250, 100, 40, 50
-SECONDS, MEMORY = 60.0, 1e9
+VARIANTS = 250
+DATASETS = 100
+SERIES = 40
+BLOCK = 50
+SECONDS = 60.0
+MEMORY = 1e9
 # fixed work of a cell, and the size of groups and runs
-WORK, CELLS, GROUPS = 0.004, 16, 60
+WORK = 0.004
+CELLS = 16
+GROUPS = 60
 SHARE_OF_FORWARD = 0.02
 
 
@@ -233,10 +239,8 @@ def engine_rows(
             f" {1000 * forward:.0f} ms"
         )
         limit = SHARE_OF_FORWARD * forward
-        name, value = (
-            f"{engine}: the engine's own time per cell",
-            f"{1000 * overhead:.2f} ms",
-        )
+        name = f"{engine}: the engine's own time per cell"
+        value = f"{1000 * overhead:.2f} ms"
         yield name, value, note, f"< {1000 * limit:.2f} ms", overhead < limit
 
 

@@ -46,11 +46,9 @@ class Channels(nn.Module):
         self, channels: int = 7, length: int = 512, width: int = 16, horizon: int = 96
     ) -> None:
         super().__init__()
-        self.q, self.k, self.v = (
-            nn.Linear(length, width),
-            nn.Linear(length, width),
-            nn.Linear(length, length),
-        )
+        self.q = nn.Linear(length, width)
+        self.k = nn.Linear(length, width)
+        self.v = nn.Linear(length, length)
         self.out = nn.Linear(length, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,17 +60,17 @@ class Channels(nn.Module):
 
 def channels(rows: int) -> tuple[nn.Module, Loss]:
     """A small model whose time goes into calls."""
-    model, x, y = Channels(), torch.randn(rows, 7, 512), torch.randn(rows, 7, 96)
+    model = Channels()
+    x = torch.randn(rows, 7, 512)
+    y = torch.randn(rows, 7, 96)
     return model, lambda: F.mse_loss(model(x), y)
 
 
 def samformer(rows: int) -> tuple[nn.Module, Loss]:
     """SAMformer itself, in the paper's factors."""
-    model, x, y = (
-        make_model("samformer", 512, 96, 7),
-        torch.randn(rows, 7, 512),
-        torch.randn(rows, 7, 96),
-    )
+    model = make_model("samformer", 512, 96, 7)
+    x = torch.randn(rows, 7, 512)
+    y = torch.randn(rows, 7, 96)
     return model, lambda: F.mse_loss(model(x), y)
 
 
@@ -84,7 +82,8 @@ def nano(recipe: TrainingRecipe, rows: int) -> tuple[nn.Module, Loss]:
     waves = torch.tensor(
         np.sin(steps / np.linspace(3, 30, rows)[:, None]), dtype=torch.float32
     )
-    past, future = waves[:, : stage.context], waves[:, stage.context :]
+    past = waves[:, : stage.context]
+    future = waves[:, stage.context :]
     if recipe.kind == "token":
         return model, lambda: token_loss(model, past, future, stage, seed=0)
     return model, lambda: patch_loss(model, past, future, stage)
@@ -128,7 +127,8 @@ def sharpness_row(name: str, model: nn.Module, loss: Loss, rounds: int) -> list[
 def idle_row(model: nn.Module, loss: Loss, rounds: int) -> list[str]:
     """Steps of a training with a watch that is never due over steps without."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-    watch, at = Watch(model, every=10**9, loss=loss), iter(range(1, 10**9))
+    watch = Watch(model, every=10**9, loss=loss)
+    at = iter(range(1, 10**9))
 
     def train(*, watched: bool) -> None:
         for _ in range(50):

@@ -32,7 +32,9 @@ from tsfm_lens.studies.method_scores.series import evaluation_case
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import mechanisms, plant
 
-STEPS, HORIZON, SEASON = 96, 16, 24
+STEPS = 96
+HORIZON = 16
+SEASON = 24
 MARKS = {
     "inputs": ("r2", "slope", "sign_agreement"),
     "routes": (
@@ -45,7 +47,8 @@ MARKS = {
 }
 """Numbers by which they are judged."""
 PLANTED = "planted models"
-START, STOP = "<!-- from the trial -->\n", "<!-- end of the trial -->"
+START = "<!-- from the trial -->\n"
+STOP = "<!-- end of the trial -->"
 
 
 def drawn_run(number: int, seed: int) -> Run:
@@ -60,7 +63,9 @@ def drawn_run(number: int, seed: int) -> Run:
     pairs = mechanisms()
     mechanism, architecture = pairs[number // 2 % len(pairs)]
     model = plant(mechanism, architecture, seed=1000 * seed + number)
-    noise = 0.0 if mechanism == "covariate" else 0.05
+    noise = 0.05
+    if mechanism == "covariate":
+        noise = 0.0
     return evaluation_case(
         model.lens(), model.card, series=2, noise=noise, seed=1000 * seed + number
     ).clean.in_one_pass()
@@ -118,12 +123,11 @@ def explanations(run: Run, seed: int) -> dict[str, Explanation]:
     Equal sizes are on trial with the true routes, and routes through other components
     with the true effects.
     """
-    true, rng = Explanation.of(run), np.random.default_rng(seed)
-    effects, routes, order = (
-        true.inputs["attribution"].values,
-        true.routes,
-        np.arange(true.inputs.sizes["segment"]),
-    )
+    true = Explanation.of(run)
+    rng = np.random.default_rng(seed)
+    effects = true.inputs["attribution"].values
+    routes = true.routes
+    order = np.arange(true.inputs.sizes["segment"])
     first = int(np.abs(effects).mean((1, 2)).argmax())
     second = int(rng.choice(np.delete(order, first)))
     order[[first, second]] = second, first
@@ -177,7 +181,9 @@ def trial(cases: int, seed: int, first: int = 0) -> pd.DataFrame:
     rows = []
     for number in range(first, first + cases):
         run = drawn_run(number, seed)
-        model = run.lens.model_id if number % 2 == 0 else PLANTED
+        model = PLANTED
+        if number % 2 == 0:
+            model = run.lens.model_id
         # the controls' twin is another than the wrong explanation's
         tried = explanations(run, 1000 * seed + number + 1)
         curves = deletion_curves(
@@ -216,7 +222,9 @@ def accepted(rows: pd.DataFrame) -> pd.DataFrame:
     """
     counts = {}
     for group in ("all", *rows["model"].unique()):
-        of = rows[rows["model"] == group] if group != "all" else rows
+        of = rows
+        if group != "all":
+            of = rows[rows["model"] == group]
         for text, mark in (
             ("hold", of["verdict"] == "holds"),
             ("hold or in part", of["verdict"] != "fails"),
@@ -245,7 +253,8 @@ def main(
     """Judge true and wrong explanations of drawn forecasts, and write how many hold
     into the page.
     """
-    rows, record = trial(cases, seed, first), out.with_suffix(".csv")
+    rows = trial(cases, seed, first)
+    record = out.with_suffix(".csv")
     if first and record.exists():
         before = pd.read_csv(record)
         rows = pd.concat([before[before["case"] < first], rows])

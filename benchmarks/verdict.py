@@ -21,7 +21,11 @@ from tsfm_lens.explain import deletion_curves, input_attribution, verdict
 from tsfm_lens.models import Run, load
 from tsfm_lens.zoo.planted import plant
 
-STEPS, HORIZON, SEASON, DRIVERS, PARTS = 96, 16, 24, 3, 3
+STEPS = 96
+HORIZON = 16
+SEASON = 24
+DRIVERS = 3
+PARTS = 3
 REFERENCE = "seasonal naive"
 """Values of another season, since a covariate that is constant has no scale."""
 
@@ -46,11 +50,10 @@ def drawn_run(model: str, case: int, seed: int) -> Run:
         "past_covariates": past,
         "future_covariates": future,
     }
-    lens = (
-        plant("covariate", "chronos-2", seed=case).lens()
-        if model == "planted"
-        else load(model)
-    )
+    if model == "planted":
+        lens = plant("covariate", "chronos-2", seed=case).lens()
+    else:
+        lens = load(model)
     return lens.run(as_series([item], seasonality=SEASON), HORIZON)
 
 

@@ -63,11 +63,9 @@ class Plot:
     """
 
     def __init__(self, driver: Any, expression: str, traces: list[str]) -> None:
-        self.driver, self.traces, self._find = (
-            driver,
-            traces,
-            f"const plot = {expression}; ",
-        )
+        self.driver = driver
+        self.traces = traces
+        self._find = f"const plot = {expression}; "
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.driver.execute_script(self._find + script, *arguments)
@@ -138,11 +136,10 @@ class Linked:
             "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", cell
         )
         actions = ActionChains(self.driver, duration=30)
-        actions = (
-            actions.key_down("\ue008").click(cell).key_up("\ue008")
-            if shift
-            else actions.click(cell)
-        )
+        if shift:
+            actions = actions.key_down("\ue008").click(cell).key_up("\ue008")
+        else:
+            actions = actions.click(cell)
         actions.perform()
 
     def drag(self, first: float, last: float, steps: int) -> None:
@@ -156,7 +153,8 @@ class Linked:
         box = self.driver.execute_script(
             "return arguments[0].getBoundingClientRect()", svg
         )
-        left, width = box["left"] + 52, box["width"] - 58
+        left = box["left"] + 52
+        width = box["width"] - 58
         actions = ActionChains(self.driver, duration=30)
         pointer = actions.w3c_actions.pointer_action
         pointer.move_to_location(
@@ -177,7 +175,9 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: dict[str, str] = {}
-        self.text, self._inside, self._script = "", "", ""
+        self.text = ""
+        self._inside = ""
+        self._script = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

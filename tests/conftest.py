@@ -40,7 +40,8 @@ def new_browser() -> Callable[..., Any]:
     skips where there is none.
     """
     webdriver = pytest.importorskip("selenium.webdriver")
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    chromium = shutil.which("chromium")
+    chromedriver = shutil.which("chromedriver")
     if not (chromium and chromedriver):
         pytest.skip("no chromium and chromedriver on the path")
 

@@ -59,10 +59,8 @@ def documents() -> list[Path]:
     """Files whose code people copy or read; the changelog is history, and what is built
     may be of another commit.
     """
-    folders, bounds = (
-        ("docs", "examples", "benchmarks", ".github", "tools", "tsfm_lens"),
-        ("md", "ipynb", "yaml", "yml", "py"),
-    )
+    folders = ("docs", "examples", "benchmarks", ".github", "tools", "tsfm_lens")
+    bounds = ("md", "ipynb", "yaml", "yml", "py")
     patterns = [
         "*.md",
         "Makefile",
@@ -83,7 +81,10 @@ def documents() -> list[Path]:
 
 def mentions(path: Path) -> Iterator[Mention]:
     """Lines of code blocks, and spans of code."""
-    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+    if path.is_relative_to(ROOT):
+        name = path.relative_to(ROOT).as_posix()
+    else:
+        name = path.name
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         # to read all modules as trees takes seconds
@@ -177,7 +178,9 @@ def split_command(mention: Mention) -> list[str]:
         return []
     label = _shell_words(text)
     named = label and label[0] in find_parser("tsfm-lens").commands and len(label) > 1
-    return ["tsfm-lens", *label] if named or re.match(r"--[a-z]", text) else []
+    if named or re.match(r"--[a-z]", text):
+        return ["tsfm-lens", *label]
+    return []
 
 
 def _shell_words(text: str) -> list[str]:
@@ -221,11 +224,10 @@ def find_parser(program: str, loose: bool = False) -> Any:
     """
     if program in ("tsfm-lens", "tsfm_lens"):
         return _parsing_only(get_command(app), loose)
-    file = (
-        ROOT / program
-        if program.endswith(".py")
-        else Path(str(getattr(importlib.util.find_spec(program), "origin", "")))
-    )
+    if program.endswith(".py"):
+        file = ROOT / program
+    else:
+        file = Path(str(getattr(importlib.util.find_spec(program), "origin", "")))
     if file.name == "__init__.py":
         file = file.with_name("__main__.py")
     source = file.read_text(encoding="utf-8")
@@ -247,11 +249,9 @@ def find_parser(program: str, loose: bool = False) -> Any:
             run(str(file) if program.endswith(".py") else program, run_name="__main__")
         except _Halt as halted:
             parser = halted.parser
-    return (
-        _parsing_only(get_command(parser), loose)
-        if isinstance(parser, typer.Typer)
-        else parser
-    )
+    if isinstance(parser, typer.Typer):
+        return _parsing_only(get_command(parser), loose)
+    return parser
 
 
 def _parsing_only(command: Any, loose: bool) -> Any:
@@ -305,21 +305,17 @@ def parse(program: str, arguments: list[str], *, loose: bool = False) -> str:
                 gap in message for gap in gaps
             )
             # files of the reader's are not here
-            return (
-                ""
-                if (loose and forgiven) or "does not exist" in message
-                else message or "no command is given"
-            )
+            if (loose and forgiven) or "does not exist" in message:
+                return ""
+            return message or "no command is given"
         except SystemExit as end:
             message = out.getvalue().strip().splitlines()[-1]
-            return (
-                "" if not end.code or (loose and "are required" in message) else message
-            )
-    return (
-        unknown_name(*result)
-        if isinstance(result, tuple) and program == "tsfm-lens"
-        else ""
-    )
+            if not end.code or (loose and "are required" in message):
+                return ""
+            return message
+    if isinstance(result, tuple) and program == "tsfm-lens":
+        return unknown_name(*result)
+    return ""
 
 
 def unknown_name(command: Any, values: dict[str, Any]) -> str:
@@ -329,13 +325,12 @@ def unknown_name(command: Any, values: dict[str, Any]) -> str:
     context = typer.Context(command)
     for parameter in command.params:
         value = values.get(parameter.name)
-        names = (
-            [value]
-            if isinstance(value, str)
-            else value
-            if isinstance(value, list)
-            else []
-        )
+        if isinstance(value, str):
+            names = [value]
+        elif isinstance(value, list):
+            names = value
+        else:
+            names = []
         if parameter._custom_shell_complete is None:
             continue
         for name in names:
@@ -368,11 +363,9 @@ def fault(mention: Mention, words: list[str], programs: Iterable[str] = ()) -> s
     tries = [("tsfm-lens", [*position, *arguments]) for position in commands] + [
         (item, arguments) for item in programs
     ]
-    return (
-        ""
-        if any(not parse(*item, loose=True) for item in tries)
-        else f"no command takes {' '.join(arguments)}"
-    )
+    if any(not parse(*item, loose=True) for item in tries):
+        return ""
+    return f"no command takes {' '.join(arguments)}"
 
 
 def find_program(words: list[str]) -> tuple[str, list[str]]:

@@ -22,10 +22,12 @@ def silenced(lens: Lens, components: Iterable[Component]) -> Lens:
     for component in components:
         stack = edited.wiring.stack(component.stack)
         row = stack.writer(component.kind, component.layer)
-        columns, path = slice(None), row.o
+        columns = slice(None)
+        path = row.o
         if isinstance(row, Attention):
             first = component.head * stack.d_head
-            columns, path = slice(first, first + stack.d_head), row.o.module
+            columns = slice(first, first + stack.d_head)
+            path = row.o.module
         block = f"{stack.block(component.layer)}.{path}"
         with torch.no_grad():
             edited.adapter.model.get_submodule(block).weight[:, columns] = 0

@@ -21,7 +21,12 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.wirings._common import attention_row, fused, mlp_row
 from tsfm_lens.testing import ORACLES, check_wiring
 
-PATCH, CONTEXT, HORIZON, WIDTH, HEADS, LAYERS = 4, 64, 8, 12, 3, 2
+PATCH = 4
+CONTEXT = 64
+HORIZON = 8
+WIDTH = 12
+HEADS = 3
+LAYERS = 2
 LEVELS = (0.1, 0.5, 0.9)
 
 
@@ -30,7 +35,8 @@ class SelfAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = rearrange(
@@ -45,7 +51,8 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(WIDTH), SelfAttention()
+        self.norm1 = nn.LayerNorm(WIDTH)
+        self.attn = SelfAttention()
         self.norm2 = nn.LayerNorm(WIDTH)
         self.mlp = nn.Sequential(
             nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH)
@@ -69,23 +76,24 @@ class Forecaster(nn.Module):
         pos_first: bool = False,
     ) -> None:
         super().__init__()
-        self.embed, self.pos_first = nn.Linear(PATCH, width), pos_first
+        self.embed = nn.Linear(PATCH, width)
+        self.pos_first = pos_first
         self.blocks = (
             nn.ModuleList(Block() for _ in range(LAYERS)) if blocks is None else blocks
         )
-        self.norm, self.head = (
-            nn.LayerNorm(width),
-            nn.Linear(width, len(LEVELS) * HORIZON),
-        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, len(LEVELS) * HORIZON)
 
     def forward(self, context: Tensor) -> Tensor:
         x = self.embed(torch.nan_to_num(context / 10).unflatten(1, (-1, PATCH)))
-        x = x.transpose(0, 1) if self.pos_first else x
+        if self.pos_first:
+            x = x.transpose(0, 1)
         for block in (
             self.blocks if isinstance(self.blocks, nn.ModuleList) else [self.blocks]
         ):
             x = block(x)
-        x = x.transpose(0, 1) if self.pos_first else x
+        if self.pos_first:
+            x = x.transpose(0, 1)
         return 10 * self.head(self.norm(x))[:, -1].unflatten(1, (len(LEVELS), HORIZON))
 
 
@@ -93,7 +101,9 @@ class Wired(Adapter):
     """The right wiring."""
 
     architecture = "homemade"
-    context_length, prediction_length, levels = CONTEXT, HORIZON, LEVELS
+    context_length = CONTEXT
+    prediction_length = HORIZON
+    levels = LEVELS
 
     def __init__(self, native: Forecaster) -> None:
         self.native = self.model = native
@@ -173,7 +183,8 @@ def with_fields(
 def drawn(native: Forecaster | None = None, gain: float = 1.0) -> Forecaster:
     """Random weights so large that every head moves the forecast."""
     torch.manual_seed(0)
-    native = Forecaster() if native is None else native
+    if native is None:
+        native = Forecaster()
     with torch.no_grad():
         for name, weight in native.named_parameters():
             if weight.ndim > 1:

@@ -33,7 +33,11 @@ from tsfm_lens.models.wirings._common import (
 )
 from tsfm_lens.testing import spread_weights
 
-VOCABULARY, LAYERS, HEADS, WIDTH, HIDDEN = 50, 3, 4, 24, 40
+VOCABULARY = 50
+LAYERS = 3
+HEADS = 4
+WIDTH = 24
+HIDDEN = 40
 
 
 def llama() -> Any:
@@ -78,7 +82,10 @@ def _rows(
     matrices: Matrices, at: str, out: str, into: str, act: str, gate: str = ""
 ) -> tuple[Any, ...]:
     norms = ("input_layernorm", "post_attention_layernorm")
-    shared = {"n_kv_heads": 2} if gate else {}
+    if gate:
+        shared = {"n_kv_heads": 2}
+    else:
+        shared = {}
     attention = attention_row("attn", at, matrices, norm=norms[0], **shared)
     rest: dict[str, Any] = {
         "gate": Projection(gate, "d_mlp") if gate else None,
@@ -109,7 +116,9 @@ class LanguageModel(Adapter):
 
     readout: Literal["token", "quantile", "distribution"] = "token"
     integers = True
-    context_length, prediction_length, levels = 64, 1, ()
+    context_length = 64
+    prediction_length = 1
+    levels = ()
     first_value_token = 0
 
     def __init__(self, native: Any) -> None:

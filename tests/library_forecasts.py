@@ -38,7 +38,9 @@ def answer(lens: Lens, batch: SeriesBatch, horizon: int, seed: int) -> Answer:
 
 def count_draws(lens: Lens) -> dict[str, int]:
     """The number of sample paths that the libraries draw here."""
-    return {} if lens.emits == "quantile" else {"num_samples": DRAWS}
+    if lens.emits == "quantile":
+        return {}
+    return {"num_samples": DRAWS}
 
 
 def assert_is(ours: Forecast, theirs: Answer) -> None:
@@ -104,9 +106,10 @@ def interpolated(series: np.ndarray) -> np.ndarray:
 
 
 def chronos(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    sampled = (
-        {"num_samples": DRAWS} if type(native).__name__ == "ChronosPipeline" else {}
-    )
+    if type(native).__name__ == "ChronosPipeline":
+        sampled = {"num_samples": DRAWS}
+    else:
+        sampled = {}
     quantiles, mean = native.predict_quantiles(
         [torch.tensor(series) for series in batch.values],
         prediction_length=horizon,

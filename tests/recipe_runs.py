@@ -18,11 +18,10 @@ def run(
 ) -> Trainer:
     """A run to its end, or until a step."""
     trainer = Trainer(recipe, out, corpus, device="cpu")
-    ended = (
-        trainer.run(quiet=True)
-        if until is None
-        else trainer.run(until=until, quiet=True)
-    )
+    if until is None:
+        ended = trainer.run(quiet=True)
+    else:
+        ended = trainer.run(until=until, quiet=True)
     assert ended == (until is None)
     return trainer
 

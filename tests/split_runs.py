@@ -16,7 +16,10 @@ DEPTH = 1000
 def make_series(name: str, count: int = 5, *, alike: bool = False) -> list[np.ndarray]:
     """Series of unequal lengths, with a gap; token ids for a language model."""
     rng = np.random.default_rng(3)
-    lengths = [44] * count if alike else [30, 50, 21, 41, 37][:count]
+    if alike:
+        lengths = [44] * count
+    else:
+        lengths = [30, 50, 21, 41, 37][:count]
     if name == "t5":
         return [rng.integers(2, 30, size=length).astype(float) for length in lengths]
     found = [rng.normal(size=length).cumsum() + 1 for length in lengths]

@@ -48,7 +48,9 @@ def faults(
     """What is wrong with the commands of documents, how many were parsed, and how many
     name no one program.
     """
-    wrong, parsed, skipped = [], 0, 0
+    wrong = []
+    parsed = 0
+    skipped = 0
     for mention in mentions:
         texts = documented_commands.split_command(mention)
         if not texts:
@@ -123,7 +125,10 @@ def find_unknown_targets(mentions: tuple[Mention, ...]) -> list[str]:
     unknown = []
     for mention in mentions:
         command = re.match(r"\s*(?:[A-Z_]+=\S+ )*make ([^#;&|]+)", mention.text)
-        texts = command[1].split() if command else []
+        if command:
+            texts = command[1].split()
+        else:
+            texts = []
         for word in texts:
             if re.fullmatch(r"[a-z][\w-]*", word) and word not in targets:
                 unknown.append(f"{mention.place}: make {word}")

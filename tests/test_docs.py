@@ -104,7 +104,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_the_gallery_draws_figures_of_two_models_side_by_side() -> None:
-    entries, studio = gallery.slugs(), drawing.Studio()
+    entries = gallery.slugs()
+    studio = drawing.Studio()
     for name in scenes.PAIRED:
         scene = scenes.scene_of_pair(*entries[name])
         drawn = studio.drawn_pair(

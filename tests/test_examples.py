@@ -80,7 +80,9 @@ def test_own_model_passes_every_oracle_and_wrong_wirings_do_not() -> None:
 def numbers(text: str, pattern: str) -> list[float]:
     """Every group of the only match of a pattern, percent as shares."""
     (match,) = re.findall(pattern, re.sub(r"\s+", " ", text))
-    groups = (match,) if isinstance(match, str) else match
+    groups = match
+    if isinstance(match, str):
+        groups = (match,)
     return [
         float(value.rstrip("%")) / (100 if value.endswith("%") else 1)
         for value in groups
@@ -197,10 +199,8 @@ def test_heads_are_born_in_training_and_not_found_before() -> None:
     text = run("07-when-heads-are-born", 2)
     for name in ("chronos-nano", "bolt-nano"):
         record = training_record(name)
-        steps, copying = (
-            record["training_step"].values.tolist(),
-            record["copying"].values,
-        )
+        steps = record["training_step"].values.tolist()
+        copying = record["copying"].values
         half = int(
             np.argmax((copying - copying[0]) / (copying[-1] - copying[0]) >= 0.5)
         )

@@ -30,16 +30,16 @@ def last_layer(lens: Lens) -> str:
     branch.
     """
     heads = [writer for writer in writers(lens.wiring) if writer.head is not None]
-    return (
-        str(heads[-1]).rpartition(".")[0] + ".*"
-        if heads
-        else str(writers(lens.wiring)[-1])
-    )
+    if heads:
+        return str(heads[-1]).rpartition(".")[0] + ".*"
+    return str(writers(lens.wiring)[-1])
 
 
 def drawn(lens: Lens) -> dict[str, int]:
     """A few sample paths, where a model draws any."""
-    return {"num_samples": 4} if lens.emits == "token" else {}
+    if lens.emits == "token":
+        return {"num_samples": 4}
+    return {}
 
 
 @pytest.fixture(scope="module", params=EMBEDDED)
@@ -58,18 +58,18 @@ def test_the_first_page_runs_on_every_model(
         for item in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         if re.search(r"\brun\b", item)
     )
-    own = tsfm_lens.load(name) if name in EMBEDDED else lens_of(name)
+    if name in EMBEDDED:
+        own = tsfm_lens.load(name)
+    else:
+        own = lens_of(name)
     steps = min(24 if name == "bolt-nano" else 6, own.longest_pass)
     code = code.replace('"decoder.2.cross_attn.*"', repr(last_layer(own))).replace(
         "24", str(steps)
     )
     if name != "bolt-nano" or page != "README.md":
         # one of the two pages explains in full
-        code = (
-            code.replace("run.explain()", 'run.explain(sections=("forecast",))')
-            if page != "README.md"
-            else code
-        )
+        if page != "README.md":
+            code = code.replace("run.explain()", 'run.explain(sections=("forecast",))')
         code = code.replace(
             'report("report/"', 'report("report/", sections=("forecast",)'
         )
@@ -178,7 +178,8 @@ def test_a_place_has_two_names(lens: Lens) -> None:
     head = [writer for writer in writers(lens.wiring) if writer.head is not None][-1]
     stack = lens.wiring.stack(head.stack)
     at = f"{stack.prefix}.{head.layer}.{head.kind}"
-    branch, layer = str(head).rpartition(".")[0], str(head).rsplit(".", 2)[0]
+    branch = str(head).rpartition(".")[0]
+    layer = str(head).rsplit(".", 2)[0]
     series = tsfm_lens.bundled("co2")
     _, activations = lens.run_with_cache(
         series, names_filter=[str(head), branch, layer]
@@ -216,7 +217,8 @@ def test_a_place_has_two_names(lens: Lens) -> None:
 
 
 def test_run_with_cache_follows_the_forecast_of_a_token_model() -> None:
-    lens, series = tsfm_lens.load("chronos-nano"), tsfm_lens.bundled("co2")
+    lens = tsfm_lens.load("chronos-nano")
+    series = tsfm_lens.bundled("co2")
     _, alone = lens.run_with_cache(series)
     assert "give horizon=… to follow the forecast" in repr(alone)
     logits, activations = lens.run_with_cache(series, horizon=6)

@@ -39,8 +39,14 @@ def archetypes(cases: Iterable[Any]) -> list[Any]:
     """
     found = []
     for case in cases:
-        values = case if isinstance(case, tuple) else (case,)
-        marks = () if values[0] in ARCHETYPES else pytest.mark.exhaustive
+        if isinstance(case, tuple):
+            values = case
+        else:
+            values = (case,)
+        if values[0] in ARCHETYPES:
+            marks = ()
+        else:
+            marks = pytest.mark.exhaustive
         found.append(pytest.param(*values, marks=marks))
     return found
 

@@ -32,7 +32,10 @@ def make_pair(name: str) -> tuple[SeriesBatch, SeriesBatch]:
     last digits.
     """
     own = getattr(lens_of(name).adapter, "example", None)
-    clean = own(0, 40) if own else centred("pedestrians", "electricity")
+    if own:
+        clean = own(0, 40)
+    else:
+        clean = centred("pedestrians", "electricity")
     return clean, replace(
         clean, values=tuple(values[::-1].copy() for values in clean.values)
     )
@@ -42,11 +45,10 @@ def make_runs(
     name: str, horizon: int = 4, *, select: Any = None, **options: Any
 ) -> tuple[Run, Run]:
     """Runs of that pair, or of some of its series."""
-    pair = (
-        make_pair(name)
-        if select is None
-        else [item.select(select) for item in make_pair(name)]
-    )
+    if select is None:
+        pair = make_pair(name)
+    else:
+        pair = [item.select(select) for item in make_pair(name)]
     clean, corrupted = (lens_of(name).run(item, horizon, **options) for item in pair)
     return clean, corrupted
 
@@ -54,12 +56,16 @@ def make_runs(
 def make_series(lens: Lens, *names: str, example: int = 0) -> Any:
     """Series that a model reads: real ones by name, or an example of its own."""
     own = getattr(lens.adapter, "example", None)
-    return own(example, 40) if own else bundled(*(names or ["co2"])).tail(40)
+    if own:
+        return own(example, 40)
+    return bundled(*(names or ["co2"])).tail(40)
 
 
 def few_draws(lens: Lens) -> dict[str, int]:
     """Two sample paths, where a model samples."""
-    return {"num_samples": 2} if lens.adapter.readout != "quantile" else {}
+    if lens.adapter.readout != "quantile":
+        return {"num_samples": 2}
+    return {}
 
 
 def forecast_instead(monkeypatch: pytest.MonkeyPatch, lens: Lens, values: Any) -> None:

@@ -92,7 +92,8 @@ class _Paths:
     """Modules that one field can name, by class."""
 
     def __init__(self, model: nn.Module, root: str) -> None:
-        self.model, self.root = model, root
+        self.model = model
+        self.root = root
         self.inside = dict(model.get_submodule(root).named_modules())
 
     def others(self, path: str) -> list[str]:
@@ -123,11 +124,10 @@ def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, bool):
         yield str(not value), not value
     elif isinstance(value, int | float):
-        steps = (
-            (value * 2, value / 2)
-            if isinstance(value, float)
-            else {value + 1, max(value - 1, 0), 2 * value}
-        )
+        if isinstance(value, float):
+            steps = (value * 2, value / 2)
+        else:
+            steps = {value + 1, max(value - 1, 0), 2 * value}
         yield from ((f"{value} -> {other}", other) for other in steps if other != value)
     elif callable(value):
         yield "dropped", None
@@ -144,11 +144,9 @@ def _values(name: str, value: Any, paths: _Paths) -> Iterator[tuple[str, Any]]:
 def _double(function: Callable[..., Any]) -> Callable[..., Any]:
     def double(*args: Any) -> Any:
         output = function(*args)
-        return (
-            tuple(2 * part for part in output)
-            if isinstance(output, tuple)
-            else 2 * output + 1
-        )
+        if isinstance(output, tuple):
+            return tuple(2 * part for part in output)
+        return 2 * output + 1
 
     return double
 
@@ -259,7 +257,10 @@ def _rows(
                 index,
                 ("pre and post exchanged", replace(row, pre=row.post, post=row.pre)),
             )
-            gate = replace(row.i, gain=1.0) if row.gate is None else None
+            if row.gate is None:
+                gate = replace(row.i, gain=1.0)
+            else:
+                gate = None
             yield (
                 index,
                 (
@@ -344,7 +345,10 @@ def _sizes(lens: Lens) -> Iterator[Shown]:
         for layer in range(stack.n_layers):
             for row in stack.rows(layer):
                 if isinstance(row, Attention):
-                    keys = order.index(row.keys_from) if row.keys_from else -1
+                    if row.keys_from:
+                        keys = order.index(row.keys_from)
+                    else:
+                        keys = -1
                     kv_heads = row.count_heads("k", stack.n_heads)
                     yield (
                         "attention",
@@ -387,7 +391,10 @@ def _rollout(case: Case) -> Iterator[Shown]:
         {"num_samples": 2, "seed": 1} if lens.adapter.readout != "quantile" else {}
     )
     longer = lens.adapter.rollout in ("cache", "refeed") and lens.adapter.joint_rollout
-    horizon = lens.adapter.prediction_length + 1 if longer else case.horizon
+    if longer:
+        horizon = lens.adapter.prediction_length + 1
+    else:
+        horizon = case.horizon
     names = list(lens.registry.points)
     forecast, steps = lens.run_with_cache(
         case.batch, names_filter=names, rollout=True, horizon=horizon, **draws
@@ -417,7 +424,9 @@ def difference(case: Case, reference: Sequence[Shown]) -> str:
             count += 1
             if not _same(value, expected):
                 return name
-        return "" if count == len(reference) else "less is given"
+        if count == len(reference):
+            return ""
+        return "less is given"
     except Exception as error:
         return (
             f"{type(error).__name__}:"
@@ -429,6 +438,7 @@ def _same(value: Any, expected: Any) -> bool:
     if isinstance(value, Tensor) and isinstance(expected, Tensor):
         if value.shape != expected.shape:
             return False
-        value, expected = value.nan_to_num(), expected.nan_to_num()
+        value = value.nan_to_num()
+        expected = expected.nan_to_num()
         return torch.equal(value, expected) or relative(value, expected) <= 1e-5
     return type(value) is type(expected) and value == expected

@@ -153,7 +153,10 @@ def resampled(name: str, series: pd.Series, rules: str, how: str = "mean") -> Na
     for rule in rules.split():
         sampled = series.resample(rule)
         # a sum over nothing is missing, not 0
-        values = sampled.mean() if how == "mean" else sampled.sum(min_count=1)
+        if how == "mean":
+            values = sampled.mean()
+        else:
+            values = sampled.sum(min_count=1)
         yield f"{name}/{rule}", values
 
 
@@ -431,7 +434,9 @@ def trimmed(series: pd.Series) -> np.ndarray:
     values = pd.to_numeric(series, errors="coerce").to_numpy(np.float64)
     values[~np.isfinite(values)] = np.nan
     known = np.flatnonzero(~np.isnan(values))
-    return values[known[0] : known[-1] + 1] if len(known) else values[:0]
+    if len(known):
+        return values[known[0] : known[-1] + 1]
+    return values[:0]
 
 
 def main(out: Path, folder: Path | None = None) -> None:

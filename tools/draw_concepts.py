@@ -15,7 +15,10 @@ from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models import Lens, load
 
 OUT = Path(__file__).parent.parent / "docs" / "concepts"
-STREAM, BRANCH, TEXT, PALE = "#0072B2", "#D55E00", "#222222", "#666666"
+STREAM = "#0072B2"
+BRANCH = "#D55E00"
+TEXT = "#222222"
+PALE = "#666666"
 
 
 class Picture:
@@ -33,11 +36,9 @@ class Picture:
         size: int = 13,
         anchor: str = "start",
     ) -> None:
-        kind = (
-            "ui-monospace, monospace"
-            if words.startswith(("hook", ".", "enc", "dec", "blocks"))
-            else "sans-serif"
-        )
+        kind = "sans-serif"
+        if words.startswith(("hook", ".", "enc", "dec", "blocks")):
+            kind = "ui-monospace, monospace"
         font = f'font-family="{kind}" font-size="{size}"'
         self.parts.append(
             f'<text x="{x}" y="{y}" fill="{colour}" text-anchor="{anchor}"'
@@ -52,14 +53,18 @@ class Picture:
         width: float = 2,
     ) -> None:
         path = " ".join(f"{x},{y}" for x, y in points)
-        end = ' marker-end="url(#tip)"' if arrow else ""
+        end = ""
+        if arrow:
+            end = ' marker-end="url(#tip)"'
         self.parts.append(
             f'<polyline points="{path}" fill="none" stroke="{colour}"'
             f' stroke-width="{width}"{end}/>'
         )
 
     def dot(self, x: float, y: float, filled: bool) -> None:
-        fill = BRANCH if filled else "white"
+        fill = "white"
+        if filled:
+            fill = BRANCH
         self.parts.append(
             f'<circle cx="{x}" cy="{y}" r="5" fill="{fill}" stroke="{BRANCH}"'
             ' stroke-width="2"/>'
@@ -136,13 +141,15 @@ def findings(lens: Lens) -> str:
     low, mid, high = (
         data[f"mean_shift_{part}"].values for part in ("low", "size", "high")
     )
-    left, right = 200.0, 680.0
+    left = 200.0
+    right = 680.0
     top = float(high.max())
 
     def at(value: float) -> float:
         return left + (right - left) * max(value, 0.0) / top
 
-    picture, y = Picture(), 52.0
+    picture = Picture()
+    y = 52.0
     picture.text(
         20, 22, "change of the forecast without a head, share of the series' range"
     )

@@ -132,11 +132,10 @@ def _imports(module: str, text: str, texts: Mapping[str, str]) -> Iterator[Impor
             and _last_name(node.func).endswith("import_module")
         ):
             form = "by string"
-            names = (
-                [str(node.args[0].value)]
-                if isinstance(node.args[0], ast.Constant)
-                else []
-            )
+            if isinstance(node.args[0], ast.Constant):
+                names = [str(node.args[0].value)]
+            else:
+                names = []
         for name in names:
             target = _module(name, texts)
             if target and target != module:
@@ -157,14 +156,17 @@ def _module(name: str, texts: Mapping[str, str]) -> str:
 
 def find_package(module: str) -> str:
     """The package below the root that a module belongs to."""
-    return module.split(".")[1] if "." in module else "__init__"
+    if "." in module:
+        return module.split(".")[1]
+    return "__init__"
 
 
 def upward(found: list[Import]) -> list[Import]:
     """Imports that do not lead to a package further down."""
     arrows = []
     for item in found:
-        source, target = find_package(item.source), find_package(item.target)
+        source = find_package(item.source)
+        target = find_package(item.target)
         if source != target and (
             LEVEL[target] >= LEVEL[source]
             or (source == "viz" and target not in BELOW_FIGURES)
@@ -278,7 +280,9 @@ BOUNDS = {
 def main() -> None:
     """Print the table; with ``--arrows`` also every upward import and circle."""
     for name, value in (sizes() | measures()).items():
-        bound = f"  (at most {BOUNDS[name]:,})" if name in BOUNDS else ""
+        bound = ""
+        if name in BOUNDS:
+            bound = f"  (at most {BOUNDS[name]:,})"
         print(
             f"{name:32} {value:10,.1f}{bound}"
             if isinstance(value, float)

@@ -39,11 +39,10 @@ COMMANDS = {
 def digest(array: Any) -> str:
     """Compute a short hash of an array's shape and bytes, of text for objects."""
     array = np.asarray(array)
-    text = (
-        array.tobytes()
-        if array.dtype.kind in "biufcmM"
-        else json.dumps(array.tolist(), default=str).encode()
-    )
+    if array.dtype.kind in "biufcmM":
+        text = array.tobytes()
+    else:
+        text = json.dumps(array.tolist(), default=str).encode()
     return hashlib.sha256(f"{array.shape}".encode() + text).hexdigest()[:16]
 
 
@@ -69,7 +68,9 @@ def mask_values(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: mask_values(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [mask_values(value[0])] if value else []
+        if value:
+            return [mask_values(value[0])]
+        return []
     return type(value).__name__
 
 
@@ -85,11 +86,10 @@ def pins_of_source(source: str) -> dict[str, Any]:
     seen: Counter[str] = Counter()
     for name, result in results.items():
         # results of no run are numbered, which depends on what stands before them
-        key = (
-            f"{source}/{find_kind(name)} {seen[find_kind(name)]}"
-            if " " in name
-            else f"{source}/{name}"
-        )
+        if " " in name:
+            key = f"{source}/{find_kind(name)} {seen[find_kind(name)]}"
+        else:
+            key = f"{source}/{name}"
         seen[find_kind(name)] += 1
         if isinstance(result, xr.Dataset):
             pins[f"{key}/arrays"] = dataset_pins(result)
@@ -137,7 +137,8 @@ def main(action: str, path: str) -> int:
         if stored.get(key) != computed.get(key)
     ]
     for key in different:
-        before, after = stored.get(key), computed.get(key)
+        before = stored.get(key)
+        after = computed.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
             parts = [
                 part

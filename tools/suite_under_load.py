@@ -67,7 +67,8 @@ def run(condition: str, arguments: Sequence[str], workers: int) -> Run:
     """
     command = [sys.executable, "-m", "pytest", "-n", str(workers), *arguments]
     environment = {**os.environ, **CONDITIONS[condition]}
-    began, last = time.monotonic(), "no output"
+    began = time.monotonic()
+    last = "no output"
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -85,7 +86,10 @@ def run(condition: str, arguments: Sequence[str], workers: int) -> Run:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the conditions asked for and print one line each; 0 if all passed, else 1."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    trimmed = given.index("--") if "--" in given else len(given)
+    if "--" in given:
+        trimmed = given.index("--")
+    else:
+        trimmed = len(given)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

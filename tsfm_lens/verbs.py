@@ -74,7 +74,10 @@ def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result
     """
     from tsfm_lens.core.results import Results
 
-    measured = run if item is None else run.item(item)
+    if item is None:
+        measured = run
+    else:
+        measured = run.item(item)
     return Results(measured, item=None).compute(kind, **options)
 
 

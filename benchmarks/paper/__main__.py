@@ -69,7 +69,9 @@ def embedded(item: Item) -> str | None:
     if item.sweep:
         return "bolt-nano"
     # items of several models take the embedded ones by themselves
-    return EMBEDDED.get(item.id, "chronos-nano") if item.model else None
+    if item.model:
+        return EMBEDDED.get(item.id, "chronos-nano")
+    return None
 
 
 def rows(result: xr.Dataset, name: str, model: str) -> Iterator[str]:
@@ -85,17 +87,16 @@ def rows(result: xr.Dataset, name: str, model: str) -> Iterator[str]:
         numbers = [float(one[key]) for key in ("paper", "ours", "difference")]
         cells = [f"{number:.4g}" if np.isfinite(number) else "" for number in numbers]
         if unit == HOLDS:
-            low, high = float(one["low"]), float(one["high"])
-            span = (
-                f" ({float(one['estimate']):.4g}, {low:.4g} to {high:.4g})"
-                if np.isfinite(low)
-                else ""
-            )
-            paper = "holds" if printed[index] else ""
-            cells, unit = (
-                [paper, f"{one['verdict'].values}{span}", ""],
-                str(one["margin"].values) or "claim",
-            )
+            low = float(one["low"])
+            high = float(one["high"])
+            span = ""
+            if np.isfinite(low):
+                span = f" ({float(one['estimate']):.4g}, {low:.4g} to {high:.4g})"
+            paper = ""
+            if printed[index]:
+                paper = "holds"
+            cells = [paper, f"{one['verdict'].values}{span}", ""]
+            unit = str(one["margin"].values) or "claim"
         yield (
             f"| {name} | {model} | {one['quantity'].values} | {' | '.join(cells)} |"
             f" {unit} |"

@@ -139,7 +139,9 @@ def _measurement(each: dict[str, object]) -> str:
     probes, figures = (
         ", ".join(f"`{name}`" for name in each[key]) for key in ("probes", "figures")
     )  # type: ignore[attr-defined]
-    by = f" Probe {probes}." if probes else ""
+    by = ""
+    if probes:
+        by = f" Probe {probes}."
     return (
         f"- `{each['kind']}`: {each['summary']}.{by} Figures {figures}. For"
         f" {each['models']}."

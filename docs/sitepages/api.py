@@ -55,7 +55,9 @@ def name_page(package: str) -> str:
     """Name of a package's page in docs/reference/generated; "" is the top of the
     package.
     """
-    return f"api-{package.replace('.', '-')}" if package else "api-tsfm_lens"
+    if package:
+        return f"api-{package.replace('.', '-')}"
+    return "api-tsfm_lens"
 
 
 def public_names(package: str) -> list[str]:
@@ -118,7 +120,8 @@ def pages(package: str) -> dict[str, str]:
     and a page per theme.
     """
     module = find_module(package)
-    home, title = name_page(package), module.__name__
+    home = name_page(package)
+    title = module.__name__
     parts = [
         f"# {title}",
         f"```{{eval-rst}}\n.. py:module:: {title}\n```",
@@ -161,7 +164,8 @@ def _groups(package: str) -> dict[str, list[str]]:
     """Names by the page on which they stand, as short as LINES says: by theme of the
     registry, then by file.
     """
-    module, names = find_module(package), public_names(package)
+    module = find_module(package)
+    names = public_names(package)
 
     def length(some: list[str]) -> int:
         return sum(
@@ -172,13 +176,18 @@ def _groups(package: str) -> dict[str, list[str]]:
 
     if length(names) <= LINES:
         return {"": names}
-    themes = _themes() if package in ("probes", "viz") else {}
+    if package in ("probes", "viz"):
+        themes = _themes()
+    else:
+        themes = {}
     ranked = sorted(
         names, key=lambda name: (themes.get(name, len(THEMES)), _file(module, name))
     )
     groups: dict[str, list[str]] = {}
     for theme, same in groupby(ranked, key=lambda name: themes.get(name, len(THEMES))):
-        word = f"{[*THEMES, 'Others'][theme]}: " if themes else ""
+        word = ""
+        if themes:
+            word = f"{[*THEMES, 'Others'][theme]}: "
         page: list[str] = []
         for _, of_file in groupby(list(same), key=lambda name: _file(module, name)):
             more = list(of_file)
@@ -222,14 +231,14 @@ def estimate_length(thing: Any) -> int:
     """Length of an entry, of some 35 pixels a line: its docstring, and those of a
     class's members.
     """
-    members = (
-        [var for name, var in vars(thing).items() if name[0] != "_"]
-        if inspect.isclass(thing)
-        else []
-    )
-    documented = (
-        [thing, *members] if inspect.isclass(thing) or inspect.isroutine(thing) else []
-    )
+    if inspect.isclass(thing):
+        members = [var for name, var in vars(thing).items() if name[0] != "_"]
+    else:
+        members = []
+    if inspect.isclass(thing) or inspect.isroutine(thing):
+        documented = [thing, *members]
+    else:
+        documented = []
     reported = [
         item for item in documented if callable(item) or isinstance(item, property)
     ]
@@ -247,7 +256,8 @@ def _row(module: Any, name: str) -> tuple[str, str]:
 
 def _entry(module: Any, name: str) -> str:
     """The entry of a name; "" if another package has it."""
-    thing, full = getattr(module, name), f"{module.__name__}.{name}"
+    thing = getattr(module, name)
+    full = f"{module.__name__}.{name}"
     if inspect.ismodule(thing) or homes()[id(thing)] != full:
         return ""
     return f"```{{eval-rst}}\n.. {_directive(thing)}:: {full}{_inherited(thing)}\n```"
@@ -255,17 +265,22 @@ def _entry(module: Any, name: str) -> str:
 
 def _directive(thing: Any) -> str:
     if inspect.isclass(thing):
-        return "autoexception" if issubclass(thing, BaseException) else "autoclass"
-    return (
-        "autofunction" if callable(thing) and hasattr(thing, "__name__") else "autodata"
-    )
+        if issubclass(thing, BaseException):
+            return "autoexception"
+        return "autoclass"
+    if callable(thing) and hasattr(thing, "__name__"):
+        return "autofunction"
+    return "autodata"
 
 
 def _inherited(thing: Any) -> str:
     """The option with which a class shows what it has of bases of ours that have no
     entry of their own.
     """
-    bases = thing.__mro__[1:] if inspect.isclass(thing) else ()
+    if inspect.isclass(thing):
+        bases = thing.__mro__[1:]
+    else:
+        bases = ()
     own = [
         base
         for base in bases
@@ -274,7 +289,9 @@ def _inherited(thing: Any) -> str:
     foreign = [
         base.__name__ for base in bases if not base.__module__.startswith("tsfm_lens")
     ]
-    return f"\n   :inherited-members: {', '.join(foreign)}" if own else ""
+    if own:
+        return f"\n   :inherited-members: {', '.join(foreign)}"
+    return ""
 
 
 def _first(thing: Any) -> str:

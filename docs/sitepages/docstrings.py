@@ -118,7 +118,9 @@ def resolve(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     if home is None and "." in target:
         # a member of a documented class
         owner, _, member = target.rpartition(".")
-        home = f"{_by_name()[owner]}.{member}" if owner in _by_name() else None
+        home = None
+        if owner in _by_name():
+            home = f"{_by_name()[owner]}.{member}"
     if home is not None and home != target:
         domain = env.get_domain("py")
         found = domain.resolve_xref(
@@ -127,7 +129,9 @@ def resolve(app: Any, env: Any, node: Any, contnode: Any) -> Any:
         if found is not None:
             return found
     exists = _exists(target) or target.rpartition(".")[2] in _defined()
-    return contnode if home is not None or exists else None
+    if home is not None or exists:
+        return contnode
+    return None
 
 
 def _exists(target: str) -> bool:

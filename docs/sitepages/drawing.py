@@ -81,16 +81,17 @@ class _Measured:
     """A run whose measurements are computed once for all figures."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self._results = run, Results(run)
+        self.run = run
+        self._results = Results(run)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.run, name)
 
     def measure(self, kind: str, item: int | None = None, **options: Any) -> Any:
         assert item in (None, 0), "what is of one item is computed of the first here"
-        return (
-            self._results.compute(kind, **options) if options else self._results[kind]
-        )
+        if options:
+            return self._results.compute(kind, **options)
+        return self._results[kind]
 
 
 class Studio:
@@ -173,7 +174,8 @@ class _Watched:
     """A module of figures, which remembers what one of its functions drew, and of what."""
 
     def __init__(self, module: Any, name: str) -> None:
-        self._module, self._name = module, name
+        self._module = module
+        self._name = name
         self.figure: go.Figure | None = None
         self.result: Any = None
         self.results: tuple[Any, ...] = ()
@@ -187,7 +189,8 @@ class _Watched:
             # the name of a variable may stand behind the results
             results = tuple(thing for thing in things if not isinstance(thing, str))
             self.figure = function(*things, **options)
-            self.result, self.results = results[0], results
+            self.result = results[0]
+            self.results = results
             return self.figure
 
         return drawing

@@ -26,7 +26,9 @@ def write_errors() -> None:
         by = raised.get(name, [])
         if by:
             named = ", ".join(f"{{py:obj}}`~{home}`" for home in by[:_SHOWN])
-            more = f" and {len(by) - _SHOWN} more" if len(by) > _SHOWN else ""
+            more = ""
+            if len(by) > _SHOWN:
+                more = f" and {len(by) - _SHOWN} more"
             parts.append(f"Raised by {named}{more}.")
     write(PAGE, "\n\n".join(parts) + "\n")
 

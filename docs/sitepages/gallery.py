@@ -127,12 +127,13 @@ def figure_html(
     Args:
         root: path from the page to the folder _static.
     """
-    picture = (
-        f'<img src="{root}_static/figures/{slug}.png" alt="{escape(title)}"'
-        ' loading="lazy">'
-        if pictured
-        else f"<span>{escape(title)}</span>"
-    )
+    if pictured:
+        picture = (
+            f'<img src="{root}_static/figures/{slug}.png" alt="{escape(title)}"'
+            ' loading="lazy">'
+        )
+    else:
+        picture = f"<span>{escape(title)}</span>"
     style = f"min-width:{min_width}px;height:{height}px"
     figure = (
         f'<div class="tsfm-figure" data-figure="{slug}" style="{style}">{picture}</div>'
@@ -199,7 +200,9 @@ def find_package(name: str) -> str:
     """Where a probe is, below the package: a function of probes, unless another package
     is named.
     """
-    return name if "." in name else f"probes.{name}"
+    if "." in name:
+        return name
+    return f"probes.{name}"
 
 
 def _section(
@@ -215,7 +218,10 @@ def _section(
     Args:
         opened: the page has shown what the code stands on.
     """
-    opening = "# after the lines above\n" if opened else scene.opening.rstrip() + "\n\n"
+    if opened:
+        opening = "# after the lines above\n"
+    else:
+        opening = scene.opening.rstrip() + "\n\n"
     parts = [
         f"(figure-{slug})=\n## {plain(figure.title.rstrip('.'))}",
         f"**{plain(drawn.title)}**"
@@ -238,20 +244,18 @@ def _section(
 
 def _home(figure: Figure) -> str:
     """Where the reference has what draws a figure."""
-    return (
-        f"tsfm_lens.viz.{find_function(figure)}"
-        if of_core(figure)
-        else f"{figure.function.__module__}.{figure.name}"
-    )
+    if of_core(figure):
+        return f"tsfm_lens.viz.{find_function(figure)}"
+    return f"{figure.function.__module__}.{figure.name}"
 
 
 def _reading(figure: Figure) -> str:
     """What marks mean, as the renderer's docstring has it."""
     text = inspect.getdoc(figure.function) or ""
     opening = text.split("\nArgs:")[0]
-    returned = (
-        text.split("\nReturns:\n")[1].split("\n\n")[0] if "\nReturns:\n" in text else ""
-    )
+    returned = ""
+    if "\nReturns:\n" in text:
+        returned = text.split("\nReturns:\n")[1].split("\n\n")[0]
     return " ".join(from_docstring(part) for part in (opening, returned) if part)
 
 
@@ -263,11 +267,11 @@ def _card(
     pictures: set[str],
 ) -> str:
     *_, call = find_scene(measurement, figure).drawing.splitlines()
-    picture = (
-        f":img-top: /_cache/static/figures/{slug}.png\n:img-alt: {drawn.title}\n"
-        if slug in pictures
-        else ""
-    )
+    picture = ""
+    if slug in pictures:
+        picture = (
+            f":img-top: /_cache/static/figures/{slug}.png\n:img-alt: {drawn.title}\n"
+        )
     return (
         f":::{{grid-item-card}} {plain(figure.title.rstrip('.'))}\n{picture}:link:"
         f" figure-{slug}\n:link-type: ref\n"

@@ -14,7 +14,9 @@ from tsfm_lens.viz.theme import TEMPLATE
 
 PAGE = f"{FOLDER}/benchmarks.md"
 HISTORY = ROOT / "benchmarks" / "history.csv"
-_HEIGHT, _WIDTH = 420, 620  # pixels
+# pixels
+_HEIGHT = 420
+_WIDTH = 620
 # what is drawn, by the end of a measurement's name
 KINDS = {
     "forecast, idle lens / native": (

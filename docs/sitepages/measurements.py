@@ -16,7 +16,8 @@ def write_measurements() -> None:
     """Write a table a theme: what is measured, by which probe and figures, after whom,
     on which models.
     """
-    metadata, parts = measurement_facts(), []
+    metadata = measurement_facts()
+    parts = []
     for theme in THEMES:
         rows = [
             f"| {' | '.join(_cells(item))} |"

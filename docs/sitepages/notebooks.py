@@ -74,7 +74,8 @@ def executed(path: Path) -> nbformat.NotebookNode:
     for cell, before in zip(
         (item for item in notebook.cells if item.cell_type == "code"), ran, strict=True
     ):
-        cell.outputs, cell.execution_count = before.outputs, before.execution_count
+        cell.outputs = before.outputs
+        cell.execution_count = before.execution_count
     return notebook
 
 
@@ -105,7 +106,9 @@ def write_notebooks() -> None:
             nbformat.writes(_to_touch(notebook, name, pictures)) + "\n",
         )
         lines = notebook.cells[0].source.split("\n\n")
-        reported = " ".join(lines[1].split()) if len(lines) > 1 else ""
+        reported = ""
+        if len(lines) > 1:
+            reported = " ".join(lines[1].split())
         listed.append(
             f"**[{lines[0].removeprefix('# ')}]({name}.ipynb)**\n: {reported}"
         )
@@ -128,7 +131,8 @@ def with_pictures(path: Path) -> str:
     Raises:
         RuntimeError: there is no browser that could draw the pictures.
     """
-    notebook, name = copy.deepcopy(executed(path)), path.stem
+    notebook = copy.deepcopy(executed(path))
+    name = path.stem
     specs = _specs(notebook, name)
     pictures = static_pictures(specs, CACHE / "pictures")
     if len(pictures) < len(specs):

@@ -86,4 +86,6 @@ def run_block(block: str, names: dict[str, Any]) -> Drawn | None:
             exec(compile(ast.Module([last], []), "block", "exec"), names)
             return None
         value = eval(compile(ast.Expression(last.value), "block", "eval"), names)
-    return told(value, "", []) if isinstance(value, go.Figure) else None
+    if isinstance(value, go.Figure):
+        return told(value, "", [])
+    return None

@@ -16,7 +16,9 @@ from typing import Any
 from PIL import Image
 from plotly.offline import get_plotlyjs
 
-WIDTH, HEIGHT = 760, 450  # pixels of figures that have none of their own
+# pixels of figures that have none of their own
+WIDTH = 760
+HEIGHT = 450
 _COLOURS = 128  # fewer bytes, no difference to be seen
 _DRAW = """
 const [spec, width, height, done] = arguments;

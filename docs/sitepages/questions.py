@@ -276,11 +276,9 @@ def _row(
     visible = ", ".join(
         f"[{slug.partition('-')[0]}](#figure-{slug})" for slug in figures
     )
-    asked = (
-        f"{{py:func}}`~tsfm_lens.{find_package(probe)}`"
-        if probe
-        else "`tsfm-lens sweep`"
-    )
+    asked = "`tsfm-lens sweep`"
+    if probe:
+        asked = f"{{py:func}}`~tsfm_lens.{find_package(probe)}`"
     return (
         f"**{plain(question.text)}**<br>{plain(question.caveat)}",
         f"{asked}<br>{visible}",
@@ -300,7 +298,9 @@ def score(
     if not question.method:
         return "", ""
     name = question.method.removeprefix("explanations: ")
-    source = scores if name == question.method else explained
+    source = explained
+    if name == question.method:
+        source = scores
     rows = source[(source["method"] == name) & (source["level"] == question.level)]
     planted, untrained = (
         rows[rows["condition"] == condition] for condition in ("planted", "untrained")
@@ -310,9 +310,8 @@ def score(
     there = f"{planted['auroc'].mean():.2f}"
     if untrained["auroc"].notna().any():
         there += f" ({untrained['auroc'].mean():.2f})"
-    right = (
-        planted["claim_precision"].mean()
-        if "claim_precision" in planted
-        else float("nan")
-    )
+    if "claim_precision" in planted:
+        right = planted["claim_precision"].mean()
+    else:
+        right = float("nan")
     return there, "" if pd.isna(right) else f"{100 * right:.0f} %"

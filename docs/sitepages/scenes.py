@@ -195,12 +195,16 @@ def write_call(figure: Figure, results: str, options: str = "") -> str:
 
 def find_place(figure: Figure) -> str:
     """The module that a figure is called from."""
-    return "viz" if of_core(figure) else "figures"
+    if of_core(figure):
+        return "viz"
+    return "figures"
 
 
 def find_function(figure: Figure) -> str:
     """The name of the function that draws a figure."""
-    return "plot" if figure.variable else figure.name
+    if figure.variable:
+        return "plot"
+    return figure.name
 
 
 def of_core(figure: Figure) -> bool:
@@ -328,4 +332,6 @@ def _of_docstring(measurement: Measurement, figure: Figure) -> Scene:
 def described(kind: str) -> str:
     """What makes results of this kind, in words."""
     measurement = find(kind)
-    return measurement.computes if measurement.of_run else measurement.origin
+    if measurement.of_run:
+        return measurement.computes
+    return measurement.origin

@@ -20,12 +20,11 @@ from tsfm_lens.testing import tiny
 
 FOLDER = "concepts/generated"
 STEPS = 48  # of the series whose tokens are drawn
-_LINE, _COLUMN, _BOX, _PAD = (
-    17,
-    365,
-    90,
-    14,
-)  # pixels: of text, a stack, where branches begin, beside them
+# pixels: of text, a stack, where branches begin, beside them
+_LINE = 17
+_COLUMN = 365
+_BOX = 90
+_PAD = 14
 _CHARACTER = 6.3  # pixels of a letter in type of 10.5 px
 
 
@@ -92,11 +91,16 @@ def _svg(marks: str, width: float, height: float, label: str) -> str:
 def _stack(lens: Lens, index: int) -> tuple[str, int]:
     """One stack from its embedding to its last norm, with a block in full."""
     stack = lens.wiring.stacks[index]
-    prefix = f"{stack.name}." if stack.name else ""
-    block = f"{stack.name}_blocks" if stack.name else "blocks"
+    prefix = ""
+    if stack.name:
+        prefix = f"{stack.name}."
+    block = "blocks"
+    if stack.name:
+        block = f"{stack.name}_blocks"
     table = dict(lens.hook_table())
     marks = [_text(0, 14, stack.name or "the stack", "tsfm-title")]
-    y, top = 40, 30
+    y = 40
+    top = 30
     marks.append(_point(y, f"{prefix}hook_embed"))
     y += 2 * _LINE
     start = y - _LINE + 2
@@ -209,7 +213,9 @@ def _branch(y: float, lines: list[str]) -> tuple[str, float]:
         _text(_BOX + 8, y + _LINE, lines[0], "tsfm-strong"),
     ]
     for position, row in enumerate(rows):
-        kind = "tsfm-note" if row.startswith("    ") else "tsfm-hook"
+        kind = "tsfm-hook"
+        if row.startswith("    "):
+            kind = "tsfm-note"
         marks.append(
             _text(
                 _BOX + 8 + (14 if kind == "tsfm-note" else 0),
@@ -240,10 +246,8 @@ def _tokens(lens: Lens, title: str) -> str:
     """
     values = 10 + np.sin(np.arange(STEPS) / 4)
     table = lens.encode([values.tolist()]).token_table()
-    first, last = (
-        int(min(table["start"].min(), -STEPS)),
-        int(max(table["stop"].max(), 1)),
-    )
+    first = int(min(table["start"].min(), -STEPS))
+    last = int(max(table["stop"].max(), 1))
     special = table[table["special"] != ""]
     scale = 690 / (last - first + 2 * len(special) + 1)
     marks = [
@@ -256,8 +260,11 @@ def _tokens(lens: Lens, title: str) -> str:
         )
     ]
     for row in table[table["special"] == ""].itertuples():
-        x, wide = (row.start - first) * scale, (row.stop - row.start) * scale
-        kind = "tsfm-ahead" if row.start >= 0 else "tsfm-token"
+        x = (row.start - first) * scale
+        wide = (row.stop - row.start) * scale
+        kind = "tsfm-token"
+        if row.start >= 0:
+            kind = "tsfm-ahead"
         marks.append(
             f'<rect class="{kind}" x="{x:.1f}" y="24" width="{max(wide - 1.5, 1):.1f}"'
             ' height="22"/>'

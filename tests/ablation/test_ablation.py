@@ -44,7 +44,8 @@ def test_spearman_distance_is_one_minus_the_correlation_of_average_ranks(
 ) -> None:
     found = spearman_distance(a, b)
     for row in range(3):
-        x, y = rankdata(a[row]), rankdata(b[row])
+        x = rankdata(a[row])
+        y = rankdata(b[row])
         if np.array_equal(a[row], b[row]):
             assert found[row] == 0
         elif np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -63,7 +64,8 @@ def test_spearman_distance_is_one_minus_the_correlation_of_average_ranks(
 def test_equal_forecasts_are_not_apart_and_flat_ones_have_no_shape(
     distance: Any, level: float
 ) -> None:
-    wave, flat = np.sin(np.arange(9.0)) + level, np.full(9, level)
+    wave = np.sin(np.arange(9.0)) + level
+    flat = np.full(9, level)
     rows = np.stack([wave, flat, wave, flat, flat])
     rest = np.stack([wave, flat, flat, wave, flat + 1])
     found = distance(rows, rest)
@@ -95,7 +97,9 @@ def test_errors_leave_unknown_truth_out() -> None:
 def test_seasonal_scale_is_the_mean_seasonal_difference(
     context: np.ndarray, season: int
 ) -> None:
-    used = season if season < len(context) else 1
+    used = 1
+    if season < len(context):
+        used = season
     expected = np.abs(context[used:] - context[:-used]).mean()
     found = seasonal_scale(context, season)
     assert np.isnan(found) if expected == 0 else found == pytest.approx(expected)
@@ -115,7 +119,8 @@ def test_variants_on_rows_held_once_equal_the_plain_loop(
 
 
 def test_replay_computes_the_encoder_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens, calls = lens_of("chronos-bolt"), Counter[str]()
+    lens = lens_of("chronos-bolt")
+    calls = Counter[str]()
     model = lens.adapter.model
     modules = {
         "encoder": model.encoder,

@@ -54,9 +54,15 @@ def test_bytes_at_once_bound_the_variants_side_by_side(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lens, variants = lens_and_variants(name, 8)
-    draws = {} if lens.adapter.readout == "quantile" else {"num_samples": 4}
+    if lens.adapter.readout == "quantile":
+        draws = {}
+    else:
+        draws = {"num_samples": 4}
     # where replay would do, the rollout is what is looked at here
-    horizon = 4 if name == "chronos" else lens.adapter.longest_pass + 2
+    if name == "chronos":
+        horizon = 4
+    else:
+        horizon = lens.adapter.longest_pass + 2
     loop = forecast_variants(lens, BATCH, horizon, variants, economy=False, **draws)
     chunks = counted(monkeypatch)
     for bytes_at_once, largest in ((2**30, 8), (1, 1)):
@@ -102,7 +108,9 @@ def test_forwards_of_variants_take_fewer_rows_where_memory_runs_out(
     monkeypatch.setattr(engine, "_PASS", 10**12)
     encoded = lens.encode(BATCH)
     full = run_variants(lens, encoded, variants)
-    run, rows, most = lens.adapter.run, list[int](), 4
+    run = lens.adapter.run
+    rows = list[int]()
+    most = 4
 
     def scarce(inputs: Any) -> torch.Tensor:
         rows.append(len(inputs["context"]))

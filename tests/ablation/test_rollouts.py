@@ -33,7 +33,9 @@ LEVELS = (1e-6, 1e-3, 1.0, 3e6, 1e3)
 
 
 def draws(lens: Lens, count: int = 3) -> dict[str, Any]:
-    return {} if lens.adapter.readout == "quantile" else {"num_samples": count}
+    if lens.adapter.readout == "quantile":
+        return {}
+    return {"num_samples": count}
 
 
 def shown(lens: Lens) -> SeriesBatch:
@@ -120,7 +122,8 @@ def check(
     dtype = next(lens.parameters()).dtype
     assert found.levels == loop.levels
     for name in ("quantiles", "mean", "samples"):
-        ours, theirs = getattr(found, name), getattr(loop, name)
+        ours = getattr(found, name)
+        theirs = getattr(loop, name)
         assert (ours is None) == (theirs is None)
         for index, values in enumerate(batch.values if theirs is not None else ()):
             largest = max(np.abs(theirs[:, index]).max(), np.nanmax(np.abs(values)))
@@ -135,7 +138,10 @@ def check(
 
 def part(forecasts: VariantForecasts, chosen: Any) -> VariantForecasts:
     """Some of the variants."""
-    samples = None if forecasts.samples is None else forecasts.samples[chosen]
+    if forecasts.samples is None:
+        samples = None
+    else:
+        samples = forecasts.samples[chosen]
     return VariantForecasts(
         forecasts.quantiles[chosen], forecasts.levels, forecasts.mean[chosen], samples
     )
@@ -209,7 +215,10 @@ def test_the_plain_loop_is_one_forecast_a_variant(name: str) -> None:
     lens = lens_of(name)
     batch = shown(lens)
     variant = Variant.zero(writers(lens.wiring)[0])
-    levels = (0.3, 0.5) if len(lens.adapter.levels) != 1 else (0.5,)
+    if len(lens.adapter.levels) != 1:
+        levels = (0.3, 0.5)
+    else:
+        levels = (0.5,)
     how = {"quantiles": levels, "seed": 4, **draws(lens)}
     # where nothing is refused, the loop does not go through lens.forecast
     retained = forecast_variants(
@@ -229,7 +238,8 @@ def test_nothing_is_left_behind(name: str) -> None:
     lens = lens_of(name)
     batch = shown(lens)
 
-    state, first = torch.get_rng_state(), writers(lens.wiring)[0]
+    state = torch.get_rng_state()
+    first = writers(lens.wiring)[0]
     good = [
         Variant.zero(first),
         Variant("", ()),
@@ -280,7 +290,10 @@ MIXED = [
 @pytest.mark.parametrize("economy", [True, False])
 @pytest.mark.parametrize("name", MIXED)
 def test_a_variant_without_numbers_is_lost_alone(name: str, economy: bool) -> None:
-    lens = load(name) if name.endswith("nano") else lens_of(name)
+    if name.endswith("nano"):
+        lens = load(name)
+    else:
+        lens = lens_of(name)
     batch = shown(lens)
     # what begins at the same place runs side by side in single passes too
     good = [
@@ -298,7 +311,8 @@ def test_a_variant_without_numbers_is_lost_alone(name: str, economy: bool) -> No
     ):
         how = {"economy": economy, "seed": 3, **draws(lens)}
         alone = forecast_variants(lens, batch, horizon, good, **how)
-        state, counts = torch.get_rng_state(), list[int]()
+        state = torch.get_rng_state()
+        counts = list[int]()
         how["progress"] = lambda done, _of, counts=counts: counts.append(done)
         found = forecast_variants(lens, batch, horizon, mixed, non_finite="keep", **how)
         assert torch.equal(torch.get_rng_state(), state)
@@ -354,10 +368,8 @@ def test_whatever_an_object_was_compiled_with(options: dict[str, Any]) -> None:
         object.__setattr__(config, name, value)
     native.compile(config)
     lens = load(native, check=False)
-    batch, variants = (
-        make_levels(lens),
-        [Variant.zero(part) for part in writers(lens.wiring)[::4]],
-    )
+    batch = make_levels(lens)
+    variants = [Variant.zero(part) for part in writers(lens.wiring)[::4]]
     loop = forecast_variants(lens, batch, 6, variants, economy=False)
     check(lens, batch, forecast_variants(lens, batch, 6, variants), loop)
 

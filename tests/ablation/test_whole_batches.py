@@ -15,13 +15,17 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks import EditPattern, Resample
 from tsfm_lens.models import load
 
-STEPS, HORIZON, SERIES, MANY = 40, 3, 3, 12
+STEPS = 40
+HORIZON = 3
+SERIES = 3
+MANY = 12
 NAMES = ("bolt-nano", "chronos-nano")
 MLPS = ["decoder.0.mlp", "decoder.1.mlp"]
 
 
 def series(count: int = SERIES) -> SeriesBatch:
-    steps, rng = np.arange(STEPS), np.random.default_rng(0)
+    steps = np.arange(STEPS)
+    rng = np.random.default_rng(0)
     return as_series(
         [np.sin(steps / (2 + k)) + 0.1 * rng.normal(size=STEPS) for k in range(count)]
     )
@@ -41,14 +45,16 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_looks_at_the_whole_batch_is_shown_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lens, rows = load(name), list[int]()
+    lens = load(name)
+    rows = list[int]()
     known: dict[str, Any] = {"horizon": HORIZON}
     if lens.adapter.readout == "token":
         known = {"future": np.ones((MANY, HORIZON))}
     _, source = lens.run_with_cache(
         other(series(MANY)), names_filter="**.mlp.hook_out", **known
     )
-    encoded, run = lens.encode(series(MANY), **known), lens.adapter.run
+    encoded = lens.encode(series(MANY), **known)
+    run = lens.adapter.run
     one_at_a_time(monkeypatch)
     monkeypatch.setattr(
         lens.adapter,

@@ -86,7 +86,8 @@ class Case:
 def stamps(rng: random.Random, kind: str, count: int) -> list:
     """Regular times: naive datetimes, aware ones, or integers."""
     if kind == "steps":
-        first, step = rng.randrange(-5, 900), rng.choice([1, 1, 2, 10])
+        first = rng.randrange(-5, 900)
+        step = rng.choice([1, 1, 2, 10])
         return [first + step * i for i in range(count)]
     if kind == "years":
         first = rng.randrange(1900, 2100 - count)
@@ -114,11 +115,10 @@ def stamps(rng: random.Random, kind: str, count: int) -> list:
             (first + timedelta(minutes=rng.choice([30]) * i)).astimezone(zone)
             for i in range(count)
         ]
-    step = (
-        timedelta(days=rng.choice([1, 7]))
-        if whole_days
-        else rng.choice([timedelta(hours=1), timedelta(minutes=15)])
-    )
+    if whole_days:
+        step = timedelta(days=rng.choice([1, 7]))
+    else:
+        step = rng.choice([timedelta(hours=1), timedelta(minutes=15)])
     return [start + step * i for i in range(count)]
 
 
@@ -187,7 +187,8 @@ def slow_read(
     series: dict[str, dict[object, float | None]] = {}
     for position, (when, cells) in enumerate(_rows(case)):
         key: object = position if when is None else parsed(case.time, when)
-        key = key.astimezone(UTC) if isinstance(key, datetime) and key.tzinfo else key
+        if isinstance(key, datetime) and key.tzinfo:
+            key = key.astimezone(UTC)
         for name, cell in cells.items():
             if name in without:
                 continue
@@ -252,7 +253,10 @@ def _text_columns(case: Case) -> set[str]:
             return True
         return False
 
-    columns = _values(case) if case.layout != "long" else {}
+    if case.layout != "long":
+        columns = _values(case)
+    else:
+        columns = {}
     return {
         name
         for name, cells in columns.items()
@@ -263,11 +267,10 @@ def _text_columns(case: Case) -> set[str]:
 def _rows(case: Case) -> list[tuple[str | None, dict[str, str]]]:
     """The time of each row, None where there is none, and its values by id."""
     try:
-        content = (
-            gzip.decompress(case.content)
-            if case.suffix.endswith(".gz")
-            else case.content
-        )
+        if case.suffix.endswith(".gz"):
+            content = gzip.decompress(case.content)
+        else:
+            content = case.content
         text = content.decode(case.encoding)
         rows = list(
             csv.reader(
@@ -286,13 +289,19 @@ def _rows(case: Case) -> list[tuple[str | None, dict[str, str]]]:
         rows.pop()
     if len(rows) < 2 or any(len(row) != len(rows[0]) for row in rows):
         raise Unreadable("rows differ in length")
-    header, body = rows[0], rows[1:]
+    header = rows[0]
+    body = rows[1:]
     if case.layout == "long":
         if not all(row[0] for row in body):
             raise Unreadable("no id")
         return [(row[1], {row[0]: row[2]}) for row in body]
-    skip = 1 if case.layout.startswith("index") else 0
-    first = 0 if case.layout == "values" else skip + 1
+    skip = 0
+    if case.layout.startswith("index"):
+        skip = 1
+    if case.layout == "values":
+        first = 0
+    else:
+        first = skip + 1
     return [
         (
             None if case.layout == "values" else row[skip],
@@ -319,15 +328,18 @@ def make(rng: random.Random) -> Case:
         ["long", "long", "wide", "single", "values", "index wide", "index single"]
     )
     zones = ["zone hours", "zone days"]
-    time = (
-        rng.choice([*FORMATS, *EPOCHS, *zones, *zones, "steps"])
-        if layout != "values"
-        else "none"
-    )
+    time = "none"
+    if layout != "values":
+        time = rng.choice([*FORMATS, *EPOCHS, *zones, *zones, "steps"])
     delimiter = rng.choice([",", ",", ";", "\t", "|"])
-    decimal = "," if delimiter != "," and rng.random() < 0.5 else "."
+    decimal = "."
+    if delimiter != "," and rng.random() < 0.5:
+        decimal = ","
     count = rng.randrange(3, 40)
-    times = stamps(rng, time, count) if time != "none" else list(range(count))
+    if time != "none":
+        times = stamps(rng, time, count)
+    else:
+        times = list(range(count))
     if rng.random() < 0.4 and time not in ("years", "none") and count > 8:
         gone = set(rng.sample(range(4, count - 1), rng.randrange(1, 3)))
         times = [stamp for position, stamp in enumerate(times) if position not in gone]
@@ -345,7 +357,10 @@ def make(rng: random.Random) -> Case:
             for stamp in times
         ]
     else:
-        names = ["y"] if "single" in layout else rng.sample(NAMES, rng.randrange(2, 5))
+        if "single" in layout:
+            names = ["y"]
+        else:
+            names = rng.sample(NAMES, rng.randrange(2, 5))
         if layout == "values":
             names = ["first", *(name for name in names if not name.isdigit())]
         header = (["timestamp"] if layout != "values" else []) + names
@@ -355,13 +370,14 @@ def make(rng: random.Random) -> Case:
             for stamp in times
         ]
         if layout.startswith("index"):
-            header, rows = (
-                ["", *header],
-                [[str(position), *row] for position, row in enumerate(rows)],
-            )
+            header = ["", *header]
+            rows = [[str(position), *row] for position, row in enumerate(rows)]
     if rng.random() < 0.2 and layout in ("long", "wide", "single"):
         rng.shuffle(rows)
-    options = {"decimal": ","} if decimal == "," else {}
+    if decimal == ",":
+        options = {"decimal": ","}
+    else:
+        options = {}
     if time in (*FORMATS, *EPOCHS) and time not in ("iso", "iso T", "date", "months"):
         options["time_format"] = FORMATS.get(time) or UNITS[time]
     return _file(
@@ -386,20 +402,17 @@ def _file(
     text = out.getvalue() + end * rng.choice([0, 0, 2])
     if rng.random() < 1 / 3:
         case.damage, damage = rng.choice(list(DAMAGES.items()))
-        head, body = (
-            text[: text.index(end) + len(end)],
-            text[text.index(end) + len(end) :],
-        )
+        head = text[: text.index(end) + len(end)]
+        body = text[text.index(end) + len(end) :]
         text = head + damage(rng, body, case.delimiter)
     case.encoding = rng.choice(["utf-8", "utf-8", "utf-8-sig", "utf-16"])
     case.content = text.encode(case.encoding)
     if case.encoding == "utf-8" and rng.random() < 0.2:
-        case.suffix, case.content = ".csv.gz", gzip.compress(text.encode())
+        case.suffix = ".csv.gz"
+        case.content = gzip.compress(text.encode())
         if rng.random() < 0.2:
-            case.damage, case.content = (
-                "gzip cut",
-                case.content[: rng.randrange(len(case.content))],
-            )
+            case.damage = "gzip cut"
+            case.content = case.content[: rng.randrange(len(case.content))]
     elif case.delimiter == "\t":
         case.suffix = ".tsv"
     return case

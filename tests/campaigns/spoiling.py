@@ -39,7 +39,8 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
     """Read a file of safetensors by its definition, without its library."""
     raw = path.read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])
-    header, data = json.loads(raw[8 : 8 + length]), raw[8 + length :]
+    header = json.loads(raw[8 : 8 + length])
+    data = raw[8 + length :]
     header.pop("__metadata__", None)
     found = {}
     for name, entry in header.items():
@@ -186,7 +187,8 @@ def poison(path: Path, marks: Path) -> None:
 
 
 def decoys(folder: Path, rng: Rng) -> None:
-    path, outside = folder / "model.safetensors", folder.parent / "outside.safetensors"
+    path = folder / "model.safetensors"
+    outside = folder.parent / "outside.safetensors"
     poison(
         folder
         / str(rng.choice(["pytorch_model.bin", "model.pt", "model.ckpt", "model.pkl"])),

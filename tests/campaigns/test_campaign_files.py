@@ -78,7 +78,9 @@ def axis(batch: SeriesBatch, row: int, times: pd.Index) -> pd.Index:
         assert batch.starts[row] == times[0]
         return times
     steps = times.to_series().diff().mode()
-    step = int(steps.min()) if len(steps) else 1
+    step = 1
+    if len(steps):
+        step = int(steps.min())
     return pd.Index(times[0] + step * np.arange(batch.lengths[row]))
 
 
@@ -110,9 +112,9 @@ def check(number: int, folder: Path, counts: Counter) -> str:
     if wrong and local:
         # the note says so: on the wall, not in UTC
         wrong = disagreement(batch, on_the_wall(case))
-    return (
-        f"case {number} ({kind}, {case.layout}, {case.time}): {wrong}" if wrong else ""
-    )
+    if wrong:
+        return f"case {number} ({kind}, {case.layout}, {case.time}): {wrong}"
+    return ""
 
 
 def on_the_wall(case: slow_reader.Case) -> dict[str, dict[Any, float | None]]:

@@ -23,7 +23,9 @@ from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import unwrap_module
 from tsfm_lens.testing import tiny
 
-SAMPLE, PARTS, PATIENCE = 6, 50, 300
+SAMPLE = 6
+PARTS = 50
+PATIENCE = 300
 """Cases a kind in the default suite; parts of the campaign; seconds after which a load
 counts as hanging.
 """
@@ -77,7 +79,10 @@ def differences(folder: Path, lens: Lens) -> list[str]:
         wanted = stored[name].astype(loaded.dtype)
         # the library computes these, and a flipped last digit of them changes nothing
         # that it uses
-        same = np.allclose if "rotary_emb" in name else np.array_equal
+        if "rotary_emb" in name:
+            same = np.allclose
+        else:
+            same = np.array_equal
         if not same(loaded, wanted):
             found.append(f"{name} differs from the file")
         if not np.isfinite(loaded).all():
@@ -97,12 +102,16 @@ def attempt(
             lens = load(folder, check="settings" in spoil.__name__)
         outcome = "; ".join(differences(folder, lens)[:3]) or "loaded"
     except LensError as error:
-        outcome = "refused" if str(error).strip() else "an error without a word"
+        outcome = "an error without a word"
+        if str(error).strip():
+            outcome = "refused"
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         outcome = f"{type(error).__name__}: {error}"[:300]
-    return "a pickle was read" if (folder.parent / MARK).exists() else outcome
+    if (folder.parent / MARK).exists():
+        return "a pickle was read"
+    return outcome
 
 
 def run(
@@ -114,7 +123,8 @@ def run(
     names = list(saved)
     for case in cases:
         rng = np.random.default_rng([1, case])
-        spoil, name = KINDS[case % len(KINDS)], names[case // len(KINDS) % len(names)]
+        spoil = KINDS[case % len(KINDS)]
+        name = names[case // len(KINDS) % len(names)]
         position = room / "case"
         shutil.copytree(saved[name], position / name)
         outcome = attempt(position / name, spoil, rng)

@@ -95,7 +95,8 @@ def make_tables(store: Path) -> list[Path]:
 def spoil_bytes(store: Path, chosen: random.Random) -> None:
     """Flip bits of a Parquet file, cut it short, or go on with other bytes."""
     path = chosen.choice(make_tables(store))
-    content, kind = bytearray(path.read_bytes()), chosen.randrange(3)
+    content = bytearray(path.read_bytes())
+    kind = chosen.randrange(3)
     if kind == 0:
         for _ in range(chosen.choice((1, 1, 2, 8))):
             content[chosen.randrange(len(content))] ^= 1 << chosen.randrange(8)

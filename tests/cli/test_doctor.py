@@ -54,7 +54,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_text_and_json_tell_the_same() -> None:
-    visible, metadata = run(), strict(run("--json").stdout)
+    visible = run()
+    metadata = strict(run("--json").stdout)
     assert visible.exit_code == 0, visible.output
     assert metadata["conformance"] is None
     assert metadata["versions"]["torch"] == torch.__version__

@@ -60,7 +60,10 @@ def test_a_place_that_cannot_be_written_is_told_before_a_model_is_opened(
     file = tmp_path / "afile"
     file.touch()
     texts = [word.replace("FILE", str(file)) for word in COMMANDS[command]]
-    out = [] if "--out" in texts else ["--out", file / "deep" / "below"]
+    if "--out" in texts:
+        out = []
+    else:
+        out = ["--out", file / "deep" / "below"]
     result = run(*texts, *out)
     assert result.exit_code == 1, result.output
     assert str(file) in result.stderr
@@ -74,7 +77,10 @@ def test_an_end_without_values_is_no_truth(
     command: str, waves: np.ndarray, tmp_path: Path
 ) -> None:
     file = written(tmp_path, load=np.r_[waves[:90], np.full(30, np.nan)])
-    out = ["--out", tmp_path / "page"] if command == "report" else []
+    if command == "report":
+        out = ["--out", tmp_path / "page"]
+    else:
+        out = []
     result = run(command, "bolt-nano", "--data", file, "--horizon", "24", *out)
     assert result.exit_code == 1
     assert (
@@ -105,7 +111,8 @@ def test_a_forecast_of_the_end_of_each_series_has_its_truth_beside_it(
     frame = pd.DataFrame(
         {"timestamp": HOURS, "load": 5 + np.sin(steps / 4), "heat": np.cos(steps / 4)}
     )
-    full, context = tmp_path / "whole.csv", tmp_path / "context.csv"
+    full = tmp_path / "whole.csv"
+    context = tmp_path / "context.csv"
     frame.to_csv(full, index=False)
     frame[:-6].to_csv(context, index=False)
     visible = parse_table("bolt-nano", "--data", full, "--holdout")

@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli.common import app
 
-HOURS, AHEAD = 48, 12
+HOURS = 48
+AHEAD = 12
 OPTIONS = "--target load --known temperature --past price --id-column site --time-column ts".split()
 
 
@@ -92,10 +93,8 @@ def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> 
         "--out",
         str(tmp_path),
     ]
-    done, reported = (
-        run("bolt-nano", *texts),
-        json.loads(run("bolt-nano", *texts, "--json").stdout),
-    )
+    done = run("bolt-nano", *texts)
+    reported = json.loads(run("bolt-nano", *texts, "--json").stdout)
     assert done.exit_code == 0, done.output
     assert done.stdout.strip() == reported["page"] == str(tmp_path / "index.html")
     assert reported["verdict"] == ("" if sections == "forecast" else "holds")

@@ -30,7 +30,10 @@ NOTHING = "interrupted; nothing was left behind"
 
 
 def run(command: str, *words: str, out: Path | None = None) -> Result:
-    position = ["--out", str(out)] if out is not None and command in PAGES else []
+    if out is not None and command in PAGES:
+        position = ["--out", str(out)]
+    else:
+        position = []
     return CliRunner().invoke(app, [*command.split(), "bolt-nano", *words, *position])
 
 
@@ -112,10 +115,8 @@ def test_json_holds_the_numbers(tmp_path: Path) -> None:
 
 
 def test_json_of_an_explanation_holds_its_numbers(tmp_path: Path) -> None:
-    past, kind = (
-        tsfm_lens.load("bolt-nano").run(bundled("nile"), 8),
-        "input_attribution",
-    )
+    past = tsfm_lens.load("bolt-nano").run(bundled("nile"), 8)
+    kind = "input_attribution"
     asked = [*NILE, "--sections", f"forecast,{kind}", "--json"]
     reported = json.loads(run("explain", *asked, out=tmp_path).stdout)
     results = explanation.explain(past, sections=["forecast", kind])

@@ -19,10 +19,11 @@ def calibration() -> Callable[[Lens], Run]:
     """
 
     def run(lens: Lens) -> Run:
-        batch, horizon = example_case(lens).batch, example_case(lens).horizon
-        forced_path = (
-            np.ones((len(batch), horizon)) if lens.adapter.readout == "token" else None
-        )
+        batch = example_case(lens).batch
+        horizon = example_case(lens).horizon
+        forced_path = None
+        if lens.adapter.readout == "token":
+            forced_path = np.ones((len(batch), horizon))
         return lens.run(batch, horizon, forced_path=forced_path)
 
     return run

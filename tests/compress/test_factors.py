@@ -15,7 +15,8 @@ from tsfm_lens import compress
 from tsfm_lens.compress import Factors, LowRankLinear
 from tsfm_lens.testing import assert_close, rounding
 
-OUT, IN = 12, 20
+OUT = 12
+IN = 20
 
 
 @pytest.fixture
@@ -49,7 +50,8 @@ def test_without_a_moment_it_is_the_truncated_svd(weight: Tensor, rank: int) -> 
 def test_no_matrix_of_the_rank_is_nearer_for_these_inputs(
     weight: Tensor, directions: int
 ) -> None:
-    x, rank = inputs(directions), 3
+    x = inputs(directions)
+    rank = 3
     factors = compress.truncate(weight, rank, moment=make_moment(x))
     assert factors.rank == rank
     found = float((x @ (weight - compress.product(factors)).T).square().sum())
@@ -85,9 +87,11 @@ def test_inputs_of_fewer_directions_than_ranks_lose_nothing(weight: Tensor) -> N
 
 
 def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
-    x, rank = inputs(), 3
+    x = inputs()
+    rank = 3
     gradients = torch.randn(OUT, OUT).double() * 2.0 ** -torch.arange(OUT)
-    felt, moment = gradients @ gradients.T, make_moment(x)
+    felt = gradients @ gradients.T
+    moment = make_moment(x)
 
     def cut(**options: Tensor) -> Factors:
         return compress.truncate(weight, rank, moment=moment, **options)
@@ -98,7 +102,8 @@ def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
         left = (weight - compress.product(factors)) @ x.T / len(x) ** 0.5
         return float((left * (even @ left)).sum())
 
-    factors, plain = cut(sensitivity=felt), cut()
+    factors = cut(sensitivity=felt)
+    plain = cut()
     found = feels(factors)
     assert torch.linalg.matrix_rank(compress.product(factors)) == rank
     assert found < feels(plain)
@@ -116,14 +121,20 @@ def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
 
 @pytest.mark.parametrize("of", ["rows", "columns"])
 def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
-    moment, size = make_moment(inputs()), IN // 4
+    moment = make_moment(inputs())
+    size = IN // 4
     found = compress.product(
         compress.truncate(weight, 2, moment=moment, heads=4, of=of)
     )
-    side = 0 if of == "rows" else 1
+    side = 1
+    if of == "rows":
+        side = 0
     blocks = zip(weight.chunk(4, side), found.chunk(4, side), strict=True)
     for head, (block, trimmed) in enumerate(blocks):
-        at = slice(None) if of == "rows" else slice(head * size, (head + 1) * size)
+        if of == "rows":
+            at = slice(None)
+        else:
+            at = slice(head * size, (head + 1) * size)
         own = moment[at, at]
         alone = compress.product(compress.truncate(block, 2, moment=own))
         assert torch.linalg.matrix_rank(trimmed) == 2
@@ -140,7 +151,8 @@ def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
 def test_the_layer_computes_with_the_product(
     weight: Tensor, heads: int, of: str, gain: float
 ) -> None:
-    bias, x = torch.randn(OUT).double(), torch.randn(2, 5, IN).double()
+    bias = torch.randn(OUT).double()
+    x = torch.randn(2, 5, IN).double()
     layer = LowRankLinear(compress.truncate(weight, 2, heads=heads, of=of), bias, gain)
     matrix = compress.product(layer.factors)
     assert_close(layer(x), gain * linear(x, matrix, bias), depth=IN)
@@ -193,7 +205,8 @@ def test_what_has_no_factors_is_refused(
 
 
 def test_the_error_is_the_mean_over_inputs(weight: Tensor) -> None:
-    x, other = inputs(), torch.randn(OUT, IN).double()
+    x = inputs()
+    other = torch.randn(OUT, IN).double()
     expected = (x @ (weight - other).T).square().sum() / (x @ weight.T).square().sum()
     assert compress.layers.relative_error(
         weight, other, make_moment(x)

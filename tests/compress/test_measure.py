@@ -35,10 +35,8 @@ SERIES = "bundled:co2,sunspots,elnino"
 
 
 def test_the_smallest_harmless_model_is_chosen_and_drawn() -> None:
-    rise, high = (
-        np.array([[0.2, 0.0], [0.03, -0.01]]),
-        np.array([[0.3, 0.008], [0.05, 0.005]]),
-    )
+    rise = np.array([[0.2, 0.0], [0.03, -0.01]])
+    high = np.array([[0.3, 0.008], [0.05, 0.005]])
     columns = {
         "parameters": [[0.6, 0.8], [0.5, 0.8]],
         "mase_rise": rise,
@@ -241,7 +239,8 @@ def run_command(*words: str) -> Any:
 def test_the_command_writes_a_smaller_model_and_says_what_it_did(
     tmp_path: Path,
 ) -> None:
-    out, figure = tmp_path / "small", tmp_path / "forecasts.html"
+    out = tmp_path / "small"
+    figure = tmp_path / "forecasts.html"
     options = f"--keep 0.25 --method weighted --horizon 12 --figure {figure} --json"
     reported = run_command("--data", SERIES, "--out", str(out), *options.split())
     assert reported.exit_code == 0, reported.output
@@ -262,11 +261,13 @@ def test_the_command_writes_a_smaller_model_and_says_what_it_did(
 
 
 def test_the_command_takes_out_what_a_recipe_lists(tmp_path: Path) -> None:
-    out, gone = tmp_path / "small", "encoder.0.mlp"
+    out = tmp_path / "small"
+    gone = "encoder.0.mlp"
     options = f"--without recipe:bolt-60 --without {gone} --horizon 12 --json"
     reported = run_command("-d", SERIES, "-o", str(out), *options.split())
     assert reported.exit_code == 0, reported.output
-    lens, again = load("bolt-nano"), load(out)
+    lens = load("bolt-nano")
+    again = load(out)
     planner = VariantPlanner(lens, "bolt-nano")
     (entry,) = to_entries(read_recipe("bolt-60"), planner, scale=True)
     series = [np.sin(np.arange(100) / 3)]
@@ -303,7 +304,8 @@ def test_the_command_refuses_what_cannot_be(
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
 def test_operations_and_weights_are_those_of_counting(name: str) -> None:
-    lens, key = lens_of(name), "encoder_blocks.0.self_attn.q"
+    lens = lens_of(name)
+    key = "encoder_blocks.0.self_attn.q"
     smaller = compress.factorised(lens, {key: 1})
     found = compress.cost(lens, smaller, shapes=[(2, 32), (1, 10**6)], rounds=1)
     assert found["shape"].values.tolist() == [

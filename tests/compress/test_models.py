@@ -162,7 +162,9 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
     known = compress.matrices(lens, mlps=True)
     # series by series, by the recording of calls, which keeps all that enters
     for index in range(len(run.batch)):
-        forced_path = run.path[[index]] if run.tokens_read else None
+        forced_path = None
+        if run.tokens_read:
+            forced_path = run.path[[index]]
         alone = lens.run(
             run.batch.select([index]), run.horizon, forced_path=forced_path
         )
@@ -179,7 +181,8 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
             ).double()
             own[key].append(x.T @ x / len(x))
     for key in names:
-        mean, n = torch.stack(own[key]).mean(0), len(own[key])
+        mean = torch.stack(own[key]).mean(0)
+        n = len(own[key])
         close_in_float32(moments[key].total / n, mean, depth=1000, what=key)
         # towards the identity by the squared error of the mean, over the squared
         # distance from it
@@ -227,7 +230,9 @@ def test_felt_moments_foretell_the_deviation(calibration: Callable, name: str) -
     ].total
     control = copy.deepcopy(lens)
     layer = control.adapter.model.get_submodule(compress.matrices(lens)[key].path)
-    forward_of, size, moved = layer.forward, 1e-3, []
+    forward_of = layer.forward
+    size = 1e-3
+    moved = []
 
     def noisy(x: Tensor) -> Tensor:
         out = forward_of(x)
@@ -246,7 +251,10 @@ def test_felt_moments_foretell_the_deviation(calibration: Callable, name: str) -
     outputs = run.cache["plain output"][..., : run.horizon].shape[1:]
     # a mean over steps of half a squared length, or over quantiles and steps of a
     # squared one
-    share = 0.5 / outputs[0] if run.tokens_read else 1.0 / outputs.numel()
+    if run.tokens_read:
+        share = 0.5 / outputs[0]
+    else:
+        share = 1.0 / outputs.numel()
     expected = float(felt.trace()) * size**2 * share
     error = float(np.std(moved)) / len(moved) ** 0.5
     assert np.mean(moved) == pytest.approx(expected, abs=5 * error + 0.3 * expected)
@@ -379,7 +387,9 @@ def test_nothing_is_written_over_and_nothing_half(
 def test_what_another_thread_builds_meanwhile_is_a_whole_model(tmp_path: Path) -> None:
     lens = lens_of("chronos-bolt")
     files = read_checkpoint(compress.save_compressed(small(lens), tmp_path / "small"))
-    kind, config, built = type(lens.adapter.model), lens.adapter.model.config, {}
+    kind = type(lens.adapter.model)
+    config = lens.adapter.model.config
+    built = {}
     # the library builds another class than its own: that is seen, and not taken for the
     # model of the files
     with folded(files).building(kind, {}):
@@ -403,8 +413,10 @@ def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None
     folder = compress.save_compressed(
         small(lens_of("chronos-bolt")), tmp_path / "small"
     )
-    record, weights = folder / "compression.json", folder / "model.compressed"
-    messages, tensors = json.loads(record.read_text()), load_file(weights)
+    record = folder / "compression.json"
+    weights = folder / "model.compressed"
+    messages = json.loads(record.read_text())
+    tensors = load_file(weights)
     (layer,) = messages["layers"]
     for change, text in (
         ({"version": 1}, "version"),
@@ -474,7 +486,9 @@ def choose_some(lens: Lens) -> list[str]:
     """
     out = []
     for stack in lens.wiring.stacks:
-        dot = f"{stack.name}." if stack.name else ""
+        dot = ""
+        if stack.name:
+            dot = f"{stack.name}."
         last = stack.n_heads - 1
         for layer in range(stack.n_layers - 1):
             for row in stack.rows(layer):
@@ -522,8 +536,11 @@ def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
     assert compress.pruned(lens, gone[1:])[1] is False
     folder = compress.save_compressed(smaller, tmp_path / "native", native=True)
     assert not (folder / "compression.json").exists()
-    library = AutoModelForSeq2SeqLM if name == "t5" else BaseChronosPipeline
-    theirs, again = load(library.from_pretrained(folder), check=False), load(folder)
+    library = BaseChronosPipeline
+    if name == "t5":
+        library = AutoModelForSeq2SeqLM
+    theirs = load(library.from_pretrained(folder), check=False)
+    again = load(folder)
     assert [stack.n_heads for stack in again.wiring.stacks] == [3, 3]
     with lens.ablate(*gone):
         close_in_float32(forward(theirs), forward(lens), depth=200)

@@ -74,7 +74,10 @@ def checked(name: str, count: int | None) -> dict[str, str]:
         ranked.append((counts[find_field(what)], position, what, wiring))
         counts[find_field(what)] += 1
     ranked.sort(key=lambda entry: entry[:2])
-    step = 1 if count is None else max(1, len(counts) // count)
+    if count is None:
+        step = 1
+    else:
+        step = max(1, len(counts) // count)
     return {
         what: verdict(
             partial(build_case, name, wiring), right(name), (*FIRST, None, *REST)

@@ -45,7 +45,8 @@ def test_oracle_holds(name: str, oracle: Callable) -> None:
 @cache
 def case_with_covariates(name: str) -> Case:
     """Two items of unequal length, each with a past and a known covariate."""
-    rng, items = np.random.default_rng(2), []
+    rng = np.random.default_rng(2)
+    items = []
     for position, steps in enumerate((40, 32)):
         known = rng.normal(size=steps + 30)
         past = {"past": rng.normal(size=steps), "known": known[:steps]}
@@ -143,11 +144,9 @@ def with_fields(kind: str, **fields: Any) -> Callable[[Writer], Writer]:
 
 
 def head_major_values(row: Writer) -> Writer:
-    return (
-        replace(row, v=replace(row.v, layout="(part head d_head)"))
-        if isinstance(row, Attention)
-        else row
-    )
+    if isinstance(row, Attention):
+        return replace(row, v=replace(row.v, layout="(part head d_head)"))
+    return row
 
 
 def groups_like_time(row: Writer) -> Writer:
@@ -166,7 +165,8 @@ def groups_like_time(row: Writer) -> Writer:
 CHRONOS = ("chronos", "chronos-bolt")
 TIMESFM = ("timesfm-2.5", "timesfm-2.5-transformers", "timesfm-3")
 ASIDE = ("moirai-1.1", "moirai-2", *TIMESFM, "toto-1", "toto-2")
-SWAPPED, MIXED = "(d_head head)", {"z_layout": "batch pos (d_head head)"}
+SWAPPED = "(d_head head)"
+MIXED = {"z_layout": "batch pos (d_head head)"}
 OUT, V = (Projection(f"layer.1.EncDecAttention.{letter}", SWAPPED) for letter in "ov")
 HEADS = oracles_attention.head_order
 WRONG: list[tuple[tuple[str, ...], str, Callable, Callable[[Writer], Writer]]] = [
@@ -330,7 +330,9 @@ def test_a_wrong_rollout_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
         joined = adapter.joined
 
         def roll(value: Any) -> Any:
-            return value.roll(1, dims=0) if isinstance(value, torch.Tensor) else value
+            if isinstance(value, torch.Tensor):
+                return value.roll(1, dims=0)
+            return value
 
         monkeypatch.setattr(
             adapter, "joined", lambda calls: tree_map(roll, joined(calls))

@@ -41,7 +41,8 @@ DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] =
 def test_of_effects_without_a_median_no_more_pages_than_promised_call_one_significant(
     drawn: str,
 ) -> None:
-    rng, trials = np.random.default_rng(0), 300
+    rng = np.random.default_rng(0)
+    trials = 300
     most = 0.05 * trials + 4 * np.sqrt(trials * 0.05 * 0.95)
     for units in (2, 6, 12, 40):
         wrong = sum(
@@ -54,7 +55,8 @@ def test_of_effects_without_a_median_no_more_pages_than_promised_call_one_signif
 
 @pytest.mark.parametrize("members", [2, 3, 8, 30])
 def test_equal_members_have_a_leader_no_more_often_than_promised(members: int) -> None:
-    rng, trials = np.random.default_rng(members), 300
+    rng = np.random.default_rng(members)
+    trials = 300
     for draw in DRAWS.values():
         led = sum(
             leader(np.abs(draw(rng, (members, 9)))) is not None for _ in range(trials)
@@ -79,10 +81,8 @@ def test_a_leader_is_larger_than_every_other_on_six_series_or_more() -> None:
 def test_shares_of_leading_are_those_of_all_resamples_and_know_no_order() -> None:
     """Of two members and two units, the four resamples are counted by hand."""
     sizes = np.array([[3.0, 0.0], [1.0, 2.5]])
-    shares, spread = (
-        lead_shares(sizes, replicates=4000),
-        5 * (0.25 * 0.75 / 4000) ** 0.5,
-    )
+    shares = lead_shares(sizes, replicates=4000)
+    spread = 5 * (0.25 * 0.75 / 4000) ** 0.5
     np.testing.assert_allclose(shares, [0.25, 0.75], atol=spread)
     rng = np.random.default_rng(3)
     table = np.abs(rng.normal(size=(6, 9, 2)))
@@ -134,7 +134,8 @@ def dependent_effects(rng: np.random.Generator, heads: int, true: int) -> np.nda
 
 def test_of_heads_that_depend_on_each_other_few_results_have_a_wrong_one() -> None:
     rng = np.random.default_rng(7)
-    tries, true = 400, 10
+    tries = 400
+    true = 10
     wrongly = right = 0
     for _ in range(tries):
         above = holm(sign_test(dependent_effects(rng, 40, true))) <= 0.05
@@ -208,10 +209,8 @@ def test_sign_test_is_that_of_scipy_and_its_median_interval_agrees() -> None:
 
 
 def test_auroc_counts_pairs_and_lets_nan_be_lowest() -> None:
-    scores, labels = (
-        np.array([0.3, np.nan, 0.3, 0.9, 0.1]),
-        np.array([True, False, False, True, False]),
-    )
+    scores = np.array([0.3, np.nan, 0.3, 0.9, 0.1])
+    labels = np.array([True, False, False, True, False])
     assert auroc(scores, labels) == pytest.approx(5.5 / 6)
     assert np.isnan(auroc(scores, np.zeros(5, dtype=bool)))
 

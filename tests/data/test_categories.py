@@ -22,7 +22,8 @@ from tsfm_lens.data import SeriesBatch, as_series, read_series
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close
 
-STEPS, AHEAD = 40, 6
+STEPS = 40
+AHEAD = 6
 LEVELS = [0.1, 0.5, 0.9]
 KEYS = {"id_column": "id", "time_column": "timestamp"}
 KINDS: dict[str, list[Any]] = {
@@ -62,7 +63,9 @@ def sales(kind: Sequence[Any], dtype: Any = None, gaps: bool = False) -> pd.Data
         frame = pd.DataFrame({"id": name, "timestamp": stamps, "y": target, "z": other})
         parts.append(frame.assign(kind=pd.Series(cells, dtype=object)))
     full = pd.concat(parts, ignore_index=True)
-    return full if dtype is None else full.astype({"kind": dtype})
+    if dtype is None:
+        return full
+    return full.astype({"kind": dtype})
 
 
 def predicted(
@@ -88,7 +91,8 @@ def of_library(
 ) -> np.ndarray:
     ahead = frame["y"].isna()
     unused = [name for name in ("y", "z") if name not in targets]
-    past, future = frame[~ahead], frame[ahead]
+    past = frame[~ahead]
+    future = frame[ahead]
     return predicted(
         lens, past.drop(columns=unused), future.drop(columns=["y", "z"]), targets
     )
@@ -103,7 +107,10 @@ def assert_alike(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 def read(data: Any, **options: Any) -> SeriesBatch:
-    names = options if "variates" in options else {"targets": ["y"], **options}
+    if "variates" in options:
+        names = options
+    else:
+        names = {"targets": ["y"], **options}
     return as_series(data, known=["kind"], **KEYS, **names)
 
 
@@ -114,11 +121,9 @@ def arrow(frame: pd.DataFrame) -> pa.Table:
 def polars(frame: pd.DataFrame, kind: Callable[[Any], Any] | None = None) -> Any:
     library = pytest.importorskip("polars")
     table = library.from_arrow(arrow(frame))
-    return (
-        table
-        if kind is None
-        else table.with_columns(library.col("kind").cast(kind(library)))
-    )
+    if kind is None:
+        return table
+    return table.with_columns(library.col("kind").cast(kind(library)))
 
 
 def dictionary(frame: pd.DataFrame) -> pa.Table:
@@ -137,7 +142,8 @@ def entries(frame: pd.DataFrame) -> list[dict[str, Any]]:
     items = []
     for name, rows in frame.groupby("id", sort=False):
         cells = rows["kind"].to_numpy()
-        past, future = {"kind": cells[:STEPS]}, {"kind": cells[STEPS:]}
+        past = {"kind": cells[:STEPS]}
+        future = {"kind": cells[STEPS:]}
         target = rows["y"].to_numpy()[:STEPS]
         items.append(
             {
@@ -194,12 +200,20 @@ def test_truth_values_and_codes_are_read_as_their_type_says(
     is_truth = name == "truth values"
     dtypes = {"category": "category", "nullable": "boolean" if is_truth else "Int64"}
     frame = sales(KINDS[name], dtypes.get(dtype, bool if is_truth else int))
-    declared = {"categories": "kind"} if dtype == "declared" else {}
+    if dtype == "declared":
+        declared = {"categories": "kind"}
+    else:
+        declared = {}
     batch = read(frame, **declared)
-    levels = ("False", "True") if is_truth else ("3", "7", "11")
+    if is_truth:
+        levels = ("False", "True")
+    else:
+        levels = ("3", "7", "11")
     coded = is_truth or dtype in ("declared", "category")
     assert batch.categories[1] == (levels if coded else None)
-    reference = frame.astype({"kind": "category"}) if declared else frame
+    reference = frame
+    if declared:
+        reference = frame.astype({"kind": "category"})
     assert_alike(of_lens(nano, batch), of_library(nano, reference))
     if is_truth:
         # a model that knows no categories can read them
@@ -233,7 +247,8 @@ def test_a_future_frame_keeps_the_declaration_of_the_past(
 ) -> None:
     frame = sales(KINDS[name]).drop(columns="z")
     ahead = frame["y"].isna()
-    past, later = frame[~ahead].astype({"kind": "category"}), frame[ahead]
+    past = frame[~ahead].astype({"kind": "category"})
+    later = frame[ahead]
     later = later.drop(columns="y")
     if future == "fewer":
         later = later.assign(kind=KINDS[name][0])

@@ -91,10 +91,8 @@ def test_two_names_alike_are_refused_with_the_option_that_chooses(
     name: str, carrier: str, tmp_path: Path
 ) -> None:
     expected = content(as_series(pd.DataFrame(LONG)))
-    upper, title = (
-        name.upper(),
-        f"{name.title()} " if carrier != "CSV" else name.title(),
-    )
+    upper = name.upper()
+    title = f"{name.title()} " if carrier != "CSV" else name.title()
     for first, second in ((upper, title), (title, upper)):
         frame = pd.DataFrame(LONG).rename(columns={name: first})
         frame[second] = OTHER[name]
@@ -221,7 +219,8 @@ def test_tables_that_only_look_wide_are_read() -> None:
     assert as_series(panel).ids == ("north", "south")
     assert as_series(panel.reset_index(names="ds")).starts == (DAYS[0], DAYS[0])
     # columns that the caller names, and vintages of the same dates
-    bare, both = WIDE.drop(columns="id"), ["2024-01-01", "2024-01-02"]
+    bare = WIDE.drop(columns="id")
+    both = ["2024-01-01", "2024-01-02"]
     assert as_series(bare, targets=both).ids == tuple(both)
     assert as_series(bare.set_axis(DAYS[:3])).starts[0] == DAYS[0]
     # one column, a column of each year, and numbers that are no dates

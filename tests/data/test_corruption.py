@@ -82,7 +82,8 @@ def test_scale_is_kept_on_request() -> None:
 
 
 def test_gaps_stay_and_change_nothing_else() -> None:
-    series, gap = TREND + SEASON, np.where(TIME == 40, np.nan, TREND + SEASON)
+    series = TREND + SEASON
+    gap = np.where(TIME == 40, np.nan, TREND + SEASON)
     for corrupt, steps in ((shift_phase, 5), (swap_season, 8)):
         found, full = (
             corrupt(item, steps, period=12).values[0] for item in (gap, series)

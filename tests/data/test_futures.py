@@ -16,7 +16,8 @@ import tsfm_lens
 from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, as_series
 
-STEPS, AHEAD = 14, 6
+STEPS = 14
+AHEAD = 6
 ITEMS = {"a": AHEAD, "b": 3, "c": 0}
 """Steps of the future that are given of each item."""
 
@@ -24,11 +25,9 @@ ITEMS = {"a": AHEAD, "b": 3, "c": 0}
 def dated(freq: str | None, first: int = 0) -> Any:
     if freq is None:
         return np.arange(STEPS + AHEAD) + first
-    offset = (
-        pd.offsets.CustomBusinessDay(weekmask="Mon Tue Wed Thu Fri Sat")
-        if freq == "Mon-Sat"
-        else freq
-    )
+    offset = freq
+    if freq == "Mon-Sat":
+        offset = pd.offsets.CustomBusinessDay(weekmask="Mon Tue Wed Thu Fri Sat")
     return pd.date_range("2023-01-02", periods=STEPS + AHEAD + first, freq=offset)[
         first:
     ]

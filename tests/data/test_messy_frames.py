@@ -127,7 +127,8 @@ def jitter(times: pd.DatetimeIndex, most: int) -> pd.DatetimeIndex:
     return times + pd.to_timedelta(shift, unit="s")
 
 
-BERLIN, YORK = {"timezone": "Europe/Berlin"}, {"timezone": "America/New_York"}
+BERLIN = {"timezone": "Europe/Berlin"}
+YORK = {"timezone": "America/New_York"}
 GERMAN = {"thousands": ".", "decimal": ","}
 AUTUMN, AUTUMN_UTC = local("Europe/Berlin", "2024-10-26", COUNT, "h")
 YEAR, YEAR_UTC = local("Europe/Berlin", "2024-03-30", 5300, "h")
@@ -142,15 +143,11 @@ MONDAYS, SUNDAYS = (
 MONTHS = pd.date_range("1871-01-01", periods=COUNT, freq="MS")
 POINT = MONTHS.strftime("%Y.%m")
 TRADING = pd.bdate_range("2024-01-02", "2024-04-12").drop("2024-03-29")
-SPACE, WEEKS = (
-    "thousands='space' and decimal=','",
-    r"may be dates; give time_format='%G%V' or '%Y%U'",
-)
-STORE, ZONE, MONTH = (
-    "id_column='store,item'",
-    "give timezone=…",
-    r"give time_format='%Y\.%m'",
-)
+SPACE = "thousands='space' and decimal=','"
+WEEKS = r"may be dates; give time_format='%G%V' or '%Y%U'"
+STORE = "id_column='store,item'"
+ZONE = "give timezone=…"
+MONTH = r"give time_format='%Y\.%m'"
 FRAMES = {
     "German": load(
         DAYS, grouped(".", ","), r"thousands='\.' and decimal=','", DAYS, BIG, **GERMAN
@@ -221,7 +218,8 @@ def forecast(frame: Frame, path: Path, options: dict[str, Any]) -> Result:
 def test_a_file_is_refused_and_read_with_the_option_that_is_named(
     name: str, tmp_path: Path
 ) -> None:
-    frame, path = FRAMES[name], tmp_path / "a.csv"
+    frame = FRAMES[name]
+    path = tmp_path / "a.csv"
     path.write_text(frame.text, encoding="utf-8")
     expect_error(frame.refusal, read_series, path, **frame.plain)
     if frame.plain:

@@ -239,7 +239,8 @@ LONG = np.arange(12.0)
 
 
 def test_a_held_out_end_needs_a_value() -> None:
-    ended, going = np.r_[LONG, GONE], np.arange(15.0)
+    ended = np.r_[LONG, GONE]
+    going = np.arange(15.0)
     with pytest.raises(
         InputError,
         match=(

@@ -88,9 +88,12 @@ def test_series_are_read_as_each_alone(index: str, order: str, container: str) -
 def test_what_is_refused_alone_is_refused_in_a_container_by_its_name(
     index: pd.Index, message: str, container: str
 ) -> None:
-    good, bad = pd.Series(VALUES, index=DAYS), pd.Series(VALUES, index=index)
+    good = pd.Series(VALUES, index=DAYS)
+    bad = pd.Series(VALUES, index=index)
     expect_error(message, as_series, bad)
-    name = "b" if container == "dict" else "series-1"
+    name = "series-1"
+    if container == "dict":
+        name = "b"
     expect_error(f"'{name}'.*{message}", as_series, CONTAINERS[container]([good, bad]))
 
 
@@ -137,7 +140,10 @@ def test_dates_of_series_in_entries_are_not_read_backwards(
     def entry(values: Any) -> dict[str, Any]:
         plain = {"target": VALUES, "item_id": "a"}
         if field in ("past", "known"):
-            later = {"x": values} if field == "known" else {}
+            if field == "known":
+                later = {"x": values}
+            else:
+                later = {}
             return plain | {
                 "past_covariates": {"x": values},
                 "future_covariates": later,

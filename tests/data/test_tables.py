@@ -105,7 +105,8 @@ def test_dimensions_are_read_by_their_names(
     ids: tuple[str, ...],
 ) -> None:
     array = xr.DataArray(np.arange(6.0).reshape(3, 2), dims=dims, coords=coords)
-    array = array.transpose(*reversed(dims)) if reverse else array
+    if reverse:
+        array = array.transpose(*reversed(dims))
     batch = as_series(array, **options)
     assert content(batch)[:2] == (ids, [[0.0, 2.0, 4.0], [1.0, 3.0, 5.0]])
     assert batch.starts[0] == (DAYS[0] if "day" in coords else None)
@@ -231,7 +232,9 @@ def test_values_of_entries_are_read_as_written(name: str, role: str) -> None:
     values, expected = READ[name]
     batch = as_series(entry(values, role))
     assert content(batch)[1][0 if role in ("target", "variate") else 1] == expected
-    truths = ("False", "True") if (name, role) == ("booleans", "covariate") else None
+    truths = None
+    if (name, role) == ("booleans", "covariate"):
+        truths = ("False", "True")
     assert batch.categories[-1] == truths
 
 

@@ -40,7 +40,9 @@ def uneven() -> SeriesBatch:
 @given(ITEMS, st.booleans())
 @settings(deadline=None, max_examples=60)
 def test_arrays_come_back_by_variate(array: np.ndarray, tensor: bool) -> None:
-    given_ = torch.tensor(array) if tensor else array
+    given_ = array
+    if tensor:
+        given_ = torch.tensor(array)
     copy = array.copy()
     batch = as_series(given_)
     np.testing.assert_array_equal(np.asarray(given_), copy)
@@ -206,7 +208,8 @@ def test_gaps_are_missing_values() -> None:
     xr.testing.assert_identical(parted["level"], flat["level"])
 
 
-HOURS, AHEAD = 30, 6
+HOURS = 30
+AHEAD = 6
 OPTIONS: dict[str, Any] = {
     "targets": ["load"],
     "known": ["temperature", "weekday", "holiday"],
@@ -322,11 +325,10 @@ def test_a_unit_is_of_targets_alone(frame: pd.DataFrame, tmp_path: Path) -> None
 @pytest.mark.parametrize("dropped", [False, True])
 def test_a_gap_in_a_known_future_is_refused(frame: pd.DataFrame, dropped: bool) -> None:
     position = int(np.flatnonzero((frame.site == "B") & frame.load.isna())[2])
-    gap = (
-        frame.drop(index=position)
-        if dropped
-        else frame.assign(temperature=frame.temperature.mask(frame.index == position))
-    )
+    if dropped:
+        gap = frame.drop(index=position)
+    else:
+        gap = frame.assign(temperature=frame.temperature.mask(frame.index == position))
     expect_error(
         "'B/temperature' has no number at step 3 of 6 after the context",
         as_series,
@@ -375,7 +377,9 @@ def test_held_out_steps_become_the_known_future(frame: pd.DataFrame) -> None:
 
 
 def test_entries_of_other_libraries_are_understood() -> None:
-    target, feature, past = np.arange(8.0), np.arange(11.0), np.ones(8)
+    target = np.arange(8.0)
+    feature = np.arange(11.0)
+    past = np.ones(8)
     gluonts = {
         "target": target,
         "item_id": "a",

@@ -31,7 +31,8 @@ class Page(NamedTuple):
 def drawn(steps: int = 96, horizon: int = 16, seed: int = 0) -> dict[str, Any]:
     """An item with a past covariate "a" and a known one "k" that moves the target."""
     rng = np.random.default_rng(seed)
-    known, time = rng.normal(size=steps + horizon), np.arange(steps)
+    known = rng.normal(size=steps + horizon)
+    time = np.arange(steps)
     target = (
         20
         + 3 * known[:steps]
@@ -90,7 +91,8 @@ def page(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Page:
         item["past_covariates"]["a"][10:25] = np.nan
         item["past_covariates"]["k"][[7, 40, 41]] = np.nan
     run = tsfm_lens.load("chronos2-nano").run(as_series(items, freq="h"), 6)
-    folder, left = tmp_path_factory.mktemp("page"), dict[str, str]()
+    folder = tmp_path_factory.mktemp("page")
+    left = dict[str, str]()
     found = explanation.explain(run, folder, item=0, options=few, left_out=left)
     panels = [
         panel for draw_result in draw_results(found).values() for panel in draw_result

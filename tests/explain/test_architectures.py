@@ -34,7 +34,8 @@ def make_run(name: str) -> Run:
     lens = lens_of(name)
     if getattr(lens.adapter, "covariates", ()):
         rng = np.random.default_rng(1)
-        known, past = rng.normal(size=68), rng.normal(size=64)
+        known = rng.normal(size=68)
+        past = rng.normal(size=64)
         target = (
             20
             + 3 * known[:64]
@@ -46,7 +47,9 @@ def make_run(name: str) -> Run:
             "future_covariates": {"k": known[64:]},
         }
         return lens.run(as_series([{"target": target, **covariates}]), 4)
-    several = 2 if getattr(lens.adapter, "multivariate", False) else 1
+    several = 1
+    if getattr(lens.adapter, "multivariate", False):
+        several = 2
     return lens.run(5 + np.random.default_rng(0).normal(size=(1, several, 64)), 4)
 
 
@@ -89,7 +92,8 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
         np.concatenate([values, ahead])
         for values, ahead in zip(run.batch.values, known, strict=True)
     ]
-    step, keep = 0.002, ~np.eye(len(parts), dtype=bool)
+    step = 0.002
+    keep = ~np.eye(len(parts), dtype=bool)
     bounds = []
     for side in (step, -step):
         moved = [

@@ -36,7 +36,8 @@ def test_roll_out_over_one_stack_is_the_probe_s() -> None:
         (part.start, part.stop): share
         for part, share in zip(parts, found["share"].values, strict=True)
     }
-    starts, stops = run.encoded.spans[""].start, run.encoded.spans[""].stop
+    starts = run.encoded.spans[""].start
+    stops = run.encoded.spans[""].stop
     assert len(by_token) == len(flow)
     for start, stop, expected in zip(starts, stops, flow, strict=True):
         close_in_float32(
@@ -65,7 +66,8 @@ def test_roll_out_over_an_encoder_is_behind_the_cross_attention(bolt_run: Run) -
 
 def by_networkx(graph: Graph, covered: np.ndarray) -> float:
     """The largest flow, by another library over all connections."""
-    count, layers = graph.tokens, len(graph.updates)
+    count = graph.tokens
+    layers = len(graph.updates)
     capacity = np.zeros(((layers + 1) * count + 2,) * 2)
     for layer, attention in enumerate(graph.updates):
         block = capacity[
@@ -89,17 +91,16 @@ def by_networkx(graph: Graph, covered: np.ndarray) -> float:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_flow_through_any_graph_is_the_largest(seed: int) -> None:
-    rng, tokens = np.random.default_rng(seed), 4
+    rng = np.random.default_rng(seed)
+    tokens = 4
     every = np.arange(tokens)
     updates = tuple(
         ((every, every, rng.dirichlet(np.ones(tokens), tokens)),) for _ in range(2)
     )
     # the last token is shown, and the forecast is read from it: what it keeps of itself
     # counts
-    inputs, asking = (
-        np.array([[0, 0, 0, 1.0], [1, 0.5, 0, 0]]),
-        np.array([[0, 0, 0, 1.0]]),
-    )
+    inputs = np.array([[0, 0, 0, 1.0], [1, 0.5, 0, 0]])
+    asking = np.array([[0, 0, 0, 1.0]])
     graph = Graph(updates, tokens, inputs, asking)
     expected = [by_networkx(graph, covered) for covered in inputs]
     # capacities are rounded to millionths, a few units of single precision, over some

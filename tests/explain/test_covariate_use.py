@@ -22,7 +22,8 @@ from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.covariate_use import read_use
 
-STEPS, HORIZON = 160, 16
+STEPS = 160
+HORIZON = 16
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +184,8 @@ def test_response_and_share_of_a_linear_forecaster() -> None:
 def test_a_covariate_of_two_values_is_held_at_each() -> None:
     rule, weights = linear(1)
     run = known_run(of_any_item(rule))
-    values, futures = list(run.batch.values), list(run.batch.futures)
+    values = list(run.batch.values)
+    futures = list(run.batch.futures)
     values[2], futures[2] = (
         np.arange(steps) % 2 * 3.0 for steps in (KNOWN_STEPS, KNOWN_HORIZON)
     )
@@ -205,10 +207,8 @@ def test_a_covariate_of_two_values_is_held_at_each() -> None:
 
 def test_words_that_a_change_leaves_out_of_the_context_keep_their_numbers() -> None:
     """Chronos-2 numbers words by the context, in which a constant past has one alone."""
-    days, rng = (
-        pd.date_range("2025-01-01", periods=120, freq="D"),
-        np.random.default_rng(0),
-    )
+    days = pd.date_range("2025-01-01", periods=120, freq="D")
+    rng = np.random.default_rng(0)
     text = np.where(rng.random(120) < 0.3, "yes", "no")
     sales = 20 + 8 * (text == "yes") + rng.normal(size=120)
     frame = pd.DataFrame({"day": days, "sales": sales, "promo": text})

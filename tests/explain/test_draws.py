@@ -52,7 +52,8 @@ def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(
 ) -> None:
     parts = explain.segments(chronos, parts=2, season=1)
     found = explain.input_attribution(chronos, parts=parts, repeats=3)
-    seeds, run = [], chronos
+    seeds = []
+    run = chronos
     for _ in range(3):
         values = explain.forecasts(run, parts, explain.shapley.all_masks(len(parts)))
         seeds.append(

@@ -38,7 +38,9 @@ def planted_run(
 ) -> tuple[Run, Card]:
     """A planted seasonal copy with decoys, and a series that it forecasts."""
     planted = plant(mechanism, architecture)
-    period, length = planted.card.rule.period, min(planted.card.context[1], 96)  # type: ignore[union-attr]
+    # type: ignore[union-attr]
+    period = planted.card.rule.period
+    length = min(planted.card.context[1], 96)
     rng = np.random.default_rng(3)
     motif = rng.permutation(period) + rng.uniform(-0.3, 0.3, period)
     values = motif[np.arange(-length, 0) % period] + 0.02 * rng.normal(size=length)
@@ -79,7 +81,8 @@ def test_the_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
     )
     order = np.argsort(-scores)
     assert curves["order"].values[0].tolist() == order.tolist()
-    lens, full = bolt_run.lens, bolt_run.forecast.median[0]
+    lens = bolt_run.lens
+    full = bolt_run.forecast.median[0]
     for count in range(len(parts) + 1):
         first = np.isin(np.arange(len(parts)), order[:count])
         for name, keep in (("deletion", ~first), ("insertion", first)):
@@ -105,7 +108,8 @@ def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
     curves = deletion_curves(
         run, {**tried, "the rule": true, "its opposite": 1 - true}, **how
     )
-    area, p = curves["area"].values, curves["p"].values
+    area = curves["area"].values
+    p = curves["p"].values
     assert area[0] >= area[2] - 0.05 > 0 > area[3]
     assert p[0] <= 0.05 < p[3]
     assert [
@@ -122,7 +126,8 @@ def test_routes_of_a_planted_model_are_necessary_and_sufficient() -> None:
     run, card = planted_run()
     routes = routes_of_planted()
     named = named_routes(routes)
-    mechanism, decoys = set(card.components("mechanism")), set(card.components("decoy"))
+    mechanism = set(card.components("mechanism"))
+    decoys = set(card.components("decoy"))
     messages = {name for names in named.values() for name in names}
     assert messages
     assert messages <= mechanism
@@ -293,5 +298,6 @@ def test_what_proves_nothing_is_refused(
 ) -> None:
     run = bolt_run
     if function is route_faithfulness:
-        run, how = planted_run()[0], {"routes": routes_of_planted(), **how}
+        run = planted_run()[0]
+        how = {"routes": routes_of_planted(), **how}
     expect_error(words, function, run, **how)

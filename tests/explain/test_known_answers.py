@@ -24,7 +24,10 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo import planted
 
-STEPS, HORIZON, SEASON, DEPTH = 24, 6, 6, 600
+STEPS = 24
+HORIZON = 6
+SEASON = 6
+DEPTH = 600
 EXACT = [
     "shapley",
     "occlusion",
@@ -50,11 +53,9 @@ class Known(nn.Module):
             }
         )
         # modules that a wiring names; none of them runs
-        self.blocks, self.embed, self.head = (
-            nn.ModuleList([block]),
-            nn.Linear(2, 2),
-            nn.Linear(2, 2),
-        )
+        self.blocks = nn.ModuleList([block])
+        self.embed = nn.Linear(2, 2)
+        self.head = nn.Linear(2, 2)
 
     def forward(self, context: Tensor, future: Tensor) -> Tensor:
         middle = self.rule(torch.nan_to_num(context), torch.nan_to_num(future))
@@ -67,7 +68,9 @@ class Wired(Adapter):
     """Items with their series side by side."""
 
     architecture = "known"
-    context_length, prediction_length, levels = STEPS, HORIZON, (0.1, 0.5, 0.9)
+    context_length = STEPS
+    prediction_length = HORIZON
+    levels = (0.1, 0.5, 0.9)
     multivariate = True
     covariates = ("past", "known")
 
@@ -91,17 +94,16 @@ class Wired(Adapter):
         )
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        count, ahead = (
-            batch.n_variates,
-            torch.tensor(batch.known_future(HORIZON)).float(),
-        )
+        count = batch.n_variates
+        ahead = torch.tensor(batch.known_future(HORIZON)).float()
         context = torch.tensor(np.stack(batch.values)).float()
         inputs = {
             "context": context.unflatten(0, (-1, count)),
             "future": ahead.unflatten(0, (-1, count)),
         }
         spans = {"": TokenSpans.patches(-STEPS, STEPS // 2, 2)}
-        zero, one = torch.zeros(len(batch)), torch.ones(len(batch))
+        zero = torch.zeros(len(batch))
+        one = torch.ones(len(batch))
         return Encoded(inputs, spans, zero, one, batch, items=len(inputs["context"]))
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -112,7 +114,8 @@ def known_run(rule: Rule, seed: int = 0) -> Run:
     """A run of that rule on a target with a past covariate "a" and a known one "k"."""
     rng = np.random.default_rng(seed)
     past = {name: rng.normal(size=STEPS) for name in "ak"}
-    target, ahead = rng.normal(size=STEPS) + 3, {"k": rng.normal(size=HORIZON)}
+    target = rng.normal(size=STEPS) + 3
+    ahead = {"k": rng.normal(size=HORIZON)}
     item = {"target": target, "past_covariates": past, "future_covariates": ahead}
     return Lens(Wired(Known(rule)), "known").run(
         as_series([item], seasonality=SEASON), HORIZON
@@ -214,10 +217,8 @@ def test_seasonal_naive_copies_the_last_season_of_each_part() -> None:
     def copies(context: Tensor, _future: Tensor) -> Tensor:
         return context[:, :1, -SEASON:].expand(-1, 3, -1)
 
-    line, season = (
-        5 + 0.5 * np.arange(STEPS),
-        np.resize([3.0, -1.0, 2.0, -2.0, 1.0, -3.0], STEPS),
-    )
+    line = 5 + 0.5 * np.arange(STEPS)
+    season = np.resize([3.0, -1.0, 2.0, -2.0, 1.0, -3.0], STEPS)
     given = {
         "target": line + season,
         "past_covariates": {"a": season},
@@ -296,7 +297,8 @@ def test_one_target_of_several_is_explained() -> None:
 @pytest.mark.parametrize("mechanism", ["seasonal-copy", "local-mean"])
 def test_a_planted_mechanism_of_the_past(mechanism: str) -> None:
     made = planted.plant(mechanism, "chronos-bolt")
-    rule, horizon = made.card.rule, made.card.horizon
+    rule = made.card.rule
+    horizon = made.card.horizon
     (context,) = planted.draw_contexts(rule, 1, made.card.context, seed=4)
     run = made.lens().run(context, horizon)
     found = explain.input_attribution(run, reference="seasonal naive", parts=4)

@@ -47,7 +47,10 @@ def test_a_copy_shows_what_is_kept_and_the_reference_elsewhere(
     for mask, visible in enumerate(keep):
         for row in range(len(one)):
             at = mask * len(one) + row
-            future = [] if one.futures[row] is None else one.futures[row]
+            if one.futures[row] is None:
+                future = []
+            else:
+                future = one.futures[row]
             plain = np.concatenate([one.values[row], future])
             got = np.concatenate(
                 [
@@ -194,7 +197,8 @@ def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
 def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(
     covariate_run: Run,
 ) -> None:
-    lens, steps = covariate_run.lens, 48
+    lens = covariate_run.lens
+    steps = 48
     text = np.resize(["low", "high"], steps + 8)
     target = np.where(text[:steps] == "low", 1.0, 9.0) + 0.1 * np.sin(np.arange(steps))
     item = {

@@ -13,7 +13,8 @@ from closeness import close_in_float32
 from tsfm_lens import explain
 from tsfm_lens.models import Run
 
-PARTS, DEPTH = 5, 1000
+PARTS = 5
+DEPTH = 1000
 
 
 class Middle(nn.Module):
@@ -21,7 +22,8 @@ class Middle(nn.Module):
 
     def __init__(self, run: Run) -> None:
         super().__init__()
-        self.model, self.level = run.lens.model, run.lens.levels.index(0.5)
+        self.model = run.lens.model
+        self.level = run.lens.levels.index(0.5)
         self.horizon = run.horizon
 
     def forward(self, context: Tensor) -> Tensor:

@@ -25,7 +25,8 @@ from tsfm_lens.zoo.planted import Card, plant
 def planted() -> tuple[Run, Card]:
     """A covariate that one head carries, on four items."""
     made = plant("covariate", "chronos-2")
-    rng, horizon = np.random.default_rng(0), made.card.horizon
+    rng = np.random.default_rng(0)
+    horizon = made.card.horizon
     items = []
     for _ in range(4):
         known = rng.normal(size=32 + horizon)
@@ -99,9 +100,11 @@ def test_effects_are_those_of_each_item_in_its_unit(covariate_run: Run) -> None:
     batch = covariate_run.batch
     for item in range(2):
         one = explain.input_attribution(covariate_run, item, reference="mean", parts=2)
-        middle, ours = one["attribution"].sel(quantile=0.5), found.isel(series=item)
+        middle = one["attribution"].sel(quantile=0.5)
+        ours = found.isel(series=item)
         target, _, known = batch.values[3 * item : 3 * item + 3]
-        ahead, last = batch.futures[3 * item + 2], target[int(one["start"][1]) :]
+        ahead = batch.futures[3 * item + 2]
+        last = target[int(one["start"][1]) :]
         unit = np.abs(target[24:] - target[:-24]).mean()
         # each in deviations of its series from the mean
         height = (ahead.mean() - known.mean()) / known.std()

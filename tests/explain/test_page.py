@@ -46,7 +46,8 @@ def test_every_method_gives_a_section_and_its_proof_or_says_why_not(
 ) -> None:
     """A model meets every reference, and a method a different one in every model."""
     turn = list(explain.METHODS).index(method) + 2 * list(REFUSED).index(name)
-    run, reference = make_run(name), explain.REFERENCES[turn % len(explain.REFERENCES)]
+    run = make_run(name)
+    reference = explain.REFERENCES[turn % len(explain.REFERENCES)]
     left = {}
     asked = {
         "method": method,

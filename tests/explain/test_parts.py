@@ -20,7 +20,9 @@ from tsfm_lens.explain.segments import read_segments
 from tsfm_lens.models import Run
 from tsfm_lens.testing import assert_close
 
-DEPTH, LENGTH, WEEK = 2000, 140, 7
+DEPTH = 2000
+LENGTH = 140
+WEEK = 7
 LINE = 100 + 0.3 * np.arange(LENGTH)
 DAYS = np.resize([8.0, -3.0, 2.0, 5.0, -12.0, 4.0, -4.0], LENGTH)
 
@@ -56,8 +58,10 @@ def test_a_line_and_a_season_are_told_apart() -> None:
 
 
 def test_events_are_what_the_other_parts_do_not_say() -> None:
-    dip, days = np.zeros(LENGTH), np.zeros(LENGTH)
-    dip[100:106], days[[24, 55]] = -40.0, 25.0
+    dip = np.zeros(LENGTH)
+    days = np.zeros(LENGTH)
+    dip[100:106] = -40.0
+    days[[24, 55]] = 25.0
     events = {
         "strike": ("2026-04-11", "2026-04-17"),
         "holiday": ["2026-01-25", 55 - LENGTH],
@@ -125,7 +129,8 @@ def test_results_and_figures_keep_their_parts(run: Run, tmp_path: Path) -> None:
     total = run.forecast.median[0] - hidden
     close_in_float32(routes["total"], total, depth=DEPTH, magnitude=200.0)
     names = ["target, trend", "target, season of 7", "target, dip", "target, rest"]
-    lines, bars = viz.input_timeline(found), viz.input_waterfall(found)
+    lines = viz.input_timeline(found)
+    bars = viz.input_waterfall(found)
     assert list(lines.layout.yaxis2.ticktext) == [*names, "k"]
     assert set(names) <= set(bars.layout.yaxis.ticktext)
 

@@ -41,8 +41,12 @@ def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.
     lens, (position,) = run.lens, parse_places(run.lens, [name])
     keep = np.arange(len(parts))[None] != number
     other = masked(run.batch, parts, keep, "mean", horizon=run.horizon)
-    how = {"future": run.path} if run.tokens_read else {"horizon": run.horizon}
-    full, without = lens.encode(run.batch, **how), lens.encode(other, **how)
+    if run.tokens_read:
+        how = {"future": run.path}
+    else:
+        how = {"horizon": run.horizon}
+    full = lens.encode(run.batch, **how)
+    without = lens.encode(other, **how)
     _, there = lens.run_with_cache(without, names_filter=[position.point])
 
     def put(value: torch.Tensor, hook: Any) -> torch.Tensor:
@@ -128,7 +132,8 @@ def test_estimates_are_the_effects_of_small_changes(bolt_run: Run) -> None:
 
 def test_a_planted_covariate_goes_through_its_head_alone() -> None:
     planted = plant("covariate", "chronos-2")
-    lens, head = planted.lens(), planted.card.components("mechanism")[0]
+    lens = planted.lens()
+    head = planted.card.components("mechanism")[0]
     rng = np.random.default_rng(1)
     target, past, ahead = (
         rng.normal(size=size) for size in (96, 96, planted.card.horizon)

@@ -150,10 +150,8 @@ def test_a_word_is_the_forecast_of_the_edited_table(name: str) -> None:
 
 def test_words_of_an_earlier_run_are_read_by_the_later_ones_codes() -> None:
     lens = tsfm_lens.load("chronos2-nano")
-    before, after = (
-        of_words(lens, ["wet"] * HORIZON, ("calm", "calm")),
-        of_words(lens, ["dry"] * HORIZON),
-    )
+    before = of_words(lens, ["wet"] * HORIZON, ("calm", "calm"))
+    after = of_words(lens, ["dry"] * HORIZON)
     found = explain.explain_change(before, after, shift=0)
     future = found["effect"].sel(part="k, future").transpose("quantile", "step")
     expected = (
@@ -242,8 +240,12 @@ def waves(steps: int = 40, *, scale: float = 1.0, seed: int = 0) -> np.ndarray:
 def test_both_forecasts_are_those_of_the_librarys_pipeline(
     name: str, scale: float, where: tuple[int, int]
 ) -> None:
-    lens, values = lens_of(name), waves(scale=scale)
-    how = {"num_samples": PATHS} if name in DRAWING else {}
+    lens = lens_of(name)
+    values = waves(scale=scale)
+    if name in DRAWING:
+        how = {"num_samples": PATHS}
+    else:
+        how = {}
     run = lens.run(as_series(values), 4, seed=5, **how)
     start, stop = where
     found = explain.what_if(
@@ -264,14 +266,16 @@ def test_both_forecasts_are_those_of_the_librarys_pipeline(
 
 @pytest.mark.parametrize("name", ["chronos-nano", *DRAWING])
 def test_new_values_stand_for_the_median_that_was_forecast(name: str) -> None:
-    lens, values = tsfm_lens.load(name) if "nano" in name else lens_of(name), waves(41)
+    lens = tsfm_lens.load(name) if "nano" in name else lens_of(name)
+    values = waves(41)
     days = pd.date_range("2026-01-01", periods=41, freq="D")
     how = {"num_samples": PATHS}
     before, after = (
         lens.run(pd.Series(values[:stop], days[:stop]), 4, **how) for stop in (40, 41)
     )
     found = explain.explain_change(before, after)
-    earlier, later = before.forecast.median[0, 1:], after.forecast.median[0, :3]
+    earlier = before.forecast.median[0, 1:]
+    later = after.forecast.median[0, :3]
     hidden = np.append(values[:40], before.forecast.median[0, 0])
     old = lens.forecast(pd.Series(hidden, days), 4, **how).median[0, :3]
     for ours, expected in (
@@ -306,10 +310,8 @@ def pair(shift: int, seed: int = 1) -> tuple[Run, Run, np.ndarray]:
     """
     rule, weights = linear()
     rng = np.random.default_rng(seed)
-    values, lens = (
-        rng.normal(size=(3, STEPS + shift + HORIZON)),
-        Lens(Wired(Known(rule)), "known"),
-    )
+    values = rng.normal(size=(3, STEPS + shift + HORIZON))
+    lens = Lens(Wired(Known(rule)), "known")
 
     def batch(values: np.ndarray, start: int) -> SeriesBatch:
         now = start + STEPS
@@ -331,10 +333,8 @@ def test_a_linear_forecast_changes_by_what_is_new(shift: int) -> None:
     before, after, weights = pair(shift)
     found = explain.explain_change(before, after)
     shared = HORIZON - shift
-    effect, names = (
-        middle(found, "effect"),
-        [str(name) for name in found["part"].values],
-    )
+    effect = middle(found, "effect")
+    names = [str(name) for name in found["part"].values]
     change = after.forecast.median[0, :shared] - before.forecast.median[0, shift:]
     assert found.attrs["shift"] == shift
     assert_close(effect.sum(0), change, **CLOSE)
@@ -347,8 +347,13 @@ def test_a_linear_forecast_changes_by_what_is_new(shift: int) -> None:
     fresh = [name for name in names if ", new" in name]
     assert len(fresh) == (2 * shift if shift < 2 else shift + 1)
     for name in fresh if shift == 1 else []:
-        row = 0 if name.startswith("target") else 1
-        known = before.forecast.median[0, 0] if row == 0 else before.batch.values[1][-1]
+        row = 1
+        if name.startswith("target"):
+            row = 0
+        if row == 0:
+            known = before.forecast.median[0, 0]
+        else:
+            known = before.batch.values[1][-1]
         news = weights[:shared, row, STEPS - 1] * (after.batch.values[row][-1] - known)
         assert_close(effect[names.index(name)], news, **CLOSE)
     if shift == 0:
@@ -379,8 +384,6 @@ def test_runs_that_cannot_be_compared_are_refused(covariate_run: Run) -> None:
         "no whole steps apart": (before, half),
     }.items():
         expect_error(text, explain.explain_change, *runs)
-    found, dated = (
-        explain.explain_change(*undated, shift=1),
-        explain.explain_change(before, after),
-    )
+    found = explain.explain_change(*undated, shift=1)
+    dated = explain.explain_change(before, after)
     assert_close(found["effect"], dated["effect"], **CLOSE)

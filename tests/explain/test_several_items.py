@@ -67,7 +67,8 @@ def several(lens: Lens) -> Run:
 @pytest.mark.parametrize("name", ["bolt-nano", "chronos2-nano"])
 @pytest.mark.parametrize("asked", [*ASKED, *CUT])
 def test_one_of_several_items_must_be_named(asked: str, name: str) -> None:
-    run, ask = several(tsfm_lens.load(name)), {**ASKED, **CUT}[asked]
+    run = several(tsfm_lens.load(name))
+    ask = {**ASKED, **CUT}[asked]
     with pytest.raises(InputError, match=r"2 items \(a, b\).*run\.select") as caught:
         ask(run)
     # either advice of the message works
@@ -79,7 +80,8 @@ def test_one_of_several_items_must_be_named(asked: str, name: str) -> None:
 @pytest.mark.parametrize("asked", ASKED)
 def test_an_item_is_explained_as_if_it_were_alone(asked: str) -> None:
     lens = tsfm_lens.load("bolt-nano")
-    run, ask = several(lens), ASKED[asked]
+    run = several(lens)
+    ask = ASKED[asked]
     alone = ask(lens.run(run.batch.select(["b"]), 4))
     names = {"forecast", "attribution", "effect", "after", "pattern"}
     for found in (ask(run, item="b"), ask(run, item=1), ask(run.select("b"))):
@@ -126,7 +128,9 @@ OF_ONE = ("attention_patterns", "autoregressive_attention")
 def told(page: Path) -> str:
     """The sentence on chapters of one item, with blanks as they are; "" without it."""
     found = re.search(r"Of \w+ alone, the first of \d+ items[^<]*", page.read_text())
-    return found[0] if found else ""
+    if found:
+        return found[0]
+    return ""
 
 
 @pytest.mark.parametrize("item", [0, "b"])

@@ -41,7 +41,8 @@ def games(draw: st.DrawFn, least: int = 1, most: int = 5) -> tuple[int, Game]:
 
 def by_orders(values: Game, players: int) -> np.ndarray:
     """The definition: what a player adds, averaged over all orders."""
-    total, count = np.zeros((players, values.shape[1])), 0
+    total = np.zeros((players, values.shape[1]))
+    count = 0
     for order in permutations(range(players)):
         visible = 0
         for player in order:
@@ -72,10 +73,8 @@ class Planted(NamedTuple):
 
 def alone_and_in_twos(players: int, seed: int) -> Planted:
     rng = np.random.default_rng(seed)
-    alone, pairs = (
-        rng.normal(size=players),
-        np.triu(rng.normal(size=(players, players)), 1),
-    )
+    alone = rng.normal(size=players)
+    pairs = np.triu(rng.normal(size=(players, players)), 1)
 
     def value(masks: np.ndarray) -> np.ndarray:
         visible = masks.astype(float)
@@ -113,7 +112,9 @@ def airport(players: int, seed: int) -> Planted:
 def test_intervals_hold_the_exact_value_and_are_no_wider_than_they_must(
     game: Callable[[int, int], Planted], players: int, budget: int
 ) -> None:
-    held, error, width = [], [], []
+    held = []
+    error = []
+    width = []
     for seed in range(40):
         value, exact = game(players, seed)
         found = sampled_shapley(value, players, budget=budget, tolerance=0, seed=seed)
@@ -178,7 +179,8 @@ def test_what_no_pair_of_complements_shows_is_not_certain() -> None:
     """Either of two large groups, with opposite signs: the whole changes nothing, and
     no mask drawn holds one alone.
     """
-    players, certain = 30, 0
+    players = 30
+    certain = 0
     for seed in range(10):
         one, other = np.random.default_rng(seed).permutation(players).reshape(2, -1)
 

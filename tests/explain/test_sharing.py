@@ -16,7 +16,9 @@ from tiny_lenses import fresh
 from tsfm_lens import explain
 from tsfm_lens.models import Lens, Run
 
-PARTS, PATCHES, DEPTH = 6, 12, 1000
+PARTS = 6
+PATCHES = 12
+DEPTH = 1000
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +95,8 @@ def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
     assert len(parts) == PARTS
     keep = explain.shapley.all_masks(PARTS)
     layer = lens.adapter.model.stacked_xf[0]
-    shared, alone = (
-        explain.Masks(run, parts, "mean"),
-        apart(explain.Masks(run, parts, "mean")),
-    )
+    shared = explain.Masks(run, parts, "mean")
+    alone = apart(explain.Masks(run, parts, "mean"))
     for masks in (shared, alone):
         _ = masks.stands, masks.run.spans
     assert patches(layer, alone, keep) == len(keep) * PATCHES

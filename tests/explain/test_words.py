@@ -31,7 +31,8 @@ def test_what_a_library_says_of_each_masked_batch_is_said_once_and_nothing_else_
 ) -> None:
     run = bolt.run(10 + np.sin(np.arange(96) / 4), bolt.longest_pass + 1)
     monkeypatch.setattr("tsfm_lens.explain.values._NUMBERS", 2**10)
-    native, calls = type(bolt).forecast, list[int]()
+    native = type(bolt).forecast
+    calls = list[int]()
 
     def forecast(*args: Any, **options: Any) -> Any:
         calls.append(1)

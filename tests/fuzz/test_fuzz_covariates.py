@@ -44,11 +44,9 @@ def gapped(values: np.ndarray, gaps: str, rng: np.random.Generator) -> np.ndarra
 def batches(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
     """Items of one kind, each with its own length, and a horizon."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
-    past, known, text = (
-        draw(st.integers(0, 2)),
-        draw(st.integers(0, 2)),
-        draw(st.booleans()),
-    )
+    past = draw(st.integers(0, 2))
+    known = draw(st.integers(0, 2))
+    text = draw(st.booleans())
     horizon = draw(st.integers(1, HORIZON))
     scale = 10.0 ** draw(st.integers(-6, 6))
     items = []
@@ -67,7 +65,8 @@ def batches(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
             )
         if text:
             named = rng.choice(["a", "b", "c"], size=steps + horizon)
-            before["w"], after["w"] = named[:steps], named[steps:]
+            before["w"] = named[:steps]
+            after["w"] = named[steps:]
         target = gapped(
             scale * rng.normal(size=steps), draw(st.sampled_from(GAPS)), rng
         )

@@ -151,14 +151,14 @@ def series(draw: Any) -> Any:
             return pd.Series(array)
         if kind == "masked":
             return np.ma.masked_array(array, np.arange(length) % 3 == 0)
-        return (
-            torch.from_numpy(array)
-            if kind == "tensor" and array.dtype.kind in "fiub"
-            else array
-        )
+        if kind == "tensor" and array.dtype.kind in "fiub":
+            return torch.from_numpy(array)
+        return array
     if kind in ("rows", "lists"):
         array = values(draw, (draw(st.integers(1, 3)), length))
-        return array if kind == "rows" else array.tolist()
+        if kind == "rows":
+            return array
+        return array.tolist()
     if kind == "multivariate":
         return values(
             draw, (draw(st.integers(1, 2)), draw(st.integers(1, 3)), min(length, 200))
@@ -175,11 +175,9 @@ def series(draw: Any) -> Any:
         ),
     ]
     rows = [values(draw, (item,)) for item in lengths]
-    return (
-        {f"row {index}": row for index, row in enumerate(rows)}
-        if kind == "dict"
-        else rows
-    )
+    if kind == "dict":
+        return {f"row {index}": row for index, row in enumerate(rows)}
+    return rows
 
 
 BAD_HORIZONS = (0, -1, 2.5, 3.0, "3", True, NAN, np.float32(2.0), [1], 10**30)
@@ -290,7 +288,9 @@ def refused(batch: Any, lens: Lens, steps: Any) -> str:
         return "horizon"
     if lens.wiring.architecture == "fracast":
         visible = [value[-adapter.context_length :] for value in batch.values]
-        return "few" if min(np.isfinite(item).sum() for item in visible) < 8 else ""
+        if min(np.isfinite(item).sum() for item in visible) < 8:
+            return "few"
+        return ""
     if lens.wiring.architecture == "t5":
         visible = np.concatenate([value[-512:] for value in batch.values])
         known = visible[~np.isnan(visible)].astype(np.float32)
@@ -306,7 +306,9 @@ def check_forecast(lens: Lens, data: Any, steps: Any, seed: int) -> bool:
     if isinstance(batch, str):
         assert ours == batch
         return False
-    asked = lens.adapter.prediction_length if steps is None else steps
+    asked = steps
+    if steps is None:
+        asked = lens.adapter.prediction_length
     due = refused(batch, lens, asked)
     if due:
         assert isinstance(ours, str), due
@@ -329,7 +331,9 @@ def check_forward(lens: Lens, data: Any, steps: Any, forecast: bool) -> None:
     """A forward and its activations have the shapes of the series, and are finite where
     the forecast is.
     """
-    horizon = steps if lens.adapter.readout != "token" else None
+    horizon = None
+    if lens.adapter.readout != "token":
+        horizon = steps
     with torch.no_grad():
         output = outcome(lambda: lens.forward(data, horizon=horizon))
         cached = outcome(lambda: lens.run_with_cache(data, horizon=horizon))
@@ -337,7 +341,10 @@ def check_forward(lens: Lens, data: Any, steps: Any, forecast: bool) -> None:
         assert cached == output
         return
     batch = as_series(data)
-    asked = lens.adapter.prediction_length if horizon is None else int(horizon)
+    if horizon is None:
+        asked = lens.adapter.prediction_length
+    else:
+        asked = int(horizon)
     assert output.shape[0] == len(batch)
     if lens.adapter.readout == "token":
         assert output.shape[1:] == (1, lens.adapter.model.config.vocab_size)
@@ -371,8 +378,12 @@ def test_any_input_gives_the_librarys_answer_or_a_clear_error(
     name: str, case: Given
 ) -> None:
     lens = lens_of(name)
-    data = as_ids(case.data) if name == "t5" and case.ids else case.data
-    before, steps = pickle.dumps(data), list_steps(lens, case.horizon)
+    if name == "t5" and case.ids:
+        data = as_ids(case.data)
+    else:
+        data = case.data
+    before = pickle.dumps(data)
+    steps = list_steps(lens, case.horizon)
     forecast = check_forecast(lens, data, steps, seed=3)
     check_forward(lens, data, steps, forecast)
     assert pickle.dumps(data) == before
@@ -387,7 +398,8 @@ def test_the_longest_series(name: str) -> None:
     rng = np.random.default_rng(0)
     long = rng.normal(size=5000).cumsum() + 1e6
     long[rng.random(5000) < 0.1] = NAN
-    long = as_ids(long)[0] if name == "t5" else long
+    if name == "t5":
+        long = as_ids(long)[0]
     data = [long, np.array([3.0])]
     full = name != "fracast"  # which refuses the single step, and the gap
     assert check_forecast(lens, data, None, seed=1) == full
@@ -404,7 +416,8 @@ def test_a_scale_that_overflows_is_refused() -> None:
     """Running statistics square the values and add them up; the forecast normalises
     them beforehand.
     """
-    lens, data = lens_of("timesfm-2.5"), {"huge": np.tile([1e18, -1e18], 300)}
+    lens = lens_of("timesfm-2.5")
+    data = {"huge": np.tile([1e18, -1e18], 300)}
     assert check_forecast(lens, data, 5, seed=0)
     with pytest.raises(
         InputError,

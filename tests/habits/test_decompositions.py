@@ -63,7 +63,10 @@ def streams(lens: Lens, acts: Activations) -> list[tuple[str, int, bool, Tensor]
                 (stack.name, layer, False, acts["resid_pre", layer, stack.name])
             )
             count = len(stack.rows(layer))
-            middle = "resid_mid" if count == 2 else f"resid_mid{count - 1}"
+            if count == 2:
+                middle = "resid_mid"
+            else:
+                middle = f"resid_mid{count - 1}"
             if any(isinstance(row, Mlp) for row in stack.rows(layer)):
                 found.append((stack.name, layer, True, acts[middle, layer, stack.name]))
     return found

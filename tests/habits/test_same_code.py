@@ -149,10 +149,8 @@ def test_hooks_change_the_output_alike(name: str) -> None:
         ("blocks.1.attn.hook_z", silence),
         (lambda point: point.endswith("mlp.hook_post"), lambda v, hook: 2 * v),
     ]
-    found, expected = (
-        lens.run_with_hooks(ids().numpy(), fwd_hooks=hooks),
-        theirs.run_with_hooks(ids(), fwd_hooks=hooks),
-    )
+    found = lens.run_with_hooks(ids().numpy(), fwd_hooks=hooks)
+    expected = theirs.run_with_hooks(ids(), fwd_hooks=hooks)
     assert_close(found, expected, depth=100 * WIDTH)
     plain = lens(ids().numpy())
     assert bool((found - plain).abs().max() > 0.1 * plain.abs().max())
@@ -164,18 +162,16 @@ def test_hooks_change_the_output_alike(name: str) -> None:
 @pytest.mark.parametrize("layer", [0, 2, -1, LAYERS])
 def test_a_forward_stops_alike(name: str, layer: int) -> None:
     lens, theirs = pair(name)
-    expected = (
-        caches(name)[1]["resid_post", LAYERS - 1]
-        if layer == LAYERS
-        else theirs(ids(), stop_at_layer=layer)
-    )
+    if layer == LAYERS:
+        expected = caches(name)[1]["resid_post", LAYERS - 1]
+    else:
+        expected = theirs(ids(), stop_at_layer=layer)
     assert_close(lens(ids().numpy(), stop_at_layer=layer), expected, depth=20 * WIDTH)
     stream, activations = lens.run_with_cache(ids().numpy(), stop_at_layer=layer)
-    last = (
-        f"blocks.{layer % LAYERS}.hook_resid_pre"
-        if layer < LAYERS
-        else f"blocks.{LAYERS - 1}.hook_resid_post"
-    )
+    if layer < LAYERS:
+        last = f"blocks.{layer % LAYERS}.hook_resid_pre"
+    else:
+        last = f"blocks.{LAYERS - 1}.hook_resid_post"
     assert torch.equal(stream, activations[last])
     assert "unembed.hook_out" not in activations
 
@@ -198,10 +194,8 @@ def test_caching_takes_the_same_arguments(name: str) -> None:
         )
         assert set(ours) <= set(known)
     one: dict[str, Any] = {"remove_batch_dim": True, "pos_slice": -1}
-    ours, known = (
-        lens.run_with_cache(ids()[:1].numpy(), **one)[1],
-        theirs.run_with_cache(ids()[:1], **one)[1],
-    )
+    ours = lens.run_with_cache(ids()[:1].numpy(), **one)[1]
+    known = theirs.run_with_cache(ids()[:1], **one)[1]
     for point in (
         "hook_embed",
         "blocks.1.attn.hook_z",
@@ -225,7 +219,8 @@ def t5() -> tuple[Lens, Any, Any, Any]:
     native = testing.tiny("t5")
     theirs = bridge(copy.deepcopy(native))
     lens = load(native, check=False)
-    series, forced = torch.randint(2, 50, (2, 11)), torch.randint(2, 50, (2, 5))
+    series = torch.randint(2, 50, (2, 11))
+    forced = torch.randint(2, 50, (2, 5))
     shifted = torch.cat([torch.zeros(2, 1, dtype=torch.long), forced[:, :-1]], dim=1)
     given: Any = (
         (series.numpy(), {"tokens": forced}),
@@ -301,7 +296,8 @@ def test_loops_over_patches(name: str, patch: str) -> None:
     """Of a model that takes ids, the peer's own loops go over its layers, positions and
     heads.
     """
-    found, expected = pair(name), caches(name)
+    found = pair(name)
+    expected = caches(name)
     other = ids().flip(1)
     results = [
         getattr(patching, f"get_act_patch_{patch}")(

@@ -72,11 +72,9 @@ def held_in_the_middle(run: Callable[[Callable[..., None]], Any]) -> Iterator[No
     """While the block runs, another thread stands inside a hook of its own run, which
     it then finishes.
     """
-    inside, go_on, failures = (
-        threading.Event(),
-        threading.Event(),
-        list[BaseException](),
-    )
+    inside = threading.Event()
+    go_on = threading.Event()
+    failures = list[BaseException]()
 
     def wait(*_value: Any, **_hook: Any) -> None:
         inside.set()
@@ -132,7 +130,8 @@ RUNS = [forecasting, forwarding, ablating]
 def test_a_fork_while_another_thread_runs_the_model(
     lens: Lens, run: Callable[..., None]
 ) -> None:
-    plain, state = forecast(lens), torch.get_rng_state()
+    plain = forecast(lens)
+    state = torch.get_rng_state()
 
     def work() -> tuple[np.ndarray, int, bool, bool]:
         return (
@@ -186,7 +185,8 @@ def test_a_fork_inside_a_seeded_run(lens: Lens) -> None:
     """The thread that forks holds a turn itself, as a data loader that is asked for a
     batch by a hook.
     """
-    found, asked = list[np.ndarray](), list[bool]()
+    found = list[np.ndarray]()
+    asked = list[bool]()
 
     def meet(value: Tensor, hook: object) -> None:
         # the child runs the same hook
@@ -206,8 +206,10 @@ def test_a_fork_while_another_thread_loads_a_model(
 ) -> None:
     from tsfm_lens.models import checkpoint
 
-    output, plain = sys.stdout, forecast(tsfm_lens.load("bolt-nano"))
-    difference, waits = checkpoint.refuse_difference, list[Callable[..., None]]()
+    output = sys.stdout
+    plain = forecast(tsfm_lens.load("bolt-nano"))
+    difference = checkpoint.refuse_difference
+    waits = list[Callable[..., None]]()
 
     def refuse_difference(*args: Any) -> None:
         if threading.current_thread() is not threading.main_thread():

@@ -116,10 +116,13 @@ def compiled(lens: Lens, what: str) -> Callable[[], object]:
     """Compile the model, its first block, or that one's forward, or wrap the block;
     return what undoes it.
     """
-    model, at = lens.adapter.model, lens.wiring.output_stack.block(0)
+    model = lens.adapter.model
+    at = lens.wiring.output_stack.block(0)
     block = model.get_submodule(at)
     if what in ("model", "block"):
-        module = model if what == "model" else block
+        module = block
+        if what == "model":
+            module = model
         module.compile(backend="eager")
         return lambda: setattr(module, "_compiled_call_impl", None)
     if what == "forward":
@@ -287,10 +290,8 @@ def test_contexts_may_end_in_any_order(patch_lens: Lens) -> None:
         plain = patch_lens.forward(encoded)
         with patch_lens.ablate("decoder.0.mlp"):
             expected = patch_lens.forward(encoded)
-        first, second = (
-            patch_lens.ablate("decoder.0.mlp"),
-            patch_lens.ablate("decoder.0.mlp"),
-        )
+        first = patch_lens.ablate("decoder.0.mlp")
+        second = patch_lens.ablate("decoder.0.mlp")
         first.__enter__()
         second.__enter__()
         patch_lens.forward(encoded)

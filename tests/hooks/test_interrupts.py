@@ -26,7 +26,8 @@ from tsfm_lens.models.draws import seeded
 from tsfm_lens.testing import native_traces
 
 SERIES = bundled("co2").tail(24)
-PATTERN, STREAM = "blocks.1.attn.hook_pattern", "blocks.0.hook_resid_post"
+PATTERN = "blocks.1.attn.hook_pattern"
+STREAM = "blocks.0.hook_resid_post"
 PACKAGE = Path(tsfm_lens.__file__).parent
 HOOKS = {str(path) for path in (PACKAGE / "hooks").glob("*.py")}
 # all code that sets hooks, torch's and TransformerLens's included
@@ -64,7 +65,8 @@ class Trace:
     def __init__(
         self, follows: Callable[[CodeType], bool], each: Callable[[Instruction], None]
     ) -> None:
-        self._follows, self._each = follows, each
+        self._follows = follows
+        self._each = each
 
     def __enter__(self) -> None:
         self._before = sys.gettrace()
@@ -76,7 +78,8 @@ class Trace:
     def _call(self, frame: FrameType, _event: str, _value: Any) -> Any:
         if not self._follows(frame.f_code):
             return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
         return self._instruction
 
     def _instruction(self, frame: FrameType, event: str, _value: Any) -> Any:
@@ -166,7 +169,8 @@ def caught(lens: Lens) -> None:
 
 
 def replays(lens: Lens) -> None:
-    model, context = lens.adapter.model, torch.ones(1, 16)
+    model = lens.adapter.model
+    context = torch.ones(1, 16)
     with torch.no_grad(), recorded_outputs(model, ["blocks.0"]) as stored:
         model(context)
     with torch.no_grad(), replayed(model, stored, rows=1, copies=1):
@@ -183,7 +187,8 @@ class Check:
 
     def __init__(self, lens: Lens) -> None:
         self._lens = lens
-        self._native, self._pattern = self.forecast(), self.pattern()
+        self._native = self.forecast()
+        self._pattern = self.pattern()
 
     def forecast(self) -> Any:
         return self._lens.forecast(SERIES, 3).quantiles

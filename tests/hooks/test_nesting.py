@@ -136,15 +136,18 @@ def plan(
         )
 
     for name in step.names:
-        at, act = name, partial(read, name)
+        at = name
+        act = partial(read, name)
         if step.kind == "hooks":
             act = lambda value: value * step.factor  # noqa: E731
         elif step.kind == "edit":
             act = lambda value: value + step.factor  # noqa: E731
         elif step.kind == "ablate" and name.endswith("mlp"):
-            at, act = f"blocks.{name}.hook_out", torch.zeros_like
+            at = f"blocks.{name}.hook_out"
+            act = torch.zeros_like
         elif step.kind == "ablate":
-            at, act = f"blocks.{name[:-2]}.hook_z", partial(without, int(name[-1]))
+            at = f"blocks.{name[:-2]}.hook_z"
+            act = partial(without, int(name[-1]))
         acts.setdefault(at, []).append(act)
 
 

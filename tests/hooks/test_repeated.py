@@ -13,7 +13,9 @@ from torch import Tensor
 from tsfm_lens.hooks.repeated import Repeated
 from tsfm_lens.testing import assert_close
 
-OUTER, ROWS, INNER = 3, 2, 2
+OUTER = 3
+ROWS = 2
+INNER = 2
 WEIGHT = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
 
 
@@ -60,7 +62,8 @@ def test_what_is_made_of_rows_held_once_is_what_is_made_of_their_copies(
 ) -> None:
     single = drawn(ROWS, 5, 8)
     function = {**KEPT, **COPIED}[name]
-    found, expected = function(Repeated(single, OUTER, INNER)), function(copies(single))
+    found = function(Repeated(single, OUTER, INNER))
+    expected = function(copies(single))
     assert isinstance(found, Repeated) == (name in KEPT)
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
@@ -81,10 +84,8 @@ def test_what_is_written_into_stays_there_and_leaves_what_is_held_alone(
 ) -> None:
     single = drawn(ROWS, 5, 8)
     before = single.clone()
-    found, expected = (
-        Repeated(single, outer, 1 if outer == 1 else INNER),
-        before.clone(),
-    )
+    found = Repeated(single, outer, 1 if outer == 1 else INNER)
+    expected = before.clone()
     if outer > 1:
         expected = copies(before)
     WRITES[name](found)

@@ -21,7 +21,9 @@ FIXED = ("chronos-2", "moirai-1.1", "toto-2")
 
 
 def draws(lens: Lens, count: int = 3) -> dict[str, Any]:
-    return {} if lens.adapter.readout == "quantile" else {"num_samples": count}
+    if lens.adapter.readout == "quantile":
+        return {}
+    return {"num_samples": count}
 
 
 def outputs(lens: Lens) -> list[str]:
@@ -45,7 +47,8 @@ def test_one_series_is_drawn_for_encoder_and_decoder(paths: int) -> None:
     drawn: dict[str, list[list[int]]] = {}
     for name in names:
         for call, source in zip(seen.calls(name), activations.calls(name), strict=True):
-            each, own = len(source.value) // len(batch), len(call.value) // len(batch)
+            each = len(source.value) // len(batch)
+            own = len(call.value) // len(batch)
             rows = [
                 int((source.value == row).flatten(1).all(1).nonzero()[0]) // each
                 for row in call.value
@@ -102,10 +105,8 @@ def test_a_reference_is_recorded_at_the_horizon_asked_for(name: str) -> None:
     """As if recorded by hand, at a horizon that is not the model's own."""
     lens = lens_of(name)
     batch = example_case(lens, n_series=2).batch
-    horizon, run = (
-        max(1, lens.adapter.prediction_length // 2 - 1),
-        {"seed": 0, **draws(lens, 2)},
-    )
+    horizon = max(1, lens.adapter.prediction_length // 2 - 1)
+    run = {"seed": 0, **draws(lens, 2)}
     part = Component(lens.wiring.output_stack.name, 0, "mlp")
     with lens.ablate(part, how="resample", reference=batch, horizon=horizon, seed=4):
         found = lens.forecast(batch, horizon, **run)

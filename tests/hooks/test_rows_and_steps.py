@@ -15,7 +15,8 @@ from tsfm_lens.models import architectures
 from tsfm_lens.testing import assert_close
 
 STEPS = np.arange(32)
-ONE, TWO = np.sin(STEPS / 2.0), 3 + np.cos(STEPS / 3.0)
+ONE = np.sin(STEPS / 2.0)
+TWO = 3 + np.cos(STEPS / 3.0)
 
 
 def pairs() -> object:
@@ -126,19 +127,23 @@ def test_only_the_pattern_of_the_chosen_series_changes_however_a_model_orders_it
     name: str,
 ) -> None:
     lens = lens_of(name)
-    adapter, stack = lens.adapter, lens.wiring.output_stack
+    adapter = lens.adapter
+    stack = lens.wiring.output_stack
     own = getattr(adapter, "example", None)
-    series = (
-        list(own(2, 32).values)
-        if own
-        else [np.sin(STEPS / (2 + i)) * (i + 1) + 0.1 * STEPS for i in range(3)]
-    )
+    if own:
+        series = list(own(2, 32).values)
+    else:
+        series = [np.sin(STEPS / (2 + i)) * (i + 1) + 0.1 * STEPS for i in range(3)]
     # past the first pass, where a rollout goes there
     goes_on = adapter.rollout in ("cache", "refeed")
-    horizon = (
-        adapter.prediction_length + 3 if goes_on else min(6, adapter.prediction_length)
-    )
-    draws = {"num_samples": 3} if adapter.readout != "quantile" else {}
+    if goes_on:
+        horizon = adapter.prediction_length + 3
+    else:
+        horizon = min(6, adapter.prediction_length)
+    if adapter.readout != "quantile":
+        draws = {"num_samples": 3}
+    else:
+        draws = {}
     at = Component(stack.name, stack.n_layers - 1, stack.attention_kinds()[0])
     plain = lens.forecast(series, horizon, seed=1, **draws).quantiles
     with lens.edit(

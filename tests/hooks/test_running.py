@@ -25,8 +25,10 @@ def test_predicates_globs_and_unknown_names(token_lens: Lens, token_case: Case) 
     )
     token_lens.run_with_hooks(token_case.encoded, [("*.hook_embed", keep)])
     assert names == ["encoder.hook_embed", "decoder.hook_embed"] * 2
-    encoded, run = token_case.encoded, token_lens.run(token_case.batch, 2)
-    cached, hooked = token_lens.run_with_cache, token_lens.run_with_hooks
+    encoded = token_case.encoded
+    run = token_lens.run(token_case.batch, 2)
+    cached = token_lens.run_with_cache
+    hooked = token_lens.run_with_hooks
     expect_error("loss=fn", cached, encoded, incl_bwd=True)
     expect_error("true of no hook point", hooked, encoded, [(lambda name: False, keep)])
     for nothing in (lambda name: False, [], iter(())):
@@ -57,10 +59,8 @@ def test_permanent_hooks_stay_until_reset(token_lens: Lens, token_case: Case) ->
     plain = token_lens.forward(token_case.encoded)
     token_lens.add_hook("decoder_blocks.*.mlp.hook_out", lambda value, hook: 0 * value)
     try:
-        first, second = (
-            token_lens.forward(token_case.encoded),
-            token_lens.forward(token_case.encoded),
-        )
+        first = token_lens.forward(token_case.encoded)
+        second = token_lens.forward(token_case.encoded)
         assert torch.equal(first, second)
         # in every thread
         with ThreadPoolExecutor(1) as pool:

@@ -150,7 +150,8 @@ def test_replay_leaves_the_runs_of_other_threads_alone(
     """While variants run, modules before their first change hand back stored outputs,
     in this thread only.
     """
-    plain, met = forward(token_lens, token_case), []
+    plain = forward(token_lens, token_case)
+    met = []
 
     def meet(pattern: Tensor) -> Tensor:
         met.append(elsewhere(lambda: forward(token_lens, token_case)))
@@ -176,10 +177,8 @@ def ablated(lens: Lens, case: Case, *parts: str) -> Tensor:
 def test_tasks_of_one_thread_keep_their_contexts_apart(
     token_lens: Lens, token_case: Case
 ) -> None:
-    plain, alone = (
-        forward(token_lens, token_case),
-        {part: ablated(token_lens, token_case, part) for part in PARTS},
-    )
+    plain = forward(token_lens, token_case)
+    alone = {part: ablated(token_lens, token_case, part) for part in PARTS}
 
     async def task(part: str | None) -> list[Tensor]:
         outputs = []
@@ -204,18 +203,14 @@ def test_tasks_of_one_thread_keep_their_contexts_apart(
 def test_a_task_has_the_contexts_in_which_it_was_started(
     token_lens: Lens, token_case: Case
 ) -> None:
-    both, one = (
-        ablated(token_lens, token_case, *PARTS[:2]),
-        ablated(token_lens, token_case, PARTS[0]),
-    )
+    both = ablated(token_lens, token_case, *PARTS[:2])
+    one = ablated(token_lens, token_case, PARTS[0])
 
     async def inner(part: str | None) -> Tensor:
         await asyncio.sleep(0)
-        return (
-            forward(token_lens, token_case)
-            if part is None
-            else ablated(token_lens, token_case, part)
-        )
+        if part is None:
+            return forward(token_lens, token_case)
+        return ablated(token_lens, token_case, part)
 
     async def main() -> list[Tensor]:
         with token_lens.ablate(PARTS[0]):
@@ -249,10 +244,8 @@ def test_a_context_outlives_the_task_of_a_notebook_cell(
 def test_a_generator_that_waits_inside_a_context_is_refused(
     token_lens: Lens, token_case: Case
 ) -> None:
-    plain, alone = (
-        forward(token_lens, token_case),
-        ablated(token_lens, token_case, PARTS[0]),
-    )
+    plain = forward(token_lens, token_case)
+    alone = ablated(token_lens, token_case, PARTS[0])
 
     def outputs() -> Generator[Tensor, None, None]:
         with token_lens.ablate(PARTS[0]):

@@ -59,7 +59,8 @@ def projected(x: Tensor, weights: Any, letter: str) -> Tensor:
     """What one matrix, of every head or of the hidden layer, and its bias make of a
     stream.
     """
-    matrix, bias = getattr(weights, f"W_{letter}"), getattr(weights, f"b_{letter}")
+    matrix = getattr(weights, f"W_{letter}")
+    bias = getattr(weights, f"b_{letter}")
     return torch.einsum("bpd,...dc->bp...c", x, matrix) + bias
 
 
@@ -82,7 +83,10 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
                 activations[stream],
                 f"{stack.block(layer)}.{row.norm}" if row.norm else "",
             )
-            letters = "QKV" if isinstance(row, Attention) else ("in", "gate")
+            if isinstance(row, Attention):
+                letters = "QKV"
+            else:
+                letters = ("in", "gate")
             for letter in letters:
                 matrix = f"W_{letter}"
                 if getattr(plain, matrix) is None:
@@ -91,12 +95,10 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
                 x, path = own
                 if letter in "KV" and row.keys_from:
                     other = lens.wiring.stack(row.keys_from)
-                    x, path = (
-                        activations[
-                            f"{other.prefix}.{other.n_layers - 1}.hook_resid_post"
-                        ],
-                        other.ln_final,
-                    )
+                    x = activations[
+                        f"{other.prefix}.{other.n_layers - 1}.hook_resid_post"
+                    ]
+                    path = other.ln_final
                 expected = projected(
                     native(lens, path).forward(x) if path else x, plain, letter
                 )
@@ -110,7 +112,8 @@ def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
 
 def test_single_matrices_embed_and_unembed() -> None:
     lens, activations = recorded("chronos")
-    encoded, weights = example_case(lens).encoded, lens.weights
+    encoded = example_case(lens).encoded
+    weights = lens.weights
     assert not any(
         item.requires_grad
         for item in (weights.W_E, weights.W_U, *weights.unembedding().values())

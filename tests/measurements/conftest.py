@@ -15,7 +15,9 @@ MODELS = ("chronos-nano", "bolt-nano")
 
 @cache
 def _work(model: str) -> Results:
-    few = 2 if model == "chronos-nano" else None
+    few = None
+    if model == "chronos-nano":
+        few = 2
     run = load(model).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few)
     # logits are what one figure is drawn of; how ranks are measured does not depend on
     # the model, and takes long

@@ -23,7 +23,8 @@ NEAR = 1e-3
 
 
 def series() -> list[np.ndarray]:
-    rng, time = np.random.default_rng(0), np.arange(64)
+    rng = np.random.default_rng(0)
+    time = np.arange(64)
     return [
         50 + 10 * np.sin(2 * np.pi * time / 12 + i) + rng.normal(size=64)
         for i in range(5)

@@ -115,7 +115,8 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
 
 def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
     alone = Results(work.first)
-    parts, heads = alone["ablation_effects"], alone["head_states"]
+    parts = alone["ablation_effects"]
+    heads = alone["head_states"]
     # every head and MLP, whatever its kind, and not those of one kind of attention
     # alone
     single = parts.sel(component=parts["kind"] != "layer")
@@ -128,7 +129,8 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
         )
     ranks = alone["head_spectra"]["stable_rank"].sel(product="QK")
     assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])
-    point, quantiles = work.first.point, work.first.forecast.quantiles
+    point = work.first.point
+    quantiles = work.first.forecast.quantiles
     for kind, forecast in (
         ("ablation_effects", parts["baseline_forecast"]),
         ("causal_effects", alone["causal_effects"]["plain_forecast"]),
@@ -230,4 +232,6 @@ def test_an_entry_point_has_the_name_that_its_module_registers() -> None:
 def find_home(figure: Figure) -> Callable[..., Any]:
     """The function of a figure, without the options that are bound to it."""
     function = figure.function
-    return function.func if isinstance(function, partial) else function
+    if isinstance(function, partial):
+        return function.func
+    return function

@@ -224,7 +224,8 @@ def test_a_pickled_adapter_is_never_read(beside: Path) -> None:
 def test_a_base_that_is_ambiguous_or_not_at_hand_is_refused_and_the_advice_works(
     beside: Path, tmp_path: Path
 ) -> None:
-    other, alone = tmp_path / "other", tmp_path / "alone"
+    other = tmp_path / "other"
+    alone = tmp_path / "alone"
     shutil.copytree(checkpoint_path("chronos2-nano"), other)
     path = other / "model.safetensors"
     tensors = {name: tensor + 0.01 for name, tensor in load_file(path).items()}

@@ -106,11 +106,9 @@ def test_rounding_under_autocast_is_no_wrong_wiring(
     writes = activations.decompose_resid()
     assert bool(writes.isfinite().all())
     # an edit of the stream itself is still no rounding
-    stream = (
-        "blocks.1.hook_resid_post"
-        if "2" in name
-        else "decoder_blocks.1.hook_resid_post"
-    )
+    stream = "decoder_blocks.1.hook_resid_post"
+    if "2" in name:
+        stream = "blocks.1.hook_resid_post"
     with (
         torch.autocast("cpu", dtype),
         lens.hooks([(stream, lambda value, hook: 3 * value)]),

@@ -55,11 +55,10 @@ def scaled(lens: Lens) -> None:
 
 
 def replaced(lens: Lens) -> None:
-    part = (
-        lens.model.encoder.block[0]
-        if hasattr(lens.model.encoder, "block")
-        else lens.model.encoder.layers[0]
-    )
+    if hasattr(lens.model.encoder, "block"):
+        part = lens.model.encoder.block[0]
+    else:
+        part = lens.model.encoder.layers[0]
     part.load_state_dict(
         {name: value.clone() for name, value in part.state_dict().items()}, assign=True
     )
@@ -102,7 +101,8 @@ CHANGES: dict[str, Callable[[Lens], Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_noticed(change: str) -> None:
     run = new_run()
-    lens, forecast = run.lens, run.forecast
+    lens = run.lens
+    forecast = run.forecast
     CHANGES[change](lens)
     uses: list[Callable[[], Any]] = [
         run.attribute,

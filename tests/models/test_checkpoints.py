@@ -89,7 +89,8 @@ def replaced(
 
 
 NORM = "decoder.final_layer_norm.weight"
-NAN, HUGE = torch.tensor([float("nan")] * 2), torch.tensor(1e6)
+NAN = torch.tensor([float("nan")] * 2)
+HUGE = torch.tensor(1e6)
 SPOILED: dict[str, tuple[Edit, str, str]] = {
     "no layer": (
         without_a_layer,
@@ -359,10 +360,8 @@ def test_settings_that_no_wiring_describes(
 
 def test_only_distributions_of_the_library_are_made(tmp_path: Path) -> None:
     lens_of("moirai-1.1").native.save_pretrained(tmp_path)
-    config, trace = (
-        json.loads((tmp_path / "config.json").read_text()),
-        tmp_path / "called",
-    )
+    config = json.loads((tmp_path / "config.json").read_text())
+    trace = tmp_path / "called"
     own: dict[str, Any] = {"_target_": "pathlib.Path.touch", "_args_": [str(trace)]}
     wrong: list[tuple[Any, str]] = [
         ({"_target_": "os.system"}, "'os.system'} as output distribution"),

@@ -19,7 +19,8 @@ from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close
 
-STEPS, HORIZON = 60, 24
+STEPS = 60
+HORIZON = 24
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +35,10 @@ def drawn(
     rng = np.random.default_rng(count)
     items = []
     for _ in range(count):
-        label = (
-            {"w": np.resize(["low", "high", "mid"], steps + horizon)} if text else {}
-        )
+        if text:
+            label = {"w": np.resize(["low", "high", "mid"], steps + horizon)}
+        else:
+            label = {}
         known = {"k": rng.normal(size=steps + horizon), **label}
         past = {"a": rng.normal(size=steps)} | {
             name: item[:steps] for name, item in known.items()

@@ -79,11 +79,10 @@ def test_oracles_hold_in_half_precision(name: str, dtype: str, device: str) -> N
     lens = fresh(name).to(device, getattr(torch, dtype))
     # padding attends to nothing, which every kernel writes in its own way
     case = example_case(lens, n_series=1)
-    chosen = (
-        QUICK
-        if device == "cpu"
-        else [oracle for oracle in ORACLES if oracle is not STEPS]
-    )
+    if device == "cpu":
+        chosen = QUICK
+    else:
+        chosen = [oracle for oracle in ORACLES if oracle is not STEPS]
     results = check_lens(lens, case, chosen)
     assert all(result.error <= 0.05 for result in results), results
 
@@ -91,9 +90,13 @@ def test_oracles_hold_in_half_precision(name: str, dtype: str, device: str) -> N
 def measured(
     lens: Lens, kinds: Iterable[str], path: np.ndarray | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    draws = {"num_samples": 4} if lens.emits == "token" else {}
+    if lens.emits == "token":
+        draws = {"num_samples": 4}
+    else:
+        draws = {}
     run = lens.run(bundled("co2"), 12, holdout=True, forced_path=path, twins=0, **draws)
-    cache, found = Results(run), dict[str, Any]()
+    cache = Results(run)
+    found = dict[str, Any]()
     for kind in kinds:
         try:
             found[kind] = cache[kind]
@@ -110,7 +113,8 @@ def apart(a: xr.Dataset, b: xr.Dataset) -> dict[str, float]:
         for name in a.data_vars
         if a[name].dtype.kind == "f" and not name.endswith(ROUNDINGS)
     ):
-        x, y = a[name].values, b[name].values
+        x = a[name].values
+        y = b[name].values
         found[str(name)] = float(
             np.nanmax(np.abs(x - y), initial=0.0)
             / (np.nanmax(np.abs(x), initial=0.0) or 1.0)

@@ -57,8 +57,10 @@ def test_folder_model_and_pipeline_are_the_same_lens(folder: Path, name: str) ->
 
 
 def test_one_architecture_claims_it(folder: Path, name: str) -> None:
-    files, lens = read_checkpoint(folder), load(folder, check=False)
-    config, tensors = files.config, frozenset(files.tensors)
+    files = read_checkpoint(folder)
+    lens = load(folder, check=False)
+    config = files.config
+    tensors = frozenset(files.tensors)
     statements = [
         architecture.name
         for architecture in architectures().values()
@@ -148,7 +150,8 @@ class Beside(torch.nn.Linear):
 
     def __init__(self, base_layer: torch.nn.Linear) -> None:
         super().__init__(base_layer.in_features, base_layer.out_features, bias=False)
-        self.base_layer, self.merged = base_layer, False
+        self.base_layer = base_layer
+        self.merged = False
 
 
 def test_an_adapter_that_is_not_merged_is_refused() -> None:

@@ -47,19 +47,18 @@ CASES = [(name, "univariate") for name in sorted(NATIVE)] + [
 def test_the_forecast_is_the_librarys(
     name: str, kind: str, horizon: int, request: pytest.FixtureRequest
 ) -> None:
-    lens, series = lens_of(name), request.getfixturevalue(kind)
+    lens = lens_of(name)
+    series = request.getfixturevalue(kind)
     if name == "t5":
         series = [
             np.where(np.isnan(item), np.nan, np.abs(item).round()) for item in series
         ]
-    steps = (
-        horizon if lens.adapter.rollout != "single" else min(horizon, lens.longest_pass)
-    )
-    steps = (
-        steps
-        if lens.adapter.joint_rollout or kind == "univariate"
-        else min(steps, lens.prediction_length)
-    )
+    if lens.adapter.rollout != "single":
+        steps = horizon
+    else:
+        steps = min(horizon, lens.longest_pass)
+    if not (lens.adapter.joint_rollout or kind == "univariate"):
+        steps = min(steps, lens.prediction_length)
     ours = lens.forecast(series, steps, seed=11, **count_draws(lens))
     assert_is(ours, answer(lens, as_series(series), steps, seed=11))
     if ours.samples is not None:
@@ -78,7 +77,8 @@ def test_a_forward_is_the_forecast(
 ) -> None:
     if kind == "multivariate" and name not in MULTIVARIATE:
         pytest.skip("takes single series")
-    lens, series = lens_of(name), request.getfixturevalue(kind)
+    lens = lens_of(name)
+    series = request.getfixturevalue(kind)
     forward = lens.forward(series, horizon=7).detach()[..., :7]
     assert lens.levels == pytest.approx(LEVELS, abs=0)
     assert_close(
@@ -114,7 +114,8 @@ def test_the_patch_size_is_the_forecast_objects(univariate: list[np.ndarray]) ->
 def test_the_mean_is_moirais(
     kind: str, horizon: int, request: pytest.FixtureRequest
 ) -> None:
-    lens, series = lens_of("moirai-1.1"), request.getfixturevalue(kind)
+    lens = lens_of("moirai-1.1")
+    series = request.getfixturevalue(kind)
     own = moirai_forecaster(
         lens.native, items(as_series(series)), horizon, patch_size=16
     )
@@ -226,7 +227,8 @@ def test_a_forward_is_the_ports_point_head(
 def test_both_options_are_timestrals(
     kind: str, horizon: int, request: pytest.FixtureRequest
 ) -> None:
-    lens, series = fresh("timestral"), request.getfixturevalue(kind)
+    lens = fresh("timestral")
+    series = request.getfixturevalue(kind)
     lens.adapter.clampsym = True  # type: ignore[attr-defined]
     assert_is(
         lens.forecast(series, horizon),
@@ -242,10 +244,12 @@ def test_both_options_are_timestrals(
 
 @KINDS
 def test_the_mean_is_totos(kind: str, request: pytest.FixtureRequest) -> None:
-    lens, series = lens_of("toto-1"), request.getfixturevalue(kind)
+    lens = lens_of("toto-1")
+    series = request.getfixturevalue(kind)
     from toto.inference.forecaster import TotoForecaster
 
-    forecaster, given = TotoForecaster(lens.native.model), masked(as_series(series))
+    forecaster = TotoForecaster(lens.native.model)
+    given = masked(as_series(series))
     mean = forecaster.forecast(given, prediction_length=8).mean.flatten(0, 1)
     assert_close(lens.forward(series).detach()[:, 0], mean, depth=100)
 

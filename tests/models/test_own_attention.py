@@ -28,8 +28,13 @@ from tsfm_lens.models import Lens
 from tsfm_lens.models.wirings._common import attention_row, fused, mlp_row, projections
 from tsfm_lens.testing import assert_close
 
-WIDTH, HEADS, SHARED, SIZE, LAYERS = 24, 4, 2, 6, 2
-UP, GATE = Projection("up", "d_mlp"), Projection("gate", "d_mlp")
+WIDTH = 24
+HEADS = 4
+SHARED = 2
+SIZE = 6
+LAYERS = 2
+UP = Projection("up", "d_mlp")
+GATE = Projection("gate", "d_mlp")
 IN_PROJ = {"weight": "in_proj_weight", "bias": "in_proj_bias"}
 
 
@@ -53,14 +58,16 @@ class GroupedAttention(nn.Module):
             nn.Linear(WIDTH, HEADS * SIZE),
             *(nn.Linear(WIDTH, SHARED * SIZE) for _ in range(2)),
         )
-        self.out, self.repeated = nn.Linear(HEADS * SIZE, WIDTH), repeated
+        self.out = nn.Linear(HEADS * SIZE, WIDTH)
+        self.repeated = repeated
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
             rearrange(part(x), "b pos (head c) -> b head pos c", c=SIZE)
             for part in (self.q, self.k, self.v)
         )
-        q, k = turned(q), turned(k)
+        q = turned(q)
+        k = turned(k)
         if self.repeated:
             k, v = (part.repeat_interleave(HEADS // SHARED, dim=1) for part in (k, v))
         z = F.scaled_dot_product_attention(
@@ -74,12 +81,11 @@ class GroupedBlock(nn.Module):
 
     def __init__(self, *, repeated: bool) -> None:
         super().__init__()
-        self.norm1, self.attn = nn.RMSNorm(WIDTH), GroupedAttention(repeated=repeated)
-        self.norm2, self.up, self.gate = (
-            nn.RMSNorm(WIDTH),
-            nn.Linear(WIDTH, 32),
-            nn.Linear(WIDTH, 32),
-        )
+        self.norm1 = nn.RMSNorm(WIDTH)
+        self.attn = GroupedAttention(repeated=repeated)
+        self.norm2 = nn.RMSNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 32)
+        self.gate = nn.Linear(WIDTH, 32)
         self.down = nn.Linear(32, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,11 +114,11 @@ class Stock(Wired):
     """
 
     def stack(self) -> Stack:
-        stream = "pos batch d_model" if self.model.pos_first else "batch pos d_model"
-        z_layout, out = (
-            stream.replace("d_model", "(head d_head)"),
-            Projection("self_attn.out_proj"),
-        )
+        stream = "batch pos d_model"
+        if self.model.pos_first:
+            stream = "pos batch d_model"
+        z_layout = stream.replace("d_model", "(head d_head)")
+        out = Projection("self_attn.out_proj")
         matrices = fused("self_attn", "(part head d_head)", out, **IN_PROJ)
         attention = attention_row(
             "attn",
@@ -168,7 +174,8 @@ def test_the_stock_encoder_was_on_its_fast_path_before_it_was_hooked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The idle lens leaves torch's fast path on, and the first hook ends it."""
-    model, calls = stock(batch_first=True), []
+    model = stock(batch_first=True)
+    calls = []
     fast = torch._transformer_encoder_layer_fwd
     monkeypatch.setattr(
         torch,
@@ -197,7 +204,8 @@ def test_an_edit_of_a_shared_key_moves_the_heads_that_share_it(repeated: bool) -
         _, activations = lens.run_with_cache(
             series, names_filter="blocks.0.attn.hook_z"
         )
-    z, before = activations["blocks.0.attn.hook_z"], plain["blocks.0.attn.hook_z"]
+    z = activations["blocks.0.attn.hook_z"]
+    before = plain["blocks.0.attn.hook_z"]
     assert_close(
         z[:, :, :2], before[:, :, :2], depth=SIZE, what="heads of the other group"
     )

@@ -70,7 +70,8 @@ def test_defaults_of_the_base_class(model: Forecaster) -> None:
 
 
 HIDDEN = "batch pos d_mlp"
-BEFORE, AFTER = Site("mlp.0", layout=HIDDEN), Site("mlp.2", "in", layout=HIDDEN)
+BEFORE = Site("mlp.0", layout=HIDDEN)
+AFTER = Site("mlp.2", "in", layout=HIDDEN)
 WRONG_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
     "heads interleaved": (
         "attn",
@@ -137,10 +138,8 @@ def test_a_readout_with_positions_first_is_labelled_and_edited_by_series(
     )
     assert failed(wiring, native.eval()) == set()
     assert 13 in failed(Wired, native)
-    lens, series = (
-        Lens(wiring(native), "positions first"),
-        [bundled("co2").tail(40).values[0], np.arange(40.0)],
-    )
+    lens = Lens(wiring(native), "positions first")
+    series = [bundled("co2").tail(40).values[0], np.arange(40.0)]
     out, activations = lens.run_with_cache(series, names_filter="unembed.hook_out")
     assert activations["unembed.hook_out"].shape == (2, 10, len(LEVELS) * HORIZON)
     with lens.edit(Zero("unembed.hook_out", rows=[1])):

@@ -77,12 +77,12 @@ SUMS: dict[str, Callable[[Lens, SeriesBatch], object]] = {
 def test_a_stream_that_is_no_sum_of_writes_is_not_decomposed(
     model: Forecaster, name: str
 ) -> None:
-    lens, series = (
-        Lens(PostNorm(rebuilt(model, PostNormBlock)), "post-norm"),
-        bundled("co2").tail(40),
-    )
+    lens = Lens(PostNorm(rebuilt(model, PostNormBlock)), "post-norm")
+    series = bundled("co2").tail(40)
     full = any(word in name for word in ("full", "layer", "resid"))
-    first = "" if full else r".* first place.* blocks\.0\.hook_resid_mid"
+    first = r".* first place.* blocks\.0\.hook_resid_mid"
+    if full:
+        first = ""
     expect_error(
         rf"wiring 'homemade' do not sum to the residual stream{first}.*post-norm",
         SUMS[name],
@@ -141,7 +141,8 @@ def test_an_identity_in_the_place_of_a_norm_has_the_scale_1(model: Forecaster) -
     native = rebuilt(model, Block)
     native.set_submodule("norm", nn.Identity())
     assert failed(Wired, native) == set()
-    lens, series = Lens(Wired(native), "no norm"), bundled("co2").tail(40)
+    lens = Lens(Wired(native), "no norm")
+    series = bundled("co2").tail(40)
     assert float(
         probes.attribution(lens.run(series))["completeness_error"].max()
     ) < rounding("float32", 1.0, depth=100)
@@ -165,7 +166,8 @@ def test_a_stack_without_attention_needs_no_heads(model: Forecaster) -> None:
         "5 patterns",
         "10 head order",
     ]
-    lens, series = Lens(AttentionFree(native), "mixer"), bundled("co2").tail(40)
+    lens = Lens(AttentionFree(native), "mixer")
+    series = bundled("co2").tail(40)
     assert probes.attribution(lens.run(series))["component"].values.tolist() == [
         "embed",
         "0.mlp",

@@ -55,7 +55,9 @@ def test_parts_of_unequal_series_or_items_give_the_forecast_of_the_whole(
     series = as_series(
         [*multivariate, multivariate[0][:, ::-1].copy()] if items else make_series(name)
     )
-    steps = lens.adapter.longest_pass + beyond if beyond else 4
+    steps = 4
+    if beyond:
+        steps = lens.adapter.longest_pass + beyond
     full = lens.forecast(series, steps, **count_draws(lens))
     plan_items(monkeypatch, 1 if items else 2)
     assert (
@@ -69,9 +71,11 @@ def test_parts_of_unequal_series_or_items_give_the_forecast_of_the_whole(
 
 
 def test_beyond_one_pass_a_call_has_no_more_rows_than_within_one() -> None:
-    lens, done = lens_of("chronos-2"), list[tuple[int, int]]()
+    lens = lens_of("chronos-2")
+    done = list[tuple[int, int]]()
     series = as_series([np.sin(np.arange(24) / 3 + place) for place in range(150)])
-    steps, levels = lens.adapter.longest_pass, len(lens.adapter.levels)
+    steps = lens.adapter.longest_pass
+    levels = len(lens.adapter.levels)
     sizes = [
         {
             stop - start
@@ -88,9 +92,12 @@ def test_beyond_one_pass_a_call_has_no_more_rows_than_within_one() -> None:
 def test_a_part_that_runs_out_of_memory_runs_as_two(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lens, series = lens_of(name), make_series(name)
+    lens = lens_of(name)
+    series = make_series(name)
     full = lens.forecast(series, 4, **count_draws(lens))
-    predict, sizes, most = lens.adapter.predict, list[int](), 2
+    predict = lens.adapter.predict
+    sizes = list[int]()
+    most = 2
 
     def scarce(batch: Any, *rest: Any) -> Any:
         sizes.append(len(batch))
@@ -119,7 +126,8 @@ def test_a_part_that_runs_out_of_memory_runs_as_two(
 def test_blocks_of_draws_are_cut_by_the_free_memory_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lens, series = lens_of("chronos"), make_series("chronos")
+    lens = lens_of("chronos")
+    series = make_series("chronos")
     request = check_request(lens, series, 4)
     monkeypatch.setattr(batching, "BYTES_AT_ONCE", 1)
     # a part draws the numbers of its whole block
@@ -132,7 +140,8 @@ def test_blocks_of_draws_are_cut_by_the_free_memory_alone(
 @pytest.mark.parametrize("name", ["chronos", "t5", *UNCUT])
 def test_a_block_of_draws_is_one_native_call(name: str) -> None:
     """Against the library itself, called for each block under its seed."""
-    lens, series = lens_of(name), make_series(name, alike=True)
+    lens = lens_of(name)
+    series = make_series(name, alike=True)
     ours = lens.forecast(series, 4, seed=5, batch_size=2, **count_draws(lens))
     assert ours.samples is not None
     batch = as_series(series)
@@ -155,7 +164,8 @@ def test_hooks_that_see_the_whole_batch_change_no_draw(
     it is without the hook.
     """
     monkeypatch.setattr(batching, "DRAWN", 2)
-    lens, series = lens_of(name), make_series(name, alike=True)
+    lens = lens_of(name)
+    series = make_series(name, alike=True)
     plain = lens.forecast(series, 4, **count_draws(lens))
     rows: list[int] = []
 
@@ -180,7 +190,8 @@ def test_variants_of_many_series_draw_what_each_draws_alone(
 ) -> None:
     monkeypatch.setattr(batching, "DRAWN", 2)
     monkeypatch.setattr("tsfm_lens.ablation.rollouts.DRAWN", 2)
-    lens, series = lens_of(name), make_series(name, alike=True)
+    lens = lens_of(name)
+    series = make_series(name, alike=True)
     target = lens.components("**.mlp" if name == "chronos" else "*.mlp")[-1]
     point = f"**.{target.layer}.mlp.hook_out"
     _, reference = lens.run_with_cache(

@@ -49,7 +49,8 @@ def assert_same(actual: Activations, expected: Activations, lens: Lens) -> None:
     for name in expected:
         for own, other in zip(actual.calls(name), expected.calls(name), strict=True):
             assert (own.step, own.offset) == (other.step, other.offset)
-            a, b = own.value.double(), other.value.double()
+            a = own.value.double()
+            b = other.value.double()
             if name.endswith("hook_attn_scores"):
                 a, b = (torch.where(x > -1e30, x, 0.0) for x in (a, b))
             assert_close(a, b, depth=DEPTH, dtype=torch.float32, what=name)
@@ -60,12 +61,12 @@ def shown_only(acts: Activations, encoded: Encoded, lens: Lens) -> Activations:
     looks at the whole batch.
     """
     for name, calls in acts.recorded.items():
-        point, value = acts.points[name], calls[0].value
-        stack = (
-            next(iter(encoded.spans))
-            if point.stack not in encoded.spans
-            else point.stack
-        )
+        point = acts.points[name]
+        value = calls[0].value
+        if point.stack not in encoded.spans:
+            stack = next(iter(encoded.spans))
+        else:
+            stack = point.stack
         if point.axes[1] != "pos" or value.shape[1] != len(encoded.spans[stack]):
             continue
         mask = encoded.shown(stack).reshape(*value.shape[:2], *[1] * (value.ndim - 2))
@@ -123,13 +124,17 @@ def test_a_forward_in_parts_keeps_what_the_whole_keeps(
 def test_a_rollout_in_parts_keeps_what_the_whole_keeps(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lens, series = lens_of(name), make_series(name)
+    lens = lens_of(name)
+    series = make_series(name)
     names = [
         point
         for point in list_names(lens, name)
         if point.endswith(("hook_z", "hook_pattern", "resid_post"))
     ]
-    steps = 4 if name in ("t5", "toto-2") else lens.adapter.longest_pass + 2
+    if name in ("t5", "toto-2"):
+        steps = 4
+    else:
+        steps = lens.adapter.longest_pass + 2
     run: dict[str, Any] = {
         "names_filter": names,
         "rollout": True,
@@ -154,7 +159,8 @@ def test_sample_paths_that_stand_outside_are_put_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Toto 1 repeats the whole batch for every path."""
-    lens, series = lens_of("toto-1"), make_series("toto-1")
+    lens = lens_of("toto-1")
+    series = make_series("toto-1")
     run: dict[str, Any] = {"rollout": True, "horizon": 4, "num_samples": 3}
     monkeypatch.setattr(batching, "DRAWN", 2)
     equal = [np.resize(one, 40) for one in series]
@@ -182,7 +188,8 @@ def test_sample_paths_that_stand_outside_are_put_together(
 def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lens, series = lens_of("chronos"), [np.sin(np.arange(40) / k) for k in (2, 3, 4, 5)]
+    lens = lens_of("chronos")
+    series = [np.sin(np.arange(40) / k) for k in (2, 3, 4, 5)]
     name = "encoder_blocks.0.self_attn.hook_pattern"
     rows: list[int] = []
 
@@ -208,7 +215,8 @@ def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(
 def test_a_capture_that_cannot_fit_says_so_before_it_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lens, series = lens_of("chronos"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
+    lens = lens_of("chronos")
+    series = [np.sin(np.arange(40) / k) for k in range(2, 12)]
     with torch.no_grad():
         _, activations = lens.run_with_cache(series)
         retained = sum(
@@ -233,10 +241,8 @@ def test_a_capture_that_cannot_fit_says_so_before_it_runs(
 
 
 def test_gradients_and_graphs_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens, series = (
-        lens_of("chronos-bolt"),
-        [np.sin(np.arange(40) / k) for k in range(2, 12)],
-    )
+    lens = lens_of("chronos-bolt")
+    series = [np.sin(np.arange(40) / k) for k in range(2, 12)]
     run: dict[str, Any] = {
         "names_filter": "**.hook_z",
         "incl_bwd": True,

@@ -27,7 +27,9 @@ TOKENS = ("chronos", "t5")
 
 def make_series(lens: Lens) -> SeriesBatch:
     example = getattr(lens.adapter, "example", None)
-    return bundled("co2", "nile").tail(40) if example is None else example(1, 20)
+    if example is None:
+        return bundled("co2", "nile").tail(40)
+    return example(1, 20)
 
 
 def counted(lens: Lens, monkeypatch: pytest.MonkeyPatch) -> Mock:
@@ -66,7 +68,8 @@ def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(
     below = (run.tokens - first)[..., None].numpy()
     mass = torch.softmax(output[..., first:].double(), -1).numpy().cumsum(-1)
     # a kernel of another shape rounds the logits elsewhere
-    slack, half = 1e-4, 0.5 * mass[..., -1:]
+    slack = 1e-4
+    half = 0.5 * mass[..., -1:]
     upto = np.take_along_axis(mass, below, -1)
     before = np.where(below > 0, np.take_along_axis(mass, below - 1, -1), 0)
     assert (before <= half + slack).all()
@@ -83,21 +86,18 @@ def test_probes_of_one_run_share_its_forecast_and_its_recordings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lens = lens_of("chronos-bolt")
-    native, run = (
-        counted(lens, monkeypatch),
-        lens.run(bundled("co2").tail(60), H, holdout=True),
-    )
+    native = counted(lens, monkeypatch)
+    run = lens.run(bundled("co2").tail(60), H, holdout=True)
     assert not native.mock_calls
-    first, second = probes.logit_lens(run), probes.logit_lens(run)
+    first = probes.logit_lens(run)
+    second = probes.logit_lens(run)
     assert (native.predict.call_count, native.run.call_count) == (1, 1)
     assert first.identical(second)
     np.testing.assert_array_equal(run.forecast.median, first["native_median"])
     # attention that is looked into runs another kernel, whose numbers the others do not
     # get
-    inside, outside = (
-        "decoder_blocks.0.self_attn.hook_pattern",
-        "decoder_blocks.0.hook_resid_post",
-    )
+    inside = "decoder_blocks.0.self_attn.hook_pattern"
+    outside = "decoder_blocks.0.hook_resid_post"
     for names, forwards in (
         ([inside], 2),
         ([inside, outside], 3),
@@ -115,7 +115,8 @@ def test_probes_of_one_run_share_its_forecast_and_its_recordings(
 
 def test_a_result_that_is_written_to_leaves_the_others_alone() -> None:
     run = lens_of("chronos-bolt").run(bundled("co2").tail(40), H, holdout=True)
-    one, other = run.dataset(), run.dataset()
+    one = run.dataset()
+    other = run.dataset()
     one["context"][:] = 0.0
     one["truth"][:] = 0.0
     one.attrs["seen"] = True
@@ -233,10 +234,8 @@ def test_a_file_has_the_numbers_of_a_run(tmp_path: Path) -> None:
 
 
 def test_what_probes_share_is_what_each_computes_alone() -> None:
-    lens, all_of_it = (
-        load("bolt-nano"),
-        partial(probes.attribution, decompositions="all"),
-    )
+    lens = load("bolt-nano")
+    all_of_it = partial(probes.attribution, decompositions="all")
     shared = lens.run(bundled("co2"), 8, holdout=True)
     for probe in (probes.attribution, probes.stream_shares, all_of_it):
         xr.testing.assert_identical(
@@ -249,16 +248,21 @@ def test_what_probes_share_is_what_each_computes_alone() -> None:
 @pytest.mark.parametrize("holdout", [True, False])
 def test_windows_are_forecasts_from_earlier_origins(holdout: bool) -> None:
     """Each is the series cut there by hand, and what followed is its truth."""
-    lens, values = load("bolt-nano"), bundled("co2", "nile").tail(90)
+    lens = load("bolt-nano")
+    values = bundled("co2", "nile").tail(90)
     run = lens.run(values, 8, holdout=holdout, windows=3)
     assert run.batch.ids == ("co2", "nile", "co2 −8", "nile −8", "co2 −16", "nile −16")
     assert run.dataset()["item"].values.tolist() == ["co2", "nile"] * 3
     for row in range(6):
-        full, end = values.values[row % 2], 90 - 8 * (row // 2 + holdout)
+        full = values.values[row % 2]
+        end = 90 - 8 * (row // 2 + holdout)
         alone = lens.run([full[:end]], 8)
         np.testing.assert_array_equal(run.batch.values[row], full[:end])
         assert_close(run.point[row], alone.point[0], depth=400, dtype=np.float32)
-        truth = full[end : end + 8] if end < 90 else np.full(8, np.nan)
+        if end < 90:
+            truth = full[end : end + 8]
+        else:
+            truth = np.full(8, np.nan)
         np.testing.assert_array_equal(run.truth[row], truth)
     text = "windows=12 of 8 steps need more than 96 steps.*windows=11 is the most"
     expect_error(text, lens.run, values, 8, windows=12, holdout=True)
@@ -267,7 +271,8 @@ def test_windows_are_forecasts_from_earlier_origins(holdout: bool) -> None:
 
 def test_windows_of_a_covariate_know_its_future() -> None:
     lens = load("chronos2-nano")
-    load_of, heat = np.arange(60.0) % 7, np.cos(np.arange(66.0))
+    load_of = np.arange(60.0) % 7
+    heat = np.cos(np.arange(66.0))
     entry = {
         "target": load_of,
         "past_covariates": {"heat": heat[:60]},

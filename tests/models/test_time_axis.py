@@ -17,7 +17,9 @@ from tsfm_lens.models import Lens, load
 
 def context(lens: Lens, length: int = 48) -> object:
     own = getattr(lens.adapter, "example", None)
-    return own(0, length) if own else bundled("co2").tail(length)
+    if own:
+        return own(0, length)
+    return bundled("co2").tail(length)
 
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
@@ -25,7 +27,9 @@ def test_tokens_of_a_forward_cover_the_context_without_gaps(name: str) -> None:
     lens = lens_of(name)
     _, activations = lens.run_with_cache(context(lens), names_filter="**.hook_embed")
     for stack in lens.wiring.stacks:
-        dot = f"{stack.name}." if stack.name else ""
+        dot = ""
+        if stack.name:
+            dot = f"{stack.name}."
         spans = activations.token_spans(f"{dot}hook_embed")
         assert spans is not None
         assert len(spans) == activations[f"{dot}hook_embed"].shape[1]
@@ -47,8 +51,14 @@ def test_tokens_of_a_rollout_move_on_with_it(name: str) -> None:
     lens = lens_of(name)
     adapter = lens.adapter
     length = adapter.prediction_length
-    beyond = length + 1 if adapter.rollout in ("cache", "refeed") else min(5, length)
-    draws = {"num_samples": 2} if adapter.readout != "quantile" else {}
+    if adapter.rollout in ("cache", "refeed"):
+        beyond = length + 1
+    else:
+        beyond = min(5, length)
+    if adapter.readout != "quantile":
+        draws = {"num_samples": 2}
+    else:
+        draws = {}
     point = f"{lens.wiring.output_stack.prefix}.0.hook_resid_post"
     _, activations = lens.run_with_cache(
         context(lens), names_filter=point, rollout=True, horizon=beyond, **draws
@@ -105,7 +115,9 @@ def test_tokens_that_overlap_cover_what_moves_them(name: str) -> None:
     # the mean and the spread stay, so that only tokens that show one of the two steps
     # change
     swapped[[5, 30]] = values[[30, 5]]
-    point = "encoder.hook_embed" if name == "chronos-bolt" else "hook_embed"
+    point = "hook_embed"
+    if name == "chronos-bolt":
+        point = "encoder.hook_embed"
     (_, before), (_, after) = (
         lens.run_with_cache(series, names_filter=point) for series in (values, swapped)
     )

@@ -17,7 +17,8 @@ RECORD = {"training_record"}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_architecture_has_the_traits_of_its_opened_models(name: str) -> None:
-    entry, opened = architectures()[name], lens_of(name).traits
+    entry = architectures()[name]
+    opened = lens_of(name).traits
     assert opened <= entry.traits
     # one that does not say what its tables give is refused nothing before it is open
     if entry.table_traits != TABLE_TRAITS:

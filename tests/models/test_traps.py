@@ -37,7 +37,8 @@ def test_flip_invariance_runs_two_passes_and_is_not_recorded_as_one(
                 max_context=56, max_horizon=16, force_flip_invariance=flipped
             )
         )
-        lens, seen = load(native, check=False), list[int]()
+        lens = load(native, check=False)
+        seen = list[int]()
         with lens.hooks(
             [("hook_embed", lambda value, hook, seen=seen: seen.append(1))]
         ):

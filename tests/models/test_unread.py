@@ -59,7 +59,8 @@ def test_variation_below_the_step_of_what_a_model_reads_is_noted(
     lens = lens_of(name)
     if role != "target" and name not in ("chronos-2", "timestral"):
         pytest.skip("it takes no covariates")
-    steps, ahead = 50, 3
+    steps = 50
+    ahead = 3
     column, row = ("y", 0) if role == "target" else ("x", 1)
     frame = pd.DataFrame({"y": noisy(steps + ahead), "x": 0.0})
     frame[column] = noisy(steps + ahead, level, 3.0)
@@ -102,10 +103,16 @@ def test_the_command_line_and_pages_say_what_is_not_read(tmp_path: Path) -> None
         "report": ("--out", str(tmp_path / "report")),
     }
     for name, out in pages.items():
-        more = ("--sections", "forecast") if name == "report" else ()
+        if name == "report":
+            more = ("--sections", "forecast")
+        else:
+            more = ()
         found = CliRunner().invoke(app, [name, *command, *out, *more])
         assert found.exit_code == 0, found.output
-        page = Path(out[1]) if name == "forecast" else Path(out[1]) / "index.html"
+        if name == "forecast":
+            page = Path(out[1])
+        else:
+            page = Path(out[1]) / "index.html"
         for text in (" ".join(found.stderr.split()), page.read_text(encoding="utf-8")):
             assert f"{limit} of {limit + 40 - 4 * (name == 'report')} of" in text
             assert "subtract" in text

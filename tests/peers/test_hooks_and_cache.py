@@ -52,7 +52,9 @@ def at(run: Run, layer: int, name: str) -> str:
 
 
 def attention(run: Run) -> str:
-    return "time_attn" if run.lens.model_id == "chronos2-nano" else "cross_attn"
+    if run.lens.model_id == "chronos2-nano":
+        return "time_attn"
+    return "cross_attn"
 
 
 def plain(run: Run) -> Tensor:
@@ -89,7 +91,9 @@ def test_a_lens_is_a_hooked_root_module(run: Run) -> None:
 
 
 def test_hooks_act_in_the_order_of_setting(run: Run) -> None:
-    lens, point, seen = run.lens, at(run, 1, "mlp.hook_out"), list[str]()
+    lens = run.lens
+    point = at(run, 1, "mlp.hook_out")
+    seen = list[str]()
 
     def note(value: Tensor, hook: HookPoint, *, mark: str) -> None:
         seen.append(mark)
@@ -106,11 +110,9 @@ def test_hooks_act_in_the_order_of_setting(run: Run) -> None:
 
 
 def test_blocks_have_levels(run: Run) -> None:
-    lens, outer, inner = (
-        run.lens,
-        at(run, 0, "mlp.hook_out"),
-        at(run, 1, "mlp.hook_out"),
-    )
+    lens = run.lens
+    outer = at(run, 0, "mlp.hook_out")
+    inner = at(run, 1, "mlp.hook_out")
     assert lens.context_level == 0
     with lens.hooks([(outer, half)]):
         assert lens.context_level == 1
@@ -145,7 +147,8 @@ def test_a_reset_backward_hook_waits_for_no_gradient(run: Run) -> None:
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_a_reset_of_one_direction(run: Run, direction: str) -> None:
-    lens, point = run.lens, at(run, 0, "mlp.hook_out")
+    lens = run.lens
+    point = at(run, 0, "mlp.hook_out")
     lens.add_hook(point, half, dir="fwd")
     lens.add_hook(point, lambda grad, hook: None, dir="bwd")
     lens.reset_hooks(direction=direction)  # type: ignore[arg-type]
@@ -156,7 +159,8 @@ def test_a_reset_of_one_direction(run: Run, direction: str) -> None:
 
 
 def test_a_hook_point_may_be_given_itself(run: Run) -> None:
-    lens, name = run.lens, at(run, 0, "mlp.hook_out")
+    lens = run.lens
+    name = at(run, 0, "mlp.hook_out")
     point = lens.hook_dict[name]
     expected = lens.run_with_hooks(run.encoded, [(name, half)])
     assert torch.equal(lens.run_with_hooks(run.encoded, [(point, half)]), expected)
@@ -246,12 +250,16 @@ def points_of_all_kinds(run: Run) -> list[str]:
 
 @pytest.mark.parametrize("returned", [False, True])
 def test_a_value_keeps_its_gradient(run: Run, returned: bool) -> None:
-    lens, names, retained = run.lens, points_of_all_kinds(run), dict[str, Tensor]()
+    lens = run.lens
+    names = points_of_all_kinds(run)
+    retained = dict[str, Tensor]()
 
     def keep(value: Tensor, hook: HookPoint) -> Tensor | None:
         value.retain_grad()
         retained[str(hook.name)] = value
-        return value if returned else None
+        if returned:
+            return value
+        return None
 
     # one hook at a time and no other, as a record of gradients is made
     for name in names:
@@ -267,7 +275,9 @@ def test_a_value_keeps_its_gradient(run: Run, returned: bool) -> None:
 
 def test_a_value_may_become_a_leaf(run: Run) -> None:
     """Gradients of activations alone: weights take none."""
-    lens, name, retained = run.lens, at(run, 1, "hook_resid_pre"), list[Tensor]()
+    lens = run.lens
+    name = at(run, 1, "hook_resid_pre")
+    retained = list[Tensor]()
     lens.requires_grad_(False)
 
     def keep(value: Tensor, hook: HookPoint) -> None:
@@ -377,10 +387,8 @@ def test_torch_hooks_go_to_the_native_module(run: Run, set_hook: str) -> None:
         HookError, match=r"lens.model.get_submodule\('(.*)'\)"
     ) as refused:
         getattr(run.lens.hook_dict[point], set_hook)(lambda *call: None)
-    path, seen = (
-        str(refused.value).split("get_submodule('")[1].split("')")[0],
-        list[Tensor](),
-    )
+    path = str(refused.value).split("get_submodule('")[1].split("')")[0]
+    seen = list[Tensor]()
     handle = run.lens.model.get_submodule(path).register_forward_hook(
         lambda module, args, output: seen.append(output)
     )
@@ -403,7 +411,8 @@ SLICES = [Slice((0, 1)), Slice(-1), Slice([0]), Slice(None), Slice(0)]
 
 @pytest.mark.parametrize("which", SLICES, ids=str)
 def test_slices_are_taken_everywhere(run: Run, which: Slice) -> None:
-    lens, plain_slice = run.lens, None if which.mode == "identity" else which.slice
+    lens = run.lens
+    plain_slice = None if which.mode == "identity" else which.slice
     if isinstance(plain_slice, np.ndarray):
         plain_slice = plain_slice.tolist()
     if isinstance(plain_slice, slice):
@@ -490,7 +499,8 @@ def test_loops_over_patches_are_refused_with_ours(run: Run, tokens: str) -> None
 )
 def test_a_patch_of_ours_is_the_peer_s(run: Run, name: str) -> None:
     # the decoder of Bolt has one token
-    point, position = at(run, 1, name.replace("ATTN", attention(run))), 0
+    point = at(run, 1, name.replace("ATTN", attention(run)))
+    position = 0
     other = run.lens.run([series[::-1].copy() for series in SERIES], 4)
     activations = run.lens.run_with_cache(other.encoded, names_filter=point)[1]
 

@@ -35,7 +35,9 @@ def wave(length: int, shift: float = 0.0) -> np.ndarray:
 
 
 def list_options(lens: Lens) -> dict[str, Any]:
-    return {"num_samples": PATHS} if lens.emits == "token" else {}
+    if lens.emits == "token":
+        return {"num_samples": PATHS}
+    return {}
 
 
 def theirs(
@@ -53,7 +55,8 @@ def theirs(
     quantiles, mean = lens.native.predict_quantiles(inputs, **options)
     if isinstance(quantiles, list):
         # an item each, (variate, step, quantile)
-        quantiles, mean = torch.cat(quantiles), torch.cat(mean)
+        quantiles = torch.cat(quantiles)
+        mean = torch.cat(mean)
     return quantiles, mean
 
 
@@ -88,11 +91,10 @@ ORDERS = [
 def test_quantiles_come_in_the_order_that_is_asked_for(
     name: str, levels: tuple[float, ...]
 ) -> None:
-    lens, series = (
-        opened(name),
-        [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))],
-    )
-    found, expected = ours(lens, series, 4, levels), theirs(lens, series, 4, levels)
+    lens = opened(name)
+    series = [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))]
+    found = ours(lens, series, 4, levels)
+    expected = theirs(lens, series, 4, levels)
     if name == "bolt-nano" or set(levels) <= set(np.round(lens.levels or levels, 6)):
         assert_same(found, expected)
     else:
@@ -128,12 +130,12 @@ EMBEDDED = {
 
 @EACH
 def test_embeddings(name: str) -> None:
-    lens, series = (
-        opened(name),
-        [torch.as_tensor(wave(60)), torch.as_tensor(wave(60, 1.0))],
-    )
+    lens = opened(name)
+    series = [torch.as_tensor(wave(60)), torch.as_tensor(wave(60, 1.0))]
     native = lens.native.embed(series)[0]
-    expected = torch.cat(native) if isinstance(native, list) else native
+    expected = native
+    if isinstance(native, list):
+        expected = torch.cat(native)
     with torch.no_grad():
         found = lens.run_with_cache(
             series,
@@ -161,7 +163,8 @@ def frame(ids: tuple[str, ...] = ("b", "a"), length: int = 40) -> pd.DataFrame:
 @EACH
 @pytest.mark.parametrize("levels", [(0.1, 0.5, 0.9), (0.9, 0.1)])
 def test_frames(name: str, levels: tuple[float, ...]) -> None:
-    lens, table = opened(name), frame()
+    lens = opened(name)
+    table = frame()
     torch.manual_seed(0)
     options = {
         **list_options(lens),
@@ -190,7 +193,8 @@ def test_precisions(name: str, dtype: str) -> None:
 
 @EACH
 def test_hooks_act_on_the_pipeline_too(name: str) -> None:
-    lens, series = opened(name), [torch.as_tensor(wave(60))]
+    lens = opened(name)
+    series = [torch.as_tensor(wave(60))]
     plain = theirs(lens, series, 4)
     with lens.ablate("**.mlp"):
         inside = theirs(lens, series, 4)

@@ -45,7 +45,8 @@ def ablation(
             [known.get(str(name), 0.1) for name in ds["component"].values]
         )
         distance = np.repeat(effect[:, None], ds.sizes["series"], axis=1)
-    moved = 4 * distance[:, 0] if moved is None else moved
+    if moved is None:
+        moved = 4 * distance[:, 0]
     truth = ds["truth"].values
     ds["baseline_forecast"] = (("series", "step"), truth + baseline)
     ds["forecast"] = (
@@ -123,8 +124,10 @@ def effects(
         components(whole=False) if rows is None else rows,
     )
     ds = ds.assign_attrs(how="zero", statistic="median")
-    n, axes = ds.sizes["component"], ("component", "series", "step")
-    direct = np.arange(float(n)) if direct is None else direct
+    n = ds.sizes["component"]
+    axes = ("component", "series", "step")
+    if direct is None:
+        direct = np.arange(float(n))
     if repair is None:
         repair = np.full((n, ds.sizes["series"]), 0.5)
         repair[-1] = 1.0

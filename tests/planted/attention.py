@@ -48,7 +48,8 @@ def _maps(
     """Without values: layers, heads and tokens, by default one a step, and EOS behind
     the keys.
     """
-    first, time = on.isel(series=[0]), on.sizes["time"]
+    first = on.isel(series=[0])
+    time = on.sizes["time"]
     about = {
         "stack": "decoder",
         "attention": "cross_attn",
@@ -71,7 +72,8 @@ def attention(
     places: Tokens | None = None,
 ) -> xr.Dataset:
     """Layer 0: head 0 looks 7 back, head 1 is uniform. Layer 1: both rest on EOS."""
-    pattern = make_pattern() if pattern is None else pattern
+    if pattern is None:
+        pattern = make_pattern()
     ds = _maps(on, "attention_patterns", pattern.shape, places)
     ds["pattern"], ds["entropy"] = (
         ((*GRID, "query", "key"), pattern),
@@ -88,7 +90,8 @@ def rollout(
     """The patterns of ``attention``: head 0 of layer 0 reads 7 back, those of layer 1
     rest on EOS.
     """
-    pattern = make_pattern() if pattern is None else pattern
+    if pattern is None:
+        pattern = make_pattern()
     ds = _maps(on, "autoregressive_attention", pattern.shape, places)
     entropy = _entropy(pattern)
     rank = np.argsort(
@@ -142,13 +145,13 @@ def kernel_regression(on: xr.Dataset = THREE) -> xr.Dataset:
     """Bandwidths 1 to 4; tilt 2 in one head of four; two of eight bounds below 1, twice
     what is measured.
     """
-    missing, bound, applicable = (
-        np.full((2, 2, 2), 0.9),
-        np.full((2, 2, 2), 10.0),
-        np.ones((2, 2, 2), dtype=bool),
-    )
-    missing[1, 1], bound[1, 1] = [0.01, 0.2], [0.02, 0.4]
-    applicable[0, 0, 0], bound[0, 0, 0] = False, np.nan
+    missing = np.full((2, 2, 2), 0.9)
+    bound = np.full((2, 2, 2), 10.0)
+    applicable = np.ones((2, 2, 2), dtype=bool)
+    missing[1, 1] = [0.01, 0.2]
+    bound[1, 1] = [0.02, 0.4]
+    applicable[0, 0, 0] = False
+    bound[0, 0, 0] = np.nan
     bandwidth = np.tile(np.array([1.0, 2.0, 4.0]), (2, 2, 1))
     bandwidth[0, 1, 0] = 0.5
     ds = described(None, "kernel_regression", series=str(on["series"].values[0]))
@@ -176,15 +179,14 @@ def patch_attention(on: xr.Dataset = THREE) -> xr.Dataset:
     """Two layers of two heads over 3 patches and REG; head h of layer l reads key (l +
     h) % 3 most, head 1 more so.
     """
-    levels, time = [0.1, 0.5, 0.9], on.sizes["time"]
+    levels = [0.1, 0.5, 0.9]
+    time = on.sizes["time"]
     most = np.add.outer(np.arange(2), np.arange(2)) % 3
     weights = np.full((2, 2, 4, 4), 0.1)
     for layer, head in np.ndindex(2, 2):
         weights[layer, head, :, most[layer, head]] = 0.6 + 0.1 * head
-    pattern, starts = (
-        weights / weights.sum(-1, keepdims=True),
-        np.arange(-time, 0, time // 3),
-    )
+    pattern = weights / weights.sum(-1, keepdims=True)
+    starts = np.arange(-time, 0, time // 3)
     ds = described(
         on.isel(series=[0]), "patch_attention", stack="decoder", attention="cross_attn"
     )

@@ -41,7 +41,8 @@ def explore(on: xr.Dataset = THREE) -> xr.Dataset:
         1 + np.arange(n_series)
     )
     sizes = moves[[0, 1, 2, 4, 5, 6]].T.reshape(n_series, 2, 3)
-    steps, plain = np.arange(n_steps), ds["truth"].values
+    steps = np.arange(n_steps)
+    plain = ds["truth"].values
     rows = np.zeros((n_series, 2, 3, n_steps, width))
     position = np.zeros((n_series, 2, 3), dtype=int)
     for s, layer, head in np.ndindex(n_series, 2, 3):
@@ -53,8 +54,10 @@ def explore(on: xr.Dataset = THREE) -> xr.Dataset:
     # of what stays at one place every step has another lag, and the reverse
     lag_share = np.full(position.shape, 0.75 / n_steps)
     place_share = np.full(position.shape, 0.75)
-    lag_share[:, 1, 0], place_share[:, 1, 0] = 0.75, 0.75 / n_steps
-    of_heads, of_components = ("series", "layer", "head"), ("component", "series")
+    lag_share[:, 1, 0] = 0.75
+    place_share[:, 1, 0] = 0.75 / n_steps
+    of_heads = ("series", "layer", "head")
+    of_components = ("component", "series")
     size = sizes[0]
     values = {
         "quantile_forecast": (

@@ -23,7 +23,8 @@ def forecast(
     """The median misses the truth by 1 at every step; the 80 % band holds it at the
     first three steps.
     """
-    bands = {0.1: 1 - REACH, 0.5: 1.0, 0.9: 1 + REACH} if bands is None else bands
+    if bands is None:
+        bands = {0.1: 1 - REACH, 0.5: 1.0, 0.9: 1 + REACH}
     ds = described(on, "forecast").assign_coords(
         quantile=list(bands), season=("series", [2] * on.sizes["series"])
     )
@@ -53,7 +54,8 @@ def token_lens(
     """Entropies 6, 5, 1 nats; the mode is the truth's bin from layer 0 on, at the
     embedding it is bin 0.
     """
-    n, horizon = on.sizes["series"], on.sizes["step"]
+    n = on.sizes["series"]
+    horizon = on.sizes["step"]
     if probability is None:
         at_truth = np.eye(30)[np.tile(10 + np.arange(horizon), (n, 1))]
         at_zero = np.broadcast_to(np.eye(30)[0], at_truth.shape)
@@ -67,7 +69,8 @@ def token_lens(
             probability * np.log(np.where(probability > 0, probability, 1)),
             0,
         ).sum(-1)
-    value = np.arange(float(probability.shape[-1])) if value is None else value
+    if value is None:
+        value = np.arange(float(probability.shape[-1]))
     layers = ["embed", *map(str, range(len(probability) - 1))]
     ds = described(on, "logit_lens", readout="token").assign_coords(layer=layers)
     ds["probability"] = (("layer", "series", "step", "bin"), probability)

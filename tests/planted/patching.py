@@ -81,11 +81,8 @@ def _through(
     ds = with_components(contrast(on, kind, "noise"), senders, "sender").assign_coords(
         receiver=[*names, "output"]
     )
-    values = (
-        np.array([[np.nan, -0.25, 0.5], [np.nan, np.nan, 0.125]])
-        if values is None
-        else values
-    )
+    if values is None:
+        values = np.array([[np.nan, -0.25, 0.5], [np.nan, np.nan, 0.125]])
     return ds, np.repeat(values[..., None], on.sizes["series"], axis=-1)
 
 

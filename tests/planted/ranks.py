@@ -102,11 +102,9 @@ def embedding_ranks() -> xr.Dataset:
     values = np.array([[1, 0.2, 0.002], [1, 1, 0.5], [1, 0, 0]])
     ranks = np.array([[2, 3, 1], [2, 3, 1]])
     signals = np.array([[1.0, 1.0, 1.3], [3.0, 3.0, 3.3], [1.0, np.nan, np.nan]])
-    low, middle, high = (
-        np.array([0.7, 2.7, 1.0]),
-        np.array([1.1, 3.1, 1.0]),
-        np.array([1.5, 3.5, 1.0]),
-    )
+    low = np.array([0.7, 2.7, 1.0])
+    middle = np.array([1.1, 3.1, 1.0])
+    high = np.array([1.5, 3.5, 1.0])
     ds = described(
         None,
         "embedding_ranks",

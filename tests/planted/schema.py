@@ -40,7 +40,10 @@ def differences(made: xr.Dataset, real: xr.Dataset) -> list[str]:
 def _form(ds: xr.Dataset, name: object) -> str:
     """Whether a coordinate, along what, and of what kind of values."""
     variable = ds.variables[name]
-    kind = "U" if variable.dtype.kind == "O" else variable.dtype.kind
+    if variable.dtype.kind == "O":
+        kind = "U"
+    else:
+        kind = variable.dtype.kind
     return (
         f"{'coordinate ' * (name in ds.coords)}{sorted(map(str, variable.dims))} {kind}"
     )
@@ -66,4 +69,6 @@ def table_differences(made: pd.DataFrame, real: pd.DataFrame) -> list[str]:
 
 def _values(column: pd.Series) -> str:
     """Kind of a column's values; words are words however they are stored."""
-    return "words" if column.dtype.kind not in "biufM" else str(column.dtype.kind)
+    if column.dtype.kind not in "biufM":
+        return "words"
+    return str(column.dtype.kind)

@@ -28,7 +28,9 @@ def series(
     """Context level + apart · s + t and truth level + apart · s + h of series s, by
     day, in metres.
     """
-    n, steps, ahead = len(ids), np.arange(-time, 0), np.arange(horizon)
+    n = len(ids)
+    steps = np.arange(-time, 0)
+    ahead = np.arange(horizon)
     levels = level + apart * np.arange(n)[:, None]
     made = xr.Dataset(
         {
@@ -65,7 +67,10 @@ THREE = series()
 
 def described(on: xr.Dataset | None, kind: str, **attrs: object) -> xr.Dataset:
     """A result on some series, or on none, with the attributes that every result has."""
-    made = xr.Dataset() if on is None else on.copy(deep=True)
+    if on is None:
+        made = xr.Dataset()
+    else:
+        made = on.copy(deep=True)
     return made.assign_attrs(kind=kind, model="toy", title="", **attrs)
 
 
@@ -129,9 +134,10 @@ def tokens(
     special one behind them.
     """
     first = [int(item) for item in start]
-    last = (
-        [item + 1 for item in first] if stop is None else [int(item) for item in stop]
-    )
+    if stop is None:
+        last = [item + 1 for item in first]
+    else:
+        last = [int(item) for item in stop]
     more = [-1] * bool(special)
     return {
         f"{side}_start": (side, first + more),

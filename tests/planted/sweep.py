@@ -14,7 +14,8 @@ from scipy.stats import norm, sem
 
 from tsfm_lens.core.stats import holm
 
-WINDOWS, TOLERANCE = 8, 0.01
+WINDOWS = 8
+TOLERANCE = 0.01
 UNITS = {"unit": "series", "units": 16}
 NO_LEAD = {"distance_leads": "", "distance_lead_share": 0.0}
 METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
@@ -67,7 +68,8 @@ def sized(logs: np.ndarray) -> dict[str, float]:
     """Log ratios (dataset,) as a change with its interval, its spread and a two-sided
     p-value.
     """
-    mean, error = logs.mean(), max(sem(logs), 1e-9)
+    mean = logs.mean()
+    error = max(sem(logs), 1e-9)
     found = {"change": mean, "lower": mean - 2 * error, "upper": mean + 2 * error}
     found |= {"median": np.median(logs), "least": logs.min(), "most": logs.max()}
     return {k: float(np.expm1(v)) for k, v in found.items()} | {
@@ -77,7 +79,10 @@ def sized(logs: np.ndarray) -> dict[str, float]:
 
 def table(rows: list[dict] | pd.DataFrame, kind: str, **attrs: object) -> pd.DataFrame:
     made = pd.DataFrame(rows)
-    tested = {"correction": "Holm"} if "p_holm" in made else {}
+    if "p_holm" in made:
+        tested = {"correction": "Holm"}
+    else:
+        tested = {}
     made.attrs = {
         "kind": kind,
         "title": "",
@@ -307,7 +312,8 @@ def recipes(
     models: Sequence[Planted], seeds: int = 3
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Heavy recipes, and the listed ones against random heads at the same counts."""
-    rows, against = [], []
+    rows = []
+    against = []
     for m in models:
         for recipe, share, mlps, strength in (
             ("light", 0.28, 2, 0.03),
@@ -316,7 +322,9 @@ def recipes(
             listed = m.ablated(strength)
             randoms = [m.ablated(strength + 0.25) for _ in range(seeds)]
             for seed, errors in enumerate([listed, *randoms], -1):
-                selection = "listed" if seed < 0 else "random"
+                selection = "random"
+                if seed < 0:
+                    selection = "listed"
                 own = m.change(errors)
                 each = errors.mean(-1) / m.plain.mean(-1) - 1
                 entry = {

@@ -123,7 +123,8 @@ def test_the_direct_effect_of_an_encoder_is_what_the_decoder_makes_of_its_stream
     )
     for name, point in writes.items():
         write = run.record([point])[point]
-        write = write[:, :, 1] if "attn" in point else write
+        if "attn" in point:
+            write = write[:, :, 1]
         taken_off = [(stream, lambda value, hook, write=write: value - write)]
         with torch.no_grad():
             output = lens.run_with_hooks(run.encoded, fwd_hooks=taken_off)
@@ -220,7 +221,8 @@ def test_greedy_stops_where_nothing_more_can_go(how: str) -> None:
         options["reference"] = rest
     found = minimal_circuit(lens.run(context, 4), **options, tolerance=0.3)
     stays = found["in_circuit"].to_series()
-    retained, gone = list(stays.index[stays]), list(stays.index[~stays])
+    retained = list(stays.index[stays])
+    gone = list(stays.index[~stays])
     assert retained
     model, nothing = (
         found["forecast"].sel(part=part).values for part in ("model", "nothing")
@@ -310,7 +312,8 @@ def test_below_the_difference_between_seeds_there_is_no_circuit() -> None:
     """A sampling model's rollouts: with few paths, all that the corruption does is less
     than another seed does.
     """
-    lens, clean = lens_of("chronos"), bundled("nile", "sunspots").tail(40)
+    lens = lens_of("chronos")
+    clean = bundled("nile", "sunspots").tail(40)
     full = lens.run(clean, 4, rollout=True, num_samples=2)
     separate = np.square(full.redraw().forecast.median - full.point).mean(-1) ** 0.5
     found = minimal_circuit(full, ranking="effects", smallest=0.0)
@@ -339,7 +342,8 @@ def test_what_was_ablated_is_not_run_again_and_is_the_same(
 ) -> None:
     """Forecasts of a rollout by ablation_effects are those of causal_effects."""
     lens = lens_of("chronos-bolt")
-    series, horizon = bundled("co2").tail(40), lens.adapter.longest_pass + 3
+    series = bundled("co2").tail(40)
+    horizon = lens.adapter.longest_pass + 3
     asked = []
 
     def counted(run: Any, variants: Any, progress: Any = None) -> np.ndarray:

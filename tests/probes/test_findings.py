@@ -174,7 +174,8 @@ def test_a_ratio_by_unit_has_the_pooled_mean_and_the_ratios_spread() -> None:
     units are their own means.
     """
     rng = np.random.default_rng(0)
-    totals, counts = rng.normal(size=(3, 12)), rng.integers(1, 9, 12)
+    totals = rng.normal(size=(3, 12))
+    counts = rng.integers(1, 9, 12)
     units = ratio_units(totals, counts)
     ratio = totals.sum(-1) / counts.sum()
     assert_allclose(units.mean(-1), ratio)
@@ -191,7 +192,8 @@ def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> 
     nothing, does not stand out.
     """
     lens = lens_of("chronos")
-    motif, repeats = 6, 3
+    motif = 6
+    repeats = 3
 
     def found_keys(pattern: torch.Tensor) -> torch.Tensor:
         out = torch.full_like(pattern, 1.0 / pattern.shape[-1])
@@ -275,7 +277,8 @@ def test_attributions_and_gains_say_on_how_many_series_they_act(name: str) -> No
     if "quantile" in steps.dims:
         steps = steps.sel(quantile=0.5)
     steps = steps.isel(step=slice(run.first_step, None))
-    size, mean = abs(steps).mean("step"), steps.mean("step")
+    size = abs(steps).mean("step")
+    mean = steps.mean("step")
     # series of other units count alike
     share = size / size.sum("component")
     up, down = ((sign * mean > 0).mean("series") for sign in (1, -1))

@@ -52,7 +52,8 @@ NEAR = 2e-3
 
 
 def varied() -> list[np.ndarray]:
-    rng, time = np.random.default_rng(0), np.arange(STEPS)
+    rng = np.random.default_rng(0)
+    time = np.arange(STEPS)
     return [
         50 + 10 * np.sin(2 * np.pi * time / 12 + i) + rng.normal(size=STEPS)
         for i in range(3)
@@ -64,8 +65,12 @@ def make_run(name: str, case: str) -> Run:
     """A run of a model on series that vary, with flat ones nowhere, before or between
     them, or on flat ones alone.
     """
-    lens = tsfm_lens.load(name) if name.endswith("nano") else lens_of(name)
-    rows, flat = varied(), list(FLAT.values())
+    if name.endswith("nano"):
+        lens = tsfm_lens.load(name)
+    else:
+        lens = lens_of(name)
+    rows = varied()
+    flat = list(FLAT.values())
     orders = {
         "nowhere": rows,
         "before": [*flat, *rows],
@@ -112,11 +117,13 @@ def test_flat_series_among_others_change_no_statement_and_are_counted(
         found = probe(make_run(name, case))
         for effect in judged_names(plain):
             for part in PARTS:
-                one, other = plain[f"{effect}_{part}"], found[f"{effect}_{part}"]
+                one = plain[f"{effect}_{part}"]
+                other = found[f"{effect}_{part}"]
                 assert_allclose(
                     other, one, rtol=NEAR, atol=NEAR, err_msg=f"{effect}_{part}"
                 )
-            metadata, before = found[f"{effect}_p"].attrs, plain[f"{effect}_p"].attrs
+            metadata = found[f"{effect}_p"].attrs
+            before = plain[f"{effect}_p"].attrs
             assert metadata["flat"] == len(FLAT)
             assert before["flat"] == 0
             for fact in ("units", "entries", "family", "needed", "target"):
@@ -178,9 +185,11 @@ def test_statistics_are_those_of_the_series_that_vary() -> None:
     """
     rng = np.random.default_rng(1)
     values = rng.normal(size=(5, 14)) + np.linspace(0, 2, 5)[:, None]
-    flat, none = np.zeros(14, dtype=bool), np.zeros(14, dtype=bool)
+    flat = np.zeros(14, dtype=bool)
+    none = np.zeros(14, dtype=bool)
     flat[[0, 4, 13]] = True
-    floor, scale = rng.random(14) / 10, 1 + rng.random(14)
+    floor = rng.random(14) / 10
+    scale = 1 + rng.random(14)
     alone = judge(
         effects(values[:, ~flat], none[~flat]),
         "effect",
@@ -203,7 +212,8 @@ def test_statistics_are_those_of_the_series_that_vary() -> None:
 
 
 def test_flat_windows_are_left_out_within_their_series_and_of_a_single_one() -> None:
-    values, flat = np.arange(1.0, 13.0).reshape(2, 6), np.array([False, True] * 3)
+    values = np.arange(1.0, 13.0).reshape(2, 6)
+    flat = np.array([False, True] * 3)
     several = effects(values, flat, item=("series", list("aabbcc")))
     found = judge(several, "effect", floor=0.0)
     assert found["effect_p"].attrs["units"] == 3
@@ -222,7 +232,9 @@ def test_twins_whose_forecasts_are_flat_are_no_comparison() -> None:
         data = effects(np.full((2, 3), size), np.full(3, flat))
         return judge(data, "effect", floor=0.0)
 
-    own, flat, small = of_size(0.5, False), of_size(0.5, True), of_size(0.02, False)
+    own = of_size(0.5, False)
+    flat = of_size(0.5, True)
+    small = of_size(0.02, False)
     assert "effect_learned" not in with_twins(own, [flat, flat])
     assert with_twins(own, [flat, small, small])["effect_learned"].attrs["twins"] == 2
 
@@ -233,7 +245,9 @@ def test_distances_of_sweeps_leave_out_plain_forecasts_that_are_flat(
 ) -> None:
     wave = np.sin(np.arange(12.0))
     flat = np.full(12, level)
-    wiggle = level * (1 + 1e-7 * np.sign(wave)) if level else flat
+    wiggle = flat
+    if level:
+        wiggle = level * (1 + 1e-7 * np.sign(wave))
     plain = np.stack([wave, flat, wiggle, wave, wave])
     point = np.stack([wave, wave, wave[::-1], flat, wave[::-1]])
     found = forecast_distances(point, plain, flat=np.arange(5) == 4)

@@ -27,7 +27,9 @@ from tsfm_lens.probes.repeated_motif import _draw, _Plan, _targets
 from tsfm_lens.testing import assert_close, last_digit
 
 AT = "decoder_blocks.1.cross_attn"
-MOTIF, REPEATS, COUNT = 8, 4, 8
+MOTIF = 8
+REPEATS = 4
+COUNT = 8
 
 
 def drawn(lens: Lens, within: float = 8.0) -> torch.Tensor:
@@ -214,11 +216,15 @@ def test_only_results_of_the_same_heads_are_compared() -> None:
 def test_copy_scores_are_the_z_scores_of_the_logits(
     model: str, positions: str, read: slice
 ) -> None:
-    lens = load(model) if model.endswith("nano") else fresh(model)
+    if model.endswith("nano"):
+        lens = load(model)
+    else:
+        lens = fresh(model)
     sizes = {"motif": 6, "repeats": 3, "n_sequences": 5, "within": 3.0}
     found = induction_scores(lens, **sizes, decoding="forced", positions=positions)
     ids, motifs = _sequences(lens, *sizes.values(), seed=0)
-    right, start = motifs[:, 1:], torch.zeros(5, 1, dtype=torch.long)
+    right = motifs[:, 1:]
+    start = torch.zeros(5, 1, dtype=torch.long)
     encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, :-1]], dim=1))  # type: ignore[attr-defined]
     n_layers = lens.wiring.output_stack.n_layers
     points = [
@@ -249,7 +255,9 @@ def even(pattern: torch.Tensor) -> torch.Tensor:
 def test_an_even_head_has_chance_everywhere(name: str) -> None:
     lens = lens_of(name)
     row, kind, layers = pick_attention(lens, None, None)
-    dot = f"{row.name}." if row.name else ""
+    dot = ""
+    if row.name:
+        dot = f"{row.name}."
     with lens.edit(*(EditPattern(f"{dot}{layer}.{kind}", even) for layer in layers)):
         found = repeated_motif(lens, n_series=3, **few_draws(lens))
     assert found["layer"].values.tolist() == list(map(str, layers))
@@ -277,7 +285,8 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     plan = _Plan(2, 4, patch, 3, 4, min(lens.adapter.prediction_length, 4 * patch))
     context, future, lengths = _draw(lens, plan, seed=1)
     encoded = lens.run(context, plan.steps, forced_path=future, rollout=False).encoded
-    asking, visible = encoded.spans[row.name], encoded.spans[keys_from]
+    asking = encoded.spans[row.name]
+    visible = encoded.spans[keys_from]
     forecasting = any(0 <= start < plan.steps for start in asking.start)
     if (queries == "forecast" and not forecasting) or (
         queries == "context" and keys_from != row.name
@@ -305,7 +314,10 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
         # the first value of a motif stands at the forecast start
         motif = context[series, -length:]
         for query in np.flatnonzero(after_last[series].any(axis=-1)):
-            begin = asking.start[query] if queries == "forecast" else asking.stop[query]
+            if queries == "forecast":
+                begin = asking.start[query]
+            else:
+                begin = asking.stop[query]
             wanted, before = (
                 motif[np.arange(start, start + patch) % length]
                 for start in (begin, begin - patch)

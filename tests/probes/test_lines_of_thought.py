@@ -15,7 +15,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from refusals import expect_error
 from tsfm_lens.probes.lines_of_thought import trace_lines
 
-BINS, STEPS = 101, 12
+BINS = 101
+STEPS = 12
 VALUES = np.arange(BINS, dtype=float)
 SHARP = {"smooth": 0.0}
 
@@ -96,7 +97,8 @@ def test_the_contexts_largest_step_decides_what_is_near() -> None:
 
 
 def test_a_branch_of_a_continuous_line_is_continuous() -> None:
-    stem, branch = level(50), (lambda step: 52 + 2 * (step - 4), 0.5, range(4, STEPS))
+    stem = level(50)
+    branch = (lambda step: 52 + 2 * (step - 4), 0.5, range(4, STEPS))
     late = level(80, 0.5, range(5, STEPS))
     found = trace_lines(drawn([stem, branch, late], [stem]), **SHARP)
     assert table(found, "start")[:3] == [0, 4, 5]
@@ -124,10 +126,8 @@ def nearest_first(
         if abs(one - other) > reach:
             break
         pairs.add((one, other))
-        before, after = (
-            [a for a in before if a != one],
-            [b for b in after if b != other],
-        )
+        before = [a for a in before if a != one]
+        after = [b for b in after if b != other]
     return pairs
 
 

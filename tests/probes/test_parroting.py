@@ -75,7 +75,9 @@ def test_a_season_that_rides_on_a_trend_is_found(
 ) -> None:
     """A perfect forecast goes on with both; a parrot repeats the values as they are."""
     rng = np.random.default_rng([period, sorted(SHAPES).index(shape)])
-    steps, found, repeated = np.arange(284), [], []
+    steps = np.arange(284)
+    found = []
+    repeated = []
     for _ in range(6):
         clean = SHAPES[shape](rng, steps / period + rng.random()) + slope * steps
         values = clean + 0.1 * rng.standard_normal(284)
@@ -93,7 +95,8 @@ def test_noise_is_copied_at_no_lag(forecast: str, slope: float, horizon: int) ->
     """Of many lags one is always nearest; it is none unless it is nearer than chance
     brings it.
     """
-    draws, found = 20, []
+    draws = 20
+    found = []
     for seed in range(draws):
         noise = np.random.default_rng(seed).standard_normal(200 + horizon)
         if forecast == "mean":
@@ -116,7 +119,8 @@ def test_a_forecast_that_copies_nothing_has_no_lag_in_results_and_sentences(
     noise = np.random.default_rng(0).standard_normal((2, 100))
     forecast_instead(monkeypatch, lens, noise[1])
     run = lens.run(noise[0], 12)
-    parroting, heads = context_parroting(run), head_parroting(run)
+    parroting = context_parroting(run)
+    heads = head_parroting(run)
     for name in (
         parroting["best_lag"],
         parroting["copy_error"],
@@ -132,7 +136,8 @@ def test_a_forecast_that_copies_nothing_has_no_lag_in_results_and_sentences(
 
 def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
     rng = np.random.default_rng(0)
-    motif, follows = rng.normal(size=8), rng.normal(size=5)
+    motif = rng.normal(size=8)
+    follows = rng.normal(size=5)
     context = np.concatenate(
         [rng.normal(size=20), motif, follows, rng.normal(size=20), motif + 3.0]
     )
@@ -147,11 +152,10 @@ def test_a_model_that_repeats_its_context_is_found_out(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lens = fresh(name)
-    values = (
-        np.tile(np.arange(2.0, 9.0), 6)
-        if getattr(lens.adapter, "integers", False)
-        else np.tile(SEASON, 6)
-    )
+    if getattr(lens.adapter, "integers", False):
+        values = np.tile(np.arange(2.0, 9.0), 6)
+    else:
+        values = np.tile(SEASON, 6)
     forecast_instead(monkeypatch, lens, np.tile(values, 3))
     found = context_parroting(lens.run(values, 6, **few_draws(lens)), motif=7)
     assert float(found["best_lag"][0]) == 7
@@ -180,7 +184,8 @@ def test_a_lag_within_the_steps_of_one_output_token_is_said_to_tell_nothing() ->
     """One decoder token of Chronos-Bolt forecasts 16 steps: with a lag of 8 every token
     is a multiple of it back.
     """
-    series, lens = bundled("co2").tail(60), lens_of("chronos-bolt")
+    series = bundled("co2").tail(60)
+    lens = lens_of("chronos-bolt")
     within = lag_attention(lens.run(series, 16), 8)
     assert bool(within["vacuous"])
     assert_close(within["chance"], 1.0, depth=10)
@@ -210,9 +215,11 @@ def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
 def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
-    lens, horizon = lens_of(name), 4
+    lens = lens_of(name)
+    horizon = 4
     # the tiny token model has wide bins: in one of them a series would be flat to it
-    batch, draws = as_series(make_series(lens, "nile")).select(0), few_draws(lens)
+    batch = as_series(make_series(lens, "nile")).select(0)
+    draws = few_draws(lens)
     truth = batch.values[0][None, :horizon]
     run = lens.run(batch, horizon, truth=truth, **draws)
     found = head_parroting(run, motif=5, lag=3).isel(series=0)
@@ -222,7 +229,8 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
         "parrot_error": found["parrot"].values,
         "truth_error": truth[0],
     }
-    layer, head = str(found["layer"].values[-1]), 1
+    layer = str(found["layer"].values[-1])
+    head = 1
     prefix = f"{lens.wiring.output_stack.name}.".lstrip(".")
     ablated = f"{prefix}{layer}.{found.attrs['attention']}.{head}"
     with lens.ablate(ablated), torch.no_grad():
@@ -242,7 +250,8 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
 
 def test_the_lag_is_that_of_the_whole_forecast() -> None:
     run = load("bolt-nano").run(bundled("electricity").tail(120), 8)
-    found, full = head_parroting(run), context_parroting(run)
+    found = head_parroting(run)
+    full = context_parroting(run)
     assert float(found["lag"][0]) == float(full["best_lag"][0]) == 24
     assert_allclose(found["parrot"], full["parrot"])
     # the lag curve's own minimum, up to the 1 % by which a shorter lag is preferred
@@ -268,7 +277,8 @@ def test_what_cannot_be_parroted_is_unknown_or_refused() -> None:
 FOUND = 0.02
 # neighbours among the periods that are tried, as a share, and the shortest of them, of
 # a grid that is not refined
-NEXT_PERIOD, PERIOD_GRID = 0.05, 0.1
+NEXT_PERIOD = 0.05
+PERIOD_GRID = 0.1
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -321,7 +331,8 @@ def test_a_flat_forecast_has_lost_its_season(
 def test_amplitudes_over_periods_are_those_of_the_stretches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lens, steps = load("bolt-nano"), np.arange(152)
+    lens = load("bolt-nano")
+    steps = np.arange(152)
     season = 3 * np.sin(2 * np.pi * steps / 8) + np.sin(2 * np.pi * steps / 4)
     forecast_instead(monkeypatch, lens, season[120:152] / 2)
     found = seasonality_bias(lens.run(season[:120], 32, truth=season[None, 120:]))

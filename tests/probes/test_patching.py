@@ -37,7 +37,8 @@ from tsfm_lens.testing import assert_close
 
 # a finite step feels the curvature, of the order of its size; and its two forecasts
 # carry the rounding of their level
-CURVATURE, ROUNDED_SLOPE = 0.05, 2e-3
+CURVATURE = 0.05
+ROUNDED_SLOPE = 2e-3
 
 TRUE_GRADIENTS = having("gradients")
 PATCHES = [name for name in TRUE_GRADIENTS if architectures()[name].readout != "token"]
@@ -45,7 +46,8 @@ PATCHES = [name for name in TRUE_GRADIENTS if architectures()[name].readout != "
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
 def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
-    lens, runs = lens_of(name), make_runs(name)
+    lens = lens_of(name)
+    runs = make_runs(name)
     branch = lens.components()[1]
     found = activation_patching(*runs, at=[branch], positions=3)
     pair = contrast(*runs, parse_places(lens, [branch]))
@@ -71,11 +73,9 @@ def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
 def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
     found = activation_patching(*make_runs(name), positions="all", direction=direction)
-    path = (
-        {"denoise": "corrupted", "noise": "clean"}[direction]
-        if name == "chronos"
-        else None
-    )
+    path = None
+    if name == "chronos":
+        path = {"denoise": "corrupted", "noise": "clean"}[direction]
     assert found.attrs.get("path") == path
     close_in_float32(found["recovered"], 1)
     goal = found["clean_forecast" if direction == "denoise" else "corrupted_forecast"]
@@ -113,7 +113,8 @@ def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
     """Bolt's second pass has more tokens: the register token moves, and so does the
     place of a step.
     """
-    lens, name = lens_of("chronos-bolt"), "encoder_blocks.1.hook_resid_pre"
+    lens = lens_of("chronos-bolt")
+    name = "encoder_blocks.1.hook_resid_pre"
     runs = make_runs("chronos-bolt", 20, select=0, rollout=True)
     clean, corrupted = (run.batch for run in runs)
     found = activation_patching(*runs, at=[name], positions=5)
@@ -308,7 +309,8 @@ def test_a_receiver_hears_the_sender_alone(name: str) -> None:
     )
     sender = Component(stack.name, 0, kinds[-1], 1)
     receiver = Component(stack.name, 1, receiving.kind, 2 % stack.n_heads)
-    branch, runs = Component(stack.name, 1, receiving.kind), make_runs(name)
+    branch = Component(stack.name, 1, receiving.kind)
+    runs = make_runs(name)
     pair = sender_contrast(*runs, parse_places(lens, [sender]), direction="noise")
     ((_, _, heard),) = next(
         heard_in_groups(
@@ -369,10 +371,16 @@ def test_paths_in_rollouts(name: str) -> None:
     what it hears.
     """
     lens = lens_of(name)
-    horizon = 8 if name == "chronos" else lens.adapter.longest_pass + 3
-    stack, last = lens.wiring.output_stack, writers(lens.wiring)[-1]
+    if name == "chronos":
+        horizon = 8
+    else:
+        horizon = lens.adapter.longest_pass + 3
+    stack = lens.wiring.output_stack
+    last = writers(lens.wiring)[-1]
     earlier = Component(stack.name, 0, list(stack.attentions(0))[-1].kind)
-    samples = 6 if lens.adapter.readout != "quantile" else None
+    samples = None
+    if lens.adapter.readout != "quantile":
+        samples = 6
     pair = make_runs(name, horizon, select=0, rollout=True, num_samples=samples, seed=3)
     paths = path_patching(
         *pair, senders=[earlier, last], receivers=[last, "output"], direction="noise"

@@ -141,7 +141,9 @@ def test_effects_are_those_of_the_edited_forecast(
         found = result.sel(component=component)
         with model.ablate(component), torch.no_grad():
             edited = run.read(model.forward(encoded)).double().numpy()
-            expected = model.forecast(BATCH, H).median if rollout else edited
+            expected = edited
+            if rollout:
+                expected = model.forecast(BATCH, H).median
         close_in_float32(found.forecast, expected)
         # a decoder's first step reads no value
         later = slice(1 if run.tokens_read else 0, None)
@@ -199,7 +201,8 @@ def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(
 ) -> None:
     lens = load(name)
     run = lens.run(bundled("co2", "sunspots").tail(90), 8, **few_draws(lens))
-    found, full = stream_shares(run), attribution(run)
+    found = stream_shares(run)
+    full = attribution(run)
     parts = full["attribution"].sel(decomposition=found.attrs["decomposition"])
     if "quantile" in parts.dims:
         parts = parts.sel(quantile=0.5)
@@ -229,14 +232,17 @@ def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_hea
     lens = fresh(model)
     run = lens.run(bundled("co2").tail(64), horizon, **few_draws(lens))
     found = patch_attention(run)
-    attention, keys = found["attention"], found["key_start"].values
+    attention = found["attention"]
+    keys = found["key_start"].values
     maps = autoregressive_attention(run, keys="window")["attention"]
     assert_array_equal(attention, maps.transpose(*attention.dims))
     close_in_float32(attention.sum("key"), 1.0)
     ranks = head_spectra(lens, kind=found.attrs["attention"])["stable_rank"]
     assert_array_equal(found["stable_rank"], ranks.sel(product="QK"))
     # the last token alone forecasts in a causal model, every decoder token elsewhere
-    rows = attention.isel(query=[-1]) if model == "timesfm-2.5" else attention
+    rows = attention
+    if model == "timesfm-2.5":
+        rows = attention.isel(query=[-1])
     if model == "chronos":
         rows = rows.isel(query=found["query_start"].values >= 0)
     mean = rows.mean("query").where(found["key_special"] == "", -1)

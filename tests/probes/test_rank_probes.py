@@ -222,11 +222,15 @@ def test_block_angles_of_every_architecture_are_means_over_pairs(
 ) -> None:
     lens = lens_of(name)
     found = row_angles(lens, part=part, rows=12, permutations=19)
-    last, stack = found.isel(layer=-1), lens.wiring.stacks[0]
+    last = found.isel(layer=-1)
+    stack = lens.wiring.stacks[0]
     heads = lens.weights.heads(int(last["layer"]), found.attrs["attention"], stack.name)
     matrices = getattr(heads, part).detach().double().numpy()
     matrices = matrices[:: len(matrices) // found.sizes["head"]]
-    lines = matrices if part == "W_O" else matrices.swapaxes(-1, -2)
+    if part == "W_O":
+        lines = matrices
+    else:
+        lines = matrices.swapaxes(-1, -2)
     unit = lines / np.linalg.norm(lines, axis=-1, keepdims=True)
     own, other = (
         np.degrees(np.arccos(np.minimum(np.abs(unit[0] @ item.T), 1)))
@@ -244,7 +248,8 @@ def test_block_angles_of_every_architecture_are_means_over_pairs(
 
 def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
     def blocks(weight: torch.Tensor) -> torch.Tensor:
-        size, width = len(weight) // 4, weight.shape[1]
+        size = len(weight) // 4
+        width = weight.shape[1]
         generator = torch.Generator().manual_seed(0)
         for head in range(4):
             line = torch.randn(width, generator=generator)
@@ -315,7 +320,8 @@ def test_ranks_of_single_series_are_those_of_runs_of_them_alone() -> None:
     run = make_run(lens_of("timesfm-2.5"), ("co2", "elnino", "nile"))
     found = flow_of_ranks(run, batch_size=2)
     for index, name in enumerate(run.batch.ids):
-        alone, ours = flow_of_ranks(run.select(index)), found.sel(series=name)
+        alone = flow_of_ranks(run.select(index))
+        ours = found.sel(series=name)
         ranks = alone["epsilon_rank"]
         assert_array_equal(ours["series_rank"], ranks)
         risen = ranks - ranks.isel(stream=0)
@@ -372,7 +378,8 @@ def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str) -> No
         )
     )
     values = np.linalg.svd(after, compute_uv=False)[: found.sizes["mode"]]
-    known, bound = found["attention_value"].values, found["attention_bound"].values
+    known = found["attention_value"].values
+    bound = found["attention_bound"].values
     close_in_float32(known[0], values / values[0], depth=300)
     says = np.isfinite(bound)
     assert says[0].all()

@@ -123,9 +123,10 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
 def test_a_run_is_refused_what_its_probe_cannot_use(
     probe: str, options: dict[str, Any], words: str
 ) -> None:
-    runs = (
-        make_runs("chronos-bolt") if probe in CONTRASTS else [one_run("chronos-bolt")]
-    )
+    if probe in CONTRASTS:
+        runs = make_runs("chronos-bolt")
+    else:
+        runs = [one_run("chronos-bolt")]
     expect_error(words, getattr(probes, probe), *runs, **options)
 
 
@@ -252,10 +253,16 @@ def test_every_probe_says_what_it_takes(
     if asked == "Run | SeriesBatch":
         pytest.skip("takes series, too")
     probe = getattr(ROOMS[room], name)
-    values, other = run.batch.values[0], run.lens if "Run" in asked else run
+    values = run.batch.values[0]
+    other = run.lens if "Run" in asked else run
     for given in (run.batch, values, run.forecast, None, "co2", other):
-        pair = 2 if name in ("activation_patching", "path_patching") else 1
-        reported = "None" if given is None else type(given).__name__
+        pair = 1
+        if name in ("activation_patching", "path_patching"):
+            pair = 2
+        if given is None:
+            reported = "None"
+        else:
+            reported = type(given).__name__
         expect_error(f"{room}.{name} takes .*{reported}", probe, *[given] * pair)
 
 

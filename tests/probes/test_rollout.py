@@ -71,7 +71,8 @@ def test_a_long_map_begins_with_the_short_one(name: str) -> None:
 
 def test_a_long_map_is_the_rollout_of_the_library() -> None:
     lens = load("chronos-nano")
-    series, width = bundled("co2").tail(100), lens.adapter.prediction_length
+    series = bundled("co2").tail(100)
+    width = lens.adapter.prediction_length
     options = {"horizon": width + 5, "num_samples": 1, "seed": 4}
     run = lens.run(series, **options)
     found, window = (

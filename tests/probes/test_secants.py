@@ -26,7 +26,8 @@ def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_u
     found = attribution(run)
     writes, last = (item.double() for item in writes_and_stream(run)[1:])
     model = lens.adapter.model
-    norm, block = model.decoder.final_layer_norm, model.output_patch_embedding
+    norm = model.decoder.final_layer_norm
+    block = model.output_patch_embedding
     w1, w2, w3 = (
         layer.weight.detach().double().numpy()
         for layer in (block.hidden_layer, block.output_layer, block.residual_layer)

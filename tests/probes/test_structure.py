@@ -62,7 +62,8 @@ def test_spectra_of_every_head_are_those_of_the_dense_products(name: str) -> Non
 def test_entropic_rank_of_known_arrangements() -> None:
     eye = np.eye(12, 20)
     line = np.outer(np.arange(1, 13) * (-1) ** np.arange(12), np.ones(20))
-    twins, silent = eye.copy(), eye.copy()
+    twins = eye.copy()
+    silent = eye.copy()
     twins[1] = -3 * twins[0]
     silent[3] = 0
     at_60_degrees = np.array([[1.0, 0.0], [0.5, np.sqrt(0.75)]])
@@ -87,7 +88,8 @@ def test_entropic_rank_is_that_of_the_projected_heads_of_all_tokens(name: str) -
     series = [generator.normal(size=size).cumsum() for size in (40, 100)]
     run = lens.run(as_series(series), 6)
     found = entropic_rank(run)
-    stack, kind = lens.wiring.output_stack, str(found.attrs["attention"])
+    stack = lens.wiring.output_stack
+    kind = str(found.attrs["attention"])
     visible = run.encoded.shown(stack.name)
     assert_array_equal(found["tokens"], visible.sum(1))
     assert len(set(found["tokens"].values.tolist())) == 2
@@ -103,7 +105,8 @@ def test_entropic_rank_is_that_of_the_projected_heads_of_all_tokens(name: str) -
 
 def test_cka_of_known_representations() -> None:
     rng = np.random.default_rng(0)
-    x, other = rng.normal(size=(50, 6)), rng.normal(size=(50, 9))
+    x = rng.normal(size=(50, 6))
+    other = rng.normal(size=(50, 9))
     turned = 3 * x @ np.linalg.qr(rng.normal(size=(6, 6)))[0] + 5
     given = (x, turned, other, np.ones((50, 2)))
     found = linear_cka([torch.tensor(item) for item in given])

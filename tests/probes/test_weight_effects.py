@@ -45,7 +45,8 @@ def make_run(lens: Lens) -> Any:
 
 def changed(lens: Lens, owner: str, size: float = 0.2) -> Lens:
     """A copy in which the weights of one component are moved at random."""
-    tuned, generator = copy.deepcopy(lens), torch.Generator().manual_seed(0)
+    tuned = copy.deepcopy(lens)
+    generator = torch.Generator().manual_seed(0)
     named = dict(tuned.adapter.model.named_parameters())
     with torch.no_grad():
         for name, part in {
@@ -156,10 +157,8 @@ def test_each_is_set_back_as_in_a_model_built_by_hand() -> None:
     base = tsfm_lens.load("bolt-nano")
     tuned = copy.deepcopy(base)
     model = tuned.adapter.model
-    attention, mlp = (
-        "decoder.block.1.layer.1.EncDecAttention",
-        "decoder.block.2.layer.2.DenseReluDense.wi",
-    )
+    attention = "decoder.block.1.layer.1.EncDecAttention"
+    mlp = "decoder.block.2.layer.2.DenseReluDense.wi"
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         # head 2 of four, 32 rows each
@@ -220,7 +219,9 @@ def test_forecasts_and_errors_are_those_of_each_model_by_itself(
     base = tsfm_lens.load(name)
     tuned = changed(base, "decoder.1.mlp")
     series = tsfm_lens.bundled("pedestrians", "elnino")
-    samples = 5 if rollout else None
+    samples = None
+    if rollout:
+        samples = 5
     run, own = (
         lens.run(series, 12, holdout=True, rollout=rollout, num_samples=samples)
         for lens in (base, tuned)
@@ -268,10 +269,8 @@ def test_units_of_a_series_change_neither_order_nor_verdict(name: str) -> None:
 
 
 def test_a_model_in_half_precision_is_compared_with_its_base() -> None:
-    base, tuned = (
-        tsfm_lens.load("bolt-nano"),
-        tsfm_lens.load("bolt-nano", dtype="bfloat16"),
-    )
+    base = tsfm_lens.load("bolt-nano")
+    tuned = tsfm_lens.load("bolt-nano", dtype="bfloat16")
     with torch.no_grad():
         for name, weight in base.adapter.model.named_parameters():
             weight.copy_(dict(tuned.adapter.model.named_parameters())[name])

@@ -25,7 +25,9 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.testing import assert_close
 
 PATCHES = (1, 2, 4, 8, 16, 32)
-LAG, HORIZON, CONTEXT = 64, 48, 160
+LAG = 64
+HORIZON = 48
+CONTEXT = 160
 COPYING, STAYING, RESTING, SPREAD = range(4)  # what the heads are made to do
 
 
@@ -78,7 +80,8 @@ def planted(lens: Lens) -> Callable[[Tensor], Tensor]:
         encoded = lens.encode(series(), horizon=HORIZON)
         queries = encoded.spans[stack.name]
         keys = encoded.spans[stack.attention(kind, 0).keys_from or stack.name]
-        reg, last = keys.special.index("REG"), keys.stop.index(0)
+        reg = keys.special.index("REG")
+        last = keys.stop.index(0)
         for query in range(len(queries)):
             if queries.special[query] or queries.start[query] < 0:
                 continue
@@ -184,7 +187,8 @@ def test_lags_and_places_are_those_of_the_captured_pattern(
     values = np.random.default_rng(1).normal(size=length).cumsum()
     run = lens.run(as_series(values), steps)
     found = run.measure("head_states").isel(series=0)
-    stack, kind = lens.wiring.output_stack, str(found.attrs["attention"])
+    stack = lens.wiring.output_stack
+    kind = str(found.attrs["attention"])
     queries = run.encoded.spans[stack.name]
     for layer in found["layer"].values:
         point = f"{stack.prefix}.{layer}.{kind}.hook_pattern"

@@ -71,7 +71,9 @@ class Work:
     """A run whose probes cost so many parameters × forwards, on however slow a machine."""
 
     def __init__(self, cost: int, n_twins: int = -1) -> None:
-        self.cost, self.n_twins, self.work = cost, n_twins, 10**15
+        self.cost = cost
+        self.n_twins = n_twins
+        self.work = 10**15
 
     def twin(self, number: int) -> Work:
         return Work(self.cost, 0)
@@ -152,7 +154,9 @@ def test_a_rollout_counts_every_pass() -> None:
 
 @pytest.mark.parametrize("name", ["bolt-nano", "chronos-nano", "chronos2-nano"])
 def test_the_last_layer_has_no_gain_against_its_own_forecast(name: str) -> None:
-    samples = 2 if name == "chronos-nano" else None
+    samples = None
+    if name == "chronos-nano":
+        samples = 2
     run = tsfm_lens.load(name).run(
         bundled("co2", "nile", "pedestrians").tail(64), 8, num_samples=samples
     )
@@ -258,11 +262,10 @@ def test_a_page_has_one_baseline(name: str, gap: int) -> None:
     label, naive = naive_forecast(ds, 0)
     past = run.batch.values[0]
     steps = np.arange(12)
-    expected = (
-        past[len(past) - season + steps % season]
-        if season > 1
-        else np.full(12, past[np.isfinite(past)][-1])
-    )
+    if season > 1:
+        expected = past[len(past) - season + steps % season]
+    else:
+        expected = np.full(12, past[np.isfinite(past)][-1])
     known = np.isfinite(expected)
     np.testing.assert_allclose(naive[known], expected[known])
     assert np.isfinite(naive).all()

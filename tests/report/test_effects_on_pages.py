@@ -24,7 +24,10 @@ DIGITS = 1e-4  # numbers of a page have four or five
 
 def forecast(name: str, seed: int = 0) -> Run:
     lens = tsfm_lens.load(name)
-    samples = {"num_samples": 4} if lens.adapter.readout == "token" else {}
+    if lens.adapter.readout == "token":
+        samples = {"num_samples": 4}
+    else:
+        samples = {}
     return lens.run(
         tsfm_lens.bundled("elnino", "nile"), H, holdout=True, seed=seed, **samples
     )
@@ -49,7 +52,10 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(
     single = single.sel(component=state["names"])
     cells = [cell for row in state["rows"] for cell in row["cells"]]
     assert sorted(cells) == list(range(len(state["names"])))
-    later = slice(1, None) if run.tokens_read else slice(None)
+    if run.tokens_read:
+        later = slice(1, None)
+    else:
+        later = slice(None)
     for position, series in enumerate(state["series"]):
         shift = single["mean_shift"].isel(series=position).values
         np.testing.assert_allclose(

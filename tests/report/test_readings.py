@@ -420,7 +420,8 @@ def test_sizes_come_first_and_each_statement_has_its_own_sentence(results):
     """Sixteen series decide among all components; of six heads one is large on all, one
     on some.
     """
-    rng, ids = np.random.default_rng(0), [f"s{i}" for i in range(16)]
+    rng = np.random.default_rng(0)
+    ids = [f"s{i}" for i in range(16)]
     ds = planted.ablation(planted.series(ids, apart=1.0), floor=1e-6)
     heads = np.flatnonzero(ds["head"].values >= 0)
     effect = 0.001 * rng.random((ds.sizes["component"], 16))

@@ -21,7 +21,10 @@ NAMED = re.compile(
 
 def sentences(name: str, seed: int) -> list[str]:
     lens = load(name, check=False)
-    options = {"num_samples": 3} if lens.adapter.readout == "token" else {}
+    if lens.adapter.readout == "token":
+        options = {"num_samples": 3}
+    else:
+        options = {}
     run = lens.run(
         bundled("co2", "pedestrians").tail(120), 12, holdout=True, seed=seed, **options
     )

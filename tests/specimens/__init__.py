@@ -35,7 +35,8 @@ def specimens(source: str) -> dict[str, Any]:
             f"{ds.attrs['kind']} {position}": ds for position, ds in enumerate(results)
         }
         return {str(table.attrs["kind"]): table for table in swept.values()} | numbered
-    work, found = _work(source), {}
+    work = _work(source)
+    found = {}
     for kind, measurement in measurements().items():
         if measurement.of_run:
             try:
@@ -55,7 +56,9 @@ def _work(model: str) -> Results:
                 as_series([entry | {"future_covariates": {"cause": cause[72:]}}]), 8
             )
         )
-    few = 4 if model == "chronos-nano" else None
+    few = None
+    if model == "chronos-nano":
+        few = 4
     run = load(model).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few)
     return Results(run, {"logit_lens": {"logits": True}} if few else None)
 

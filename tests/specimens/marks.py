@@ -46,13 +46,12 @@ def unexplained(fig: go.Figure) -> list[str]:
             trace.name and trace.name.lower() in text
         ):
             continue
-        kind = (
-            "bar"
-            if trace.type == "bar"
-            else "lines"
-            if "lines" in (trace.mode or "")
-            else "markers"
-        )
+        if trace.type == "bar":
+            kind = "bar"
+        elif "lines" in (trace.mode or ""):
+            kind = "lines"
+        else:
+            kind = "markers"
         if not re.search(_WORDS[kind], text):
             open_marks.setdefault((trace.xaxis or "x", trace.yaxis or "y"), {})[
                 kind

@@ -16,7 +16,8 @@ from tsfm_lens.studies.papers.reproduce import reproduce
 def test_sharp_minima_are_cured_by_sam() -> None:
     notebook = executed(EXAMPLES / "08-sharp-minima.ipynb")
     assert figures(notebook) == 4
-    runs, messages = experiments.record("toy"), printed(notebook)
+    runs = experiments.record("toy")
+    messages = printed(notebook)
     errors = runs["validation_mse"].sel(arm=["transformer", "transformer + SAM"]).values
     oracle = samformer.oracle_loss(512, 70_000)
     above = 100 * (errors / oracle - 1)
@@ -47,7 +48,8 @@ def test_sharp_minima_are_cured_by_sam() -> None:
 def test_structured_scores_are_told_as_the_runs_have_them() -> None:
     notebook = executed(EXAMPLES / "09-structured-attention.ipynb")
     assert figures(notebook) == 4
-    messages, runs = printed(notebook), experiments.record("in_context")
+    messages = printed(notebook)
+    runs = experiments.record("in_context")
     reported = re.findall(
         r"^(.*): (holds|does not hold|undecided)$", messages, flags=re.MULTILINE
     )

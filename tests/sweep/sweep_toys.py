@@ -81,7 +81,9 @@ def make_toy(
     """
     if common.get("broken"):
         raise RuntimeError("the toy is broken")
-    notes = Path(common["notes"]) if "notes" in common else None
+    notes = None
+    if "notes" in common:
+        notes = Path(common["notes"])
     note(notes, "workers", f"{os.getpid()} {device}")
     begun = 0
 
@@ -106,11 +108,10 @@ def make_toy(
             if misbehave == "die once":
                 note(notes, "died", str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
-        where = (
-            os.environ.get("RAY_NODE_IP_ADDRESS", "")
-            if task.data is None
-            else task.data
-        )
+        if task.data is None:
+            where = os.environ.get("RAY_NODE_IP_ADDRESS", "")
+        else:
+            where = task.data
         note(notes, "computed", f"{task.key} {os.getpid()} {where}")
         return toy_rows(task.cells, task.payload.get("rows", 3))
 
@@ -127,11 +128,9 @@ def note(folder: Path | None, name: str, line: str) -> None:
 def list_notes(folder: Path, name: str) -> list[list[str]]:
     """Words of each line that was noted."""
     path = folder / name
-    return (
-        [line.split() for line in path.read_text().splitlines()]
-        if path.exists()
-        else []
-    )
+    if path.exists():
+        return [line.split() for line in path.read_text().splitlines()]
+    return []
 
 
 def check_whole(path: Path, store: Store | None = None) -> None:

@@ -30,7 +30,8 @@ def whole(found: EvaluationSet, item: str) -> np.ndarray:
 def test_lorenz_obeys_its_equations(integrator: str) -> None:
     from dysts.flows import Lorenz
 
-    points, periods = 1500, 2.0
+    points = 1500
+    periods = 2.0
     (found,) = dysts_sets(
         "Lorenz",
         20,

@@ -48,7 +48,9 @@ def test_kills_end_in_the_table_of_an_undisturbed_run(
     table_of: ReadTable,
     engine: str,
 ) -> None:
-    groups, kills, workers = 300, 8, 1 if engine == "single" else 2
+    groups = 300
+    kills = 8
+    workers = 1 if engine == "single" else 2
     # no run gets to its end, so that every kill hits
     common = {"seconds": 0.005, "notes": tmp_path, "most": 16}
     path = tmp_path / "store"
@@ -113,7 +115,8 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
     table_of: ReadTable,
     engine: str,
 ) -> None:
-    groups, running = 100, 1 if engine == "single" else 2
+    groups = 100
+    running = 1 if engine == "single" else 2
     common = {"notes": tmp_path, "most": 6 // running}
     process = start_process(
         toys.run_until_interrupted, tmp_path / "store", groups, common, engine
@@ -283,7 +286,8 @@ def test_the_time_left_is_that_of_this_run_and_follows_its_pace() -> None:
     def done(cells: int, seconds: float) -> GroupDone:
         return GroupDone(GroupTask(tuple("abc"[:cells])), "finished", seconds)
 
-    one, three = SweepProgress(None, 1), SweepProgress(None, 3)
+    one = SweepProgress(None, 1)
+    three = SweepProgress(None, 3)
     assert one.seconds_left(10) is None
     for progress in (one, three):
         progress.done(done(2, 6.0))

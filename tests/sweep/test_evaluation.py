@@ -53,7 +53,8 @@ def sets(draw: st.DrawFn) -> EvaluationSet:
     values = st.floats(-10, 10, width=32) | st.just(NAN)
     windows = []
     for number in range(draw(st.integers(1, 8))):
-        variates, steps = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+        variates = draw(st.integers(1, 4))
+        steps = draw(st.integers(1, 6))
         numbers = draw(
             st.lists(
                 values, min_size=variates * (steps + 2), max_size=variates * (steps + 2)
@@ -148,7 +149,9 @@ def test_seasonal_naive_equals_a_computation_in_pandas(
     )
     found = one(values.to_numpy(), label=(0.0,) * horizon, season=season)
     full = pd.Series(LastValueImputation()(values.to_numpy().copy()))
-    deviation = np.sqrt((full.diff(season) ** 2).mean()) if length > season else 0.0
+    deviation = 0.0
+    if length > season:
+        deviation = np.sqrt((full.diff(season) ** 2).mean())
     extended = full.tolist()
     for step in range(horizon):
         extended.append(extended[length + step - season])
@@ -187,8 +190,10 @@ def test_batches_name_crop_and_stamp() -> None:
 
 
 def test_what_a_batch_does_about_missing_values() -> None:
-    early, late = np.array([3.0, 5.0] + [NAN] * 6), np.array([NAN] * 7 + [2.0])
-    empty, endless = np.full(8, NAN), np.array([1.0, np.inf] * 4)
+    early = np.array([3.0, 5.0] + [NAN] * 6)
+    late = np.array([NAN] * 7 + [2.0])
+    empty = np.full(8, NAN)
+    endless = np.array([1.0, np.inf] * 4)
     found = one([early, late, empty, endless], label=[(1.0, NAN)] * 3 + [(np.inf, 2.0)])
     batch, truth = found.batch([0], context_length=4)
     assert_array_equal(batch.values[0], [NAN, NAN, NAN, 5.0])

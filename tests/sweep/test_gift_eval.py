@@ -36,14 +36,14 @@ def write_folder(
     """Write a stored dataset: shards of Arrow streams, and state.json that orders them."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"data-{k:05d}-of-{shards:05d}.arrow" for k in range(shards)]
-    names = names[::-1] if backwards else names
+    if backwards:
+        names = names[::-1]
     stamp = pd.Timestamp(start).to_datetime64().astype(f"datetime64[{unit}]")
     several = series[0].ndim > 1
-    kind = (
-        pa.list_(pa.list_(pa.float32()), len(series[0]))
-        if several
-        else pa.list_(pa.float32())
-    )
+    if several:
+        kind = pa.list_(pa.list_(pa.float32()), len(series[0]))
+    else:
+        kind = pa.list_(pa.float32())
     for name, rows in zip(
         names, np.array_split(np.arange(len(series)), shards), strict=True
     ):
@@ -179,7 +179,8 @@ def test_windows_are_the_benchmarks(
     (found,) = gift_eval(
         tmp_path, f"{folder}/*short" if "/" in folder else f"{folder}/*"
     )
-    horizon, windows = found.horizon, {"solar/H": 1, "m4_daily": 1, "ett1/D": 2}[folder]
+    horizon = found.horizon
+    windows = {"solar/H": 1, "m4_daily": 1, "ett1/D": 2}[folder]
     entries = ListDataset(
         [
             {"start": "2016-07-01 03:00", "target": s, "item_id": f"item_{i}"}

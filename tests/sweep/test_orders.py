@@ -25,7 +25,9 @@ from tsfm_lens.sweep.planner.orders import (
 
 def make_series(lens: Lens) -> SeriesBatch:
     own = getattr(lens.adapter, "example", None)
-    return as_series(own(2, 40)) if own else bundled("co2", "elnino").tail(40)
+    if own:
+        return as_series(own(2, 40))
+    return bundled("co2", "elnino").tail(40)
 
 
 def options(lens: Lens) -> dict:
@@ -85,7 +87,9 @@ def test_every_score_of_every_architecture(name: str) -> None:
     found = {order: head_scores(lens, order, **own) for order in ORDERS}
     for order, scores in found.items():
         over_time = pick_attention(lens, None, kind)[2]
-        expected = over_time if order == "attention_entropy" else layers
+        expected = layers
+        if order == "attention_entropy":
+            expected = over_time
         assert scores["layer"].values.tolist() == list(map(str, expected)), order
         assert scores.sizes["head"] == stack.n_heads
         assert np.isfinite(scores).all()

@@ -178,7 +178,8 @@ def test_a_sweep_of_a_model_gives_the_table_of_one_process(
     )
     assert (outcome.failed, outcome.finished) == ([], outcome.cells)
     run_sweep(config, tmp_path / "single")
-    actual, expected = table_of(tmp_path / "ray"), table_of(tmp_path / "single")
+    actual = table_of(tmp_path / "ray")
+    expected = table_of(tmp_path / "single")
     pd.testing.assert_frame_equal(
         actual[list(KEY_COLUMNS)], expected[list(KEY_COLUMNS)]
     )
@@ -225,7 +226,8 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     service.kill()
     process.join()
     wait_for(lambda: not [item for item in started if alive(item.pid)])
-    store, tasks = Store(tmp_path / "store"), toys.toy_tasks(5)
+    store = Store(tmp_path / "store")
+    tasks = toys.toy_tasks(5)
     toys.check_whole(store.path)
     assert store.done() >= set(tasks[0].cells)
     assert "failed" not in toys.ends(run_groups(tasks, toys.make_toy, {}, store))
@@ -270,7 +272,8 @@ def test_an_address_where_no_cluster_is_is_refused_in_time(
 ) -> None:
     """In a process of its own: Ray would end it."""
     monkeypatch.setattr(ray_engine, "_ADDRESS_SECONDS", 0.2)
-    silent, web = Answering(b""), Answering(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    silent = Answering(b"")
+    web = Answering(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     for server in (silent, web):
         server.start()
     with socket.create_server(("127.0.0.1", 0)) as closed:

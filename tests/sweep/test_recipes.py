@@ -51,11 +51,9 @@ def published(name: str) -> Lens:
     wiring = replace(wiring, stacks=(*wiring.stacks[:-1], stack))
 
     def chosen(*patterns: object) -> list:
-        return (
-            select_components(wiring, *patterns)
-            if patterns
-            else list(components(wiring))
-        )
+        if patterns:
+            return select_components(wiring, *patterns)
+        return list(components(wiring))
 
     return SimpleNamespace(wiring=wiring, model_id=name, components=chosen)  # type: ignore[return-value]
 

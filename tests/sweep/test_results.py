@@ -147,7 +147,8 @@ def test_one_number_has_one_verdict_on_a_page(
 def test_heads_kept_follow_the_definition(
     gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame
 ) -> None:
-    table, counts = gathered.results["heads_at"], plan[plan["family"] == "head_counts"]
+    table = gathered.results["heads_at"]
+    counts = plan[plan["family"] == "head_counts"]
     assert len(table) == 3 * 2
     for _, row in table.iterrows():
         line = counts[

@@ -265,7 +265,8 @@ def test_kills_end_in_the_same_table(
     table_of: ReadTable,
 ) -> None:
     path = tmp_path / "store"
-    hits, turn = 0, 0
+    hits = 0
+    turn = 0
     while hits < 12:
         if turn:
             # so few kills let it finish: it is whole, and the next ones hit a sweep

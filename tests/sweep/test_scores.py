@@ -114,11 +114,9 @@ def test_sums_of_any_chunks_pool_to_what_gluonts_says_of_the_whole(
     seed: int, n: int, horizon: int, kind: Any, with_mean: bool, cuts: list[int]
 ) -> None:
     rng = np.random.default_rng(seed)
-    windows, season, start = (
-        drawn(rng, n, horizon),
-        int(rng.integers(1, 4)),
-        pd.Period("2020-01-21", freq="D"),
-    )
+    windows = drawn(rng, n, horizon)
+    season = int(rng.integers(1, 4))
+    start = pd.Period("2020-01-21", freq="D")
     scale = scales(windows["context"], season)
     given = {}
     if isinstance(kind, str):
@@ -201,7 +199,8 @@ def test_distances_take_the_first_steps() -> None:
 
 def sbd(x: np.ndarray, y: np.ndarray) -> float:
     """Shape-based distance by sliding one series over the other."""
-    x, y = x - x.mean(), y - y.mean()
+    x = x - x.mean()
+    y = y - y.mean()
     best = -np.inf
     for shift in range(-len(x) + 1, len(x)):
         pairs = [(x[k + shift], y[k]) for k in range(len(y)) if 0 <= k + shift < len(x)]
@@ -238,7 +237,9 @@ def test_distances_of_many_rows_are_those_of_each(
 ) -> None:
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(2, 5, steps)).round(digits)
-    a[:, 0], b[:, 0] = 7.0, -7.0  # no constant row
+    # no constant row
+    a[:, 0] = 7.0
+    b[:, 0] = -7.0
     found = forecast_distances(a * 10.0**power, b * 10.0**power)
     assert tuple(found) == DISTANCES
     for row, (x, y) in enumerate(zip(a, b, strict=True)):
@@ -253,13 +254,16 @@ def test_distances_of_many_rows_are_those_of_each(
         for name, value in want.items():
             # distances are one less a share; the spectral one is its root
             near = rounding(np.float64, max(1.0, value), depth=100)
-            near = near**0.5 if name == "spectral_distance" else near
+            if name == "spectral_distance":
+                near = near**0.5
             assert abs(found[name][row] - value) <= near, name
 
 
 def test_constant_short_and_broken_forecasts_have_defined_distances() -> None:
-    flat, wave = np.full((1, 6), 0.1), np.array([[1.0, 2.0, 0.0, 1.0, 5.0, 1.0]])
-    one, both = forecast_distances(flat, wave), forecast_distances(flat, flat)
+    flat = np.full((1, 6), 0.1)
+    wave = np.array([[1.0, 2.0, 0.0, 1.0, 5.0, 1.0]])
+    one = forecast_distances(flat, wave)
+    both = forecast_distances(flat, flat)
     for name in (
         "spearman_distance",
         "pearson_distance",

@@ -54,7 +54,8 @@ def run_search(
 @given(CURVES)
 @settings(deadline=None, max_examples=200, derandomize=True)
 def test_the_scan_is_the_definition_whatever_the_curve(curve: list[float]) -> None:
-    expected, of = brute_force(curve), len(curve)
+    expected = brute_force(curve)
+    of = len(curve)
     full = run_search(of, scan(of, 0.01), lambda kept, _: curve[kept])
     assert (full.kept, full.evaluations, full.exact) == (expected, of, True)
     assert full.change == (curve[expected] if expected < of else 0.0)
@@ -170,7 +171,10 @@ def test_the_answer_differs_from_the_scan_about_as_rarely_as_asked() -> None:
     """Curves that hug the tolerance, so that every count is hard, and heavy-tailed
     errors of unequal series.
     """
-    runs, wrong, used, alpha = 300, 0, 0.0, 0.1
+    runs = 300
+    wrong = 0
+    used = 0.0
+    alpha = 0.1
     for seed in range(runs):
         rng = np.random.default_rng([seed, 5])
         logs = np.log(1.01) + rng.choice([-1.0, 1.0], size=6) * 0.004

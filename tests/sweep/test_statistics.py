@@ -287,7 +287,8 @@ def test_resilient_and_improved_datasets_by_hand() -> None:
 def test_informed_against_random_choices() -> None:
     rng = np.random.default_rng(9)
     plain = rng.random((30, 3)) + 0.5
-    names, factors = ["informed", "r0", "r1", "r2"], np.array([1.1, 1.2, 1.0, 1.5])
+    names = ["informed", "r0", "r1", "r2"]
+    factors = np.array([1.1, 1.2, 1.0, 1.5])
     errors = plain * np.exp(
         np.log(factors)[:, None, None] + 0.01 * rng.normal(size=(4, 30, 3))
     )
@@ -325,7 +326,8 @@ def test_results_depend_on_rows_and_not_on_their_order(
 ) -> None:
     frame = simulated(np.random.default_rng(10), 4, 3, 0.1, 0.1, 2)
     shuffled = frame.sample(frac=1.0, random_state=1)
-    one, again = pd.DataFrame(replay(frame)), pd.DataFrame(replay(shuffled))
+    one = pd.DataFrame(replay(frame))
+    again = pd.DataFrame(replay(shuffled))
     pd.testing.assert_frame_equal(one, again)
     pd.testing.assert_frame_equal(
         one, pd.DataFrame(replay(per_series(shuffled, ["MASE"])))
@@ -429,7 +431,8 @@ def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
     assert set(leaders(changes(fewer))["leads"]) == {""}
 
 
-LOW, HIGH = "stable_rank:low", "stable_rank:high"
+LOW = "stable_rank:low"
+HIGH = "stable_rank:high"
 # log rise of the error by layer, order and heads ablated: in layer 0 one order is far
 # better, in layer 1 none is
 RISES = {
@@ -446,7 +449,8 @@ RISES = {
 def planted() -> Results:
     rng = np.random.default_rng(0)
     plain = {f"d{number:02d}": list(rng.random(3) + 0.5) for number in range(14)}
-    errors, lines = {"plain": plain, "seasonal_naive": plain}, []
+    errors = {"plain": plain, "seasonal_naive": plain}
+    lines = []
     for (layer, order, ablated), rise in RISES.items():
         name = f"{layer}-{order}-{ablated}"
         errors[name] = {

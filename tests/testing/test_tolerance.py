@@ -23,7 +23,8 @@ def test_a_difference_above_the_roundings_is_refused(dtype):
         assert_close(off, exact, depth=10)
 
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 ALIKE = [
     ([1.0, NAN], [1.0, NAN]),
     ([1.0, -INF], [1.0, -INF]),

@@ -42,7 +42,9 @@ class Regression:
 
     def evaluate(self) -> Mapping[str, float]:
         assert not self.model.training
-        return {"error": self.errors.pop(0)} if self.errors else {}
+        if self.errors:
+            return {"error": self.errors.pop(0)}
+        return {}
 
 
 def training(

@@ -99,7 +99,8 @@ def test_the_smoothed_loss_equals_its_definition_at_the_edges_too() -> None:
 
 def test_the_token_loss_is_the_native_one_where_both_are_defined() -> None:
     model = token_model()
-    past, future = torch.randn(3, 24), torch.randn(3, 8)
+    past = torch.randn(3, 24)
+    future = torch.randn(3, 8)
     stage = Stage(start=0, context=24, horizon=8, rows=3, mix={})
     tokenizer = ChronosConfig(**model.config.chronos_config).create_tokenizer()
     ids, mask, scale = tokenizer.context_input_transform(past)
@@ -116,7 +117,8 @@ def test_the_token_loss_is_the_native_one_where_both_are_defined() -> None:
 
 def test_the_patch_loss_is_the_mean_quantile_loss() -> None:
     model = patch_model()
-    past, future = torch.randn(3, 24), torch.randn(3, 8)
+    past = torch.randn(3, 24)
+    future = torch.randn(3, 8)
     future[1, 2] = 10 * FAR
     forecast = model(context=past).quantile_preds.detach().double()
     error = (future[:, None] - forecast) / past.double().std(1, correction=0)[
@@ -133,9 +135,12 @@ def test_the_patch_loss_is_the_mean_quantile_loss() -> None:
 
 def test_with_a_floor_rows_count_by_the_logarithm_of_their_loss() -> None:
     model = patch_model()
-    past, future = torch.randn(5, 24), torch.randn(5, 8)
+    past = torch.randn(5, 24)
+    future = torch.randn(5, 8)
     future[1, 2:] = torch.nan
-    past[3], future[4] = 1.0, torch.nan  # no spread, no future: both are left out
+    # no spread, no future: both are left out
+    past[3] = 1.0
+    future[4] = torch.nan
     stage = Stage(start=0, context=24, horizon=8, rows=5, mix={})
     # the native loss of a row takes the mean over all of its steps, those that are
     # missing counting as 0
@@ -205,13 +210,11 @@ def test_a_share_of_the_rows_is_led_by_the_models_own_forecast() -> None:
 
 def test_own_forecasts_are_drawn_as_the_pipeline_draws() -> None:
     model = token_model(top_k=3)
-    given, draws = (
-        {
-            name: part[:1].expand(4000, *part.shape[1:])
-            for name, part in encoded(model).items()
-        },
-        4000,
-    )
+    given = {
+        name: part[:1].expand(4000, *part.shape[1:])
+        for name, part in encoded(model).items()
+    }
+    draws = 4000
     inputs = torch.zeros(draws, 2, dtype=torch.long)
     first = own_forecasts(model, inputs, given, 1.0, seed=0)[:, 1]
     one = {
@@ -231,7 +234,8 @@ def test_own_forecasts_are_drawn_as_the_pipeline_draws() -> None:
 
 def test_what_the_model_draws_changes_its_inputs_and_not_its_labels() -> None:
     model = token_model()
-    past, future = torch.randn(40, 24), torch.randn(40, 8)
+    past = torch.randn(40, 24)
+    future = torch.randn(40, 8)
     stage = Stage(start=0, context=24, horizon=8, rows=40, mix={}, rollout=1.0)
     stages = stage, stage.model_copy(update={"rollout": 0})
     led, truth = (token_step_losses(model, past, future, one) for one in stages)
@@ -242,7 +246,8 @@ def test_what_the_model_draws_changes_its_inputs_and_not_its_labels() -> None:
 
 def test_gaps_in_the_future_cost_nothing_and_break_nothing() -> None:
     model = token_model()
-    past, future = torch.randn(3, 24), torch.randn(3, 8)
+    past = torch.randn(3, 24)
+    future = torch.randn(3, 8)
     stage = Stage(start=0, context=24, horizon=8, rows=3, mix={}, smoothing=1.0)
     future[:, 5] = torch.nan
     losses = token_step_losses(model, past, future, stage)

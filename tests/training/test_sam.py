@@ -63,7 +63,8 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
 def test_without_a_neighbourhood_it_is_the_base_optimiser_to_the_last_bit(
     base: Callable[..., Any],
 ) -> None:
-    plain, wrapped = network(), network()
+    plain = network()
+    wrapped = network()
     expected = train(plain, base(plain.parameters()), range(8))
     assert same(
         train(wrapped, SAM(base(wrapped.parameters()), rho=0.0), range(8)), expected
@@ -76,7 +77,9 @@ def test_a_step_is_that_of_the_definition() -> None:
     """
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((5, 5))
-    curvature, rate, rho = matrix @ matrix.T / 10, 0.05, 0.7
+    curvature = matrix @ matrix.T / 10
+    rate = 0.05
+    rho = 0.7
     point = rng.standard_normal(5)
     first, second = (
         nn.Parameter(torch.tensor(part)) for part in (point[:2], point[2:])

@@ -47,7 +47,8 @@ def test_weights_are_dirichlet_over_one_to_three_series() -> None:
     shares = [(used == count).mean() for count in (1, 2, 3)]
     assert_allclose(shares, 1 / 3, atol=5 * (1 / 3 * 2 / 3 / len(used)) ** 0.5)
     # variance of a Dirichlet(1.5, 1.5, 1.5) component: (1/3)(2/3) / 5.5
-    variance, draws = 2 / 9 / 5.5, (used == 3).sum()
+    variance = 2 / 9 / 5.5
+    draws = (used == 3).sum()
     # five standard errors of the variance of so many draws
     assert weights[used == 3].var(axis=0) == pytest.approx(
         variance, rel=5 * (2 / draws) ** 0.5

@@ -46,12 +46,11 @@ class Small(nn.Module):
 
     def __init__(self, *, dropout: float = 0.0) -> None:
         super().__init__()
-        self.qkv, self.out, self.drop = (
-            nn.Linear(4, 12),
-            nn.Linear(4, 4),
-            nn.Dropout(dropout),
-        )
-        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
+        self.qkv = nn.Linear(4, 12)
+        self.out = nn.Linear(4, 4)
+        self.drop = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 2)).permute(2, 0, 3, 1, 4)
@@ -76,10 +75,8 @@ def dense(model: nn.Module, losses: list[Callable[[], Tensor]]) -> Tensor:
     flat vector.
     """
     named = dict(model.named_parameters())
-    sizes, shapes = (
-        [weight.numel() for weight in named.values()],
-        [weight.shape for weight in named.values()],
-    )
+    sizes = [weight.numel() for weight in named.values()]
+    shapes = [weight.shape for weight in named.values()]
     seen = [loss.__defaults__ for loss in losses]
 
     def of_flat(flat: Tensor) -> Tensor:
@@ -275,10 +272,8 @@ def test_what_has_no_second_derivative_is_named() -> None:
         def backward(ctx, grad):
             return grad
 
-    weights, q = (
-        torch.ones(3, requires_grad=True),
-        torch.randn(1, 1, 4, 8, requires_grad=True),
-    )
+    weights = torch.ones(3, requires_grad=True)
+    q = torch.randn(1, 1, 4, 8, requires_grad=True)
     # without a look at the graph its products would be 0
     expect_error(
         "once_differentiable",
@@ -297,10 +292,8 @@ def test_what_has_no_second_derivative_is_named() -> None:
 
 def test_the_gradient_noise_of_a_linear_regression_is_that_of_its_formula() -> None:
     generator = torch.Generator().manual_seed(2)
-    x, y = (
-        torch.randn(64, 5, generator=generator).double(),
-        torch.randn(64, generator=generator).double(),
-    )
+    x = torch.randn(64, 5, generator=generator).double()
+    y = torch.randn(64, generator=generator).double()
     w = torch.randn(5, generator=generator).double().requires_grad_()
     batches = [
         (x[start : start + 8], y[start : start + 8]) for start in range(0, 64, 8)
@@ -309,7 +302,8 @@ def test_the_gradient_noise_of_a_linear_regression_is_that_of_its_formula() -> N
     found = gradient_noise(losses, [w])
     with torch.no_grad():
         each = torch.stack([x.T @ (x @ w - y) / len(x) for x, y in batches])
-    variance, mean = each.var(dim=0).sum(), each.mean(dim=0)
+    variance = each.var(dim=0).sum()
+    mean = each.mean(dim=0)
     squared = mean.square().sum() - variance / 8
     assert_close(
         [found.variance, found.squared_norm],

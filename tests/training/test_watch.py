@@ -48,11 +48,9 @@ class Net(nn.Module):
         super().__init__()
         self.embed = nn.utils.parametrizations.spectral_norm(nn.Linear(1, 4))
         self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.norm, self.drop, self.head = (
-            nn.BatchNorm1d(LENGTH),
-            nn.Dropout(0.3),
-            nn.Linear(4, 1),
-        )
+        self.norm = nn.BatchNorm1d(LENGTH)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
@@ -66,7 +64,8 @@ class Case:
     at.
     """
 
-    name, identity = "net", "{}"
+    name = "net"
+    identity = "{}"
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -129,7 +128,10 @@ def test_a_training_with_a_watch_is_one_without_bit_for_bit(tmp_path: Path) -> N
     for watched in (False, True):
         seed(1)
         case = Case()
-        watch = case.watch(tmp_path, snapshots=3) if watched else None
+        if watched:
+            watch = case.watch(tmp_path, snapshots=3)
+        else:
+            watch = None
         for step in range(6):
             loss = case.step(step)
             before = case.state()
@@ -156,7 +158,8 @@ def drawing(model: nn.Module, generator: torch.Generator) -> Callable[[], Tensor
 
 
 def test_generators_of_ones_own_stand_where_they_stood() -> None:
-    case, generator = Case(), torch.Generator().manual_seed(7)
+    case = Case()
+    generator = torch.Generator().manual_seed(7)
     generator_of_sums = torch.Generator().manual_seed(8)
 
     def norm() -> dict[str, float]:
@@ -232,7 +235,8 @@ def test_a_resumed_watch_equals_an_undisturbed_one(torn: bytes, tmp_path: Path) 
             seed(step)
             case.step(step)
 
-    full, parted = Case(), Case()
+    full = Case()
+    parted = Case()
     train(full, full.watch(tmp_path / "whole", snapshots=2), 0, 7)
     first = parted.watch(tmp_path / "parted", snapshots=2)
     train(parted, first, 0, 3)
@@ -389,10 +393,8 @@ def test_runs_and_seeds_are_laid_over_each_other() -> None:
             watch(step, loss=step + shift)
         return watch.dataset()
 
-    a, b = (
-        [seen(range(3), 0.0, "xy"), seen(range(2), 0.5, "xy")],
-        seen(range(1, 4), 9.0, "zx"),
-    )
+    a = [seen(range(3), 0.0, "xy"), seen(range(2), 0.5, "xy")]
+    b = seen(range(1, 4), 9.0, "zx")
     data = together({"a": a, "b": b})
     assert data["loss"].dims == ("run", "seed", "step")
     assert data["layer"].values.tolist() == ["x", "y", "z"]

@@ -94,7 +94,8 @@ def test_a_lens_gives_the_patterns_of_every_head(name: str) -> None:
         )
     )
     norms = attention_norms(found, name="x")
-    layer, head = "encoder.1.self_attn", 1
+    layer = "encoder.1.self_attn"
+    head = 1
     expected = torch.linalg.matrix_norm(found[layer][0, head].double(), "nuc")
     assert_close(
         norms["nuclear_norm"].sel(layer=layer, head=head, input=0).item(),

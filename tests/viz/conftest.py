@@ -33,7 +33,8 @@ def logit() -> xr.Dataset:
     """40 bins of width 5 from -50; "embed" is uniform, "0" half uniform, "1" all on the
     truth's bin.
     """
-    on, value = planted.rivers_and_roads(), -50 + 5.0 * np.arange(40)
+    on = planted.rivers_and_roads()
+    value = -50 + 5.0 * np.arange(40)
     sure = np.eye(40)[
         np.argmin(np.abs(value - on["truth"].values[:, :, None]), axis=-1)
     ]
@@ -90,7 +91,8 @@ def attention() -> xr.Dataset:
     """Patches of 4 over 12 context steps and a REG key; queries are two forecast steps
     and START.
     """
-    q, k = np.arange(3)[:, None], np.arange(4)
+    q = np.arange(3)[:, None]
+    k = np.arange(4)
     raw = (
         1.0
         + k

@@ -22,7 +22,8 @@ from viz.marks import heatmaps
 
 LONG = "Wirkleistung am Knoten Köln-Süd " * 3
 ROLLOUT = "autoregressive_attention"
-HEADS, SPAN = np.full((2, 2), 0.5), np.array([[1.0, 3.0]])
+HEADS = np.full((2, 2), 0.5)
+SPAN = np.array([[1.0, 3.0]])
 DAYS = np.arange("2001-01-01", "2001-01-06", dtype="datetime64[D]").astype(
     "datetime64[ns]"
 )

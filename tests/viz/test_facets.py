@@ -69,10 +69,8 @@ def test_composed_panels_have_letters_and_one_legend() -> None:
     """Four figures in two rows: no panel lies on another, and each axis is used by the
     traces of its figure.
     """
-    fan, maps = (
-        viz.forecast_fan(planted.forecast()),
-        viz.ablation_heatmap(planted.ablation()),
-    )
+    fan = viz.forecast_fan(planted.forecast())
+    maps = viz.ablation_heatmap(planted.ablation())
     sheet = viz.compose([[maps, fan], [fan, fan]], 183)
     letters = [note.text for note in sheet.layout.annotations][-4:]
     assert letters == [f"<b>{letter}</b>" for letter in "abcd"]

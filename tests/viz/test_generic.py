@@ -90,14 +90,19 @@ def test_numbered_dimensions_are_lines(own: None, dims: tuple[str, ...]) -> None
     ds[dims[0]].attrs["units"] = "hours"
     fig = viz.plot(ds)
     along = next(dim for dim in dims if dim != "series")
-    names = LABELS["series"] if len(dims) > 1 else [None]
+    if len(dims) > 1:
+        names = LABELS["series"]
+    else:
+        names = [None]
     assert [trace.name for trace in fig.data] == names
     rows = ds["lean"].transpose(..., along).values.reshape(len(names), -1)
     for trace, row in zip(fig.data, rows, strict=True):
         assert "lines" in trace.mode
         np.testing.assert_array_equal(trace.x, LABELS[along])
         np.testing.assert_array_equal(trace.y, row)
-    hours = " (hours)" if dims[0] == along else ""
+    hours = ""
+    if dims[0] == along:
+        hours = " (hours)"
     assert fig.layout.xaxis.title.text == f"{along}{hours}"
     assert fig.layout.yaxis.title.text == "angle of the tower (degrees)"
     assert unexplained(fig) == []
@@ -157,7 +162,8 @@ def test_intervals_are_whiskers_and_what_is_not_significant_is_hollow(
     own: None,
 ) -> None:
     ds = made("component").fillna(0.0)
-    low, high = ds["lean"] - 0.5, ds["lean"] + 0.25
+    low = ds["lean"] - 0.5
+    high = ds["lean"] + 0.25
     significant = ("component", [True, False])
     tested = ds.assign(lean_low=low, lean_high=high, lean_significant=significant)
     (dots,) = viz.plot(tested).data
@@ -173,12 +179,18 @@ def test_what_is_tested_over_series_is_drawn_as_medians(
 ) -> None:
     ds = judged(made(*dims))
     fig = viz.plot(ds)
-    drawn = fig.data[0].x if len(dims) == 2 else heatmaps(fig)[0].z
+    if len(dims) == 2:
+        drawn = fig.data[0].x
+    else:
+        drawn = heatmaps(fig)[0].z
     np.testing.assert_array_equal(drawn, ds["lean"].median("series"))
     assert "over 4 series" in fig.layout.meta["subtitle"]
     # one series has no median
     one = viz.plot(ds, "lean", series="b")
-    drawn = one.data[0].x if len(dims) == 2 else heatmaps(one)[0].z
+    if len(dims) == 2:
+        drawn = one.data[0].x
+    else:
+        drawn = heatmaps(one)[0].z
     np.testing.assert_array_equal(drawn, ds["lean"].sel(series="b"))
 
 
@@ -230,7 +242,8 @@ def test_an_array_needs_no_kind() -> None:
 
 
 def test_two_results_stand_side_by_side(own: None) -> None:
-    one, two = made("layer", "head"), 2 * made("layer", "head")
+    one = made("layer", "head")
+    two = 2 * made("layer", "head")
     two.attrs = {**one.attrs, "model": "siena"}
     maps = heatmaps(viz.plot(one, two))
     for cells, ds in zip(maps, (one, two), strict=True):

@@ -56,15 +56,16 @@ def test_a_text_is_cut_off_after_its_lines() -> None:
 def sizes(part: Any, key: str = "") -> list[float]:
     """Every type size of a figure, in pixels."""
     if isinstance(part, dict):
-        own = [float(part["size"])] if key.endswith("font") and part.get("size") else []
+        if key.endswith("font") and part.get("size"):
+            own = [float(part["size"])]
+        else:
+            own = []
         return own + [
             size for name, value in part.items() for size in sizes(value, name)
         ]
-    return (
-        [size for item in part for size in sizes(item, key)]
-        if isinstance(part, list | tuple)
-        else []
-    )
+    if isinstance(part, list | tuple):
+        return [size for item in part for size in sizes(item, key)]
+    return []
 
 
 def test_every_figure_has_the_width_and_type_of_a_journal(figure: go.Figure) -> None:
@@ -147,7 +148,8 @@ def test_a_column_in_which_nothing_can_be_read_is_refused(
 
 
 def test_files_are_written_all_or_none(tmp_path: Path) -> None:
-    good, bad = tmp_path / "a.txt", tmp_path / "b.txt"
+    good = tmp_path / "a.txt"
+    bad = tmp_path / "b.txt"
     good.write_text("old")
     with pytest.raises(TypeError):
         saving.write_together({good: b"new", bad: "text is not bytes"})  # type: ignore[dict-item]

@@ -19,7 +19,8 @@ from viz.marks import heatmaps
 
 @cache
 def results() -> dict[str, xr.Dataset]:
-    lens, series = load("chronos-nano"), bundled("co2").tail(96)
+    lens = load("chronos-nano")
+    series = bundled("co2").tail(96)
     # two instances, since heads share their attention among all that there are
     induction = probes.induction_scores(
         lens, repeats=2, n_sequences=12, prefix_from=0.32, offset=1, positions="all"

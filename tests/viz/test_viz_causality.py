@@ -86,7 +86,8 @@ def test_the_circuit_stands_filled_at_its_places() -> None:
 
 
 def test_the_strongest_edges_are_drawn_as_wide_as_they_are_strong() -> None:
-    circuit, edges = planted.circuit(), planted.edges()
+    circuit = planted.circuit()
+    edges = planted.edges()
     drawn = named(viz.circuit_graph(circuit, edges, most=2), "edge")
     assert [trace.line.width for trace in drawn] == pytest.approx([0.6 + 5.4 / 2, 6])
     assert "decoder.0.cross_attn.0 → output" in drawn[-1].hovertemplate

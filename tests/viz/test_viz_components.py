@@ -117,7 +117,8 @@ def test_attribution_takes_the_median_or_the_quantile_asked_for(attribution):
 
 def test_attribution_heatmap_is_symmetric_and_in_model_order(attribution):
     fig = viz.attribution_heatmap(attribution, decomposition="expected_value", top=5)
-    z, axis = np.asarray(fig.data[0].z), fig.layout.coloraxis
+    z = np.asarray(fig.data[0].z)
+    axis = fig.layout.coloraxis
     fine = attribution.isel(component=attribution["kind"].values != "layer")
     order = [str(c) for c in fine["component"].values]
     visible = list(fig.data[0].y)
@@ -167,7 +168,8 @@ def test_attention_map_places_tokens_in_time_and_specials_aside(attention):
     # keys: three patches, a gap, REG; queries: two steps, a gap, START
     np.testing.assert_allclose(cells.x[:4], [-12.5, -8.5, -4.5, -0.5])
     np.testing.assert_allclose(cells.y[:3], [-0.5, 0.5, 1.5])
-    rows, columns = [1, 2, 0], [0, 1, 2, 3]
+    rows = [1, 2, 0]
+    columns = [0, 1, 2, 3]
     assert_close(
         np.asarray(cells.z)[np.ix_([0, 1, 3], [0, 1, 2, 4])],
         pattern[np.ix_(rows, columns)],

@@ -57,7 +57,8 @@ def groups(ds: xr.Dataset) -> list[np.ndarray]:
     """Places of each stretch of the target, and of the covariate (the second series) in
     all, largest first.
     """
-    steps, row = by_step(ds), ds["row"].values
+    steps = by_step(ds)
+    row = ds["row"].values
     parts = [*np.flatnonzero(row == 0)[:, None], np.flatnonzero(row == 1)]
     return sorted(parts, key=lambda places: -np.abs(steps[places].sum(0)).mean())
 
@@ -72,7 +73,8 @@ def test_strips_cover_the_segments_of_each_series() -> None:
     fig = viz.input_timeline(ds)
     strips = [trace for trace in fig.data if trace.type == "heatmap"]
     assert len(strips) == 2
-    size, mean = np.abs(by_step(ds)).mean(1), by_step(ds).mean(1)
+    size = np.abs(by_step(ds)).mean(1)
+    mean = by_step(ds).mean(1)
     np.testing.assert_allclose(
         np.concatenate([np.ravel(strip.z) for strip in strips]), size
     )

@@ -21,7 +21,8 @@ def test_importing_registers_the_template_and_leaves_plotlys_the_default():
 
 
 def test_user_strings_show_letter_by_letter(forecast):
-    name, model = "<b>x</b>&amp;%{x}$1$", "<i>m</i>"
+    name = "<b>x</b>&amp;%{x}$1$"
+    model = "<i>m</i>"
     forecast = forecast.assign_coords(
         series=[name, "b"], units=("series", ["<u>€</u>", ""])
     )

@@ -31,11 +31,9 @@ def long_map(kind: str, keys: int, queries: int, lag: int) -> xr.Dataset:
         pattern,
         positions,
     )
-    return (
-        made.assign(norm=made["norm"] / 2)
-        if kind == "norm_weighted_attention"
-        else made
-    )
+    if kind == "norm_weighted_attention":
+        return made.assign(norm=made["norm"] / 2)
+    return made
 
 
 def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
@@ -114,7 +112,9 @@ def test_long_maps_stay_small_and_keep_the_band(name: str) -> None:
 
 
 def test_a_long_logit_map_takes_the_mean_of_steps() -> None:
-    steps, bins, layers = 2048, 48, 3
+    steps = 2048
+    bins = 48
+    layers = 3
     rng = np.random.default_rng(0)
     probability = rng.dirichlet(np.ones(bins), size=(layers, 1, steps))
     on = planted.series(("s",), time=8, horizon=steps, level=0.0, dated=False)

@@ -21,7 +21,9 @@ from tsfm_lens.report.build import build_report, draw_results
 from tsfm_lens.training import Watch, attention_norms, together
 from tsfm_lens.viz.printing import COLUMNS
 
-HEADS, TOKENS, STEPS = 2, 5, (0, 10, 20, 30)
+HEADS = 2
+TOKENS = 5
+STEPS = (0, 10, 20, 30)
 
 
 def patterns(step: int, sharp: float) -> dict[str, torch.Tensor]:
@@ -39,7 +41,8 @@ def patterns(step: int, sharp: float) -> dict[str, torch.Tensor]:
 
 @cache
 def watched(sharp: float = 0.9, name: str = "toy") -> xr.Dataset:
-    model, at = torch.nn.Linear(3, 1), iter(STEPS)
+    model = torch.nn.Linear(3, 1)
+    at = iter(STEPS)
     loss = lambda: model(torch.eye(3)).square().mean()  # noqa: E731
     looks = {
         "patterns": lambda: patterns(next(at), sharp),

@@ -99,7 +99,8 @@ def find_faults(
     faults: Faults, name: str, figures: Iterable[tuple[str, go.Figure]]
 ) -> tuple[int, list[str]]:
     """How many drawings were looked at, and what cannot be read of them."""
-    count, found = 0, []
+    count = 0
+    found = []
     # a plate of a report is often the figure of a renderer
     drawn = {fig.to_json(): (figure, fig) for figure, fig in figures}
     for figure, fig in drawn.values():
@@ -197,16 +198,14 @@ def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(
     """The camera-ready figure of two models: ablation map, attention and lens of each,
     and the maps as a pair.
     """
-    maps, looks = (
-        viz.ablation_heatmap(planted.ablation()),
-        viz.attention_map(planted.attention()),
-    )
-    lens, wide = viz.lens_forecast(planted.quantile_lens()), width == COLUMNS["double"]
-    pairs = (
-        [viz.compare([item] * 2, ["one", "another"]) for item in (maps, looks)]
-        if wide
-        else [maps]
-    )
+    maps = viz.ablation_heatmap(planted.ablation())
+    looks = viz.attention_map(planted.attention())
+    lens = viz.lens_forecast(planted.quantile_lens())
+    wide = width == COLUMNS["double"]
+    if wide:
+        pairs = [viz.compare([item] * 2, ["one", "another"]) for item in (maps, looks)]
+    else:
+        pairs = [maps]
     for figures in ([[maps] * 2, [looks] * 2, lens] if wide else [maps, looks], pairs):
         sheet = viz.compose(figures, width)
         assert faults(sheet, sheet.layout.width) == []
@@ -225,12 +224,14 @@ def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(
 def test_the_words_of_every_figure_can_be_read(faults: Faults, source: str) -> None:
     """Every figure of every result at every width."""
     results = specimens.specimens(source)
-    count, found = 0, []
+    count = 0
+    found = []
     for name, result in results.items():
         drawings, unread = find_faults(
             faults, name, specimens.draw_all(name, result, results)
         )
-        count, found = count + drawings, found + unread
+        count = count + drawings
+        found = found + unread
     logging.getLogger(__name__).info(
         "%s: %d drawings of %d results", source, count, len(results)
     )

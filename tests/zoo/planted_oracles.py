@@ -37,7 +37,8 @@ from tsfm_lens.zoo.planted.chronos import BIN
 from tsfm_lens.zoo.planted.patches import DECILES, PATCH, SIGNAL
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-EFFECT, HEARD = 20, 0.1
+EFFECT = 20
+HEARD = 0.1
 """Of an effect, in tolerances; of another output of a part, in its longest: parts hear
 one another wholly or not.
 """
@@ -114,7 +115,8 @@ def select_series(card: Card, count: int = 6, seed: int = 1) -> list[Array]:
     drawn = []
     for index in range(count):
         length = int(rng.integers(*card.context, endpoint=True))
-        noise, period = rng.standard_normal(length), getattr(card.rule, "period", 8)
+        noise = rng.standard_normal(length)
+        period = getattr(card.rule, "period", 8)
         season = np.resize(rng.standard_normal(period), length) + 0.05 * noise
         shape = (noise, season, np.cumsum(noise))[index % 3]
         drawn.append(
@@ -231,10 +233,8 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
             assert effect <= of.rest, f"{card.name} needs {part}: {effect:.3g}"
     for part in card.parts:
         if part.stands_in_for:
-            silent, backup = (
-                Component.parse(part.stands_in_for),
-                Component.parse(part.component),
-            )
+            silent = Component.parse(part.stands_in_for)
+            backup = Component.parse(part.component)
             one, both = point_forecasts(
                 run, [Variant.zero(silent), Variant.zero(silent, backup)]
             )
@@ -247,13 +247,18 @@ def assert_edges_are_those_stated(planted: Planted) -> None:
     """A part hears another directly, all between them held as they were, if and only if
     the card has the edge.
     """
-    card, lens = planted.card, open_tiny(planted)
+    card = planted.card
+    lens = open_tiny(planted)
     series = select_series(card, count=3)
     parts = [part for part in card.parts if part.role != "decoy"]
-    heard, written = set(), [find_hook(part.component) for part in parts]
+    heard = set()
+    written = [find_hook(part.component) for part in parts]
     for sender in parts:
         # a backup speaks where what it stands in for is silent
-        silent = [sender.stands_in_for] if sender.stands_in_for else []
+        if sender.stands_in_for:
+            silent = [sender.stands_in_for]
+        else:
+            silent = []
         with torch.no_grad(), lens.ablate(*silent) if silent else nullcontext():
             plain = lens.run_with_cache(series, names_filter=written)
         for receiver in [*(part.component for part in parts), "output"]:
@@ -279,7 +284,9 @@ def find_hook(component: str) -> str:
     """The hook point at which a head's values or an MLP's output stand."""
     position = Component.parse(component)
     name = f"{position.stack}_blocks.{position.layer}.{position.kind}".removeprefix("_")
-    return f"{name}.hook_out" if position.head is None else f"{name}.hook_z"
+    if position.head is None:
+        return f"{name}.hook_out"
+    return f"{name}.hook_z"
 
 
 def _differ(plain: Any, other: Any, receiver: str, series: list[Array]) -> bool:
@@ -290,7 +297,8 @@ def _differ(plain: Any, other: Any, receiver: str, series: list[Array]) -> bool:
             float((off / torch.tensor([np.std(one) for one in series])).max())
             > EFFECT * SMALL
         )
-    position, hook = Component.parse(receiver), find_hook(receiver)
+    position = Component.parse(receiver)
+    hook = find_hook(receiver)
     before, after = (
         run[1][hook] if position.head is None else run[1][hook][..., position.head, :]
         for run in (plain, other)
@@ -380,7 +388,8 @@ def assert_same_in_any_basis(planted: Planted, plain: Planted) -> None:
     same.
     """
     card = planted.card
-    series, of = select_series(card), find_format(card)
+    series = select_series(card)
+    of = find_format(card)
     for one, *values in zip(
         series,
         *(compute_forecast(item, series) for item in (planted, plain)),
@@ -404,7 +413,8 @@ def assert_same_in_any_basis(planted: Planted, plain: Planted) -> None:
 
 def compute_forecast(planted: Planted, series: Any) -> Array:
     """Every quantile of a model that draws none; the point forecast of one that does."""
-    lens, horizon = open_tiny(planted), planted.card.horizon
+    lens = open_tiny(planted)
+    horizon = planted.card.horizon
     if planted.card.architecture == chronos.NAME:
         return lens.run(series, horizon).point
     return lens.forecast(series, horizon).quantiles

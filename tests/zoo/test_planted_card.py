@@ -27,7 +27,8 @@ from tsfm_lens.zoo.planted import (
     write_card,
 )
 
-HEAD, BACKUP = "decoder.1.cross_attn.0", "decoder.2.cross_attn.3"
+HEAD = "decoder.1.cross_attn.0"
+BACKUP = "decoder.2.cross_attn.3"
 
 CARD = Card(
     name="backup-chronos-0",
@@ -127,7 +128,8 @@ def by_hand(
     """The rule's definition, a value at a time, of the mean of the contexts that end
     earlier.
     """
-    unit, most = sum(map(abs, x)) / len(x), max(rule.ago)
+    unit = sum(map(abs, x)) / len(x)
+    most = max(rule.ago)
     x = [
         sum(x[i + most - ago] for ago in rule.ago) / len(rule.ago)
         for i in range(len(x) - most)

@@ -68,7 +68,8 @@ def reach(planted: Planted, case: Array) -> float:
 
 
 def test_parts_matter_as_stated(planted: Planted) -> None:
-    lens, cases = oracles.open_tiny(planted), make_cases(planted)[:2]
+    lens = oracles.open_tiny(planted)
+    cases = make_cases(planted)[:2]
     plain = median_forecast(planted, cases)
     heads = planted.card.components("mechanism")
     for part in oracles.list_parts(lens):

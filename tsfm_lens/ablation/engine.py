@@ -108,7 +108,8 @@ def run_variants(
         encoded = lens.encode(encoded)
     if lens.registry.in_use:
         # hooks of the caller's own may act on chosen rows, and must see every pass
-        replay, max_rows = False, 1
+        replay = False
+        max_rows = 1
     # hook points where rows cannot be taken apart
     full = lens.registry.session.across_rows()
     full += [
@@ -116,18 +117,19 @@ def run_variants(
         for item, point in iterate_points(lens, *variants)
         if not acts_by_place(item, point)
     ]
-    untrimmed = (
-        f"give fewer series at once, since what is done at {full[0]} may look at"
-        " several of them"
-        if full
-        else ""
-    )
+    untrimmed = ""
+    if full:
+        untrimmed = (
+            f"give fewer series at once, since what is done at {full[0]} may look at"
+            " several of them"
+        )
     rows = min(max_rows, _rows_abreast(lens, encoded, len(variants), max_rows))
 
     def outputs(start: int, stop: int) -> Tensor:
-        part = (
-            encoded if stop - start == len(encoded.batch) else encoded.part(start, stop)
-        )
+        if stop - start == len(encoded.batch):
+            part = encoded
+        else:
+            part = encoded.part(start, stop)
         reduced = None if read is None else lambda output: read(output, part)
         work = OnePass(
             part,
@@ -137,9 +139,14 @@ def run_variants(
         )
         return _within_memory(lens, work, variants, rows, replay)
 
-    ranges = [(0, len(encoded.batch))] if full else forward_ranges(lens, encoded)
+    if full:
+        ranges = [(0, len(encoded.batch))]
+    else:
+        ranges = forward_ranges(lens, encoded)
     of_parts = halved(outputs, encoded.batch, ranges, untrimmed)
-    return of_parts[0] if len(of_parts) == 1 else torch.cat(of_parts, dim=1)
+    if len(of_parts) == 1:
+        return of_parts[0]
+    return torch.cat(of_parts, dim=1)
 
 
 def iterate_points(
@@ -174,12 +181,15 @@ def side_by_side(variants: Sequence[Variant], rows: int) -> list[Intervention]:
 
 def _rows_abreast(lens: Lens, encoded: Encoded, variants: int, max_rows: int) -> int:
     """Count the rows of variants that fit in the memory side by side."""
-    rows, per_item = len(encoded.rows), -(-len(encoded.batch) // encoded.n_items)
+    rows = len(encoded.rows)
+    per_item = -(-len(encoded.batch) // encoded.n_items)
     most = encoded.n_items * max(1, min(variants, max_rows // rows))
     fit = fitting(
         estimate_bytes(lens, count_tokens(encoded), 1, per_item), most, lens.device
     )
-    return max_rows if fit == most else max(1, fit * rows // encoded.n_items)
+    if fit == most:
+        return max_rows
+    return max(1, fit * rows // encoded.n_items)
 
 
 def _within_memory(
@@ -194,7 +204,8 @@ def _within_memory(
         except OtherCalls:
             # a model that runs its modules several times a forward; nothing of it can
             # be handed back
-            work, replay = replace(work, once=False), False
+            work = replace(work, once=False)
+            replay = False
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error) or rows < 2 * work.rows or len(variants) == 1:
                 raise
@@ -229,7 +240,8 @@ def sweep(
     on_progress: Callable[[int], None] = lambda _count: None,
 ) -> Tensor:
     """Compute one pass of every variant, (variant, series, …)."""
-    wiring, model = lens.wiring, lens.adapter.model
+    wiring = lens.wiring
+    model = lens.adapter.model
     groups: dict[Start, list[int]] = {}
     for index, variant in enumerate(variants):
         # without replay nothing is spared by where a variant begins, and all of them
@@ -257,7 +269,8 @@ def sweep(
             ) as z,
         ):
             plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
-        outputs, done = plain.new_empty(len(variants), *plain.shape), 0
+        outputs = plain.new_empty(len(variants), *plain.shape)
+        done = 0
         abreast = max(
             1, min(max_rows, lens.adapter.rows_at_once or max_rows) // work.rows
         )
@@ -351,7 +364,8 @@ def _start(lens: Lens, variant: Variant) -> Start:
     order = {stack.name: index for index, stack in enumerate(lens.wiring.stacks)}
     positions = []
     for _intervention, point in iterate_points(lens, variant):
-        stack, name = lens.wiring.stack(point.stack), point.name
+        stack = lens.wiring.stack(point.stack)
+        name = point.name
         if point.layer < 0 and not name.endswith("hook_embed"):
             positions.append(Start(order[point.stack], stack.n_layers))
         elif name.endswith("hook_resid_post"):
@@ -412,7 +426,10 @@ def _unchanged_modules(
     paths = [*unread, *stack.upstream, *map(stack.block, leads)]
     if 0 <= start.layer < stack.n_layers:
         for row in stack.rows(start.layer)[: start.branch]:
-            inner = row.module if isinstance(row, Attention) else row.write.module
+            if isinstance(row, Attention):
+                inner = row.module
+            else:
+                inner = row.write.module
             if _rows_lead(row):
                 paths.append(f"{stack.block(start.layer)}.{inner}")
     earlier = {other.name for other in wiring.stacks[: start.stack]}

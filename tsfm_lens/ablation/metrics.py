@@ -13,7 +13,8 @@ from tsfm_lens.core.errors import InputError
 
 def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return both forecasts as floats of one shape with at least 2 steps."""
-    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    a = np.asarray(a, dtype=float)
+    b = np.asarray(b, dtype=float)
     if a.shape != b.shape:
         raise InputError(
             f"forecasts of shapes {a.shape} and {b.shape} cannot be compared step by"
@@ -117,7 +118,8 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         appendix on evaluation measures.
     """
     a, b = _pair(a, b)
-    spectra, varies = [], []
+    spectra = []
+    varies = []
     for x, some in (_centre(a), _centre(b)):
         power = periodogram(x, detrend=False, axis=-1)[1][..., 1:]
         total = power.sum(axis=-1, keepdims=True)
@@ -188,13 +190,17 @@ def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
         1.5
     """
     series = np.ma.masked_invalid(np.asarray(context, dtype=float))
-    season = seasonality if seasonality < len(series) else 1
+    season = 1
+    if seasonality < len(series):
+        season = seasonality
     if len(series) < 2:
         return float("nan")
     scale = float(
         np.ma.filled(np.ma.abs(series[:-season] - series[season:]).mean(), np.nan)
     )
-    return scale if scale > 0 else float("nan")
+    if scale > 0:
+        return scale
+    return float("nan")
 
 
 def relative_change(

@@ -45,7 +45,8 @@ def said_once(lens: Lens) -> Iterator[None]:
             stack.callback(logger.removeFilter, first_time)
         stack.enter_context(warnings.catch_warnings())
         # catch_warnings restores it
-        show, warnings.showwarning = warnings.showwarning, show_fresh
+        show = warnings.showwarning
+        warnings.showwarning = show_fresh
         yield
 
 

@@ -11,7 +11,8 @@ from tsfm_lens.ablation.rollouts import Progress, forecast_variants
 from tsfm_lens.models.run import Run
 
 # tokens that run side by side, and variants between two calls of a progress function
-_TOKENS, _AT_ONCE = 2**15, 256
+_TOKENS = 2**15
+_AT_ONCE = 256
 
 
 def point_forecasts(

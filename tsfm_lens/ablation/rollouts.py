@@ -195,17 +195,14 @@ class VariantRequest(ForecastRequest):
                         self.batch, self.horizon, quantiles=self.levels, **how
                     )
                 stop = len(self.batch)
-                drawing = (
-                    self.drawing(self.pieces(0, stop), guarded=True)
-                    if self.draws
-                    else None
-                )
+                if self.draws:
+                    drawing = self.drawing(self.pieces(0, stop), guarded=True)
+                else:
+                    drawing = None
                 forecast = forecast_part(self, 0, stop, drawing=drawing)
-                return (
-                    self.nothing()
-                    if drawing is not None and drawing.failures
-                    else forecast
-                )
+                if drawing is not None and drawing.failures:
+                    return self.nothing()
+                return forecast
             except (RuntimeError, ValueError) as error:
                 return self.undrawn(error)
 
@@ -213,7 +210,8 @@ class VariantRequest(ForecastRequest):
         """Forecast blocks of rows, one a variant, in one run of the lens's own; the
         random state is left as it was.
         """
-        lens, block_rows = self.lens, self.rows if copies > 1 else None
+        lens = self.lens
+        block_rows = self.rows if copies > 1 else None
         running = lens.registry.state.running(self.rows * copies, block_rows=block_rows)
         lens.registry.state.forwards += self.rows * copies * (self.passes - 1)
         with seeded(self.seed, lens.device), running:
@@ -224,8 +222,11 @@ class VariantRequest(ForecastRequest):
 
     def nothing(self) -> Forecast:
         """Make the forecast of a model that cannot be drawn from: no numbers at all."""
-        series, steps = len(self.batch), self.horizon
-        samples = np.full((series, self.paths, steps), np.nan) if self.draws else None
+        series = len(self.batch)
+        steps = self.horizon
+        samples = None
+        if self.draws:
+            samples = np.full((series, self.paths, steps), np.nan)
         quantiles = np.full((series, len(self.levels), steps), np.nan)
         return Forecast(
             quantiles,
@@ -271,12 +272,13 @@ class VariantRequest(ForecastRequest):
 
     @cached_property
     def _source(self) -> SharedSource | None:
-        entry = self.lens.wiring.stack(self._encoder).entry if self._encoder else ""
-        return (
-            SharedSource(self.lens.adapter.model.get_submodule(entry), self.rows)
-            if entry
-            else None
-        )
+        if self._encoder:
+            entry = self.lens.wiring.stack(self._encoder).entry
+        else:
+            entry = ""
+        if entry:
+            return SharedSource(self.lens.adapter.model.get_submodule(entry), self.rows)
+        return None
 
     def touches_encoder(self, variant: Variant) -> bool:
         """Return whether a variant changes the source of a decoder's keys."""
@@ -298,7 +300,10 @@ class VariantRequest(ForecastRequest):
         ]
         if not failures or len(variants) == 1:
             return forecasts
-        half = len(failures) if len(failures) < len(variants) else len(failures) // 2
+        if len(failures) < len(variants):
+            half = len(failures)
+        else:
+            half = len(failures) // 2
         for part in filter(None, (failures[:half], failures[half:])):
             for index, forecast in zip(
                 part, self.settled([variants[i] for i in part]), strict=True
@@ -308,15 +313,15 @@ class VariantRequest(ForecastRequest):
 
     def together(self, variants: Sequence[Variant]) -> list[Forecast]:
         """Forecast variants that run together."""
-        copies, size = len(variants), len(self.batch)
+        copies = len(variants)
+        size = len(self.batch)
         is_shared = self._source is not None and not any(
             map(self.touches_encoder, variants)
         )
-        drawing = (
-            self.drawing([Piece(self.seed, 1, 0, 1)] * copies, guarded=True)
-            if self.draws
-            else None
-        )
+        if self.draws:
+            drawing = self.drawing([Piece(self.seed, 1, 0, 1)] * copies, guarded=True)
+        else:
+            drawing = None
         with (
             torch.no_grad(),
             drawing or nullcontext(),
@@ -331,7 +336,10 @@ class VariantRequest(ForecastRequest):
             prediction = self.predicted(copies)
         blocks = [slice(block * size, (block + 1) * size) for block in range(copies)]
         parts = [map_tensors(prediction, itemgetter(rows)) for rows in blocks]
-        failures = drawing.failures if drawing else set()
+        if drawing:
+            failures = drawing.failures
+        else:
+            failures = set()
         return [
             (
                 self.nothing()
@@ -349,12 +357,11 @@ class VariantRequest(ForecastRequest):
 
     def abreast(self) -> int:
         """Count the variants that roll out side by side: as many as pay and fit."""
-        rows, lens = len(self.batch), self.lens
-        most = (
-            _ABREAST // (lens.d_model * rows * self.paths)
-            if lens.device.type == "cpu"
-            else _MOST
-        )
+        rows = len(self.batch)
+        lens = self.lens
+        most = _MOST
+        if lens.device.type == "cpu":
+            most = _ABREAST // (lens.d_model * rows * self.paths)
         most = min(most, (self.most or _MOST) // rows)
         return self.fitting(max(1, most))
 
@@ -365,7 +372,8 @@ class SharedSource:
     """
 
     def __init__(self, encoder: nn.Module, rows: int) -> None:
-        self._encoder, self._rows = encoder, rows
+        self._encoder = encoder
+        self._rows = rows
         self._memo: tuple[list[Tensor], Any] | None = None
 
     def serving(self, copies: int, *, is_shared: bool) -> AbstractContextManager[None]:
@@ -414,11 +422,9 @@ class SharedSource:
         """Repeat the rows of an encoder's output for so many variants."""
 
         def repeat(tensor: Tensor) -> Tensor:
-            return (
-                Repeated(tensor, copies)
-                if tensor.ndim > 0 and not len(tensor) % self._rows
-                else tensor
-            )
+            if tensor.ndim > 0 and not len(tensor) % self._rows:
+                return Repeated(tensor, copies)
+            return tensor
 
         return map_tensors(output, repeat)
 
@@ -454,11 +460,9 @@ def _forecasts(
             on_progress(done)
         return forecasts
     in_one_pass = _single_passes(request, variants, on_progress)
-    return (
-        _forecast_blocks(request, variants, on_progress)
-        if in_one_pass is None
-        else in_one_pass
-    )
+    if in_one_pass is None:
+        return _forecast_blocks(request, variants, on_progress)
+    return in_one_pass
 
 
 def _single_passes(
@@ -510,7 +514,8 @@ def _single_passes(
     results = []
     for output in outputs:
         values = output.cpu().double().numpy()
-        quantiles, mean = values[..., :-1].swapaxes(1, 2), values[..., -1]
+        quantiles = values[..., :-1].swapaxes(1, 2)
+        mean = values[..., -1]
         results.append(Forecast(quantiles, request.levels, mean, None, request.batch))
     failures = [
         index
@@ -537,7 +542,8 @@ def _forecast_blocks(
     """
     if not variants:
         return []
-    results, most = dict[int, Forecast](), request.abreast()
+    results = dict[int, Forecast]()
+    most = request.abreast()
     touches = [request.touches_encoder(variant) for variant in variants]
     # those that share the encoder run together, and those that change it
     for changes in (False, True):

@@ -60,7 +60,8 @@ def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
     for name in (*branches, *heads):
         point = registry.points[name]
         stack = registry.wiring.stack(point.stack)
-        row, is_whole = stack.writer(point.kind, point.layer), name in branches
+        row = stack.writer(point.kind, point.layer)
+        is_whole = name in branches
         if (point.stack, point.layer) in rest or not _rows_lead(registry, row):
             continue
         if is_whole or len(heads[name]) == stack.n_heads:

@@ -67,9 +67,8 @@ def report(
         item_rows(series, item or 0)
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
-        kinds = (
-            kinds if sections else tuple(pipeline.select_defined(lens, kinds, missing))
-        )
+        if not sections:
+            kinds = tuple(pipeline.select_defined(lens, kinds, missing))
         progress = steps_shown(bar, lens, kinds)
         run = pipeline.with_item_first(request.run(lens, series), item or 0).compared()
         results = pipeline.analyse(
@@ -127,12 +126,14 @@ def forecast(
     if page is not None:
         pipeline.find_page(page)
     with progress_display() as bar:
-        series, truth = series_shown(bar, request, model), None
+        series = series_shown(bar, request, model)
+        truth = None
         lens = open_shown(bar, model)
         with stage(bar, "forecast", None) as progress:
             run = request.run(lens, series)
             if run.truth is not None:
-                series, truth = run.batch, run.truth[run.batch.is_target]
+                series = run.batch
+                truth = run.truth[run.batch.is_target]
             result = lens.forecast(
                 series,
                 run.horizon,
@@ -143,10 +144,8 @@ def forecast(
     data = result.to_dataset(truth)
     if page is not None:
         metadata = pipeline.provenance(run, request.data)
-        title, remarks = (
-            pipeline.make_heading(model, series),
-            pipeline.list_remarks(run.batch),
-        )
+        title = pipeline.make_heading(model, series)
+        remarks = pipeline.list_remarks(run.batch)
         pipeline.build_report(
             {"forecast": data}, page, title=title, provenance=metadata, notes=remarks
         )
@@ -220,7 +219,9 @@ def ablate(
         )
     with progress_display() as bar:
         series = series_shown(bar, request, model)
-        rest = read_data(reference, request.reading) if reference else None
+        rest = None
+        if reference:
+            rest = read_data(reference, request.reading)
         run = request.run(open_shown(bar, model), series).compared()
         options: dict[str, Any] = {
             "how": how,
@@ -234,7 +235,9 @@ def ablate(
         emit(result)
         return
     # a single step has no ranks to compare
-    first = "spearman_distance" if "spearman_distance" in result else "mean_shift"
+    first = "mean_shift"
+    if "spearman_distance" in result:
+        first = "spearman_distance"
     columns = [name for name in (first, "mase_change", "mae_change") if name in result]
     sizes = [result[f"{column}_size"].values for column in columns]
     # what has no size comes last
@@ -292,7 +295,8 @@ def compare(
         pipeline.find_page(out)
     with progress_display() as bar:
         series = series_shown(bar, request, base, tuned)
-        first, second = open_shown(bar, base), open_shown(bar, tuned)
+        first = open_shown(bar, base)
+        second = open_shown(bar, tuned)
         run = request.run(second, series)
         with stage(bar, "setting weights back", None) as progress:
             result = weight_effects(first, second, run, progress=progress)
@@ -442,7 +446,9 @@ def _change(text: str, names: Collection[str]) -> tuple[str, str]:
 
 def _step(text: str) -> int | str | None:
     """Read a step from the forecast start, or leave a date as it is."""
-    return int(text) if re.fullmatch(r"[-+]?\d+", text) else text or None
+    if re.fullmatch(r"[-+]?\d+", text):
+        return int(text)
+    return text or None
 
 
 @app.command()

@@ -73,11 +73,9 @@ class _Commands(TyperGroup):
             names = [*map(str, WRITTEN)][:_MOST_FILES] + ["…"] * (
                 len(WRITTEN) > _MOST_FILES
             )
-            text = (
-                f"files written: {', '.join(names)}"
-                if names
-                else "nothing was left behind"
-            )
+            text = "nothing was left behind"
+            if names:
+                text = f"files written: {', '.join(names)}"
             console(stderr=True).print(f"interrupted; {text}", soft_wrap=True)
             raise typer.Exit(interrupt_code()) from None
         except LensError as error:
@@ -286,7 +284,10 @@ class SweepDisplay:
 
     def update(self, what: str, count: int, total: int, left: float | None) -> None:
         """Show the progress of the sweep."""
-        text = "" if left is None else f"about {_duration(left)} left"
+        if left is None:
+            text = ""
+        else:
+            text = f"about {_duration(left)} left"
         self._bar.update(
             self._task, description=what, completed=count, total=total, left=text
         )
@@ -306,9 +307,9 @@ def _duration(seconds: float) -> str:
         return f"{round(seconds)} s"
     if seconds < 5400:
         return f"{round(seconds / 60)} min"
-    return (
-        f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.1f} days"
-    )
+    if seconds < 172800:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
 
 
 def step_words(step: str) -> str:

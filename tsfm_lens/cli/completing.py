@@ -31,10 +31,8 @@ def _names() -> dict[str, list[str]]:
     newest = max(
         file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py")
     )
-    file, key = (
-        Path(typer.get_app_dir("tsfm-lens")) / "names.json",
-        f"{VERSION} {newest}",
-    )
+    file = Path(typer.get_app_dir("tsfm-lens")) / "names.json"
+    key = f"{VERSION} {newest}"
     with suppress(OSError, ValueError, KeyError):
         saved: dict[str, dict[str, list[str]]] = json.loads(
             file.read_text(encoding="utf-8")

@@ -229,7 +229,8 @@ def _compress(
 
     calibration, run, other = runs
     ranks: dict[str, int] | None = None
-    native, by_head = False, bool(options["by_head"])
+    native = False
+    by_head = bool(options["by_head"])
     with stage(
         bar,
         "measure the matrices" if options["method"] == "measured" else "find factors",
@@ -246,7 +247,10 @@ def _compress(
             # contexts alone: the ends by which it is judged stay unseen
             smaller = package.healed(smaller, run, steps=heal, progress=progress)
     with stage(bar, "write and open again"):
-        method = "components removed" if components else options["method"]
+        if components:
+            method = "components removed"
+        else:
+            method = options["method"]
         package.save_compressed(
             smaller, out, ranks=ranks, by_head=by_head, method=method, native=native
         )
@@ -313,7 +317,8 @@ def _compress(
 
 
 def _show(facts: dict[str, Any]) -> None:
-    before, after = facts["numbers"]["whole"], facts["numbers"]["compressed"]
+    before = facts["numbers"]["whole"]
+    after = facts["numbers"]["compressed"]
     names = {
         "all": "parameters",
         "attention": "of these in attention",
@@ -335,10 +340,8 @@ def _show(facts: dict[str, Any]) -> None:
         )
     echo(facts["sources"])
     rest, own = facts["series"]
-    over_others, over_own = (
-        f"{rest} other series",
-        f"later steps of the {own} calibration series",
-    )
+    over_others = f"{rest} other series"
+    over_own = f"later steps of the {own} calibration series"
     for name, over in (
         ("mase_rise", over_others),
         ("wql_rise", over_others),
@@ -397,7 +400,9 @@ def _components(lens: Lens, names: Sequence[str]) -> list[str]:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+    if whole:
+        return f"{100 * part / whole:.1f} %"
+    return "-"
 
 
 def _curve(calibration: Run, run: Run, bar: Any, of: Any, mlps: bool) -> xr.Dataset:
@@ -415,9 +420,10 @@ def _curve(calibration: Run, run: Run, bar: Any, of: Any, mlps: bool) -> xr.Data
 def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
     from tsfm_lens import viz
 
-    page = (
-        None if out is None else viz.save(viz.plot(curve), out / "size_and_error.html")
-    )
+    if out is None:
+        page = None
+    else:
+        page = viz.save(viz.plot(curve), out / "size_and_error.html")
     if as_json:
         from tsfm_lens.report.pipeline import as_plain
 

@@ -189,21 +189,17 @@ def _cure(extra: Facts) -> str:
     """Say what installs the missing packages of an extra; "nothing" where none is
     missing.
     """
-    return (
-        f"missing {', '.join(extra['missing'])}: {extra['install']}"
-        if extra["missing"]
-        else "nothing"
-    )
+    if extra["missing"]:
+        return f"missing {', '.join(extra['missing'])}: {extra['install']}"
+    return "nothing"
 
 
 def _advice(extra: Facts) -> str:
     if extra["missing"]:
         return f"missing {', '.join(extra['missing'])}: {' && '.join(extra['install'])}"
-    return (
-        "nothing"
-        if extra["version"] == extra["tested"]
-        else f"if it fails: {extra['install'][-1]}"
-    )
+    if extra["version"] == extra["tested"]:
+        return "nothing"
+    return f"if it fails: {extra['install'][-1]}"
 
 
 def _size(amount: int | None) -> str:
@@ -259,7 +255,8 @@ def _hub() -> Facts:
     try:
         cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
-        size, models = 0, {}
+        size = 0
+        models = {}
     else:
         size = cache.size_on_disk
         models = {
@@ -285,7 +282,8 @@ def _hub() -> Facts:
 
 
 def _static() -> Facts:
-    version, browser = installed("kaleido"), None
+    version = installed("kaleido")
+    browser = None
     if version is None or find_spec("choreographer") is None:
         return {"kaleido": None, "browser": None, "missing": install_command("static")}
     from choreographer.browsers.chromium import Chromium

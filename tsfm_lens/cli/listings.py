@@ -60,7 +60,9 @@ def models(as_json: AsJson = False) -> None:
     echo()
     about = []
     for entry in entries:
-        needs = f"[{entry.extra}]" if entry.extra else ""
+        needs = ""
+        if entry.extra:
+            needs = f"[{entry.extra}]"
         if not entry.importable:
             needs = f"{needs} (not installed)"
         about.append([entry.title, needs, ", ".join(entry.covariates), entry.notes])
@@ -217,11 +219,10 @@ def doctor(
             # its own quick check would refuse what the table is there to show
             results = check_lens(open_lens(model, check=False))
     if as_json:
-        conformance = (
-            None
-            if results is None
-            else {"model": model, "oracles": plain_oracles(results)}
-        )
+        if results is None:
+            conformance = None
+        else:
+            conformance = {"model": model, "oracles": plain_oracles(results)}
         echo(json.dumps({**metadata, "conformance": conformance}, allow_nan=False))
     elif results is not None:
         from tsfm_lens.testing import oracle_table

@@ -215,20 +215,22 @@ def in_option_words(message: str) -> str:
     """
 
     def option(match: re.Match[str]) -> str:
-        name, value = match[1], match[2]
+        name = match[1]
+        value = match[2]
         if value in ("True", "False"):
-            return f"--no-{name}" if value == "False" else f"--{name}"
+            if value == "False":
+                return f"--no-{name}"
+            return f"--{name}"
         flag = _FLAGS[name]
         if value in ("…", "[…]"):
             return f"{flag} …"
-        plain = (
-            value[1:-1]
-            if value[:1] in "'\""
-            else ",".join(re.findall(r"'([^']*)'", value)) or value
-        )
-        return (
-            f"{flag} {plain}" if re.fullmatch(r"[\w.,-]+", plain) else f"{flag} {value}"
-        )
+        if value[:1] in "'\"":
+            plain = value[1:-1]
+        else:
+            plain = ",".join(re.findall(r"'([^']*)'", value)) or value
+        if re.fullmatch(r"[\w.,-]+", plain):
+            return f"{flag} {plain}"
+        return f"{flag} {value}"
 
     text = _KEYWORD.sub(option, message)
     for pattern, label in _PHRASES:
@@ -313,7 +315,8 @@ class Request:
         for note in run.batch.notes:
             if note not in series.notes:
                 echo(f"note: {note}", err=True)
-        own, shortest = lens.adapter.prediction_length, min(run.batch.lengths)
+        own = lens.adapter.prediction_length
+        shortest = min(run.batch.lengths)
         if run.horizon > own:
             warnings.filterwarnings(
                 "ignore", message="We recommend keeping prediction length"
@@ -420,11 +423,10 @@ def checked_kinds(
     from tsfm_lens.core.needs import NEEDS
     from tsfm_lens.report.pipeline import checked_sections
 
-    names = (
-        default
-        if sections is None
-        else [kind.strip() for kind in sections.split(",") if kind.strip()]
-    )
+    if sections is None:
+        names = default
+    else:
+        names = [kind.strip() for kind in sections.split(",") if kind.strip()]
     measurements = checked_sections(names)
     architecture = check_sampling(model, samples)
     reasons = []

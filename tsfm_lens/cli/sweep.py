@@ -143,7 +143,10 @@ def report(
     from tsfm_lens.sweep.results.gathering import gather
 
     refuse_unwritable(out)
-    folder = store if store.is_dir() else store.with_suffix(".store")
+    if store.is_dir():
+        folder = store
+    else:
+        folder = store.with_suffix(".store")
     if not store.is_dir() and name is None:
         from tsfm_lens.sweep.planner.config import read_config
         from tsfm_lens.sweep.planner.table import plan_name

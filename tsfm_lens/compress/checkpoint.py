@@ -54,7 +54,10 @@ from tsfm_lens.models.opening import load
 
 __all__ = ["save_compressed"]
 
-DOWN, UP, REST, WEIGHT = ".down", ".up", ".rest", ".weight"
+DOWN = ".down"
+UP = ".up"
+REST = ".rest"
+WEIGHT = ".weight"
 
 
 class FactorRecord(Strict, allow_inf_nan=False):
@@ -230,10 +233,8 @@ def _seclude(folder: Path, record: CompressionRecord, architecture: str) -> None
 
 def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRecord]:
     """Describe compressed layers by the names that the library's own files give them."""
-    renamed, module = (
-        architectures()[lens.wiring.architecture].renamed,
-        unwrap_module(lens.native),
-    )
+    renamed = architectures()[lens.wiring.architecture].renamed
+    module = unwrap_module(lens.native)
     records: dict[str, FactorRecord | PartRecord] = {}
     for name in read_checkpoint(folder).tensors:
         ending = next(
@@ -254,7 +255,10 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
         runs = tuple(
             (int(piece[0]), int(piece[-1]) + 1) for piece in pieces if len(piece)
         )
-        size = layer.out_features if layer.of == "rows" else layer.in_features
+        if layer.of == "rows":
+            size = layer.out_features
+        else:
+            size = layer.in_features
         records[name.removesuffix(ending)] = PartRecord(
             of=layer.of, size=size, runs=runs, gain=layer.gain
         )
@@ -304,7 +308,10 @@ class CompressedCheckpoint(Checkpoint):
                 getattr(old, "weight", None) is None
                 or tuple(old.weight.shape) != self.shapes[layer]
             ):
-                has = "it has none" if old is None else f"it has {type(old).__name__}"
+                if old is None:
+                    has = "it has none"
+                else:
+                    has = f"it has {type(old).__name__}"
                 raise CheckpointError(
                     f"{self.folder}: {COMPRESSION} names the layer"
                     f" {shortened(layer, 80)!r}; expected one of shape"
@@ -332,11 +339,9 @@ class CompressedCheckpoint(Checkpoint):
         """Build models of a class in this thread with the layers of the files while the
         block runs.
         """
-        plain, own, thread = (
-            kind.__init__,
-            "__init__" in vars(kind),
-            threading.get_ident(),
-        )
+        plain = kind.__init__
+        own = "__init__" in vars(kind)
+        thread = threading.get_ident()
 
         @functools.wraps(plain)
         def init(model: nn.Module, *args: Any, **kwargs: Any) -> None:

@@ -92,7 +92,8 @@ def healed(
     ]
     for part in rest:
         part.requires_grad_(False)
-    longest, full = lens.adapter.longest_pass, lens.adapter.context_length
+    longest = lens.adapter.longest_pass
+    full = lens.adapter.context_length
     horizon = min(run.horizon, longest)
     stage = Stage(
         start=0,

@@ -55,7 +55,9 @@ class Factors(NamedTuple):
     @property
     def rank(self) -> int:
         """Rank of the matrix, or of each head."""
-        return self.down.shape[1] if self.down.ndim == 3 else self.up.shape[-1]
+        if self.down.ndim == 3:
+            return self.down.shape[1]
+        return self.up.shape[-1]
 
     @property
     def numbers(self) -> int:
@@ -134,11 +136,10 @@ def truncate(
             f"{heads} heads as {of!r} of a matrix {tuple(weight.shape)}; expected equal"
             " rows or columns"
         )
-    full = (
-        min(weight.shape[side] // heads, weight.shape[1 - side])
-        if heads > 1
-        else min(weight.shape)
-    )
+    if heads > 1:
+        full = min(weight.shape[side] // heads, weight.shape[1 - side])
+    else:
+        full = min(weight.shape)
     if not 1 <= rank <= full:
         raise InputError(
             f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected"
@@ -146,17 +147,23 @@ def truncate(
         )
     exact = weight.detach().double()
     # moments are kept on the CPU
-    root = None if moment is None else _root(moment.to(exact), exact.shape[1])
-    outer = (
-        None
-        if sensitivity is None
-        else _check_moment(sensitivity.to(exact), exact.shape[0])
-    )
+    if moment is None:
+        root = None
+    else:
+        root = _root(moment.to(exact), exact.shape[1])
+    if sensitivity is None:
+        outer = None
+    else:
+        outer = _check_moment(sensitivity.to(exact), exact.shape[0])
     size = exact.shape[side] // heads
-    downs, ups = [], []
+    downs = []
+    ups = []
     for head, block in enumerate(exact.chunk(heads, dim=side)):
         own = slice(head * size, (head + 1) * size)
-        inner = root if side == 0 or root is None else root[own]
+        if side == 0 or root is None:
+            inner = root
+        else:
+            inner = root[own]
         down, up = _leading(
             block, inner, rank, outer if side == 1 or outer is None else outer[own, own]
         )
@@ -164,11 +171,9 @@ def truncate(
         ups.append(up.to(weight.dtype))
     if heads == 1:
         return Factors(downs[0].contiguous(), ups[0].contiguous())
-    return (
-        Factors(torch.cat(downs), torch.stack(ups))
-        if side == 0
-        else Factors(torch.stack(downs), torch.cat(ups, 1))
-    )
+    if side == 0:
+        return Factors(torch.cat(downs), torch.stack(ups))
+    return Factors(torch.stack(downs), torch.cat(ups, 1))
 
 
 def _root(moment: Tensor, size: int) -> Tensor:
@@ -225,10 +230,8 @@ def relative_error(
     """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², (out, in), for a second
     moment (in, in) or the identity.
     """
-    exact, rest = (
-        weight.detach().double(),
-        weight.detach().double() - other.detach().double(),
-    )
+    exact = weight.detach().double()
+    rest = weight.detach().double() - other.detach().double()
     over, of = (w if moment is None else w @ moment.double() for w in (rest, exact))
     return float((over * rest).sum() / (of * exact).sum())
 
@@ -337,13 +340,19 @@ class LowRankLinear(Compressed):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (…, in) to (…, out)."""
-        narrow = _by_head(x, self.down) if self.down.ndim == 3 else linear(x, self.down)
+        if self.down.ndim == 3:
+            narrow = _by_head(x, self.down)
+        else:
+            narrow = linear(x, self.down)
         if self.up.ndim == 3:
             out = _by_head(narrow, self.up)
-            out = out if self.bias is None else out + self.bias
+            if self.bias is not None:
+                out = out + self.bias
         else:
             out = linear(narrow, self.up, self.bias)
-        return out if self.gain == 1.0 else out * self.gain
+        if self.gain == 1.0:
+            return out
+        return out * self.gain
 
     def extra_repr(self) -> str:
         """Describe the sizes."""
@@ -382,11 +391,10 @@ class PartialLinear(Compressed):
     @property
     def weight(self) -> Tensor:
         """Matrix (out, in) with zeros for the removed rows or columns; read-only."""
-        shape, axis = (
-            (self.out_features, self.in_features),
-            0 if self.of == "rows" else 1,
-        )
-        rest, positions = self.rest.detach(), self.places
+        shape = (self.out_features, self.in_features)
+        axis = 0 if self.of == "rows" else 1
+        rest = self.rest.detach()
+        positions = self.places
         return _LazyMatrix(
             lambda: rest.new_zeros(shape).index_copy(axis, positions, rest), shape, rest
         )
@@ -400,12 +408,18 @@ class PartialLinear(Compressed):
             out = some.new_zeros(*some.shape[:-1], self.out_features).index_copy(
                 -1, self.places, some
             )
-            out = out if self.bias is None else out + self.bias
-        return out if self.gain == 1.0 else out * self.gain
+            if self.bias is not None:
+                out = out + self.bias
+        if self.gain == 1.0:
+            return out
+        return out * self.gain
 
     def extra_repr(self) -> str:
         """Describe the sizes."""
-        full = self.out_features if self.of == "rows" else self.in_features
+        if self.of == "rows":
+            full = self.out_features
+        else:
+            full = self.in_features
         return (
             f"{self.in_features} -> {self.out_features}, {len(self.places)} of {full}"
             f" {self.of}"

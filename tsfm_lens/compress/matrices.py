@@ -131,7 +131,10 @@ def matrices_by_name(
     if names is None:
         return attentions
     keys = list(names)
-    by_name = attentions if set(keys) <= set(attentions) else matrices(lens, mlps=True)
+    if set(keys) <= set(attentions):
+        by_name = attentions
+    else:
+        by_name = matrices(lens, mlps=True)
     for key in keys:
         if key not in by_name:
             raise unknown_name("matrix", key, by_name)
@@ -167,17 +170,14 @@ def _list_matrices(
         for letter, part in [*row.inputs.items(), ("o", row.o)]:
             letters, first, *_ = positions.get(part.module, ("", part))
             letters += letter[0]
-            heads = (
-                stack.n_heads
-                if letters[0] in "go"
-                else row.count_heads(letters[0], stack.n_heads)
-            )
+            if letters[0] in "go":
+                heads = stack.n_heads
+            else:
+                heads = row.count_heads(letters[0], stack.n_heads)
             # heads that take turns stand in no blocks
-            blocks = (
-                heads * first.parts
-                if re.findall(r"\w+", first.layout)[-1] == "d_head"
-                else 1
-            )
+            blocks = 1
+            if re.findall(r"\w+", first.layout)[-1] == "d_head":
+                blocks = heads * first.parts
             positions[part.module] = (
                 letters,
                 first,
@@ -185,10 +185,8 @@ def _list_matrices(
                 "columns" if letters[0] == "o" else "rows",
             )
     for module, (word, part, blocks, of) in positions.items():
-        path, name = (
-            f"{stack.block(layer)}.{module}",
-            f"{stack.prefix}.{layer}.{row.kind}.{word}",
-        )
+        path = f"{stack.block(layer)}.{module}"
+        name = f"{stack.prefix}.{layer}.{row.kind}.{word}"
         if part.weight != "weight":
             holder = type(lens.adapter.model.get_submodule(path)).__name__
             raise WiringError(
@@ -212,7 +210,8 @@ def _list_matrices(
 def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
     """Refuse a layer that does not compute gain · (x Wᵀ + bias)."""
     rest = {name for name, _ in layer.named_parameters()} - {"weight", "bias"}
-    weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
+    weight = layer.weight.detach()
+    bias = getattr(layer, "bias", None)
     if not bool(torch.isfinite(weight).all()):
         bad = int((~torch.isfinite(weight)).sum())
         raise InputError(
@@ -233,11 +232,10 @@ def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
                 f"{matrix.path} ({type(layer).__name__}) takes no rows of"
                 f" {matrix.shape[1]}: {error}"
             ) from error
-    off = (
-        float((output - target).abs().max())
-        if output.shape == target.shape
-        else float("inf")
-    )
+    if output.shape == target.shape:
+        off = float((output - target).abs().max())
+    else:
+        off = float("inf")
     if rest or not off <= _SAME * max(1.0, float(target.abs().max())) * (
         1 if weight.dtype == torch.float32 else 100
     ):

@@ -55,11 +55,10 @@ def sizes(lens: Lens) -> dict[str, int]:
     out = {"all": sum(counts.values()), "attention": 0, "mlp": 0}
     for matrix in matrices(lens, mlps=True).values():
         layer = lens.adapter.model.get_submodule(matrix.path)
-        entries = (
-            layer.entries
-            if isinstance(layer, Compressed)
-            else matrix.shape[0] * matrix.shape[1]
-        )
+        if isinstance(layer, Compressed):
+            entries = layer.entries
+        else:
+            entries = matrix.shape[0] * matrix.shape[1]
         out["attention" if matrix.is_attention else "mlp"] += entries
     return out
 
@@ -111,11 +110,10 @@ def describe_sources(calibration: Run, run: Run) -> str:
         dict.fromkeys(names)
         for names in ([more.get(ITEM, name) for more, name in pairs], run.batch.groups)
     )
-    measuring = (
-        "later steps of them"
-        if own.keys() & rest
-        else f"other series, {', '.join(rest)}"
-    )
+    if own.keys() & rest:
+        measuring = "later steps of them"
+    else:
+        measuring = f"other series, {', '.join(rest)}"
     return f"Calibrated on {', '.join(own)}; measured on {measuring}."
 
 
@@ -197,7 +195,8 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
 
 
 def _scores(run: Run) -> dict[str, np.ndarray]:
-    truth, forecast = np.asarray(run.truth, dtype=float), run.forecast
+    truth = np.asarray(run.truth, dtype=float)
+    forecast = run.forecast
     seasons = run.batch.seasonalities
     pairs = zip(run.batch.values, seasons, strict=True)
     scale = np.array(
@@ -218,7 +217,8 @@ def _scores(run: Run) -> dict[str, np.ndarray]:
 def _tokens(run: Run, other: Lens) -> dict[str, Any]:
     encoded = run.lens.encode(run.batch, future=run.truth)
     truth: Any = run.lens.adapter.tokenize(torch.as_tensor(run.truth), encoded)  # type: ignore[attr-defined]
-    tops, perplexities = [], []
+    tops = []
+    perplexities = []
     with torch.no_grad():
         for lens in (run.lens, other):
             logits = lens.adapter.run(encoded.inputs).double()
@@ -273,7 +273,8 @@ def pareto(
     from scipy.stats import ttest_1samp
 
     full = sizes(run.lens)["all"]
-    rows, harm = list[dict[str, float]](), []
+    rows = list[dict[str, float]]()
+    harm = []
     for method, keep in product(methods, keeps):
         if progress is not None:
             progress(f"{method}, {keep:g} kept")
@@ -494,12 +495,15 @@ def _row(
     whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: int
 ) -> dict[str, Any]:
     walks = np.random.default_rng(seed).standard_normal((batch, steps)).cumsum(axis=1)
-    future = np.zeros((batch, 16)) if whole.adapter.readout == "token" else None
+    future = None
+    if whole.adapter.readout == "token":
+        future = np.zeros((batch, 16))
     inputs = whole.encode(as_series(list(walks)), future=future).inputs
     forwards = [partial(_forward, lens, inputs) for lens in (whole, other)]
     times = np.array(in_turn(forwards, rounds=rounds, clock=make_clock(whole.device)))
     over = times[1] / times[0]
-    operations, peaks = [], []
+    operations = []
+    peaks = []
     for lens, forward in zip((whole, other), forwards, strict=True):
         with FlopCounterMode(display=False) as counter:
             forward()

@@ -58,7 +58,8 @@ def deviation(run: Run, output: Tensor) -> np.ndarray:
     plain = run.cache["plain output"].double()
     other = output.detach().double()
     if run.tokens_read:
-        log_p, log_q = plain.log_softmax(-1), other.log_softmax(-1)
+        log_p = plain.log_softmax(-1)
+        log_q = other.log_softmax(-1)
         return (log_p.exp() * (log_p - log_q)).sum(-1).mean(-1).cpu().numpy()
     spread = np.array([np.nanvar(series) for series in run.batch.values])
     separate = (
@@ -79,29 +80,24 @@ def rank_effects(
 
     Each fold of series is forecast with factors that the other folds calibrate.
     """
-    by_name, control, count = (
-        matrices_by_name(run.lens, candidates),
-        copy.deepcopy(run.lens),
-        0,
-    )
-    model, effects = (
-        control.adapter.model,
-        {name: dict.fromkeys(ranks, 0.0) for name, ranks in candidates.items()},
-    )
+    by_name = matrices_by_name(run.lens, candidates)
+    control = copy.deepcopy(run.lens)
+    count = 0
+    model = control.adapter.model
+    effects = {name: dict.fromkeys(ranks, 0.0) for name, ranks in candidates.items()}
     for part, (inner, outer) in (
         (part, how.values()) for part, how in crossed(run, candidates)
     ):
         for name, ranks in candidates.items():
-            matrix, full = by_name[name], by_name[name].form(by_head=by_head).full
+            matrix = by_name[name]
+            full = by_name[name].form(by_head=by_head).full
             layer = model.get_submodule(matrix.path)
             smaller = [rank for rank in ranks if rank < full]
             # the factors of smaller ranks begin as those of the largest
             how = inner[name], outer and outer[name], by_head
-            widest = (
-                compute_factors(run.lens, matrix, max(smaller), *how)
-                if smaller
-                else None
-            )
+            widest = None
+            if smaller:
+                widest = compute_factors(run.lens, matrix, max(smaller), *how)
             for rank in smaller:
                 assert widest is not None
                 replace_layer(
@@ -168,7 +164,8 @@ def allocate(
         name: [-(-(size - min(of)) // step) for size in of]
         for name, of in sizes.items()
     }
-    left, choices = (budget - spent) // step, []
+    left = (budget - spent) // step
+    choices = []
     best = np.zeros(left + 1)
     for name, of in effects.items():
         table = np.full((len(of), len(best)), np.inf)
@@ -208,10 +205,8 @@ def allocated(
     ranks, _ = allocate(
         effects, forms, sum(forms[name].stored(rank) for name, rank in uniform.items())
     )
-    choices, moved = (
-        ((ranks, True), (dict(uniform), True), (dict(uniform), False)),
-        np.zeros(3),
-    )
+    choices = ((ranks, True), (dict(uniform), True), (dict(uniform), False))
+    moved = np.zeros(3)
     for part, how in crossed(run, uniform):
         for position, (choice, weighted) in enumerate(choices):
             other = factorised(
@@ -255,12 +250,14 @@ def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
     steps = min(run.horizon, run.lens.adapter.longest_pass)
     if windows < 1:
         raise InputError(f"windows={windows}: expected 1 or more")
-    batch = (
-        run.batch if run.full_batch is None else run.full_batch.split(run.horizon)[0]
-    )
+    if run.full_batch is None:
+        batch = run.batch
+    else:
+        batch = run.full_batch.split(run.horizon)[0]
     if min(batch.lengths) <= 2 * steps:
         return run.lens.run(run.batch, steps, seed=run.seed)
-    parts, bounds = list[SeriesBatch](), list[np.ndarray]()
+    parts = list[SeriesBatch]()
+    bounds = list[np.ndarray]()
     while len(parts) < windows:
         rows = [
             row
@@ -283,7 +280,9 @@ def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
         )
         bounds.append(end)
     truth = np.concatenate(bounds)
-    forced_path = truth if run.tokens_read and np.isfinite(truth).all() else None
+    forced_path = None
+    if run.tokens_read and np.isfinite(truth).all():
+        forced_path = truth
     return run.lens.run(
         SeriesBatch.concat(parts),
         steps,
@@ -337,7 +336,9 @@ def chosen_ranks(
     spectra = {}
     for name, matrix in by_name.items():
         exact = parameters(lens.adapter.model, matrix.path)[0].detach().double()
-        side = 1 if forms[name].blocks > 1 and matrix.of == "columns" else 0
+        side = 0
+        if forms[name].blocks > 1 and matrix.of == "columns":
+            side = 1
         blocks = torch.stack(exact.chunk(forms[name].blocks, dim=side))
         spectra[name] = torch.linalg.svdvals(blocks).cpu().numpy()
     return ranks_by_epsilon(spectra, epsilon)
@@ -394,11 +395,17 @@ def compressed(
         mlps=mlps,
         by_head=by_head,
     )
-    runs, weighted, gradients = [run], method != "svd", method == "sensitive"
+    runs = [run]
+    weighted = method != "svd"
+    gradients = method == "sensitive"
     if method == "measured":
         ranks, weighted = allocated(run, ranks, by_head=by_head, progress=progress)
-        runs, gradients = folds(run), run.lens.wiring.true_gradients
-    how = weights(runs, ranks, gradients) if weighted else {}
+        runs = folds(run)
+        gradients = run.lens.wiring.true_gradients
+    if weighted:
+        how = weights(runs, ranks, gradients)
+    else:
+        how = {}
     if weighted and (few := shortage(runs, ranks, gradients)):
         warnings.warn(few, stacklevel=2)
     return (

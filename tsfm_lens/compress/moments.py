@@ -56,17 +56,17 @@ class Moment(NamedTuple):
             Ledoit and Wolf 2004 (Journal of Multivariate Analysis 88), section 3.2,
             with series in the place of vectors and n - 1 for n.
         """
-        mean, n = self.total / self.series, self.series
+        mean = self.total / self.series
+        n = self.series
         even = mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype)
         between = (self.squares - n * float(mean.square().sum())) / max(n * (n - 1), 1)
         separate = float((mean - even).square().sum())
-        share = (
-            1.0
-            if n < 2
-            else min(max(between, 0.0) / separate, 1.0)
-            if separate > 0
-            else 0.0
-        )
+        if n < 2:
+            share = 1.0
+        elif separate > 0:
+            share = min(max(between, 0.0) / separate, 1.0)
+        else:
+            share = 0.0
         return (1 - share) * mean + share * even
 
 
@@ -91,11 +91,10 @@ def calibrate(
         return run.cache[key]
     if gradients:
         refuse_gradients(run.lens.wiring)
-    control, generator = copy.deepcopy(run.lens), torch.Generator().manual_seed(0)
-    sums, counts = (
-        dict[tuple[int, str], Tensor](),
-        defaultdict[tuple[int, str], int](int),
-    )
+    control = copy.deepcopy(run.lens)
+    generator = torch.Generator().manual_seed(0)
+    sums = dict[tuple[int, str], Tensor]()
+    counts = defaultdict[tuple[int, str], int](int)
 
     def add(at: tuple[int, str], x: Tensor) -> None:
         rows = x.detach().reshape(-1, x.shape[-1]).double()
@@ -114,7 +113,9 @@ def calibrate(
         layer = control.adapter.model.get_submodule(matrix.path)
         layer.register_forward_hook(partial(tap, name), with_kwargs=True)
     moments: tuple[dict[str, Moment], dict[str, Moment]] = ({}, {})
-    repeats = draws if gradients else 1
+    repeats = 1
+    if gradients:
+        repeats = draws
     for parts in _groups(run):
         for part in parts * repeats:
             with torch.set_grad_enabled(gradients):
@@ -122,11 +123,10 @@ def calibrate(
                 if gradients:
                     _random_scalar(control, part, output, generator).backward()
         for side, name in counts:
-            size = (
-                repeats * sum(len(part.batch) for part in parts)
-                if side
-                else counts[side, name]
-            )
+            if side:
+                size = repeats * sum(len(part.batch) for part in parts)
+            else:
+                size = counts[side, name]
             mean = sums[side, name] / size
             own = Moment(
                 mean, float(mean.square().sum()), 1, counts[side, name] // repeats
@@ -137,15 +137,15 @@ def calibrate(
         sums.clear()
         counts.clear()
     for side, name in product((0, 1) if gradients else (0,), by_name):
-        what = "the gradient at what leaves" if side else "what enters"
+        what = "what enters"
+        if side:
+            what = "the gradient at what leaves"
         if name not in moments[side] or not bool(
             torch.isfinite(moments[side][name].total).all()
         ):
-            fault = (
-                "is not finite"
-                if name in moments[side]
-                else "is nothing: no pass calls it"
-            )
+            fault = "is nothing: no pass calls it"
+            if name in moments[side]:
+                fault = "is not finite"
             raise InputError(
                 f"{what} {name} on the calibration series {fault}; give other series"
             )
@@ -171,11 +171,9 @@ def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
     series = defaultdict[str, list[list[int]]](list)
     for group, rows in run.batch.rows_by_group().items():
         series[run.batch.static[rows[0]].get(ITEM, group)].append(rows)
-    return (
-        list(series.values())
-        if len(series) >= fewest
-        else [[rows] for item in series.values() for rows in item]
-    )
+    if len(series) >= fewest:
+        return list(series.values())
+    return [[rows] for item in series.values() for rows in item]
 
 
 def folds(run: Run) -> list[Run]:
@@ -239,10 +237,8 @@ def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
     few = [name for name in vectors if vectors[name] < columns[name]]
     if not few:
         return ""
-    worst, origins = (
-        min(few, key=lambda name: vectors[name] / columns[name]),
-        sum(len(run.batch) for run in runs),
-    )
+    worst = min(few, key=lambda name: vectors[name] / columns[name])
+    origins = sum(len(run.batch) for run in runs)
     return (
         f"{len(few)} of {len(vectors)} matrices see fewer vectors than they have"
         f" columns ({worst}: {vectors[worst]:,} of {columns[worst]:,}), so what is not"

@@ -50,7 +50,10 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
         True
     """
     patterns = list(components)
-    targets = lens.components(*patterns) if patterns else []
+    if patterns:
+        targets = lens.components(*patterns)
+    else:
+        targets = []
     if not targets:
         raise InputError(
             "there is no component to remove; expected at least one head, MLP or layer"
@@ -65,13 +68,20 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
                 f"{by_path[path].name} is compressed already ({layer}); begin with the"
                 " whole model"
             )
-        index, weight = (~positions).nonzero()[:, 0], layer.weight.detach()
-        bias = None if layer.bias is None else layer.bias.detach().clone()
+        index = (~positions).nonzero()[:, 0]
+        weight = layer.weight.detach()
+        if layer.bias is None:
+            bias = None
+        else:
+            bias = layer.bias.detach().clone()
         if bias is not None and of == "rows":
             bias[positions] = 0.0
         if bias is not None and path in silent:
             bias.zero_()
-        rest = weight[index] if of == "rows" else weight[:, index]
+        if of == "rows":
+            rest = weight[index]
+        else:
+            rest = weight[:, index]
         partial = PartialLinear(
             rest, index, len(positions), of, bias, by_path[path].gain
         )
@@ -123,13 +133,16 @@ def _cuts(
                             " can go; cut heads or MLPs"
                         )
                     continue
-                output = row.o if isinstance(row, Attention) else Projection(row.o)
+                if isinstance(row, Attention):
+                    output = row.o
+                else:
+                    output = Projection(row.o)
                 if is_whole:
-                    norm = (
-                        lens.adapter.model.get_submodule(f"{block}.{row.post_norm}")
-                        if row.post_norm
-                        else None
-                    )
+                    norm = None
+                    if row.post_norm:
+                        norm = lens.adapter.model.get_submodule(
+                            f"{block}.{row.post_norm}"
+                        )
                     if getattr(norm, "bias", None) is not None:
                         raise WiringError(
                             f"{stack.prefix}.{layer}.{row.kind} writes through"
@@ -143,11 +156,10 @@ def _cuts(
                             cut(block, part, "columns" if part is output else "rows")
                     continue
                 for letter, part in [*row.inputs.items(), ("o", row.o)]:
-                    n_heads = (
-                        stack.n_heads
-                        if letter == "o"
-                        else row.count_heads(letter, stack.n_heads)
-                    )
+                    if letter == "o":
+                        n_heads = stack.n_heads
+                    else:
+                        n_heads = row.count_heads(letter, stack.n_heads)
                     group = stack.n_heads // n_heads
                     # keys and values go with the last head that reads them
                     gone = [

@@ -103,7 +103,8 @@ class LiveBytes(TorchDispatchMode):
             if not isinstance(leaf, Tensor) or leaf.is_meta:
                 continue
             storage = leaf.untyped_storage()
-            key, size = storage._cdata, storage.nbytes()
+            key = storage._cdata
+            size = storage.nbytes()
             if key not in inputs and key not in self._keys:
                 self._keys.add(key)
                 self._now += size

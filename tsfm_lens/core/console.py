@@ -136,7 +136,9 @@ def standard_streams() -> Iterator[None]:
                 sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            position = f"{error.filename}: " if error.filename else ""
+            position = ""
+            if error.filename:
+                position = f"{error.filename}: "
             with suppress(OSError):
                 console(stderr=True).print(
                     f"error: {position}{error.strerror or error}", soft_wrap=True

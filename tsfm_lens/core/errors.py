@@ -194,11 +194,10 @@ def unknown_name(
     """
     options = list(names)
     near = get_close_matches(str(name), options, n=3, cutoff=0.4) or options[:3]
-    choice = (
-        f"Closest: {', '.join(near)}."
-        if near
-        else f"There is no {what} to choose from."
-    )
+    if near:
+        choice = f"Closest: {', '.join(near)}."
+    else:
+        choice = f"There is no {what} to choose from."
     return UnknownNameError(f"no {what} {str(name)!r}. {choice} {hint}".strip())
 
 
@@ -209,7 +208,9 @@ def missing_extra(
     command that installs it.
     """
     absent = ", ".join(packages)
-    what = f" ({absent} not installed)" if absent else ""
+    what = ""
+    if absent:
+        what = f" ({absent} not installed)"
     return MissingExtraError(
         f"{purpose} needs the extra {extra!r}{what}. Install it:"
         f" {install_command(extra)}. {hint}".strip()
@@ -241,7 +242,9 @@ def install_command(extra: str) -> str:
             f'pip install "{DISTRIBUTION}[{extra}] @'
             f' {vcs["vcs"]}+{url}@{vcs["commit_id"]}"'
         )
-    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    editable = ""
+    if origin.get("dir_info", {}).get("editable"):
+        editable = "-e "
     position = _local_path(url)
     if position is None:
         return f'pip install "{DISTRIBUTION}[{extra}] @ {url}"'
@@ -254,4 +257,6 @@ def _local_path(url: str) -> str | None:
     from urllib.request import url2pathname
 
     parts = urlsplit(url)
-    return url2pathname(parts.path) if parts.scheme == "file" else None
+    if parts.scheme == "file":
+        return url2pathname(parts.path)
+    return None

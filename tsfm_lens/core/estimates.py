@@ -99,7 +99,10 @@ def judge(
         ``family``, the number of tests, and ``needed``, the fewest units for
         significance.
     """
-    effect = data.variables[name] if values is None else values.variable
+    if values is None:
+        effect = data.variables[name]
+    else:
+        effect = values.variable
     dims = [dim for dim in effect.dims if dim != over]
     effect = effect.transpose(*dims, over)
     sizes = dict(effect.sizes)
@@ -365,11 +368,9 @@ def _labelled(values: Any, over: str, count: int) -> xr.Variable:
 
 def _targets(data: xr.Dataset, count: int) -> np.ndarray:
     """Mark the series that are no covariates."""
-    return (
-        np.asarray(data["role"].values == "target")
-        if "role" in data.coords
-        else np.ones(count, dtype=bool)
-    )
+    if "role" in data.coords:
+        return np.asarray(data["role"].values == "target")
+    return np.ones(count, dtype=bool)
 
 
 def _degenerate(data: xr.Dataset, over: str, count: int) -> np.ndarray:
@@ -390,7 +391,10 @@ def _units(
         return np.where(usable, rows, -1), f"other {over}s drawn like these"
     targets = _targets(data, len(usable)) & usable
     is_of_items = "item" in data.coords
-    labels = data["item"].values if is_of_items else _digests(contexts, rows)
+    if is_of_items:
+        labels = data["item"].values
+    else:
+        labels = _digests(contexts, rows)
     if is_of_items and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
     return (
@@ -448,7 +452,10 @@ def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.nda
     if not isinstance(groups, str | xr.DataArray):
         names = list(dict.fromkeys(groups))
         return np.array([names.index(group) for group in groups])
-    labels = data.variables[groups] if isinstance(groups, str) else groups.variable
+    if isinstance(groups, str):
+        labels = data.variables[groups]
+    else:
+        labels = groups.variable
     indices = np.unique(labels.values.astype(str), return_inverse=True)[1].reshape(
         labels.shape
     )

@@ -39,7 +39,9 @@ class Needs:
     ) -> None:
         """Refuse a model that is not open yet by its architecture."""
         if not self.met(architecture):
-            other = f"; {instead}" if instead else ""
+            other = ""
+            if instead:
+                other = f"; {instead}"
             raise InputError(
                 f"{name} is defined by {self.words}, which {model} does not have{other}"
             )

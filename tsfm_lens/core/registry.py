@@ -223,7 +223,9 @@ class Measurement:
         """Name of its public function in :mod:`tsfm_lens.probes`, or of another package
         as "package.name"; else "".
         """
-        return _get_name(self.function) if self.function is not None else ""
+        if self.function is not None:
+            return _get_name(self.function)
+        return ""
 
     @property
     def of_run(self) -> bool:
@@ -271,7 +273,10 @@ class Measurement:
         for figure in figures:
             if figure.table is None:
                 continue
-            sentences = figure.sentences(result) if figure.sentences else []
+            if figure.sentences:
+                sentences = figure.sentences(result)
+            else:
+                sentences = []
             yield FigurePanel(figure.draw(result), figure.table(result), sentences)
 
     def check(self, lens: Any) -> None:
@@ -386,9 +391,14 @@ def probe(
             # a probe that another one calls leaves the twins to its caller
             is_within = _IS_WITHIN_PROBE.get()
             counts = [getattr(argument, "n_twins", 0) or 0 for argument in args]
-            n_twins = 0 if is_within else max(counts, key=abs, default=0)
+            if is_within:
+                n_twins = 0
+            else:
+                n_twins = max(counts, key=abs, default=0)
             # a sum over all parameters, which only the twins need
-            work = _count_work(args) if n_twins else 0
+            work = 0
+            if n_twins:
+                work = _count_work(args)
             mark = _IS_WITHIN_PROBE.set(True)
             try:
                 result = function(*args, **arguments)
@@ -615,7 +625,8 @@ def check(
     """Refuse what is no result, Dataset or table, of a kind with variables; ``instead``
     is a figure without them.
     """
-    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if isinstance(kinds, str):
+        kinds = [kinds]
     if not hasattr(ds, "data_vars") and not getattr(ds, "attrs", {}).get("kind"):
         raise InputError(
             f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}."
@@ -628,9 +639,9 @@ def check(
     )
     # a run holds its forecast
     if str(actual) not in kinds and not (actual == "run" and "forecast" in kinds):
-        help_text = (
-            f" {figures} draws that kind." if (figures := name_figures(actual)) else ""
-        )
+        help_text = ""
+        if figures := name_figures(actual):
+            help_text = f" {figures} draws that kind."
         raise InputError(
             f"a {form} of kind {kinds[0]!r} is needed, this one is of kind"
             f" {actual!r}.{help_text}"
@@ -638,8 +649,13 @@ def check(
     for name in variables:
         if name not in ds:
             has = ", ".join(map(str, ds)) or "nothing"
-            kind = actual if actual in kinds else kinds[0]
-            help_text = f" {instead} draws it." if instead else ""
+            if actual in kinds:
+                kind = actual
+            else:
+                kind = kinds[0]
+            help_text = ""
+            if instead:
+                help_text = f" {instead} draws it."
             raise InputError(
                 f"the {kind!r} {form} has no {part} {name!r}; it has {has}.{help_text}"
             )
@@ -647,11 +663,9 @@ def check(
 
 def as_dataset(thing: Any) -> Any:
     """Return a run or a forecast as its dataset; anything else as it is."""
-    return (
-        thing.to_dataset()
-        if not hasattr(thing, "data_vars") and hasattr(thing, "to_dataset")
-        else thing
-    )
+    if not hasattr(thing, "data_vars") and hasattr(thing, "to_dataset"):
+        return thing.to_dataset()
+    return thing
 
 
 def _checked(
@@ -688,9 +702,13 @@ def _checked(
 
 
 def _missing_name(error: KeyError) -> str:
-    text = str(error.args[0]) if error.args else ""
+    text = ""
+    if error.args:
+        text = str(error.args[0])
     named = re.match(r"No variable named '([^']+)'", text)
-    return named[1] if named else text
+    if named:
+        return named[1]
+    return text
 
 
 def _documentation(
@@ -700,7 +718,10 @@ def _documentation(
     raised.
     """
     head, _, own = cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
-    texts = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS} if parameters else {}
+    if parameters:
+        texts = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS}
+    else:
+        texts = {}
     shared = [
         f"    {name}: {texts[name]}\n"
         for name in parameters

@@ -82,14 +82,17 @@ def median_interval(values: np.ndarray) -> tuple[float, float, float]:
     from scipy.stats import binom
 
     order = np.sort(values)
-    middle = float(np.median(order)) if len(order) else math.nan
+    if len(order):
+        middle = float(np.median(order))
+    else:
+        middle = math.nan
     # the values that can be cut off at either end, and one more
-    trim = int(binom.ppf(_TAILS[0], len(order), 0.5)) if len(order) else 0
-    return (
-        (middle, float(order[trim - 1]), float(order[-trim]))
-        if trim
-        else (middle, math.nan, math.nan)
-    )
+    trim = 0
+    if len(order):
+        trim = int(binom.ppf(_TAILS[0], len(order), 0.5))
+    if trim:
+        return (middle, float(order[trim - 1]), float(order[-trim]))
+    return (middle, math.nan, math.nan)
 
 
 def ratio(part: Any, whole: Any, otherwise: float = math.nan) -> np.ndarray:
@@ -126,7 +129,10 @@ def sign_test(
     above = (values > smallest) & valid
     below = (values < -np.asarray(smallest)) & valid
     count = valid.sum(-1)
-    most = np.maximum(above.sum(-1), below.sum(-1)) if sides == 2 else above.sum(-1)
+    if sides == 2:
+        most = np.maximum(above.sum(-1), below.sum(-1))
+    else:
+        most = above.sum(-1)
     p = np.minimum(sides * bdtrc(most - 1.0, np.maximum(count, 1), 0.5), 1.0)
     return np.where(count > 0, np.where(most > 0, p, 1.0), np.nan)
 
@@ -171,7 +177,9 @@ def leader(sizes: np.ndarray, level: float = LEVEL) -> int | None:
     first = candidates[np.argmax(middle[candidates])]
     difference = sizes[first] - sizes[candidates[candidates != first]]
     enough = (difference > 0).sum(-1) > (difference < 0).sum(-1)
-    return int(first) if (enough & (sign_test(difference) <= level)).all() else None
+    if (enough & (sign_test(difference) <= level)).all():
+        return int(first)
+    return None
 
 
 def over_windows(values: np.ndarray) -> np.ndarray:
@@ -193,7 +201,9 @@ def lead_shares(
     Windows are drawn within their units and averaged. Of more than ``most`` members the
     largest are drawn.
     """
-    table = sizes[..., None] if sizes.ndim == 2 else sizes
+    table = sizes
+    if sizes.ndim == 2:
+        table = sizes[..., None]
     means = np.nan_to_num(over_windows(table), nan=-1.0)
     members = np.argsort(-np.median(means, axis=-1), kind="stable")[:most]
     # the order in which units come must not matter

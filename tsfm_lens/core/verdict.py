@@ -20,7 +20,11 @@ BEYOND = 0.25
 """Of a segment's effect: how much nearer to all of it named routes must come than the
 median of random sets.
 """
-EXPLAINED, SIGNED, SLOPES, MARGIN, ALIKE = 0.7, 0.8, (2 / 3, 1.5), 0.05, 0.3
+EXPLAINED = 0.7
+SIGNED = 0.8
+SLOPES = (2 / 3, 1.5)
+MARGIN = 0.05
+ALIKE = 0.3
 """Least R² of predicted effects and share of effect with the right sign, bounds of the
 slope, how much better an exchange of two segments' effects may predict, and least
 agreement of sets on what a segment does. Chosen on drawn cases, see
@@ -194,7 +198,9 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     best = max(
         (name for name in tried if name != EXCHANGED), key=lambda name: tried[name]
     )
-    end = f"the inputs fail, since {_few(reasons, 4)}" if reasons else "the inputs hold"
+    end = "the inputs hold"
+    if reasons:
+        end = f"the inputs fail, since {_few(reasons, 4)}"
     sentence = (
         f"Effects by {first['explanation'].item()} predict masking of one and two"
         f" segments with R² {_floored(explained):.2f} ({tried[best]:.2f} with {best}),"
@@ -243,7 +249,10 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
             random = one[f"random_{name}"].values
             if _is_carried(value, random, float(one[f"{name}_p"]), smallest):
                 good.append(word)
-            phrase = phrases[1] if value < 0 else phrases[0]
+            if value < 0:
+                phrase = phrases[1]
+            else:
+                phrase = phrases[0]
             if value > 1 + HALF:
                 phrase = phrases[2]
             chance = 100 * float(np.median(random))
@@ -289,7 +298,9 @@ def _is_carried(share: float, random: np.ndarray, p: float, smallest: float) -> 
 
 def _few(names: list[str], most: int = 3) -> str:
     first = names[:most]
-    more = f" and {len(names) - most} more" if len(names) > most else ""
+    more = ""
+    if len(names) > most:
+        more = f" and {len(names) - most} more"
     return (
         ", ".join(first)
         if more or len(first) < 2

@@ -194,11 +194,9 @@ class SeriesBatch:
 
     def targets(self) -> SeriesBatch:
         """Return the batch without its covariates."""
-        return (
-            self.select(np.flatnonzero(self.is_target).tolist())
-            if self.has_covariates
-            else self
-        )
+        if self.has_covariates:
+            return self.select(np.flatnonzero(self.is_target).tolist())
+        return self
 
     def known_future(self, horizon: int) -> np.ndarray:
         """Return the known future (series, step): values of known covariates, NaN of
@@ -319,7 +317,9 @@ class SeriesBatch:
 
     def noted(self, notes: Sequence[str]) -> SeriesBatch:
         """Return the batch with further notes in front of its own."""
-        return replace(self, notes=(*notes, *self.notes)) if notes else self
+        if notes:
+            return replace(self, notes=(*notes, *self.notes))
+        return self
 
     def tail(self, steps: int) -> SeriesBatch:
         """Keep the last ``steps`` steps of every series, all of it where it is shorter."""
@@ -377,7 +377,8 @@ class SeriesBatch:
             )
         parts = [self]
         for number in range(1, count):
-            earlier, end = self.split(number * horizon)[0], f" −{number * horizon}"
+            earlier = self.split(number * horizon)[0]
+            end = f" −{number * horizon}"
             ids, groups = (
                 tuple(f"{name}{end}" for name in names)
                 for names in (self.ids, self.groups)
@@ -479,7 +480,10 @@ class SeriesBatch:
         """
         if not self.multivariate:
             return {}
-        role = {"role": self.roles[index]} if self.has_covariates else {}
+        if self.has_covariates:
+            role = {"role": self.roles[index]}
+        else:
+            role = {}
         return {"group": self.groups[index], "variate": self.variates[index], **role}
 
     @classmethod
@@ -533,7 +537,9 @@ def known_frequency(freq: Any) -> str:
         # pandas takes the letters one by one, and warns of an old one before it refuses
         # the word
         warnings.simplefilter("ignore", FutureWarning)
-        offset = read_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
+        offset = None
+        if isinstance(freq, str | pd.DateOffset):
+            offset = read_offset(freq)
     if offset is None:
         raise InputError(
             f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS',"
@@ -554,7 +560,9 @@ def known_frequency(freq: Any) -> str:
         return format_calendar(
             np.flatnonzero(freq.calendar.weekmask), freq.calendar.holidays
         )
-    return freq if isinstance(freq, str) else str(offset.freqstr)
+    if isinstance(freq, str):
+        return freq
+    return str(offset.freqstr)
 
 
 def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
@@ -583,7 +591,9 @@ def find_season(freq: str | None) -> int:
     season, rest = divmod(
         SEASONS.get(base, SEASONS.get(base.rstrip("ES"), 1)), offset.n
     )
-    return 1 if rest else season
+    if rest:
+        return 1
+    return season
 
 
 def _on_grid(
@@ -674,7 +684,9 @@ def _context(values: object, name: str) -> np.ndarray:
 def missing_at_end(values: np.ndarray) -> int:
     """Count the missing values at the end of a series (time,)."""
     finite = np.flatnonzero(np.isfinite(values))
-    return len(values) - 1 - int(finite[-1]) if len(finite) else len(values)
+    if len(finite):
+        return len(values) - 1 - int(finite[-1])
+    return len(values)
 
 
 def noted_ends(batch: SeriesBatch) -> SeriesBatch:
@@ -736,7 +748,9 @@ def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
             )
         item = 0
     if isinstance(item, str):
-        name = batch.groups[batch.ids.index(item)] if item in batch.ids else item
+        name = item
+        if item in batch.ids:
+            name = batch.groups[batch.ids.index(item)]
         if name not in items:
             raise unknown_name("item", item, dict.fromkeys([*items, *batch.ids]))
         return items[name]

@@ -89,10 +89,13 @@ def bundled(*names: str) -> SeriesBatch:
     for info in map(bundled_info, names or bundled_names()):
         with (_FOLDER / f"{info.name}.csv").open(encoding="utf-8") as handle:
             values = pd.read_csv(handle)["value"].to_numpy(dtype=np.float64)
-        start, units = (pd.Timestamp(info.start),), (info.unit,)
+        start = (pd.Timestamp(info.start),)
+        units = (info.unit,)
         batches.append(
             SeriesBatch(
                 (values,), (info.name,), info.freq, start, units, info.seasonality
             )
         )
-    return batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)
+    if len(batches) == 1:
+        return batches[0]
+    return SeriesBatch.concat(batches)

@@ -59,7 +59,10 @@ def read_covariate(column: pd.Series, name: str, declared: bool = False) -> Code
 
 def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
     """Read a covariate (step,) whose cells are of any type; see :func:`read_covariate`."""
-    listed = cells.tolist() if cells.dtype.kind in "OUS" else []
+    if cells.dtype.kind in "OUS":
+        listed = cells.tolist()
+    else:
+        listed = []
     objects = [None if is_missing(cell) else cell for cell in listed]
     present = [cell for cell in objects if cell is not None]
     texts = [cell for cell in present if isinstance(cell, str)]
@@ -124,11 +127,15 @@ def category_notes(
         if levels is None or levels == TRUTHS:
             continue
         listing = ", ".join(map(repr, levels[:_MOST_LEVELS]))
-        more = f", … ({len(levels)} levels)" if len(levels) > _MOST_LEVELS else ""
+        more = ""
+        if len(levels) > _MOST_LEVELS:
+            more = f", … ({len(levels)} levels)"
         doubtful = name not in declared and all(
             re.fullmatch(NUMBER, level.strip()) for level in levels
         )
-        cure = "; make them numbers if they are quantities" if doubtful else ""
+        cure = ""
+        if doubtful:
+            cure = "; make them numbers if they are quantities"
         notes.append(f"covariate {name!r} is read as categories: {listing}{more}{cure}")
     return notes
 
@@ -144,7 +151,8 @@ def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
         kind = past[name].dtype
         if isinstance(kind, pd.CategoricalDtype):
             levels = kind.categories.tolist()
-            known, present = set(levels), ahead[name].dropna().unique().tolist()
+            known = set(levels)
+            present = ahead[name].dropna().unique().tolist()
             kinds[name] = pd.CategoricalDtype(
                 [*levels, *(level for level in present if level not in known)]
             )
@@ -157,11 +165,9 @@ def declared_names(categories: Sequence[str], covariates: Collection[str]) -> se
     """
     for name in categories:
         if name not in covariates:
-            rest = (
-                f"; covariates are {', '.join(map(repr, covariates))}"
-                if covariates
-                else ""
-            )
+            rest = ""
+            if covariates:
+                rest = f"; covariates are {', '.join(map(repr, covariates))}"
             raise InputError(
                 f"categories names {name!r}, which is no covariate; name it in"
                 f" known=[…] or past=[…], too{rest}"

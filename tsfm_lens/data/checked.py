@@ -35,7 +35,10 @@ def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
     """Read the content of a YAML (or JSON) file."""
     try:
         missing = not file.exists()
-        text = "" if missing else file.read_text(encoding="utf-8")
+        if missing:
+            text = ""
+        else:
+            text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise InputError(f"{what} {str(file)!r} cannot be read: {error}") from error
     if missing:
@@ -93,7 +96,9 @@ def _complaint(
             if name == "".join(word[:1] for word in field.split("_"))
         ]
         near = [*initials, *get_close_matches(name, fields, n=1)]
-        hint = f"; the nearest is {near[0]!r}" if near else ""
+        hint = ""
+        if near:
+            hint = f"; the nearest is {near[0]!r}"
         return (
             f"{position} is not a field of {what}{hint} (there are {', '.join(fields)})"
         )
@@ -102,7 +107,9 @@ def _complaint(
             error["ctx"][key] for key in ("discriminator", "tag", "expected_tags")
         )
         near = get_close_matches(str(tag), tags.replace("'", "").split(", "), n=1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
+        hint = ""
+        if near:
+            hint = f"; the nearest is {near[0]!r}"
         return (
             f"{position}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are"
             f" {tags})"
@@ -115,8 +122,12 @@ def _complaint(
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)
     value = error.get("input")
-    suffix = f" (got {value!r})" if isinstance(value, str | int | float) else ""
-    return f"{position}: {message}{suffix}" if position else message
+    suffix = ""
+    if isinstance(value, str | int | float):
+        suffix = f" (got {value!r})"
+    if position:
+        return f"{position}: {message}{suffix}"
+    return message
 
 
 # pydantic speaks of Python, and the file is YAML

@@ -195,17 +195,17 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
                 f"the array has {array.ndim} axes (shape {array.shape}), expected"
                 " (time,), (series, time) or (series, variate, time)"
             )
-        rows = array[None] if array.ndim == 1 else array
+        rows = array
+        if array.ndim == 1:
+            rows = array[None]
         if not rows.size:
             raise InputError(f"the array is empty (shape {array.shape})")
         return _items(tuple(rows), None, freq, levels)
     # runs belong to a package that this one must not import
     is_run = hasattr(type(data), "encoded")
-    hint = (
-        "; a run has its series in run.batch and its one forward in run.encoded"
-        if is_run
-        else ""
-    )
+    hint = ""
+    if is_run:
+        hint = "; a run has its series in run.batch and its one forward in run.encoded"
     raise InputError(
         f"{type(data).__name__} is not a series: expected arrays, tensors, a Series or"
         f" table, entries, or the path of a CSV or Parquet file{hint}"
@@ -219,7 +219,9 @@ def _list_entries(data: Any) -> list[Any] | None:
     if isinstance(data, list | tuple):
         # a dict inside a list can be nothing else, whatever it lacks
         is_entries = len(data) > 0 and all(isinstance(item, Mapping) for item in data)
-        return list(data) if is_entries else None
+        if is_entries:
+            return list(data)
+        return None
     # as gluonts' datasets, which are no lists
     is_dataset = (
         isinstance(data, Iterable)
@@ -227,7 +229,9 @@ def _list_entries(data: Any) -> list[Any] | None:
         and not isinstance(data, Mapping | SeriesBatch)
     )
     is_dataset = is_dataset and not hasattr(data, "__array__")
-    return list(data) if is_dataset and is_entry(next(iter(data), None)) else None
+    if is_dataset and is_entry(next(iter(data), None)):
+        return list(data)
+    return None
 
 
 def _joined(batches: Sequence[Any]) -> SeriesBatch:
@@ -309,11 +313,10 @@ def _items(
     batches = []
     for name, item, is_indexed in zip(names, items, by_index, strict=True):
         try:
-            batch = (
-                _from_pandas(item.rename(name), freq, **levels)
-                if is_indexed
-                else make_batch(_array_rows(name, item))
-            )
+            if is_indexed:
+                batch = _from_pandas(item.rename(name), freq, **levels)
+            else:
+                batch = make_batch(_array_rows(name, item))
         except (InputError, UnknownNameError) as error:
             message = str(error)
             if repr(name) not in message:
@@ -362,7 +365,10 @@ def _array_rows(name: str, item: Any) -> list[dict[str, Any]]:
         )
     rows = []
     for index, values in enumerate(np.atleast_2d(array)):
-        variate = "" if array.ndim == 1 else str(index)
+        if array.ndim == 1:
+            variate = ""
+        else:
+            variate = str(index)
         rows.append(
             {
                 "values": values,
@@ -375,7 +381,9 @@ def _array_rows(name: str, item: Any) -> list[dict[str, Any]]:
 
 
 def _id(group: str, variate: str) -> str:
-    return f"{group}/{variate}" if variate else group
+    if variate:
+        return f"{group}/{variate}"
+    return group
 
 
 def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
@@ -391,7 +399,10 @@ def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
 
 
 def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesBatch:
-    name = "series-0" if series.name is None else str(series.name)
+    if series.name is None:
+        name = "series-0"
+    else:
+        name = str(series.name)
     column = name
     if (
         name in map(str, series.index.names)
@@ -467,7 +478,8 @@ def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[s
     for row in rows:
         if row["roles"] != "target":
             members.setdefault(row["variates"], []).append(row)
-    declared, coded = declared_names(categories, members), {}
+    declared = declared_names(categories, members)
+    coded = {}
     for name, owners in members.items():
         pieces = [
             row[field]
@@ -555,7 +567,9 @@ def _row(
     future: np.ndarray | None = None,
     is_category: bool = False,
 ) -> dict[str, Any]:
-    role = "past" if future is None else "known"
+    role = "known"
+    if future is None:
+        role = "past"
     kind = {"categories": None, "is_category": is_category}
     return {
         "variates": name,
@@ -615,11 +629,10 @@ def _named(
             raise InputError(
                 f"{what} has shape {past.shape} and its target {steps} steps"
             )
-        later = (
-            []
-            if futures.get(name) is None
-            else _forward(futures[name], f"the future of {what}")
-        )
+        if futures.get(name) is None:
+            later = []
+        else:
+            later = _forward(futures[name], f"the future of {what}")
         future, _ = _cells(later, f"the future of {what}")
         if future.ndim != 1:
             raise InputError(
@@ -634,7 +647,8 @@ def _cells(values: Any, what: str) -> tuple[np.ndarray, bool]:
     categories.
     """
     column = to_pandas(values)
-    column = pd.Series(column) if isinstance(column, pd.Categorical) else column
+    if isinstance(column, pd.Categorical):
+        column = pd.Series(column)
     if not isinstance(column, pd.Series) or not isinstance(
         column.dtype, pd.CategoricalDtype
     ):

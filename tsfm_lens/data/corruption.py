@@ -202,7 +202,8 @@ def _corrupt(
     for position, (name, old) in enumerate(
         zip(batch.ids, batch.values, strict=True) if keep_scale else ()
     ):
-        new, spread = arrays[position], np.nanstd(arrays[position])
+        new = arrays[position]
+        spread = np.nanstd(arrays[position])
         if spread <= 1e-12 * np.nanmax(np.abs(new)):
             raise InputError(
                 f"nothing but a constant is left of series {name!r}, so its spread"

@@ -77,7 +77,8 @@ def read_series(
             frame = _parquet(file)
         else:
             table = read_table(file, delimiter, decimal, thousands, encoding, header)
-            frame, notes = _frame(table, columns), table.notes
+            frame = _frame(table, columns)
+            notes = table.notes
         batch = from_frame(frame, **columns).noted(notes)
     except (InputError, UnknownNameError) as error:
         raise type(error)(f"{path}: {error}") from error
@@ -207,17 +208,15 @@ def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
     )
     near = get_close_matches(file.name, names, n=_MOST_FILES)
     nearest = [*near, *(name for name in names if name not in near)][:_MOST_FILES]
-    hint = (
-        " That folder has:"
-        f" {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}."
-        if names
-        else ""
-    )
-    text = (
-        " Series are numbers: an array, a frame, or the path of a file."
-        if " " in str(file) and not file.suffix
-        else ""
-    )
+    hint = ""
+    if names:
+        hint = (
+            " That folder has:"
+            f" {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}."
+        )
+    text = ""
+    if " " in str(file) and not file.suffix:
+        text = " Series are numbers: an array, a frame, or the path of a file."
     return InputError(f"there is no file {str(file)!r}.{text or hint}")
 
 

@@ -100,7 +100,10 @@ def from_frame(
         >>> data.from_frame(frame).ids
         ('a', 'b')
     """
-    freq = None if freq is None else known_frequency(freq)
+    if freq is None:
+        freq = None
+    else:
+        freq = known_frequency(freq)
     names = name_lists(
         {
             "targets": targets,
@@ -111,9 +114,11 @@ def from_frame(
         }
     )
     targets, variates, known, past, categories = names.values()
-    table, id_option = frame, id_column
+    table = frame
+    id_option = id_column
     frame, id_column, time_column = flat(frame, id_column, time_column)
-    frame, notes = without_arrow(frame), []
+    frame = without_arrow(frame)
+    notes = []
     key, time = key_and_time(frame.columns, id_column, time_column)
     if targets is not None and variates is not None:
         raise InputError(
@@ -128,7 +133,9 @@ def from_frame(
         notes += (
             [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
         )
-    requested = targets if variates is None else variates
+    requested = variates
+    if variates is None:
+        requested = targets
     if time is None and requested is None:
         _check_not_wide(table, frame, key, id_option)
     if time is None:
@@ -147,8 +154,14 @@ def from_frame(
         frame = _continued(
             frame, later, key, [name for name in (time, *roles) if name is not None]
         )
-    times = None if time is None else read_times(frame[time], str(time), time_format)
-    ids = None if key is None else id_texts(frame[key], str(key))
+    if time is None:
+        times = None
+    else:
+        times = read_times(frame[time], str(time), time_format)
+    if key is None:
+        ids = None
+    else:
+        ids = id_texts(frame[key], str(key))
     unread = [
         column
         for column in frame.columns
@@ -157,11 +170,10 @@ def from_frame(
     named = targets is not None or variates is not None
     notes += _choices(frame, columns, unread, named)
     grouped = variates is not None or bool(roles)
-    groups = (
-        [("series-0" if grouped else "", np.arange(len(frame)))]
-        if ids is None
-        else _groups(ids)
-    )
+    if ids is None:
+        groups = [("series-0" if grouped else "", np.arange(len(frame)))]
+    else:
+        groups = _groups(ids)
     owners = [(group or str(columns[0]), rows) for group, rows in groups]
     if timezone is not None or round_time is not None:
         times = on_clock(times, owners, timezone, round_time)
@@ -182,13 +194,12 @@ def from_frame(
         notes += more
     # of each group: its rows that are no future, and the step after the last of them
     counts = [int((~in_future[rows]).sum()) for _, rows in groups]
-    stops = (
-        counts
-        if grids is None
-        else [
+    if grids is None:
+        stops = counts
+    else:
+        stops = [
             int(grid.places[n - 1]) + 1 for grid, n in zip(grids, counts, strict=True)
         ]
-    )
     if times is not None and grids is not None:
         notes += _late_notes(times, owners, grids, counts)
     for (group, _), count, stop in zip(owners, counts, stops, strict=True):
@@ -224,19 +235,25 @@ def from_frame(
         {str(name): entry for name, entry in coded.items()}, declared
     )
     covariates = {name: (role, *coded[name]) for name, role in roles.items()}
-    items = (
-        [tuple(columns)] if variates is not None else [(column,) for column in columns]
-    )
+    if variates is not None:
+        items = [tuple(columns)]
+    else:
+        items = [(column,) for column in columns]
     series: list[dict[str, Any]] = []
     for position, (group, rows) in enumerate(groups):
-        grid = None if grids is None else grids[position]
-        end = None if future is None else stops[position]
+        if grids is None:
+            grid = None
+        else:
+            grid = grids[position]
+        if future is None:
+            end = None
+        else:
+            end = stops[position]
         for item in items:
-            name = (
-                group
-                if len(items) == 1 and (grouped or group)
-                else "/".join(filter(None, (group, str(item[0]))))
-            )
+            if len(items) == 1 and (grouped or group):
+                name = group
+            else:
+                name = "/".join(filter(None, (group, str(item[0]))))
             for row in _item_rows(
                 name,
                 rows,
@@ -258,7 +275,9 @@ def from_frame(
                         "starts": None if grid is None else grid.start,
                     }
                 )
-    clock = (timezone or "UTC") if in_utc else ""
+    clock = ""
+    if in_utc:
+        clock = timezone or "UTC"
     batch = make_batch(
         series,
         freq=freq if grids is None else grids[0].freq,
@@ -279,10 +298,12 @@ def _check_not_wide(
     table with its index as columns.
     """
     free = [name for name in frame.columns if name != key]
-    dates, time_format = [name for name in free if is_date_name(name)], None
-    is_wide = (
-        len(frame) < len(free) if key is None else not frame[key].duplicated().any()
-    )
+    dates = [name for name in free if is_date_name(name)]
+    time_format = None
+    if key is None:
+        is_wide = len(frame) < len(free)
+    else:
+        is_wide = not frame[key].duplicated().any()
     if not dates and is_wide:
         dates, time_format = digit_dates(free)
     numeric = [name for name in free if pd.api.types.is_numeric_dtype(frame[name])]
@@ -315,7 +336,9 @@ def _check_not_wide(
         source += f".drop(columns={row_numbers!r})"
     if key is None:
         keys = [name for name in labels if name not in numeric] or labels[:1]
-    options = f", id_column={','.join(map(str, keys))!r}" if keys else ""
+    options = ""
+    if keys:
+        options = f", id_column={','.join(map(str, keys))!r}"
     if time_format is not None:
         options += f", time_format={time_format!r}"
     raise InputError(
@@ -378,13 +401,15 @@ def _choices(
         "targets=[…] reads columns as series of their own, variates=[…] as the variates"
         " of one item"
     )
-    cure = "past=[…] or known=[…] reads columns as covariates" if named else cure
-    silent = numeric if named else unread
-    notes = (
-        [f"not read: {_listed(silent)}{f'; {cure}' if numeric else ''}"]
-        if silent
-        else []
-    )
+    if named:
+        cure = "past=[…] or known=[…] reads columns as covariates"
+    silent = unread
+    if named:
+        silent = numeric
+    if silent:
+        notes = [f"not read: {_listed(silent)}{f'; {cure}' if numeric else ''}"]
+    else:
+        notes = []
     if len(columns) > 1 and not named:
         notes.append(
             f"series of their own: {_listed(columns)}; targets=[…] chooses, past=[…]"
@@ -462,16 +487,12 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
     for position, cell in enumerate(cells):
         if isinstance(cell, str):
             if not re.fullmatch(NUMBER, cell.strip()):
-                title = (
-                    "; are there rows of titles above the names? delete them"
-                    if name.startswith("Unnamed: ")
-                    else ""
-                )
-                comma = (
-                    "; replace the comma by a point"
-                    if re.fullmatch(NUMBER, cell.strip().replace(",", "."))
-                    else ""
-                )
+                title = ""
+                if name.startswith("Unnamed: "):
+                    title = "; are there rows of titles above the names? delete them"
+                comma = ""
+                if re.fullmatch(NUMBER, cell.strip().replace(",", ".")):
+                    comma = "; replace the comma by a point"
                 where = (
                     f"column {name!r} holds {cell!r} in row {column.index[position]}"
                 )
@@ -490,7 +511,10 @@ def _check_rows(
     """Refuse to merge series that differ in text, and rows of one id and time; name the
     columns that part them.
     """
-    clocks = {} if times is None else {"time": times.instants, "clock": times.clock}
+    if times is None:
+        clocks = {}
+    else:
+        clocks = {"time": times.instants, "clock": times.clock}
     positions = pd.DataFrame({"id": ids, **clocks})
     again = np.flatnonzero(positions.duplicated())
     if times is not None and not len(again):
@@ -503,11 +527,10 @@ def _check_rows(
             and text.groupby(ids).nunique().max() > 1
         ):
             examples.append(f"{str(column)!r} (text such as {text.dropna().iloc[0]!r})")
-    parting = (
-        ""
-        if times is None
-        else _parting(frame.drop(columns=[*fixed - {None}]), positions, ids.name)
-    )
+    if times is None:
+        parting = ""
+    else:
+        parting = _parting(frame.drop(columns=[*fixed - {None}]), positions, ids.name)
     option = f"id_column={parting or '…'}"
     if examples:
         raise InputError(
@@ -542,7 +565,10 @@ def _check_rows(
                 "if a local clock repeats an hour in autumn, give timezone=…, as in"
                 " timezone='Europe/Berlin'"
             )
-        owner = "" if ids.name is None else f"series {name!r} has "
+        if ids.name is None:
+            owner = ""
+        else:
+            owner = f"series {name!r} has "
         raise InputError(
             f"{owner}two values at {time_text(when)} (rows {rows[0]} and {rows[1]});"
             f" {'; '.join(cures)}"
@@ -659,9 +685,13 @@ def flat(
         and find(frame.columns, TIME_COLUMNS) is None
     ):
         time_column = names[0]
-    frame = frame.set_axis(index.set_names(names)).reset_index() if names else frame
+    if names:
+        frame = frame.set_axis(index.set_names(names)).reset_index()
     keys = id_names(id_column, frame.columns)
-    id_column = "/".join(keys) if len(keys) > 1 else next(iter(keys), None)
+    if len(keys) > 1:
+        id_column = "/".join(keys)
+    else:
+        id_column = next(iter(keys), None)
     if len(keys) > 1:
         cells = [id_texts(frame[name], name) for name in keys]
         ids = pd.Series(
@@ -695,11 +725,9 @@ def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> lis
         pd.api.types.is_integer_dtype(index.dtype)
         and find([index.name], (*ID_COLUMNS, *TIME_COLUMNS)) is None
     )
-    return (
-        []
-        if counts and index.name not in (id_column, time_column)
-        else [str(index.name)]
-    )
+    if counts and index.name not in (id_column, time_column):
+        return []
+    return [str(index.name)]
 
 
 def holds_times(index: pd.Index) -> bool:
@@ -727,7 +755,10 @@ def _levels(
     )
     rest = [name for name in names if name != time_column]
     if id_column is None:
-        id_column = rest[0] if len(rest) == 1 else find(rest, ID_COLUMNS)
+        if len(rest) == 1:
+            id_column = rest[0]
+        else:
+            id_column = find(rest, ID_COLUMNS)
     if time_column is None or id_column is None:
         raise InputError(
             f"the frame's index has the levels {', '.join(names)}: expected ids and"
@@ -746,7 +777,8 @@ def _without_row_numbers(
     for name in frame.columns:
         if name in keys or not re.fullmatch(r"(Unnamed: \d+)?", str(name)):
             continue
-        column, is_first = frame[name], name == frame.columns[0]
+        column = frame[name]
+        is_first = name == frame.columns[0]
         numeric = pd.api.types.is_numeric_dtype(column)
         counts = (
             is_first
@@ -802,7 +834,9 @@ def dated_column(
         )
         and not isinstance(kind, pd.CategoricalDtype)
     ]
-    return candidates[0] if len(candidates) == 1 else None
+    if len(candidates) == 1:
+        return candidates[0]
+    return None
 
 
 def find(columns: Iterable[Any], names: Sequence[str]) -> Any:
@@ -842,7 +876,9 @@ def value_columns(
     free = [column for column in columns if column not in other_columns]
     if requested is None:
         target = find(free, TARGET_COLUMNS)
-        return None if target is None else [target]
+        if target is None:
+            return None
+        return [target]
     available = set(columns)
     for column in requested:
         if column not in available:
@@ -956,14 +992,13 @@ def _known_in_future(
                 " leave it out, or add it"
             )
     unread = [name for name in filled if name not in covariates]
-    notes = (
-        [
+    if unread:
+        notes = [
             f"not read of future: {_listed(unread)}; known=[…] reads columns as"
             " covariates"
         ]
-        if unread
-        else []
-    )
+    else:
+        notes = []
     if len(unread) == len(filled):
         notes.append("future brings no known covariate; only its dates are checked")
     return covariates, notes
@@ -1021,17 +1056,16 @@ def _continued(
     ]
     later = later[columns if key is None else [key, *columns]]
     if key is not None:
-        ids, later_ids = (
-            id_texts(frame[key], str(key)),
-            id_texts(later[key], f"{key} of future"),
-        )
+        ids = id_texts(frame[key], str(key))
+        later_ids = id_texts(later[key], f"{key} of future")
         unknown = sorted(set(later_ids) - set(ids))
         if unknown:
             raise InputError(
                 f"future has rows of {_listed(unknown)}, and the data have none; leave"
                 f" them out. The data are of {_listed(list(dict.fromkeys(ids)))}"
             )
-        frame, later = frame.copy(deep=False), later.copy(deep=False)
+        frame = frame.copy(deep=False)
+        later = later.copy(deep=False)
         frame[key], later[key] = ids, later_ids
     later = later.set_axis([f"{row} of future" for row in later.index])
     return pd.concat(alike(frame, later))
@@ -1045,7 +1079,8 @@ def _check_order(
 ) -> None:
     """Refuse rows of a future at or before the last time of the data of their series."""
     for name, rows in groups:
-        data_rows, later_rows = rows[~in_future[rows]], rows[in_future[rows]]
+        data_rows = rows[~in_future[rows]]
+        later_rows = rows[in_future[rows]]
         last = data_rows[times.instants[data_rows].argmax()]
         early = later_rows[times.instants[later_rows] <= times.instants[last]]
         if len(early):
@@ -1076,7 +1111,9 @@ def _late_notes(
         missing = int(grid.places[count] - grid.places[count - 1]) - 1
         if missing:
             first = time_text(times.clock[rows[grid.order[count]]])
-            noun = "step" if missing == 1 else "steps"
+            noun = "steps"
+            if missing == 1:
+                noun = "step"
             notes.append(
                 f"future of {name!r} begins at {first}, {missing} {noun} later than its"
                 " data go on; a forecast begins right after the data"
@@ -1102,7 +1139,9 @@ def id_names(id_column: Any, columns: Collection[Hashable]) -> list[Any]:
     one that does not exist.
     """
     if isinstance(id_column, Hashable) and id_column in {None, *columns}:
-        return [] if id_column is None else [id_column]
+        if id_column is None:
+            return []
+        return [id_column]
     names = column_names(texts(id_column, "id_column"), columns)
     for name in names:
         if name not in columns:

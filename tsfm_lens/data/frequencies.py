@@ -59,7 +59,8 @@ def read_offset(freq: Any) -> Any:
     if first[:3] not in _DAYS:
         return pd.tseries.frequencies.to_offset(freq)
     if last:
-        start, stop = _DAYS.index(first), _DAYS.index(last)
+        start = _DAYS.index(first)
+        stop = _DAYS.index(last)
         days = " ".join((_DAYS * 2)[start : start + (stop - start) % 7 + 1]).title()
     return pd.offsets.CustomBusinessDay(
         weekmask=days, holidays=list(map(date.fromisoformat, dates))
@@ -111,7 +112,9 @@ def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
         return "it is beyond the dates of pandas"
     if not isinstance(offset, pd.offsets.Week):
         return text
-    multiple = str(offset.n) if offset.n > 1 else ""
+    multiple = ""
+    if offset.n > 1:
+        multiple = str(offset.n)
     return f"{text}, and freq='{multiple}W-{_DAYS[stamp.weekday()]}' has this one"
 
 
@@ -119,11 +122,10 @@ def format_calendar(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
     """Spell weekdays, Monday is 0, less some dates as :func:`read_offset` reads them."""
     positions = sorted(set(weekdays))
     days = [_DAYS[position].title() for position in positions]
-    text = (
-        f"{days[0]}-{days[-1]}"
-        if 1 < len(days) == positions[-1] - positions[0] + 1
-        else "".join(days)
-    )
+    if 1 < len(days) == positions[-1] - positions[0] + 1:
+        text = f"{days[0]}-{days[-1]}"
+    else:
+        text = "".join(days)
     return ",".join([text, *sorted(f"{pd.Timestamp(item):%Y-%m-%d}" for item in dates)])
 
 
@@ -156,7 +158,9 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
     (1, "W", "WED").
     """
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
-    letter = _LETTERS.get(parts[2]) if parts else None
+    letter = None
+    if parts:
+        letter = _LETTERS.get(parts[2])
     if (
         parts is None
         or letter is None
@@ -170,11 +174,10 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
     anchor = parts[3] or ""
     if letter in "AQ":
         # spelled by their beginnings, these name the month after the last
-        anchor = (
-            _shift(_MONTHS, anchor or "JAN", -1)
-            if parts[2].endswith("S")
-            else anchor or "DEC"
-        )
+        if parts[2].endswith("S"):
+            anchor = _shift(_MONTHS, anchor or "JAN", -1)
+        else:
+            anchor = anchor or "DEC"
     return int(parts[1] or 1), letter, anchor or ("SUN" if letter == "W" else "")
 
 
@@ -207,11 +210,10 @@ def find_start(start: Any, freq: str) -> pd.Timestamp | None:
 def _find_start(start: Any, freq: str) -> pd.Timestamp | None:
     _, letter, anchor = parse_frequency(freq)
     # pandas gives up periods of business days
-    unit = (
-        "D"
-        if letter == "B"
-        else _PERIODS.get(letter, letter) + (f"-{anchor}" if anchor else "")
-    )
+    if letter == "B":
+        unit = "D"
+    else:
+        unit = _PERIODS.get(letter, letter) + (f"-{anchor}" if anchor else "")
     try:
         if isinstance(start, pd.Period):
             return start.start_time
@@ -219,11 +221,9 @@ def _find_start(start: Any, freq: str) -> pd.Timestamp | None:
         if stamp is pd.NaT:
             return None
         beginning = pd.Period(stamp, freq=unit).start_time
-        return (
-            pd.offsets.BusinessDay().rollforward(beginning)
-            if letter == "B"
-            else beginning
-        )
+        if letter == "B":
+            return pd.offsets.BusinessDay().rollforward(beginning)
+        return beginning
     except (pd.errors.OutOfBoundsDatetime, OverflowError):
         return None
     except ValueError as error:

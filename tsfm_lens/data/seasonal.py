@@ -19,11 +19,14 @@ def seasonal_error(series: np.ndarray, season: int) -> float:
     """Compute the mean absolute seasonal difference; NaN if it is 0 or there is no pair
     of values.
     """
-    season = season if season <= len(series) else 1
+    if not (season <= len(series)):
+        season = 1
     values = known_values(series)
     change = np.abs(values[season:] - values[:-season])
     valid = change[~np.isnan(change)]
-    return float(valid.mean()) if valid.any() else np.nan
+    if valid.any():
+        return float(valid.mean())
+    return np.nan
 
 
 def filled(series: np.ndarray) -> np.ndarray:
@@ -48,9 +51,7 @@ def last_season(
         # the part of a season that was never seen takes the first value
         last = np.concatenate([np.full(season - length, series[0]), series])
     change = series[season:] - series[:-season]
-    deviation = (
-        float(np.sqrt(np.sum(change**2) / (length - season)))
-        if length > season
-        else 0.0
-    )
+    deviation = 0.0
+    if length > season:
+        deviation = float(np.sqrt(np.sum(change**2) / (length - season)))
     return np.resize(last, horizon), deviation

@@ -66,11 +66,10 @@ def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
                 or "target" not in entry
                 or "start" not in entry
             ):
-                holds = (
-                    f"entries with {', '.join(map(str, entry))}"
-                    if isinstance(entry, dict)
-                    else repr(entry)[:80]
-                )
+                if isinstance(entry, dict):
+                    holds = f"entries with {', '.join(map(str, entry))}"
+                else:
+                    holds = repr(entry)[:80]
                 raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")
             yield entry | {"target": np.asarray(entry["target"], dtype=np.float32)}
     except MissingExtraError:
@@ -153,7 +152,9 @@ def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
         raise InputError(f"{file} has no column 'target'; it has {', '.join(names)}")
 
     def column(name: str) -> list[Any]:
-        return batch.column(name).to_pylist() if name in names else [None] * len(batch)
+        if name in names:
+            return batch.column(name).to_pylist()
+        return [None] * len(batch)
 
     items = enumerate(column("item_id"), before)
     ids = [
@@ -184,17 +185,15 @@ def _array(cells: pa.Array | None, name: str, file: Path) -> np.ndarray:
             raise InputError(
                 f"{file}: series {name!r} has variates of {sorted(steps)} steps"
             )
-        count, cells = len(cells), cells.flatten()
+        count = len(cells)
+        cells = cells.flatten()
     if not (pa.types.is_floating(cells.type) or pa.types.is_integer(cells.type)):
         raise InputError(
             f"{file}: the column 'target' holds {cells.type}, expected numbers"
         )
     values = cells.to_numpy(zero_copy_only=False)
-    values = (
-        values
-        if values.dtype in (np.float32, np.float64)
-        else values.astype(np.float64)
-    )
+    if values.dtype not in (np.float32, np.float64):
+        values = values.astype(np.float64)
     return values.reshape(count, -1)
 
 

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 
 from tsfm_lens.core.errors import InputError
 
-_BEFORE, _TRIGGER = r"(^|[;,|\t\r\n\"])", r"[=+\-@\t\r\n＝＋－＠]"
+_BEFORE = r"(^|[;,|\t\r\n\"])"
+_TRIGGER = r"[=+\-@\t\r\n＝＋－＠]"
 _RISKY = re.compile(rf"{_BEFORE}('*)(?={_TRIGGER})")
 _DEFUSED = re.compile(rf"{_BEFORE}'('*)(?={_TRIGGER})")
 _RAW = re.compile(rf"{_BEFORE}(?={_TRIGGER})")
@@ -87,11 +88,10 @@ class TextTable:
         is.
         """
         column = self.columns[name]
-        missing = (
-            pc.equal(column, "")
-            if is_id
-            else pc.is_in(pc.utf8_trim_whitespace(column), pa.array(MISSING))
-        )
+        if is_id:
+            missing = pc.equal(column, "")
+        else:
+            missing = pc.is_in(pc.utf8_trim_whitespace(column), pa.array(MISSING))
         column = pa.array(restored(column.to_pylist()), pa.string())
         return np.asarray(
             pc.if_else(missing, None, column).to_numpy(zero_copy_only=False),
@@ -124,7 +124,8 @@ class TextTable:
                 )
         if (masks["."] | masks[","] | masks["thousands"])[valid].mean() < share:
             return None
-        row, other = int(wrong[0]), ".,".strip(sign)
+        row = int(wrong[0])
+        other = ".,".strip(sign)
         cell = cells[row].as_py()
         at = f"column {name!r} holds {cell!r} in row {self.first_row + row}"
         if masks["thousands"][row] and not masks[other][valid].all():
@@ -133,17 +134,17 @@ class TextTable:
                 name for name, form in _SEPARATORS.items() if re.match(form, first)
             )
             swap = separator == sign or (separator != other and other in cell)
-            more = f" and decimal={other!r}" if swap else ""
+            more = ""
+            if swap:
+                more = f" and decimal={other!r}"
             raise InputError(
                 f"{at}: thousands separators are read with"
                 f" thousands={separator!r}{more}"
             )
         if masks[other][row]:
-            more = (
-                f"; if it separates thousands, give thousands={other!r}"
-                if masks["thousands"][row]
-                else ""
-            )
+            more = ""
+            if masks["thousands"][row]:
+                more = f"; if it separates thousands, give thousands={other!r}"
             raise InputError(
                 f"{at}, and the decimal sign is {sign!r}; give decimal='.' or"
                 f" decimal=',', one for all{more}"
@@ -157,7 +158,8 @@ class TextTable:
         numbers = np.flatnonzero(valid & masks["."])
         text = np.flatnonzero(valid & ~masks["."] & ~masks[","] & ~masks["thousands"])
         if len(numbers) and len(text):
-            row, other = int(text[0]), int(numbers[0])
+            row = int(text[0])
+            other = int(numbers[0])
             raise InputError(
                 f"covariate {name!r} holds {cells[row].as_py()!r} in row"
                 f" {self.first_row + row} beside the number {cells[other].as_py()!r};"
@@ -206,7 +208,8 @@ class TextTable:
         texts = pc.utf8_trim_whitespace(self.columns[name])
         cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
         if self.thousands is not None:
-            sign, decimal = _SEPARATORS[self.thousands], re.escape(self.decimal or ".")
+            sign = _SEPARATORS[self.thousands]
+            decimal = re.escape(self.decimal or ".")
             grouped = pc.match_substring_regex(
                 cells, rf"^[+-]?\d{{1,3}}(?:{sign}\d{{3}})+(?:{decimal}\d*)?$"
             )
@@ -327,10 +330,8 @@ def _decode(content: bytes, encoding: str | None) -> str:
         text = content.decode(name)
     except UnicodeError as error:
         row = content[: getattr(error, "start", 0)].count(b"\n") + 1
-        label, source = (
-            name.removesuffix("-sig").upper(),
-            f" as encoding={encoding!r} asks for" if encoding else "",
-        )
+        label = name.removesuffix("-sig").upper()
+        source = f" as encoding={encoding!r} asks for" if encoding else ""
         first = content.partition(b"\n")[0].decode("latin-1").strip()[:80]
         raise InputError(
             f"row {row} is not text in {label}{source}; give its encoding, as in"
@@ -383,7 +384,9 @@ def _only_sign(text: str, file: Path, decimal: str | None) -> str:
             "blanks may separate the columns; give delimiter='space', or delimiter=','"
             " for one column"
         )
-    return "\t" if decimal == "," or ".tsv" in file.name.lower() else ","
+    if decimal == "," or ".tsv" in file.name.lower():
+        return "\t"
+    return ","
 
 
 def _rows(text: str, sign: str) -> list[list[str]]:
@@ -403,7 +406,8 @@ def _rows(text: str, sign: str) -> list[list[str]]:
             f"line {reader.line_num} has a quotation mark or line break out of place:"
             f" {error}"
         ) from error
-    width, quoted = len(rows[0]), '"' in text
+    width = len(rows[0])
+    quoted = '"' in text
     # an empty line of a single column is a missing value
     rows = [row or [""] for row in rows if row or width == 1]
     for number, row in enumerate(rows, 1):
@@ -422,20 +426,13 @@ def _rows(text: str, sign: str) -> list[list[str]]:
 def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
     message = f"row {number} has {cells} cells and the first row {width}: {text[:80]!r}"
     if sign == "," and cells > width:
-        more = (
-            "delimiter=';' and decimal=','"
-            if width == 1
-            else "decimal=',' and another delimiter, or quotes"
-        )
+        more = "decimal=',' and another delimiter, or quotes"
+        if width == 1:
+            more = "delimiter=';' and decimal=','"
         return f"{message}. If the comma is the decimal sign, the file needs {more}"
-    return (
-        message
-        if sign in text
-        else (
-            f"{message}. If not split at {_DELIMITERS.get(sign, sign)}, give"
-            " delimiter=…"
-        )
-    )
+    if sign in text:
+        return message
+    return f"{message}. If not split at {_DELIMITERS.get(sign, sign)}, give delimiter=…"
 
 
 def _has_header(first: Sequence[str]) -> bool:

@@ -47,12 +47,14 @@ _UNITS = ("s", "ms", "us", "ns")
 _INTERVALS = "1s 2s 5s 10s 15s 30s 1min 2min 5min 10min 15min 20min 30min 1h 2h 3h 6h 12h 1D".split()
 _STEPS = 10**8  # larger numbers are no steps
 # the whole years that nanoseconds hold, so that no offset from UTC leads beyond them
-_FIRST, _END = pd.Timestamp("1678-01-01"), pd.Timestamp("2262-01-01")
+_FIRST = pd.Timestamp("1678-01-01")
+_END = pd.Timestamp("2262-01-01")
 _BEYOND = (
     "beyond the dates from 1678-01-01 to 2261-12-31; leave the column out to read the"
     " values without dates"
 )
-_SLACK, _FREE = 50, 1000
+_SLACK = 50
+_FREE = 1000
 """A grid may have _FREE steps and _SLACK for every value; a longer one comes from a
 mistyped date or frequency.
 """
@@ -78,7 +80,9 @@ class Times:
     @property
     def instants(self) -> np.ndarray:
         """Times in UTC where the column gives offsets, else as the clock shows them."""
-        return self.clock if self.utc is None else self.utc
+        if self.utc is None:
+            return self.clock
+        return self.utc
 
 
 def read_times(column: pd.Series, name: str, time_format: str | None = None) -> Times:
@@ -91,7 +95,8 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
             f" of {', '.join(_UNITS)}"
         )
     missing = column.isna().to_numpy()
-    column = _plain(column) if not missing.any() else column
+    if not missing.any():
+        column = _plain(column)
     if column.dtype == object:
         missing |= np.array(
             [isinstance(cell, str) and cell.strip() in MISSING for cell in column]
@@ -178,15 +183,18 @@ def digit_dates(names: Sequence[Any]) -> tuple[list[Any], str | None]:
     that; no names if not.
     """
     digits = [name for name in names if re.fullmatch(r"\d{4}|\d{6}|\d{8}", str(name))]
-    formats = _date_formats(np.array([int(name) for name in digits])) if digits else []
+    if digits:
+        formats = _date_formats(np.array([int(name) for name in digits]))
+    else:
+        formats = []
     if not formats or formats[0] in _UNITS:
         return [], None
     stamps = pd.to_datetime(
         pd.Series(list(map(str, digits))), format=formats[0], errors="coerce"
     )
-    return (
-        (digits, formats[0]) if stamps.dt.year.between(1700, 2200).all() else ([], None)
-    )
+    if stamps.dt.year.between(1700, 2200).all():
+        return (digits, formats[0])
+    return ([], None)
 
 
 def _plain(column: pd.Series) -> pd.Series:
@@ -225,15 +233,18 @@ def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
     """Read Python's dates and datetimes, and pandas' timestamps and periods, of any
     zones.
     """
-    clock, utc = [], []
+    clock = []
+    utc = []
     for cell, row in zip(cells, column.index, strict=True):
         try:
-            stamp = (
-                cell.to_timestamp()
-                if isinstance(cell, pd.Period)
-                else pd.Timestamp(cell)
-            )
-            since = stamp if stamp.tz is None else stamp.tz_convert(None)
+            if isinstance(cell, pd.Period):
+                stamp = cell.to_timestamp()
+            else:
+                stamp = pd.Timestamp(cell)
+            if stamp.tz is None:
+                since = stamp
+            else:
+                since = stamp.tz_convert(None)
             if not _FIRST <= since < _END:
                 raise OverflowError
         except (ValueError, OverflowError) as error:
@@ -281,7 +292,12 @@ def _from_numbers(
     months = all(_YEAR_MONTH.fullmatch(f"{cell:.10g}") for cell in cells)
     # of quarters none is the eleventh
     months = months and any(re.search(r"\.(0|1[12])", f"{cell:.10g}") for cell in cells)
-    formats = _date_formats(numbers) if full else ["%Y.%m"] if months else []
+    if full:
+        formats = _date_formats(numbers)
+    elif months:
+        formats = ["%Y.%m"]
+    else:
+        formats = []
     if formats:
         raise InputError(
             f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give"
@@ -306,7 +322,10 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
     texts = numbers.astype(str)
     widths = np.char.str_len(texts)
     digits = int(np.bincount(widths).argmax())
-    formats = [] if np.abs(numbers).max() < _STEPS else list(_UNITS)
+    if np.abs(numbers).max() < _STEPS:
+        formats = []
+    else:
+        formats = list(_UNITS)
     if digits not in _DIGITS:
         return formats
     stamps = pd.to_datetime(
@@ -316,7 +335,9 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
     )
     # four digits may count steps, and some of any steps look like years
     likely = stamps.dt.year.between(1700, 2200).mean() > (0.9 if digits == 4 else 0.5)
-    return [_DIGITS[digits], *formats] if likely else formats
+    if likely:
+        return [_DIGITS[digits], *formats]
+    return formats
 
 
 def _months(cells: list[Any], name: str) -> list[str]:
@@ -354,16 +375,20 @@ def _from_text(
     )
     if time_format is None and bare.str.fullmatch(r"\d{4}-?Q[1-4]").all():
         bare = bare.map(lambda text: f"{text[:4]}-{3 * int(text[-1]) - 2:02d}")
-    form = "ISO8601" if time_format is None else time_format.removesuffix("%z").strip()
-    form = (
-        "%G-W%V"
-        if form == "ISO8601" and bare.str.fullmatch(r"\d{4}-W\d\d").all()
-        else form
-    )
+    if time_format is None:
+        form = "ISO8601"
+    else:
+        form = time_format.removesuffix("%z").strip()
+    if form == "ISO8601" and bare.str.fullmatch(r"\d{4}-W\d\d").all():
+        form = "%G-W%V"
     iso = time_format is not None or bare.str.fullmatch(_ISO_DATE)
-    week = None if re.search("%[aAuw]", form) else re.search("%[UVW]", form)
+    if re.search("%[aAuw]", form):
+        week = None
+    else:
+        week = re.search("%[UVW]", form)
     if week:
-        bare, form = bare + (" 0" if week[0] == "%U" else " 1"), f"{form} %w"
+        bare = bare + (" 0" if week[0] == "%U" else " 1")
+        form = f"{form} %w"
     try:
         stamps = pd.to_datetime(bare, format=form, errors="coerce")
     except (ValueError, TypeError) as error:
@@ -378,11 +403,9 @@ def _from_text(
         )
     wrong = np.flatnonzero(stamps.isna() | ~np.broadcast_to(iso, len(bare)))
     if len(wrong):
-        expected = (
-            f"time_format={time_format!r}"
-            if time_format
-            else "ISO 8601; give time_format=…, as in '%d.%m.%Y'"
-        )
+        expected = "ISO 8601; give time_format=…, as in '%d.%m.%Y'"
+        if time_format:
+            expected = f"time_format={time_format!r}"
         raise InputError(
             f"column {name!r}: {texts[wrong[0]]!r} in row {column.index[wrong[0]]} is"
             f" not a date of {expected}; or it is {_BEYOND}"
@@ -400,9 +423,13 @@ def _from_text(
 
 
 def _offset(text: str) -> np.timedelta64:
-    digits = text[1:].replace(":", "").ljust(4, "0") if text[0] in "+-" else "0000"
+    digits = "0000"
+    if text[0] in "+-":
+        digits = text[1:].replace(":", "").ljust(4, "0")
     size = np.timedelta64((int(digits[:2]) * 60 + int(digits[2:])) * 60 * 10**9, "ns")
-    return -size if text[0] == "-" else size
+    if text[0] == "-":
+        return -size
+    return size
 
 
 @dataclass(frozen=True, eq=False)
@@ -453,7 +480,8 @@ def on_clock(
         utc = np.empty_like(times.clock)
         for group, rows in groups:
             # the latest may come first
-            rows = rows if times.clock[rows[0]] <= times.clock[rows[-1]] else rows[::-1]
+            if not (times.clock[rows[0]] <= times.clock[rows[-1]]):
+                rows = rows[::-1]
             try:
                 utc[rows] = (
                     pd.DatetimeIndex(times.clock[rows])
@@ -514,16 +542,18 @@ def make_grids(
     """Return the grid of each series, all of one frequency, notes on how time was read,
     and whether it is in UTC.
     """
-    notes = [times.note] if times.note else []
+    if times.note:
+        notes = [times.note]
+    else:
+        notes = []
     clocks = {"the local clock": times.clock}
     if times.utc is not None:
         steps = np.diff(np.sort(times.utc[groups[0][1]]))
         utc = {"UTC": times.utc}
-        clocks = (
-            clocks | utc
-            if len(steps) and int(np.median(steps)) >= _LOCAL
-            else utc | clocks
-        )
+        if len(steps) and int(np.median(steps)) >= _LOCAL:
+            clocks = clocks | utc
+        else:
+            clocks = utc | clocks
     errors: list[InputError] = []
     for clock, stamps in clocks.items():
         try:
@@ -576,7 +606,9 @@ def _all_grids(
         )
     # of fewer than three timestamps nothing can be inferred; they are to fit the
     # others' grid
-    step = freqs[0] if freqs else None
+    step = None
+    if freqs:
+        step = freqs[0]
     return [
         item if item.freq == step else grid(*group, step)
         for item, group in zip(grids, groups, strict=True)
@@ -588,7 +620,8 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
     name its rows.
     """
     order = np.argsort(times, kind="stable")
-    times, rows = times[order], rows[order]
+    times = times[order]
+    rows = rows[order]
     same = np.flatnonzero(times[1:] == times[:-1])
     if len(same):
         first = same[0]
@@ -596,11 +629,13 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
             f"series {name!r} has two values at {time_text(times[first])} (rows"
             f" {rows[first]} and {rows[first + 1]})"
         )
-    start, alias = None, freq
+    start = None
+    alias = freq
     if times.dtype.kind != "M":
         step, positions = _step_places(times, name)
     else:
-        start, index = pd.Timestamp(times[0]), pd.DatetimeIndex(times)
+        start = pd.Timestamp(times[0])
+        index = pd.DatetimeIndex(times)
         alias = freq or (_frequency(index) if len(index) > 2 else None)
         if alias is None and len(index) > 2:
             raise InputError(
@@ -609,21 +644,18 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
                 f" {_jitter(index) or 'freq=…'}, or resample it first"
             )
         step = f"frequency {alias!r}"
-        positions = (
-            np.arange(len(index))
-            if alias is None
-            else _date_places(index, alias, name, rows)
-        )
+        if alias is None:
+            positions = np.arange(len(index))
+        else:
+            positions = _date_places(index, alias, name, rows)
     _check_length(positions, times, rows, name, step)
     return Grid(order, positions, start, alias)
 
 
 def time_text(time: Any) -> str:
-    return (
-        str(pd.Timestamp(time))
-        if isinstance(time, np.datetime64 | pd.Timestamp)
-        else f"step {time}"
-    )
+    if isinstance(time, np.datetime64 | pd.Timestamp):
+        return str(pd.Timestamp(time))
+    return f"step {time}"
 
 
 def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
@@ -631,22 +663,23 @@ def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     if len(times) == 1:
         return "step 1", np.zeros(1, dtype=np.int64)
     sizes, counts = np.unique(np.diff(times), return_counts=True)
-    step = (
-        sizes[np.argmax(counts)]
-        if times.dtype.kind == "i"
-        else np.median(np.diff(times))
-    )
+    if times.dtype.kind == "i":
+        step = sizes[np.argmax(counts)]
+    else:
+        step = np.median(np.diff(times))
     exact = (times - times[0]) / step
     positions = np.round(exact)
     # sums of a broken step are off by rounding, of the largest number
-    slack = (
-        0
-        if times.dtype.kind == "i"
-        else 8 * np.finfo(float).eps * np.abs(times).max() / step + 1e-6
-    )
+    if times.dtype.kind == "i":
+        slack = 0
+    else:
+        slack = 8 * np.finfo(float).eps * np.abs(times).max() / step + 1e-6
     wrong = np.flatnonzero(np.abs(exact - positions) > slack)
     if len(wrong) or (np.diff(positions) < 1).any():
-        at = times[wrong[0]] if len(wrong) else times[0]
+        if len(wrong):
+            at = times[wrong[0]]
+        else:
+            at = times[0]
         raise InputError(
             f"series {name!r} has a value at step {at}, which is off the regular steps"
             f" of {step} from {times[0]}; resample it first, or write the times as"
@@ -708,7 +741,8 @@ def _check_length(
     places: np.ndarray, times: np.ndarray, rows: pd.Index, name: str, step: str
 ) -> None:
     """Refuse a grid that is mostly empty, naming its widest gap."""
-    length, values = int(places[-1]) + 1, len(places)
+    length = int(places[-1]) + 1
+    values = len(places)
     sparse = times.dtype.kind != "M" and length - values > _SPARSE * length
     if values < 2 or (length <= _FREE + _SLACK * values and not sparse):
         return

@@ -69,9 +69,9 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     if isinstance(values, list | tuple) and any(_is_nested(item) for item in values):
         # numpy would drop the masks
         values = [_plain_item(item, what) for item in values]
-    missing = (
-        np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-    )
+    missing = None
+    if isinstance(values, np.ma.MaskedArray):
+        missing = np.ma.getmaskarray(values)
     try:
         array = np.asarray(values)
         if array.dtype.kind in "US" and isinstance(values, list | tuple):
@@ -112,11 +112,9 @@ def _is_nested(item: Any) -> bool:
 def _plain_item(item: Any, what: str) -> Any:
     if item is np.ma.masked:
         return None
-    return (
-        plain_array(item, what)
-        if _is_nested(item) and getattr(item, "ndim", None) != 0
-        else item
-    )
+    if _is_nested(item) and getattr(item, "ndim", None) != 0:
+        return plain_array(item, what)
+    return item
 
 
 def _from_tensor(tensor: Any, what: str) -> np.ndarray:
@@ -144,7 +142,8 @@ def _number(item: object, position: int, what: str) -> float:
             f"{what} holds a number beyond double precision at position {position}"
         ) from error
     visible = repr(item)
-    visible = visible if len(visible) <= _MOST_SIGNS else f"{visible[:_MOST_SIGNS]}…"
+    if not (len(visible) <= _MOST_SIGNS):
+        visible = f"{visible[:_MOST_SIGNS]}…"
     raise InputError(
         f"{what} holds {visible} at position {position}, which is not a number"
     )
@@ -191,7 +190,9 @@ def refuse_equal(values: Iterable[Any], names: Iterable[str], what: str) -> None
     """Refuse names of values that are equal and read differently, such as 1 and 1.0."""
     seen: dict[Any, str] = {}
     for value, name in zip(values, names, strict=True):
-        first = seen.setdefault(value, name) if isinstance(value, Hashable) else name
+        first = name
+        if isinstance(value, Hashable):
+            first = seen.setdefault(value, name)
         if first != name:
             raise InputError(
                 f"{what} are {first} and {name}, which are equal; write them as text to"
@@ -288,7 +289,9 @@ def without_arrow(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _kind(kind: pa.DataType) -> Any:
-    return pd.ArrowDtype(kind) if pa.types.is_decimal(kind) else _WHOLE.get(kind)
+    if pa.types.is_decimal(kind):
+        return pd.ArrowDtype(kind)
+    return _WHOLE.get(kind)
 
 
 def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:
@@ -303,9 +306,10 @@ def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:
 
 
 def _from_xarray(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
-    variables = (
-        [data] if isinstance(data, xr.DataArray) else list(data.data_vars.values())
-    )
+    if isinstance(data, xr.DataArray):
+        variables = [data]
+    else:
+        variables = list(data.data_vars.values())
     if not 1 <= len(data.dims) <= 2 or any(
         set(variable.dims) != set(data.dims) for variable in variables
     ):
@@ -316,6 +320,6 @@ def _from_xarray(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
             " dimension with .to_dataset(…) and name them with variates=[…]"
         )
     plain = data.reset_coords(drop=True)
-    return (
-        plain.to_series() if isinstance(plain, xr.DataArray) else plain.to_dataframe()
-    )
+    if isinstance(plain, xr.DataArray):
+        return plain.to_series()
+    return plain.to_dataframe()

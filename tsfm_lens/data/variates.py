@@ -38,7 +38,8 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
     rows = np.full((len(groups), len(variates)), -1)
     for position, index in enumerate(zip(row, column, strict=True)):
         if rows[index] >= 0:
-            group, variate = str(groups[index[0]]), str(variates[index[1]])
+            group = str(groups[index[0]])
+            variate = str(variates[index[1]])
             raise InputError(f"group {group!r} has variate {variate!r} more than once")
         rows[index] = position
     parted = dataset.drop_vars(_LABELS, errors="ignore").isel(

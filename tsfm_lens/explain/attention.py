@@ -156,7 +156,10 @@ def build_graph(masks: Masks) -> Graph:
             for token in range(len(of))
             if not packed or not of.variate or of.variate[token] == row
         ]
-        offset = first[stack] if packed else first[stack] + row * len(of)
+        if packed:
+            offset = first[stack]
+        else:
+            offset = first[stack] + row * len(of)
         return [
             (offset + token, of.start[token], of.stop[token], of.special[token])
             for token in own
@@ -197,11 +200,10 @@ def _parts(
     for index, rows in enumerate(pattern):
         total = rows.sum(-1, keepdims=True)
         # a token that may attend to nothing keeps to itself
-        alone = (
-            np.eye(*rows.shape)
-            if rows.shape[0] == rows.shape[1]
-            else np.full(rows.shape, 1 / rows.shape[1])
-        )
+        if rows.shape[0] == rows.shape[1]:
+            alone = np.eye(*rows.shape)
+        else:
+            alone = np.full(rows.shape, 1 / rows.shape[1])
         mean = np.where(total > 0, rows / np.maximum(total, 1e-30), alone)
         if over_variates:
             targets = sources = own + index + sizes[0] * np.arange(len(mean))

@@ -108,9 +108,8 @@ def covariate_use(
     """
     batch = run.batch
     informative = _informative_rows(batch)
-    shuffles = (
-        (8 if sum(batch.is_target) <= _MANY else 2) if shuffles is None else shuffles
-    )
+    if shuffles is None:
+        shuffles = 8 if sum(batch.is_target) <= _MANY else 2
     if not is_count(shuffles):
         raise InputError(
             f"shuffles is {shuffles!r}, expected a number of shuffles, 1 or more"
@@ -207,7 +206,9 @@ def _as_numbers(batch: SeriesBatch, tables: dict[str, np.ndarray]) -> SeriesBatc
     edited = _edited(
         batch, rows, lambda row, codes: in_numbers(codes, batch, row, tables)
     )
-    return replace(edited, categories=(None,) * len(batch)) if rows else batch
+    if rows:
+        return replace(edited, categories=(None,) * len(batch))
+    return batch
 
 
 def _trials(
@@ -219,11 +220,10 @@ def _trials(
         past = batch.values[row]
         # of categories the most frequent one, since a mean of their numbers is none
         finite = past[np.isfinite(past)]
-        level = (
-            np.nanmean(past)
-            if batch.categories[row] is None
-            else np.bincount(finite.astype(int)).argmax()
-        )
+        if batch.categories[row] is None:
+            level = np.nanmean(past)
+        else:
+            level = np.bincount(finite.astype(int)).argmax()
         inside = (np.arange(len(both)) < len(past)) == (part == "past")
         return np.where(inside | (part == "constant"), float(level), both)
 
@@ -257,7 +257,10 @@ def _shifted(
     """
     past = batch.values[row]
     future = batch.futures[row]
-    stretch = past[-horizon:] if future is None else future[:horizon]
+    if future is None:
+        stretch = past[-horizon:]
+    else:
+        stretch = future[:horizon]
     size, bounds = _unit_step(batch, row)
     if not size > 0 or not np.isfinite(stretch).any():
         return None
@@ -265,11 +268,9 @@ def _shifted(
         return stretch
     if bounds is None:
         return stretch + shift * size
-    return (
-        None
-        if abs(shift) > 1
-        else np.where(np.isnan(stretch), np.nan, bounds[shift > 0])
-    )
+    if abs(shift) > 1:
+        return None
+    return np.where(np.isnan(stretch), np.nan, bounds[shift > 0])
 
 
 def _with_shift(
@@ -400,9 +401,10 @@ def _fault(batch: SeriesBatch, row: int) -> str:
         return f"covariate {name!r} has no value"
     if (finite == finite[0]).all():
         categories = batch.categories[row]
-        level = (
-            f"{finite[0]:g}" if categories is None else repr(categories[int(finite[0])])
-        )
+        if categories is None:
+            level = f"{finite[0]:g}"
+        else:
+            level = repr(categories[int(finite[0])])
         return (
             f"covariate {name!r} is {level} throughout, so its use cannot be measured"
         )

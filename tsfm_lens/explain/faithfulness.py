@@ -308,7 +308,10 @@ def matched_sets(
                 component for component in components if _kind(component) == kind
             ]
             rest = [item for item in pools[kind] if item not in same_kind]
-            pool = rest if len(rest) >= len(same_kind) else pools[kind]
+            if len(rest) >= len(same_kind):
+                pool = rest
+            else:
+                pool = pools[kind]
             sample += [
                 pool[index]
                 for index in rng.choice(len(pool), len(same_kind), replace=False)
@@ -565,11 +568,10 @@ def rank_segments(explanation: Any, players: int) -> np.ndarray:
     median, or scores as given.
     """
     effects = median_effects(explanation)
-    scores = (
-        np.asarray(explanation, dtype=float)
-        if effects is None
-        else np.abs(effects).mean(-1)
-    )
+    if effects is None:
+        scores = np.asarray(explanation, dtype=float)
+    else:
+        scores = np.abs(effects).mean(-1)
     if scores.shape != (players,) or not np.isfinite(scores).all():
         raise InputError(
             f"an explanation has scores of shape {scores.shape}, expected {players}"

@@ -68,11 +68,10 @@ def reference_values(
         >>> [len(values) for values in explain.reference_values(driven.batch, "mean", 8)]
         [80, 80]
     """
-    by_role = (
-        dict(reference)
-        if isinstance(reference, Mapping)
-        else dict.fromkeys(ROLES, reference)
-    )
+    if isinstance(reference, Mapping):
+        by_role = dict(reference)
+    else:
+        by_role = dict.fromkeys(ROLES, reference)
     for role, name in by_role.items():
         if role not in ROLES:
             raise unknown_name("role", role, ROLES)
@@ -151,11 +150,10 @@ def in_numbers(
     choices = np.flatnonzero(np.isfinite(table))
     rest = np.setdiff1d(codes[is_there], choices)
     if len(rest):
-        word = (
-            repr(categories[int(rest[0])])
-            if rest[0] in range(len(categories))
-            else f"{rest[0]:g}"
-        )
+        if rest[0] in range(len(categories)):
+            word = repr(categories[int(rest[0])])
+        else:
+            word = f"{rest[0]:g}"
         raise InputError(
             f"{name!r} is never {word} in its series, so the model has no number for"
             f" it; it can be {', '.join(repr(categories[code]) for code in choices)}"
@@ -407,4 +405,6 @@ def reference_words(reference: Reference) -> str:
     """Return a reference in the words of a result's attributes."""
     if isinstance(reference, Mapping):
         return ", ".join(f"{name} ({role})" for role, name in reference.items())
-    return reference if isinstance(reference, str) else "given"
+    if isinstance(reference, str):
+        return reference
+    return "given"

@@ -141,11 +141,10 @@ def _heights(one: xr.Dataset) -> np.ndarray:
     context's mean, (segment,).
     """
     context = one["context"].values
-    ahead = (
-        one["known_future"].values
-        if "known_future" in one
-        else np.full((len(context), 0), np.nan)
-    )
+    if "known_future" in one:
+        ahead = one["known_future"].values
+    else:
+        ahead = np.full((len(context), 0), np.nan)
     length = context.shape[1]
     heights = []
     for row, start, stop in zip(
@@ -156,7 +155,8 @@ def _heights(one: xr.Dataset) -> np.ndarray:
         part = full[start + length : stop + length]
         part = part[np.isfinite(part)]
         # the mean of a whole context is its mean
-        part = part if len(part) < len(past) or start >= 0 else part[:0]
+        if not (len(part) < len(past) or start >= 0):
+            part = part[:0]
         spread = float(past.std())
         heights.append(
             float(part.mean() - past.mean()) / spread

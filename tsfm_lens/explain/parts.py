@@ -132,7 +132,10 @@ def cut_parts(
     """
     if not (parts is None or isinstance(parts, int | str | Mapping)):
         return tuple(parts)
-    how = dict(parts) if isinstance(parts, Mapping) else {"parts": parts}
+    if isinstance(parts, Mapping):
+        how = dict(parts)
+    else:
+        how = {"parts": parts}
     if not isinstance(how.get("parts"), str):
         return segments(run, item, target=target, **how)
     if (word := how.pop("parts")) != COMPONENTS:
@@ -167,7 +170,10 @@ def _occasions(
     for name, when in events.items():
         inside = np.zeros(length, dtype=bool)
         for item in when if isinstance(when, list) else [when]:
-            bounds = item if isinstance(item, tuple) else (item,)
+            if isinstance(item, tuple):
+                bounds = item
+            else:
+                bounds = (item,)
             first, *last = (find_step(batch, row, end) + length for end in bounds)
             position = slice(first, *last or [first + 1])
             if not (0 <= first < position.stop <= length and free[position].all()):

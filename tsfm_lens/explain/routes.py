@@ -64,7 +64,9 @@ class PairedRuns(Masks):
         # one copy is the item itself
         batch = replace(batch, ids=run.batch.ids, groups=run.batch.groups)
         # what a decoder reads as its own past is the same on both sides
-        forced_path = run.path if run.tokens_read and not run.rollout else None
+        forced_path = None
+        if run.tokens_read and not run.rollout:
+            forced_path = run.path
         other = replace(
             run,
             batch=batch,
@@ -185,7 +187,10 @@ class PairedRuns(Masks):
     ) -> np.ndarray:
         """Estimate effects through places to first order, (place, step), in data units."""
         if without.rollout:
-            path = self.run.in_one_pass().path if self.run.tokens_read else None
+            if self.run.tokens_read:
+                path = self.run.in_one_pass().path
+            else:
+                path = None
             without = replace(without, rollout=False, forced_path=path, _of=None)
         there = without.record(sorted({position.point for position in places}))
         effects = np.empty((len(places), self.run.horizon))

@@ -308,9 +308,17 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
     batch = run.batch
     known = run.batch.roles[row] == "known"
     first = -batch.lengths[row]
-    last = run.horizon if known else 0
-    begin = 0 if start is None else find_step(batch, row, start)
-    end = last if stop is None else find_step(batch, row, stop)
+    last = 0
+    if known:
+        last = run.horizon
+    if start is None:
+        begin = 0
+    else:
+        begin = find_step(batch, row, start)
+    if stop is None:
+        end = last
+    else:
+        end = find_step(batch, row, stop)
     if start is None and end <= 0:
         raise InputError(
             f"a change starts at the forecast start (0), and that of {batch.ids[row]!r}"
@@ -414,11 +422,10 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
         )  # from the earlier forecast start
         there = (-len(before) <= steps) & (steps < 0)
         value[there] = coded(before[steps[there]])
-        later = (
-            (steps >= 0) & (steps < ahead)
-            if old.batch.roles[row] != "known"
-            else steps >= 0
-        )
+        if old.batch.roles[row] != "known":
+            later = (steps >= 0) & (steps < ahead)
+        else:
+            later = steps >= 0
         if old.batch.roles[row] == "known":
             future = old.batch.futures[row]
             assert future is not None
@@ -471,14 +478,16 @@ def _news(
     name = batch.variates[row] or batch.ids[row]
     role = batch.roles[row]
     length = batch.lengths[row]
-    cuts = (
-        np.unique(
+    if ahead:
+        cuts = np.unique(
             np.linspace(-ahead, 0, min(ahead, _MOST) + 1).round().astype(int)
         ).tolist()
-        if ahead
-        else []
-    )
-    news = list(pairwise(cuts)) if role == "target" else [(-ahead, 0)] * (ahead > 0)
+    else:
+        cuts = []
+    if role == "target":
+        news = list(pairwise(cuts))
+    else:
+        news = [(-ahead, 0)] * (ahead > 0)
     parts = []
     for word, start, stop in [
         ("revised", -length, -ahead),

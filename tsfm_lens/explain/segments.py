@@ -186,18 +186,16 @@ def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
     whole tokens where possible.
     """
     width = -(-length // count)
-    token = (
-        Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0]
-        if len(edges) > 1
-        else 1
-    )
+    token = 1
+    if len(edges) > 1:
+        token = Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0]
     for unit in (math.lcm(season, token), season):
         # half a season or more becomes a whole one
         if 1 < unit < min(2 * width, length):
             return -(-width // unit) * unit
-    return (
-        -(-width // token) * token if token <= width else max(width, min(token, length))
-    )
+    if token <= width:
+        return -(-width // token) * token
+    return max(width, min(token, length))
 
 
 def _cut(
@@ -228,7 +226,10 @@ def _segment(
     whole: tuple[int, int],
 ) -> Segment:
     kind = find_kind(batch, row, target_position)
-    name = "past" if len(batch) == 1 else batch.variates[row] or batch.ids[row]
+    if len(batch) == 1:
+        name = "past"
+    else:
+        name = batch.variates[row] or batch.ids[row]
     if kind == "known covariate" and (start, stop) in ((whole[0], 0), (0, whole[1])):
         name += ", past" if stop == 0 else ", future"
     elif (start, stop) != whole:
@@ -258,7 +259,9 @@ def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
         )
     date = _on_grid(date, batch, stamps)
     if not stamps[0] <= date <= stamps[-1]:
-        of = " (UTC)" if batch.clock else ""
+        of = ""
+        if batch.clock:
+            of = " (UTC)"
         raise InputError(
             f"{where!r} lies outside of what the model is shown of {batch.ids[row]!r},"
             f" {stamps[0]} to {stamps[-1]}{of}"
@@ -326,7 +329,9 @@ def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -
                 f" {len(batch)}"
             )
         first = -batch.lengths[part.row]
-        last = horizon if batch.roles[part.row] == "known" else 0
+        last = 0
+        if batch.roles[part.row] == "known":
+            last = horizon
         if not first <= part.start < part.stop <= last:
             raise InputError(
                 f"segment {part.name!r} covers steps {part.start} to {part.stop - 1},"

@@ -229,11 +229,8 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
         attribution = by_half @ halves
         strength = np.sqrt(np.sqrt(np.square(attribution).mean(1)))
         # a player of no effect at all would leave pairs that are alike
-        size = (
-            (strength + _LEAST * strength.mean()) / (1 + _LEAST) / strength.sum()
-            if strength.any()
-            else size
-        )
+        if strength.any():
+            size = (strength + _LEAST * strength.mean()) / (1 + _LEAST) / strength.sum()
     attribution += (2 * halves[0] - attribution.sum(0)) / players
     # a pair that only itself determines has no prediction without it
     own = np.diag(residual)[:, None]

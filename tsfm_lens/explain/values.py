@@ -98,11 +98,9 @@ def list_levels(run: Run) -> tuple[float, ...]:
     """Return levels of a run's values under masks; (0.5,) for the expected value of a
     model that draws, in one pass.
     """
-    return (
-        default_levels(run.lens.adapter)
-        if run.lens.emits == "quantile" or run.rollout
-        else (0.5,)
-    )
+    if run.lens.emits == "quantile" or run.rollout:
+        return default_levels(run.lens.adapter)
+    return (0.5,)
 
 
 def name_statistic(run: Run) -> str:
@@ -110,11 +108,9 @@ def name_statistic(run: Run) -> str:
     "mean".
     """
     by_readout = {"quantile": "quantiles", "token": "expected value"}
-    return (
-        "quantiles of sample paths"
-        if takes_draws(run)
-        else by_readout.get(run.lens.emits, "mean")
-    )
+    if takes_draws(run):
+        return "quantiles of sample paths"
+    return by_readout.get(run.lens.emits, "mean")
 
 
 @dataclass(eq=False)
@@ -320,11 +316,10 @@ class Masks:
             before = [
                 index for index, part in enumerate(self.segments) if part.start < stop
             ]
-            bits = (
-                np.packbits(visible[:, before], axis=1)
-                if before
-                else np.zeros((len(visible), 1), np.uint8)
-            )
+            if before:
+                bits = np.packbits(visible[:, before], axis=1)
+            else:
+                bits = np.zeros((len(visible), 1), np.uint8)
             columns.append(np.unique(bits, axis=0, return_inverse=True)[1].reshape(-1))
         return np.stack(columns, axis=1)
 
@@ -400,17 +395,19 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
     outputs = []
     with torch.no_grad():
         for start, stop in forward_ranges(lens, encoded):
-            full = encoded if stop - start == len(batch) else encoded.part(start, stop)
+            if stop - start == len(batch):
+                full = encoded
+            else:
+                full = encoded.part(start, stop)
             rows = len(full.batch)
             number = math.ceil(rows / _ROWS)
             # parts of whole items
-            parts = (
-                [full]
-                if number < 2
-                else [
+            if number < 2:
+                parts = [full]
+            else:
+                parts = [
                     full.part(*bounds) for bounds in cut(full.batch, -(-rows // number))
                 ]
-            )
             outputs += [
                 run.read(lens.forward(part), part).cpu().double().numpy()
                 for part in parts
@@ -453,6 +450,6 @@ def single_pass(run: Run) -> Run:
     """Return the run in one pass, which takes no draw, over as many steps as it has, if
     its model draws samples.
     """
-    return (
-        run.shortened(run.lens.longest_pass).in_one_pass() if takes_draws(run) else run
-    )
+    if takes_draws(run):
+        return run.shortened(run.lens.longest_pass).in_one_pass()
+    return run

@@ -247,44 +247,42 @@ class Activations(Decomposed):
         new axes.
         """
         exact = self._name(name)
-        axes, batch = self._axes(exact), self._batch_axis(exact)
-        return (
-            axes
-            if self.has_batch_dim or batch is None
-            else (*axes[:batch], *axes[batch + 1 :])
-        )
+        axes = self._axes(exact)
+        batch = self._batch_axis(exact)
+        if self.has_batch_dim or batch is None:
+            return axes
+        return (*axes[:batch], *axes[batch + 1 :])
 
     def _axes(self, name: str) -> tuple[str, ...]:
         axes = self._call_axes(name)
-        return ("step", *axes) if self.rollout or len(self.recorded[name]) > 1 else axes
+        if self.rollout or len(self.recorded[name]) > 1:
+            return ("step", *axes)
+        return axes
 
     def _call_axes(self, name: str) -> tuple[str, ...]:
         """Return the axes of one recorded pass."""
         axes = self.reduced.get(name, self._point(name).axes)
         value = self.recorded[name][0].value
-        return (
-            axes
-            if len(axes) == value.ndim
-            else tuple(f"axis_{index}" for index in range(value.ndim))
-        )
+        if len(axes) == value.ndim:
+            return axes
+        return tuple(f"axis_{index}" for index in range(value.ndim))
 
     def _batch_axis(self, name: str) -> int | None:
         """Return the axis of the batch's rows; None where they were reduced, or
         attention between series has others.
         """
         axes = self._axes(name)
-        return (
-            axes.index("batch")
-            if "batch" in axes and not self._point(name).row_axis
-            else None
-        )
+        if "batch" in axes and not self._point(name).row_axis:
+            return axes.index("batch")
+        return None
 
     def to_xarray(self, name: Key) -> xr.DataArray:
         """Return one activation with ``series`` and ``sample`` along batch, ``step``,
         and the steps of each token.
         """
         name = self._name(name)
-        tensor, axes = self[name].detach().cpu().float(), self.axes(name)
+        tensor = self[name].detach().cpu().float()
+        axes = self.axes(name)
         array = xr.DataArray(tensor.numpy(), dims=axes, name=name)
         if "step" in axes:
             array = array.assign_coords(
@@ -315,24 +313,35 @@ class Activations(Decomposed):
         if unknown.
         """
         name = self._name(name)
-        point, entry, axes = (
-            self._point(name),
-            self.recorded[name][call],
-            self._call_axes(name),
-        )
-        row_axis = "query" if axis == "key" else axis
+        point = self._point(name)
+        entry = self.recorded[name][call]
+        axes = self._call_axes(name)
+        row_axis = axis
+        if axis == "key":
+            row_axis = "query"
         if axis not in axes or row_axis not in axes or point.over == "variate":
             return None
         crosses = axis == "key" and point.kind == "cross_attn"
-        stack = next(iter(self.spans), "encoder") if crosses else point.stack
+        if crosses:
+            stack = next(iter(self.spans), "encoder")
+        else:
+            stack = point.stack
         length = entry.value.shape[axes.index(axis)]
-        spans = None if self.rollout else self.spans.get(stack)
+        if self.rollout:
+            spans = None
+        else:
+            spans = self.spans.get(stack)
         if self.rollout and self.spans_at is not None:
             # keys reach back to the first position in the cache
-            offset = 0 if axis == "key" else entry.offset
+            if axis == "key":
+                offset = 0
+            else:
+                offset = entry.offset
             first = self.recorded[name][0].value.shape[axes.index(row_axis)]
             spans = self.spans_at(stack, entry.step, offset, length, first)
-        return spans if spans is not None and len(spans) == length else None
+        if spans is not None and len(spans) == length:
+            return spans
+        return None
 
     def _label_tokens(self, array: xr.DataArray, name: str, axis: str) -> xr.DataArray:
         passes = [

@@ -119,7 +119,8 @@ class Interceptor(TorchFunctionMode):
             dispatcher.called[path] = True
         # torch has this mode off until the call returns, so what a hook runs turns it
         # on anew
-        inside, self._inside = self._inside, []
+        inside = self._inside
+        self._inside = []
         try:
             if scores_of is not None:
                 query, key, value, *rest = args
@@ -260,7 +261,9 @@ def _with_hooks(
             tensor = dispatcher.fire_inside(path, how, tensor)
         return tensor
 
-    query, key, value = fire("q", query), fire("k", key), fire("v", value)
+    query = fire("q", query)
+    key = fire("k", key)
+    value = fire("v", value)
     if not any(
         item.in_use_inside(path, how)
         for item, path in modules

@@ -53,7 +53,10 @@ class Steps(Scope[T]):
         end: Callable[[], Any],
         check: Callable[[], None] | None = None,
     ) -> None:
-        self._value, self._begin, self._end, self._check = value, begin, end, check
+        self._value = value
+        self._begin = begin
+        self._end = end
+        self._check = check
 
     def open(self) -> T:
         self.is_open = True
@@ -89,7 +92,8 @@ class _Way:
     """
 
     def __init__(self, kind: type[partial[Any]], act: Callable[..., Any]) -> None:
-        self._kind, self._act = kind, act
+        self._kind = kind
+        self._act = act
 
     def __get__(self, block: Block[Any] | None, _type: type) -> Callable[..., Any]:
         if block is None:
@@ -163,7 +167,8 @@ class Block(Generic[T_co]):
         ) -> None: ...
 
     else:
-        __enter__, __exit__ = _Way(partial, _enter), _Way(_Exit, _leave)
+        __enter__ = _Way(partial, _enter)
+        __exit__ = _Way(_Exit, _leave)
 
 
 class TorchHook:
@@ -172,7 +177,9 @@ class TorchHook:
     """
 
     def __init__(self, module: nn.Module, side: Side, act: Callable[..., Any]) -> None:
-        self._module, self._side, self._act = module, side, act
+        self._module = module
+        self._side = side
+        self._act = act
         self._ids: set[int] = set()
 
     def __call__(self, *call: Any) -> Any:
@@ -191,9 +198,10 @@ class TorchHook:
     def set(self) -> None:
         """Put the hook on its module, if it is not."""
         module = self._module
-        table = (
-            module._forward_pre_hooks if self._side == "in" else module._forward_hooks
-        )
+        if self._side == "in":
+            table = module._forward_pre_hooks
+        else:
+            table = module._forward_hooks
         if self in tuple(table.values()):
             return
         if self._side == "in":

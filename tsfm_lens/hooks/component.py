@@ -51,15 +51,22 @@ class Component:
         component.
         """
         parts = text.split(".")
-        stack = "" if parts[0].isdigit() else parts.pop(0)
+        if parts[0].isdigit():
+            stack = ""
+        else:
+            stack = parts.pop(0)
         numbers = parts[:1] + parts[2:]
         if not 1 <= len(parts) <= 3 or not all(number.isdigit() for number in numbers):
             raise UnknownNameError(
                 f"no component {text!r}. A component reads like decoder.3.cross_attn.5"
                 " (a head), decoder.3.mlp (a branch) or decoder.3 (a layer)."
             )
-        kind = parts[1] if len(parts) > 1 else None
-        head = int(parts[2]) if len(parts) > 2 else None
+        kind = None
+        if len(parts) > 1:
+            kind = parts[1]
+        head = None
+        if len(parts) > 2:
+            head = int(parts[2])
         return cls(stack, int(parts[0]), kind, head)
 
     @property
@@ -67,7 +74,9 @@ class Component:
         """Size of the component: "head", "branch" or "layer"."""
         if self.kind is None:
             return "layer"
-        return "branch" if self.head is None else "head"
+        if self.head is None:
+            return "branch"
+        return "head"
 
 
 def components(wiring: Wiring) -> Iterator[Component]:

@@ -61,15 +61,15 @@ def _points(
     registry: HookRegistry, part: Component, intervention: Intervention
 ) -> list[tuple[str, int | None]]:
     stack = registry.wiring.stack(part.stack)
-    block, at = (
-        f"{stack.prefix}.{part.layer}",
-        f"{stack.prefix}.{part.layer}.{part.kind}",
-    )
+    block = f"{stack.prefix}.{part.layer}"
+    at = f"{stack.prefix}.{part.layer}.{part.kind}"
     if isinstance(intervention, EditPattern):
         if part.kind is None or not isinstance(
             stack.writer(part.kind, part.layer), Attention
         ):
-            other = "a whole layer" if part.kind is None else "an MLP"
+            other = "an MLP"
+            if part.kind is None:
+                other = "a whole layer"
             raise HookError(
                 f"EditPattern needs an attention branch or head, {part} is {other}"
             )
@@ -147,7 +147,9 @@ class _Edit:
     """Hook of all interventions of a block at one point, one after the other."""
 
     def __init__(self, registry: HookRegistry, point: Point, acts: list[_Act]) -> None:
-        self._registry, self._point, self._acts = registry, point, acts
+        self._registry = registry
+        self._point = point
+        self._acts = acts
         self.by_row = all(acts_by_row(act.intervention, point) for act in acts)
         self.by_place = all(acts_by_place(act.intervention, point) for act in acts)
 
@@ -166,11 +168,13 @@ class _Edit:
             ):
                 continue
             if not here and region is None:
-                value, mine = new, False
+                value = new
+                mine = False
                 continue
             # a graph keeps what it has seen
             if not mine or torch.is_grad_enabled():
-                value, mine = value.clone(), True
+                value = value.clone()
+                mine = True
             if region is None:
                 value[here] = new.to(value.dtype)
                 continue
@@ -221,7 +225,9 @@ def _stretch(index: Tensor) -> slice | Tensor:
     follows = torch.equal(
         index, torch.arange(first, first + len(index), device=index.device)
     )
-    return slice(first, first + len(index)) if follows else index
+    if follows:
+        return slice(first, first + len(index))
+    return index
 
 
 def _row_index(
@@ -236,7 +242,9 @@ def _row_index(
     variates = state.sizes.get("variate", 1)
     series = state.n_series or n_rows
     tokens = point.over == "variate" and point.axes == PATTERN and point.row_axis == 0
-    units = series // variates if tokens else series
+    units = series
+    if tokens:
+        units = series // variates
     if units < 1 or n_rows % units:
         raise HookError(
             f"{point.name} has {n_rows} rows in a run of {series} series; rows=… cannot"
@@ -270,11 +278,10 @@ def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | N
     if act.head is not None:
         region[point.axes.index("head")] = slice(act.head, act.head + 1)
     if positions is not None:
-        axis = (
-            point.axes.index("pos")
-            if "pos" in point.axes
-            else point.axes.index("query")
-        )
+        if "pos" in point.axes:
+            axis = point.axes.index("pos")
+        else:
+            axis = point.axes.index("query")
         offset = state.offset.get(point.stack, 0)
         stop = offset + part.shape[axis]
         if isinstance(positions, slice) or (
@@ -292,7 +299,9 @@ def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | N
 
 def unwrapped(rows: Rows | Slice) -> Rows:
     """Return what a ``Slice`` of TransformerLens holds; anything else as it is."""
-    return rows.slice if isinstance(rows, Slice) else rows
+    if isinstance(rows, Slice):
+        return rows.slice
+    return rows
 
 
 def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tensor:
@@ -311,4 +320,6 @@ def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tenso
         raise InputError(
             f"{what}: {index.tolist()} is out of range for {length} entries"
         )
-    return index % length if length else index
+    if length:
+        return index % length
+    return index

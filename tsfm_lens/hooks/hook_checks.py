@@ -78,10 +78,8 @@ def _faults(
     for stack in wiring.stacks:
         yield from _faults_of_stack(stack, modules, names)
         for layer in range(stack.n_layers):
-            at, kinds = (
-                f"{stack.prefix}.{layer}",
-                [row.kind for row in stack.rows(layer)],
-            )
+            at = f"{stack.prefix}.{layer}"
+            kinds = [row.kind for row in stack.rows(layer)]
             if not kinds:
                 yield (
                     f"{at} has no branch that writes to the stream, expected one or"
@@ -176,7 +174,8 @@ def _patterns_fit(row: Attention) -> bool:
     """Return whether patterns have the axes of scores of such queries and keys; names
     of leading axes are free.
     """
-    qkv, pattern = split_axes(row.qkv_layout), split_axes(row.pattern_layout)
+    qkv = split_axes(row.qkv_layout)
+    pattern = split_axes(row.pattern_layout)
     if (
         len(qkv) != len(pattern)
         or pattern[-2:] != ["query", "key"]
@@ -203,11 +202,9 @@ def _matrices(
     wiring: Wiring, stack: Stack, row: Writer
 ) -> Iterator[tuple[str, Projection | None, Lengths, Lengths]]:
     """Yield the matrices of a branch with the sizes of what they give and take."""
-    d_model, d_mlp, d_head = (
-        {"d_model": stack.d_model},
-        {"d_mlp": stack.d_mlp},
-        {"d_head": stack.d_head},
-    )
+    d_model = {"d_model": stack.d_model}
+    d_mlp = {"d_mlp": stack.d_mlp}
+    d_head = {"d_head": stack.d_head}
     if isinstance(row, Mlp):
         yield "i", row.i, d_mlp, d_model
         if row.gate is not None:
@@ -236,7 +233,10 @@ def _faults_of_matrix(
 ) -> Iterator[str]:
     """Check a weight's shape (out, in): the products of the sizes on each side."""
     weight, _ = parameters(model, path, part)
-    parts = 1 if part is None else part.parts
+    if part is None:
+        parts = 1
+    else:
+        parts = part.parts
     if part is not None and (
         not 0 <= part.part < parts or ("part" in part.layout) != (parts > 1)
     ):
@@ -259,7 +259,10 @@ def _faults_of_matrix(
 def refuse_no_sums(wiring: Wiring, stack: Stack) -> None:
     """Refuse a stack whose stream its own wiring declares to be no sum of writes."""
     if not stack.sums:
-        name = f" of stack {stack.name!r}" if stack.name else ""
+        if stack.name:
+            name = f" of stack {stack.name!r}"
+        else:
+            name = ""
         raise InputError(
             f"the stream{name} of {wiring.architecture!r} is no sum of writes: a norm"
             " follows each sum, so nothing reads a write by itself and no lens or"
@@ -278,7 +281,8 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
     for path, module in modules:
         at = ""
         for part in path.split("."):
-            parent, at = by_path[at], f"{at}.{part}" if at else part
+            parent = by_path[at]
+            at = f"{at}.{part}" if at else part
             if at not in by_path:
                 here = by_path[at] = (
                     None if parent is None else parent._modules.get(part)

@@ -305,15 +305,15 @@ def rows_in_place(
         return rows
     if len(rows) < state.whole and state.whole % len(rows) == 0:
         rows = _copied(rows, state.whole // len(rows), state)
-    return rows if len(rows) % state.whole else state.own(rows)
+    if len(rows) % state.whole:
+        return rows
+    return state.own(rows)
 
 
 def _copied(rows: Tensor, copies: int, state: RunState) -> Tensor:
-    return (
-        rows.repeat(copies, *[1] * (rows.ndim - 1))
-        if state.sample_major
-        else rows.repeat_interleave(copies, dim=0)
-    )
+    if state.sample_major:
+        return rows.repeat(copies, *[1] * (rows.ndim - 1))
+    return rows.repeat_interleave(copies, dim=0)
 
 
 def _drawn_rows(
@@ -338,13 +338,15 @@ def _drawn_rows(
     n_reference = len(reference.ids) or n_source
     if n_rows % len(position) or n_source % n_reference:
         # rows that are no series: the tokens of a pattern between variates
-        position, n_reference = torch.arange(n_rows), n_source
+        position = torch.arange(n_rows)
+        n_reference = n_source
     generator = torch.Generator().manual_seed(seed)
     # drawn in the order of the series, so that a choice of rows draws as all rows do
     draws = torch.randint(
         n_reference, (max(n_rows, state.block_rows or series),), generator=generator
     )[position]
-    paths, rows_of_source = n_rows // len(position), n_source // n_reference
+    paths = n_rows // len(position)
+    rows_of_source = n_source // n_reference
     path = torch.arange(paths) % rows_of_source
     if state.sample_major:
         return (path[:, None] * n_reference + draws[None]).reshape(-1)

@@ -90,9 +90,15 @@ def hook_points(wiring: Wiring) -> dict[str, Point]:
 
 
 def _stack_points(stack: Stack) -> Iterator[Point]:
-    dot = f"{stack.name}." if stack.name else ""
-    first, last = stack.rows(0)[0], stack.rows(stack.n_layers - 1)[0]
-    aside = f"{stack.prefix}.0.{first.kind}.hook_out" if first.aside else ""
+    dot = ""
+    if stack.name:
+        dot = f"{stack.name}."
+    first = stack.rows(0)[0]
+    last = stack.rows(stack.n_layers - 1)[0]
+    if first.aside:
+        aside = f"{stack.prefix}.0.{first.kind}.hook_out"
+    else:
+        aside = ""
     yield Point(
         f"{dot}hook_embed",
         RESIDUAL,
@@ -102,14 +108,16 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
         aside=aside,
     )
     for layer in range(stack.n_layers):
-        block, prefix, sublayers = (
-            stack.block(layer),
-            f"{stack.prefix}.{layer}",
-            stack.rows(layer),
-        )
+        block = stack.block(layer)
+        prefix = f"{stack.prefix}.{layer}"
+        sublayers = stack.rows(layer)
         for name, writer in zip(RESIDUAL_NAMES, sublayers, strict=False):
-            at, here = f"{prefix}.{writer.kind}", (stack.name, layer, writer.kind)
-            aside = f"{at}.hook_out" if writer.aside else ""
+            at = f"{prefix}.{writer.kind}"
+            here = (stack.name, layer, writer.kind)
+            if writer.aside:
+                aside = f"{at}.hook_out"
+            else:
+                aside = ""
             yield Point(
                 f"{prefix}.{name}",
                 RESIDUAL,
@@ -151,14 +159,16 @@ def _attention_points(
 ) -> Iterator[Point]:
     heads = Site(f"{block}.{writer.module}", layout=writer.qkv_layout)
     rows = Site(f"{block}.{writer.module}", layout=writer.pattern_layout)
-    z = (
-        heads
-        if writer.z_inside
-        else Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
-    )
+    if writer.z_inside:
+        z = heads
+    else:
+        z = Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
     inside: dict[str, Any] = {"over": writer.over, "joined": writer.joined}
     for letter in ("q", "k", "v"):
-        shared = 0 if letter == "q" else writer.n_kv_heads
+        if letter == "q":
+            shared = 0
+        else:
+            shared = writer.n_kv_heads
         name = f"{at}.hook_{letter}"
         yield Point(name, HEADS, letter, heads, *here, **inside, heads=shared)
     inside["row_axis"] = writer.row_axis
@@ -183,7 +193,9 @@ def get_name(point: Any) -> Any:
     """Return the name of a hook point that is given itself; a name or another key as it
     is.
     """
-    return point.name if isinstance(point, HookPoint) else point
+    if isinstance(point, HookPoint):
+        return point.name
+    return point
 
 
 def select(

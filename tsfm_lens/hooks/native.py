@@ -45,7 +45,9 @@ def put_output(output: Any, arg: int | str, value: Tensor) -> Any:
     if isinstance(output, list):
         return [value if index == arg else item for index, item in enumerate(output)]
     fields = dict(output.items())
-    key = list(fields)[arg] if isinstance(arg, int) else arg
+    key = arg
+    if isinstance(arg, int):
+        key = list(fields)[arg]
     return type(output)(**{**fields, key: value})
 
 
@@ -73,7 +75,10 @@ def put_input(
     """Return copies of a module's inputs with the tensor at ``arg`` replaced."""
     if isinstance(arg, int) and arg < len(args):
         return (*args[:arg], value, *args[arg + 1 :]), kwargs
-    key = arg if isinstance(arg, str) else list(kwargs)[arg - len(args)]
+    if isinstance(arg, str):
+        key = arg
+    else:
+        key = list(kwargs)[arg - len(args)]
     return args, {**kwargs, key: value}
 
 
@@ -94,7 +99,9 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     None.
     """
     kind = device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -119,7 +126,9 @@ def to_vocabulary(
     make one.
     """
     if _is_vocabulary(layout, axes):
-        return tensor.squeeze(layout.split().index("1")) if " 1 " in layout else tensor
+        if " 1 " in layout:
+            return tensor.squeeze(layout.split().index("1"))
+        return tensor
     side = _vocabulary_side(layout, axes)
     try:
         return rearrange(tensor, f"{layout} -> {side}", **_bracket_sizes(layout, sizes))
@@ -136,9 +145,9 @@ def to_native(
 ) -> Tensor:
     """Invert :func:`to_vocabulary`."""
     if _is_vocabulary(layout, axes):
-        return (
-            tensor.unsqueeze(layout.split().index("1")) if " 1 " in layout else tensor
-        )
+        if " 1 " in layout:
+            return tensor.unsqueeze(layout.split().index("1"))
+        return tensor
     side = _vocabulary_side(layout, axes)
     return rearrange(tensor, f"{side} -> {layout}", **_bracket_sizes(side, sizes))
 
@@ -148,7 +157,9 @@ def fold_leading(tensor: Tensor, layout: str) -> Tensor:
     first axis.
     """
     extra = tensor.ndim - len(split_axes(layout))
-    return tensor.flatten(0, extra) if extra > 0 else tensor
+    if extra > 0:
+        return tensor.flatten(0, extra)
+    return tensor
 
 
 @cache
@@ -264,7 +275,9 @@ def _rms_scale(norm: Any, x: Tensor) -> Tensor:
         None,
     )
     scale = _inverse_root_mean_square(norm, x)
-    return scale if weight is None else scale * weight
+    if weight is None:
+        return scale
+    return scale * weight
 
 
 def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:

@@ -37,7 +37,9 @@ def last_query(tensor: Tensor) -> Tensor:
         >>> hooks.last_query(torch.zeros(2, 7, 64)).shape
         torch.Size([2, 1, 64])
     """
-    return tensor[..., -1:, :] if tensor.ndim < 4 else tensor[:, :, -1:]
+    if tensor.ndim < 4:
+        return tensor[..., -1:, :]
+    return tensor[:, :, -1:]
 
 
 def by_row(function: _Function) -> _Function:
@@ -79,7 +81,10 @@ def record(
 
     def keep(value: Tensor, hook: HookPoint, *, name: str, suffix: str = "") -> None:
         point = registry.points[name]
-        tensor = reducers[name](value.detach()) if name in reducers else value.detach()
+        if name in reducers:
+            tensor = reducers[name](value.detach())
+        else:
+            tensor = value.detach()
         if name in reducers and name not in into.reduced:
             into.reduced[name] = axes_after(point.axes, value, tensor, reducers[name])
         small = (
@@ -117,7 +122,9 @@ def at_positions(
     part = Slice.unwrap(which)
 
     def keep(place: int | None, tensor: Tensor) -> Tensor:
-        return tensor if place is None else part.apply(tensor, dim=place)
+        if place is None:
+            return tensor
+        return part.apply(tensor, dim=place)
 
     positions = {
         name: [
@@ -197,7 +204,8 @@ class _Arrival(Exception):
 def _stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
     """Return the hook point at which a forward ends that stops at a layer."""
     if isinstance(layer, int):
-        stack, index = wiring.output_stack, layer
+        stack = wiring.output_stack
+        index = layer
     else:
         location = Component.parse(str(layer))
         if location.kind is not None:
@@ -205,8 +213,11 @@ def _stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
                 f"stop_at_layer {str(layer)!r} is a {location.level}; expected a layer,"
                 f" such as {location.layer}"
             )
-        stack, index = wiring.stack(location.stack), location.layer
-    position = index + stack.n_layers if index < 0 else index
+        stack = wiring.stack(location.stack)
+        index = location.layer
+    position = index
+    if index < 0:
+        position = index + stack.n_layers
     if position == stack.n_layers:
         return f"{stack.prefix}.{position - 1}.hook_resid_post"
     if not 0 <= position < stack.n_layers:

@@ -51,7 +51,8 @@ Connection = tuple[ModuleSide, str, float, Callable[..., Any] | None]
 """(side of a module, key there, rank, function): see :class:`Act`."""
 
 # ranks before and behind those of hook points
-_FIRST, _LAST = -1.0, float("inf")
+_FIRST = -1.0
+_LAST = float("inf")
 
 
 class HookRegistry:
@@ -77,7 +78,8 @@ class HookRegistry:
     """
 
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
-        self.model, self.wiring = model, wiring
+        self.model = model
+        self.wiring = wiring
         self.modules = dict(model.named_modules(remove_duplicate=False))
         check_table(model, wiring, self.modules)
         self.points: dict[str, Point] = hook_points(wiring)
@@ -92,10 +94,8 @@ class HookRegistry:
         }
         self.sites = {point.site.module for point in self.points.values()}
         self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
-        self.threads, self.dispatchers = (
-            threading.local(),
-            weakref.WeakSet[HookDispatcher](),
-        )
+        self.threads = threading.local()
+        self.dispatchers = weakref.WeakSet[HookDispatcher]()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
@@ -104,11 +104,11 @@ class HookRegistry:
         """Return the factors that the block puts on a write at a hook point, and on the
         stream that it is added to.
         """
-        return (
-            point.mix(self.modules[self.wiring.stack(point.stack).block(point.layer)])
-            if point.mix
-            else (1.0, 1.0)
-        )
+        if point.mix:
+            return point.mix(
+                self.modules[self.wiring.stack(point.stack).block(point.layer)]
+            )
+        return (1.0, 1.0)
 
     @property
     def in_use(self) -> list[str]:
@@ -152,11 +152,9 @@ class HookRegistry:
         """While the block runs, connect hooks that ``add_hook`` set and that no open
         block has connected.
         """
-        return (
-            Block(HookScope(self, None))
-            if self.session.unconnected()
-            else nullcontext()
-        )
+        if self.session.unconnected():
+            return Block(HookScope(self, None))
+        return nullcontext()
 
 
 class OwnedHookPoint(HookPoint):
@@ -168,7 +166,8 @@ class OwnedHookPoint(HookPoint):
 
     def __init__(self, registry: HookRegistry, name: str) -> None:
         super().__init__()
-        self._registry, self.name = registry, name
+        self._registry = registry
+        self.name = name
 
     def add_hook(self, *args: Any, **kwargs: Any) -> LensHandle:
         """Add a hook as TransformerLens does; it acts from here on, in a pass that is
@@ -205,7 +204,10 @@ class OwnedHookPoint(HookPoint):
         """
         if not getattr(hook, "__qualname__", "").startswith("HookPoint.add_hook."):
             site = self._registry.points[self.name].site
-            side = "input" if site.side == "in" else "output"
+            if site.side == "in":
+                side = "input"
+            else:
+                side = "output"
             raise HookError(
                 f"{self.name} is no module of the native model, so a torch hook on it"
                 f" would not be called. Name the native module instead, whose {side} it"
@@ -238,11 +240,9 @@ class HookDispatcher:
     """
 
     def __init__(self, registry: HookRegistry) -> None:
-        self._registry, self._wiring, self._thread = (
-            registry,
-            registry.wiring,
-            threading.current_thread(),
-        )
+        self._registry = registry
+        self._wiring = registry.wiring
+        self._thread = threading.current_thread()
         self.scopes: tuple[HookScope[Any], ...] = ()
         self.state = RunState(sample_major=registry.wiring.sample_major)
         self._torch_hooks: dict[ModuleSide, TorchHook] = {}
@@ -290,7 +290,10 @@ class HookDispatcher:
 
     def include(self, name: str) -> None:
         """Connect a hook point that got a hook while a block is open."""
-        scopes = self.acting() if self.scopes else []
+        if self.scopes:
+            scopes = self.acting()
+        else:
+            scopes = []
         if scopes and not any(name in scope.targets for scope in scopes):
             scopes[-1].include(name)
 
@@ -315,7 +318,8 @@ class HookDispatcher:
 
     def refuse_inert(self, scope: HookScope[Any]) -> None:
         """Raise HookError if the model ran without passing a hook point of a block."""
-        points, names = self._registry.points, scope.names
+        points = self._registry.points
+        names = scope.names
         silent = [name for name in names if name not in scope.trace]
         inert = [
             name
@@ -325,7 +329,9 @@ class HookDispatcher:
         if inert:
             path = points[inert[0]].site.module
             kind = type(self._registry.modules[path]).__name__
-            rest = f" (and {len(inert) - 1} more hook points)" if len(inert) > 1 else ""
+            rest = ""
+            if len(inert) > 1:
+                rest = f" (and {len(inert) - 1} more hook points)"
             raise HookError(
                 f"the model ran, but never passed {inert[0]}{rest}, so the hooks there"
                 f" did nothing: the wiring expects it at {path!r} ({kind}), which was"
@@ -349,11 +355,9 @@ class HookDispatcher:
         model, and its block.
         """
         block = self._wiring.stack(point.stack).block(max(point.layer, 0))
-        return (
-            ("", block)
-            if point.layer >= 0 or point.name.endswith("hook_embed")
-            else ("",)
-        )
+        if point.layer >= 0 or point.name.endswith("hook_embed"):
+            return ("", block)
+        return ("",)
 
     def settle(self) -> None:
         """Bring the hooks on the model in line with the open blocks; may be broken off,
@@ -411,7 +415,8 @@ class HookDispatcher:
         """Call the acts at a side of a module in order of rank; torch's own order is
         that of setting.
         """
-        scopes, replacement = self.acting(), None
+        scopes = self.acting()
+        replacement = None
         activations = self._acts.get(side, [])
         if len(scopes) < len(self.scopes):
             for scope in self.scopes:
@@ -421,9 +426,14 @@ class HookDispatcher:
                 for act in activations
                 if any(not act.names.isdisjoint(scope.targets) for scope in scopes)
             ]
-        queue = activations if scopes else []
+        if scopes:
+            queue = activations
+        else:
+            queue = []
         while queue:
-            pending, queue, settled = queue, [], self._acts
+            pending = queue
+            queue = []
+            settled = self._acts
             for act in pending:
                 if act.call is None:
                     for scope in scopes:
@@ -448,7 +458,8 @@ class HookDispatcher:
 
     def _connect(self, point: Point) -> list[Connection]:
         """Return the connections that one hook point needs on the model."""
-        path, rank = point.site.module, self._registry.rank[point.name]
+        path = point.site.module
+        rank = self._registry.rank[point.name]
         # notes the runs of modules that come to their end torch asks a module for hooks
         # at its entry, so one that is inside a site may set another at the site's end
         around = [site for site in self._registry.sites if path.startswith(f"{site}.")]
@@ -464,7 +475,9 @@ class HookDispatcher:
             connections.append(
                 ((path, point.site.side), point.name, rank, self._at_site(point))
             )
-        return [*connections, self._carry_edits(point)] if point.aside else connections
+        if point.aside:
+            return [*connections, self._carry_edits(point)]
+        return connections
 
     def _connect_attention(
         self, path: str, joined: Callable[..., Any] | None = None
@@ -501,7 +514,8 @@ class HookDispatcher:
 
     def _track(self) -> Iterator[Connection]:
         """Keep :attr:`state` true while anything is connected."""
-        state, site = self.state, self._wiring.sizes_from
+        state = self.state
+        site = self._wiring.sizes_from
 
         def begin(*_call: Any) -> None:
             self._gradients = torch.is_grad_enabled()
@@ -549,17 +563,22 @@ class HookDispatcher:
 
     def _at_site(self, point: Point) -> Callable[..., Any]:
         """Make the torch hook for a hook point on a module's inputs, or on its output."""
-        arg, enters = point.site.arg, point.site.side == "in"
+        arg = point.site.arg
+        enters = point.site.side == "in"
         get: Callable[..., Tensor] = get_input if enters else get_output
         put: Callable[..., Any] = put_input if enters else put_output
 
         def pass_through(
             _module: nn.Module, args: Any, kwargs: Any, *output: Any
         ) -> Any:
-            values = (args, kwargs) if enters else output
+            values = output
+            if enters:
+                values = (args, kwargs)
             tensor = get(*values, arg)
             new = self._fire(point, tensor)
-            return None if new is tensor else put(*values, arg, new)
+            if new is tensor:
+                return None
+            return put(*values, arg, new)
 
         return pass_through
 
@@ -567,7 +586,8 @@ class HookDispatcher:
         """Add an edit on the way into a branch to the branch's write, so that the
         stream has it too.
         """
-        registry, write = self._registry, self._registry.points[point.aside]
+        registry = self._registry
+        write = self._registry.points[point.aside]
 
         def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             change = self._edits.pop(point.name, None)
@@ -597,9 +617,14 @@ class HookDispatcher:
         """Compute each head's write, a norm behind it frozen to this pass's scale; only
         an edit changes the sum.
         """
-        stack, rank = self._wiring.stack(point.stack), self._registry.rank[point.name]
-        row, path = stack.attention(point.kind, point.layer), point.site.module
-        layout = row.write.layout if row.post_norm else row.stream_layout
+        stack = self._wiring.stack(point.stack)
+        rank = self._registry.rank[point.name]
+        row = stack.attention(point.kind, point.layer)
+        path = point.site.module
+        if row.post_norm:
+            layout = row.write.layout
+        else:
+            layout = row.stream_layout
 
         def before(
             _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -612,7 +637,8 @@ class HookDispatcher:
             weights = head_output_weights(
                 self._registry.model, stack, point.layer, point.kind
             )
-            factor, sizes = self._registry.gains(point)[0], self._sizes(point)
+            factor = self._registry.gains(point)[0]
+            sizes = self._sizes(point)
             heads = fold_leading(self._heads.pop(point.name), point.site.layout)
             z = to_vocabulary(heads, point.site.layout, HEADS, sizes)
             result = (z.transpose(-2, -3) @ weights.to(z)).transpose(-2, -3)
@@ -623,7 +649,8 @@ class HookDispatcher:
                 result = result * to_vocabulary(
                     wide, layout, RESIDUAL, sizes
                 ).unsqueeze(-2)
-            result = result * factor if factor != 1.0 else result
+            if factor != 1.0:
+                result = result * factor
             new = self._through(point, result)
             if new is result:
                 return None
@@ -632,7 +659,9 @@ class HookDispatcher:
             )
             return put_output(output, 0, tensor + change.reshape(tensor.shape))
 
-        at = f"{stack.block(point.layer)}.{row.post_norm}" if row.post_norm else path
+        at = path
+        if row.post_norm:
+            at = f"{stack.block(point.layer)}.{row.post_norm}"
         yield (at, "out"), point.name, rank, after
         if row.z_inside:
             yield from self._connect_attention(path)
@@ -671,20 +700,27 @@ class HookDispatcher:
         """Pass a native tensor to a hook point's hooks; the very same tensor comes back
         if nobody changed it.
         """
-        layout, axes, sizes = point.site.layout, point.axes, self._sizes(point)
+        layout = point.site.layout
+        axes = point.axes
+        sizes = self._sizes(point)
         value = to_vocabulary(fold_leading(native, layout), layout, axes, sizes)
         factor = self._registry.gains(point)[0]
         if factor != 1.0:
             value = value * factor
         # keys and values that a library repeats for every query head before the call
-        copies = value.shape[2] // point.heads if point.heads else 1
-        distinct = value[:, :, ::copies] if copies > 1 else value
+        copies = 1
+        if point.heads:
+            copies = value.shape[2] // point.heads
+        distinct = value
+        if copies > 1:
+            distinct = value[:, :, ::copies]
         # of a pass that was broken off
         self._edits.pop(point.name, None)
         new = self._through(point, distinct)
         if new is distinct:
             return native
-        new = new.repeat_interleave(copies, dim=2) if copies > 1 else new
+        if copies > 1:
+            new = new.repeat_interleave(copies, dim=2)
         if point.aside:
             self._edits[point.name] = new - value
         return to_native(
@@ -720,22 +756,19 @@ class HookDispatcher:
         if new is copy and not copy.requires_grad and same_bits(copy, value):
             return value
         if not isinstance(new, Tensor) or _kind(new) != _kind(value):
-            kind = (
-                f"shape {_kind(new)}"
-                if isinstance(new, Tensor)
-                else f"a {type(new).__name__}"
-            )
+            if isinstance(new, Tensor):
+                kind = f"shape {_kind(new)}"
+            else:
+                kind = f"a {type(new).__name__}"
             raise WiringError(
                 f"the hook on {point.name} returned {kind}, expected {_kind(value)}"
                 f" ({' '.join(point.axes)})"
             )
         # a tensor made under torch.inference_mode() may not enter the graph of a run
         # outside of it
-        return (
-            new.clone()
-            if new.is_inference() and not torch.is_inference_mode_enabled()
-            else new
-        )
+        if new.is_inference() and not torch.is_inference_mode_enabled():
+            return new.clone()
+        return new
 
 
 def _kind(tensor: Tensor) -> str:

@@ -30,7 +30,9 @@ class Repeated(Tensor):
         tensor: Repeated = Tensor._make_wrapper_subclass(
             cls, shape, dtype=single.dtype, device=single.device
         )
-        tensor.single, tensor._whole, tensor.times = single, None, (blocks, each)
+        tensor.single = single
+        tensor._whole = None
+        tensor.times = (blocks, each)
         return tensor
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
@@ -43,7 +45,8 @@ class Repeated(Tensor):
         """Return the copies, made once."""
         if self._whole is None:
             assert self.single is not None
-            rows, rest = len(self.single), self.single.shape[1:]
+            rows = len(self.single)
+            rest = self.single.shape[1:]
             blocks, each = self.times
             view = self.single.reshape(1, rows, 1, *rest).expand(
                 blocks, rows, each, *rest
@@ -106,7 +109,9 @@ class Repeated(Tensor):
 
 
 def _materialize(value: Any) -> Any:
-    return value.whole() if isinstance(value, Repeated) else value
+    if isinstance(value, Repeated):
+        return value.whole()
+    return value
 
 
 def _release(
@@ -147,7 +152,9 @@ def _each(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _reshape(func: Any, tensor: Any, *shape: Any) -> Any:
     """Give every row another shape."""
-    sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    sizes = shape
+    if len(shape) == 1 and not isinstance(shape[0], int):
+        sizes = shape[0]
     if (
         not isinstance(sizes, tuple | list | torch.Size)
         or tensor.single is None
@@ -185,11 +192,9 @@ def _concatenate(
         isinstance(part, Repeated) and part.like(first) for part in parts
     ):
         return NotImplemented
-    return (
-        _again(first, func([part.single for part in parts], dim))
-        if dim % first.ndim
-        else NotImplemented
-    )
+    if dim % first.ndim:
+        return _again(first, func([part.single for part in parts], dim))
+    return NotImplemented
 
 
 def _side_by_side(
@@ -229,7 +234,8 @@ def _attend(
         return NotImplemented
     assert isinstance(value, Repeated)
     assert key.single is not None
-    query, mask = _materialize(query), _materialize(attn_mask)
+    query = _materialize(query)
+    mask = _materialize(attn_mask)
     if len(query) != len(key):
         return NotImplemented
     blocks, each = key.times

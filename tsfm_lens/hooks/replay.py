@@ -183,7 +183,8 @@ def replayed(
 
     def resume(path: str, *_args: Any, **_kwargs: Any) -> Any:
         entered, output = stored(path)
-        new, rest = resumed[path][0](repeated(entered)), repeated(output)
+        new = resumed[path][0](repeated(entered))
+        rest = repeated(output)
         return put_output(rest, 0, new.reshape(get_output(rest, 0).shape))
 
     def check() -> None:
@@ -214,11 +215,9 @@ def shadowed(
     """Shadow forwards of modules in this thread while the block runs; with ``turn``,
     blocks of threads take turns.
     """
-    token, before, shadows = (
-        object(),
-        list[tuple[nn.Module, Any, Any]](),
-        tuple(shadows),
-    )
+    token = object()
+    before = list[tuple[nn.Module, Any, Any]]()
+    shadows = tuple(shadows)
 
     def choose(
         mine: int,
@@ -261,7 +260,9 @@ def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
     if copies == 1 or tensor.ndim == 0 or tensor.shape[0] % rows:
         return tensor
     repeated = Repeated(tensor, copies)
-    return repeated if repeated.numel() > _FEW else repeated.whole()
+    if repeated.numel() > _FEW:
+        return repeated
+    return repeated.whole()
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -273,7 +274,9 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, tuple | list):
         items = [map_tensors(item, function) for item in value]
         # fields of a named tuple are arguments of their own
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        if hasattr(value, "_fields"):
+            return type(value)(*items)
+        return type(value)(items)
     if hasattr(value, "items"):
         return type(value)(
             **{key: map_tensors(item, function) for key, item in value.items()}

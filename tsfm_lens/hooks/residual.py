@@ -64,9 +64,9 @@ def _writers(stack: Stack, layer: int, branches: int) -> list[tuple[int, Writer]
 
 def _stream_gain(model: nn.Module, stack: Stack, layer: int, row: Writer) -> float:
     """Return the factor on the stream that a branch adds its write to."""
-    return (
-        1.0 if row.mix is None else row.mix(model.get_submodule(stack.block(layer)))[1]
-    )
+    if row.mix is None:
+        return 1.0
+    return row.mix(model.get_submodule(stack.block(layer)))[1]
 
 
 def relative_rounding(
@@ -89,18 +89,18 @@ def relative_rounding(
     kinds = {
         tensor.dtype for tensor in (*weights, *recorded) if tensor.is_floating_point()
     }
-    coarser = autocast_dtype(weights[0].device) if weights else None
+    coarser = None
+    if weights:
+        coarser = autocast_dtype(weights[0].device)
     if coarser is not None:
         kinds.add(coarser)
     relative = math.sqrt(100 * blocks) * max(
         (torch.finfo(kind).eps for kind in kinds), default=float32
     )
     # inside, a coarser format moves what comes out by about one of its own last digits
-    return (
-        relative
-        if wiring.precision == torch.float32
-        else max(relative, torch.finfo(wiring.precision).eps)
-    )
+    if wiring.precision == torch.float32:
+        return relative
+    return max(relative, torch.finfo(wiring.precision).eps)
 
 
 def excess(
@@ -121,7 +121,9 @@ def excess(
 
 def _by_row(tensor: Tensor) -> Tensor:
     """Flatten all axes but the row's; all of them where that one is gone."""
-    return tensor.flatten(1) if tensor.ndim > 2 else tensor.reshape(1, -1)
+    if tensor.ndim > 2:
+        return tensor.flatten(1)
+    return tensor.reshape(1, -1)
 
 
 def branch_sums(
@@ -211,12 +213,10 @@ class Before:
         mlp_input: bool = False,
         pos_slice: Any = None,
     ) -> None:
-        self._acts, self._model, self._wiring, self._positions = (
-            acts,
-            source.model,
-            source.wiring,
-            pos_slice,
-        )
+        self._acts = acts
+        self._model = source.model
+        self._wiring = source.wiring
+        self._positions = pos_slice
         self._weights = Weights(source.model, source.wiring)
         self.stack = source.wiring.stack(stack)
         refuse_no_sums(source.wiring, self.stack)
@@ -254,12 +254,13 @@ class Before:
         """
         names: dict[str, str] = {}
         for layer in range(self.layer + 1):
-            at, count = (
-                f"{self.stack.prefix}.{layer}",
-                len(self.stack.rows(layer)) if incl_mid else 1,
-            )
+            at = f"{self.stack.prefix}.{layer}"
+            count = len(self.stack.rows(layer)) if incl_mid else 1
             if layer == self.layer:
-                count = 0 if self.at_the_end else self.branches + 1
+                if self.at_the_end:
+                    count = 0
+                else:
+                    count = self.branches + 1
             names |= {
                 f"{layer}_{name.removeprefix('hook_resid_')}": f"{at}.{name}"
                 for name in RESIDUAL_NAMES[:count]
@@ -294,7 +295,8 @@ class Before:
         """Return the labels of all heads, and each head's write as it arrives, (head,
         …, pos, d_model).
         """
-        labels, writes = [], [self.embed()[None][:0]]
+        labels = []
+        writes = [self.embed()[None][:0]]
         for layer, row in self.writers:
             if isinstance(row, Attention):
                 several = sum(1 for _ in self.stack.attentions(layer)) > 1
@@ -313,7 +315,8 @@ class Before:
         post = self.cut(f"{self._at(layer, row)}.hook_post")
         weights = self._weights.mlp(layer, row.kind, self.stack.name)
         gain = self._gain(layer, row)
-        gain = gain if isinstance(gain, float) else self._cut(gain).unsqueeze(-2)
+        if not isinstance(gain, float):
+            gain = self._cut(gain).unsqueeze(-2)
         writes = post[..., None] * weights.W_out.to(post) * gain
         return writes.movedim(-2, 0) * self._carry[layer, row.kind]
 
@@ -326,7 +329,8 @@ class Before:
             bias = self._out(layer, row)[1]
             if bool(bias.any()):
                 gain = self._gain(layer, row)
-                gain = gain if isinstance(gain, float) else self._cut(gain)
+                if not isinstance(gain, float):
+                    gain = self._cut(gain)
                 total = total + bias.to(total) * gain * self._carry[layer, row.kind]
         return total
 
@@ -335,7 +339,9 @@ class Before:
         where there is none.
         """
         norm = self._norm()
-        return parts if norm is None else without_gain(norm, parts, self.stream())
+        if norm is None:
+            return parts
+        return without_gain(norm, parts, self.stream())
 
     @torch.no_grad()
     def normed(self, parts: Tensor) -> Tensor:
@@ -344,29 +350,30 @@ class Before:
         """
         norm = self._norm()
         # forward itself, not the module: hooks must not see this
-        return (
-            parts
-            if norm is None
-            else torch.stack([norm.forward(part) for part in parts])
-        )
+        if norm is None:
+            return parts
+        return torch.stack([norm.forward(part) for part in parts])
 
     def _norm(self) -> Any:
         path = self.stack.ln_final
         if not self.at_the_end:
             row = self.stack.rows(self.layer)[self.branches]
-            path = f"{self.stack.block(self.layer)}.{row.norm}" if row.norm else ""
-        return self._model.get_submodule(path) if path else None
+            path = ""
+            if row.norm:
+                path = f"{self.stack.block(self.layer)}.{row.norm}"
+        if path:
+            return self._model.get_submodule(path)
+        return None
 
     def _at(self, layer: int, row: Writer) -> str:
         return f"{self.stack.prefix}.{layer}.{row.kind}"
 
     def _cut(self, tensor: Tensor, axis: int = -2) -> Tensor:
         # as in TransformerLens, one position takes its axis away
-        chosen = (
-            self._positions
-            if isinstance(self._positions, Slice)
-            else Slice(self._positions)
-        )
+        if isinstance(self._positions, Slice):
+            chosen = self._positions
+        else:
+            chosen = Slice(self._positions)
         part: Tensor = chosen.apply(tensor, dim=axis)
         return part
 
@@ -404,7 +411,9 @@ class Before:
         inputs = self._acts[
             f"{self._at(layer, row)}.{'hook_post' if isinstance(row, Mlp) else 'hook_z'}"
         ]
-        axes = "...n,nm->...m" if isinstance(row, Mlp) else "...hd,hdm->...m"
+        axes = "...hd,hdm->...m"
+        if isinstance(row, Mlp):
+            axes = "...n,nm->...m"
         raw = torch.einsum(axes, inputs, matrix.to(inputs)) + bias.to(inputs)
         return (
             rms_scale(
@@ -420,17 +429,22 @@ class Before:
         where one was not recorded.
         """
         try:
-            stream, total = self.stream(), self.embed()
+            stream = self.stream()
+            total = self.embed()
             writes = [self.branch(layer, row) for layer, row in self.writers]
         except UnknownNameError:
             return
         size = total.abs()
         for write in writes:
-            total, size = total + write, size + write.abs()
+            total = total + write
+            size = size + write.abs()
         rounding = relative_rounding(self._model, self._wiring, (*writes, stream))
         separate = excess(total, size, stream, rounding)
         if separate is not None:
-            at = "at its end" if self.at_the_end else f"in layer {self.layer}"
+            if self.at_the_end:
+                at = "at its end"
+            else:
+                at = f"in layer {self.layer}"
             raise no_sum(self._wiring, f"of stack {self.stack.name!r} {at}", separate)
 
 
@@ -487,12 +501,13 @@ class Decomposed(Mapping[Any, Tensor]):
         parts = torch.stack([position.cut(name) for name in names.values()])
         if apply_ln:
             # at the end each has a scale of its own, as in TransformerLens
-            parts = (
-                position.normed(parts)
-                if position.at_the_end
-                else position.scaled(parts)
-            )
-        return (parts, list(names)) if return_labels else parts
+            if position.at_the_end:
+                parts = position.normed(parts)
+            else:
+                parts = position.scaled(parts)
+        if return_labels:
+            return (parts, list(names))
+        return parts
 
     def decompose_resid(
         self,
@@ -524,17 +539,19 @@ class Decomposed(Mapping[Any, Tensor]):
         if mode not in ("all", "mlp", "attn"):
             raise unknown_name("mode", mode, ("all", "mlp", "attn"))
         position = self._before(stack, layer, mlp_input, pos_slice, whole=mode == "all")
-        labels, writes = ["embed"], [position.embed()]
+        labels = ["embed"]
+        writes = [position.embed()]
         for index, row in position.writers:
             if mode == "all" or isinstance(row, Mlp if mode == "mlp" else Attention):
                 labels.append(f"{index}_{row.kind}_out")
                 writes.append(position.branch(index, row))
-        labels, parts = (
-            labels[not incl_embeds :],
-            torch.stack(writes)[not incl_embeds :],
-        )
-        parts = position.scaled(parts) if apply_ln else parts
-        return (parts, labels) if return_labels else parts
+        labels = labels[not incl_embeds :]
+        parts = torch.stack(writes)[not incl_embeds :]
+        if apply_ln:
+            parts = position.scaled(parts)
+        if return_labels:
+            return (parts, labels)
+        return parts
 
     def stack_head_results(
         self,
@@ -560,8 +577,11 @@ class Decomposed(Mapping[Any, Tensor]):
         if incl_remainder:
             labels.append("remainder")
             heads = torch.cat([heads, (position.stream() - heads.sum(0))[None]])
-        heads = position.scaled(heads) if apply_ln else heads
-        return (heads, labels) if return_labels else heads
+        if apply_ln:
+            heads = position.scaled(heads)
+        if return_labels:
+            return (heads, labels)
+        return heads
 
     def get_full_resid_decomposition(
         self,
@@ -588,12 +608,11 @@ class Decomposed(Mapping[Any, Tensor]):
         position = self._before(stack, layer, mlp_input, pos_slice, whole=True)
 
         def project(part: Tensor) -> Tensor:
-            part = position.scaled(part) if apply_ln else part
-            return (
-                part
-                if project_output_onto is None
-                else part @ project_output_onto.to(part)
-            )
+            if apply_ln:
+                part = position.scaled(part)
+            if project_output_onto is None:
+                return part
+            return part @ project_output_onto.to(part)
 
         labels, heads = position.heads()
         parts = [project(heads)]
@@ -654,11 +673,9 @@ class Decomposed(Mapping[Any, Tensor]):
                 f"the stack has shape {tuple(residual_stack.shape)}, expected a last"
                 f" axis of {position.stack.d_model}"
             )
-        return (
-            position.normed(residual_stack)
-            if recompute_ln and position.at_the_end
-            else position.scaled(residual_stack)
-        )
+        if recompute_ln and position.at_the_end:
+            return position.normed(residual_stack)
+        return position.scaled(residual_stack)
 
     def stack_activation(
         self,

@@ -45,17 +45,17 @@ class HookScope(Scope[T]):
         hooks: Iterable[Hook] = (),
         after: Callable[[], object] | None = None,
     ) -> None:
-        self._registry, self._value, self._hooks, self._after = (
-            registry,
-            value,
-            tuple(hooks),
-            after,
-        )
+        self._registry = registry
+        self._value = value
+        self._hooks = tuple(hooks)
+        self._after = after
         # points that it connects and that the model must pass, and with those the
         # writes that carry their edits
-        self.names, self.targets = list[str](), set[str]()
+        self.names = list[str]()
+        self.targets = set[str]()
         self._scoped: tuple[tuple[str, ScopedHook], ...] = ()
-        self._is_closed, self._has_gradient = True, False
+        self._is_closed = True
+        self._has_gradient = False
 
     def open(self) -> T:
         """Set the hooks and connect their points."""
@@ -63,7 +63,9 @@ class HookScope(Scope[T]):
         self._dispatcher = dispatcher = registry.session
         # hook points that the run has passed, modules that ran to their end, and
         # whether some ran in another thread
-        self.targets, self.trace, self.full_runs = set(), set[str](), set[str]()
+        self.targets = set()
+        self.trace = set[str]()
+        self.full_runs = set[str]()
         self.elsewhere = self._is_closed = False
         self._scoped = tuple(
             [(name, ScopedHook(hook, self, side)) for name, hook, side in self._hooks]
@@ -71,7 +73,8 @@ class HookScope(Scope[T]):
         in_use = {*dispatcher.unconnected(), *dict(self._scoped)}
         acting = dispatcher.acting()
         connected = set().union(*[scope.targets for scope in acting])
-        self._task, self._generator = _running_task(), _open_generator()
+        self._task = _running_task()
+        self._generator = _open_generator()
         self.is_open = True
         _CURRENT.set((*_CURRENT.get(), self))
         dispatcher.scopes = (*dispatcher.scopes, self)
@@ -171,7 +174,10 @@ class HookScope(Scope[T]):
         if self not in _CURRENT.get():
             # of a task that ended without leaving its block, as a notebook's cell does,
             # the thread takes it over
-            task = None if self._task is None else self._task()
+            if self._task is None:
+                task = None
+            else:
+                task = self._task()
             if self._task is None or not (task is None or task.done()):
                 return False
         if self._generator is not None and not _is_running(self._generator[0]):
@@ -224,7 +230,9 @@ class RunState:
         """Go to the beginning of a run; without ``n_series``, of one that the lens did
         not start.
         """
-        self.n_series, self.step, self.block_rows = n_series, 0, block_rows
+        self.n_series = n_series
+        self.step = 0
+        self.block_rows = block_rows
         self.first, self.whole = part
         self.forwards += n_series or 0
         self.offset.clear()
@@ -248,11 +256,10 @@ class RunState:
             return rows
         series = self.block_rows or self.n_series
         assert series is not None
-        paths = (
-            (len(rows) // self.whole, self.whole, -1)
-            if self.sample_major
-            else (1, self.whole, -1)
-        )
+        if self.sample_major:
+            paths = (len(rows) // self.whole, self.whole, -1)
+        else:
+            paths = (1, self.whole, -1)
         return rows.unflatten(0, paths).narrow(1, self.first, series).flatten(0, 2)
 
 
@@ -264,12 +271,10 @@ class ScopedHook:
     def __init__(
         self, function: Callable[..., Any], scope: HookScope[Any], direction: Direction
     ) -> None:
-        self.function, self.scope, self.direction, self.calls = (
-            function,
-            scope,
-            direction,
-            0,
-        )
+        self.function = function
+        self.scope = scope
+        self.direction = direction
+        self.calls = 0
         # never changes what it sees; treats every row of a batch by itself; does so
         # once it knows which rows run
         marks = [
@@ -333,9 +338,13 @@ def resolve_hooks(
                 f"{direction}_hooks has {pair!r}; expected a list of pairs, [(name,"
                 " function), …]"
             )
-        name, hook = get_name(pair[0]), pair[1]
+        name = get_name(pair[0])
+        hook = pair[1]
         _refuse_other_arguments(hook)
-        matches = list(filter(name, names)) if callable(name) else select(names, name)
+        if callable(name):
+            matches = list(filter(name, names))
+        else:
+            matches = select(names, name)
         if not matches:
             raise UnknownNameError(
                 f"{name!r} is true of no hook point; lens.hook_table() lists them"
@@ -388,7 +397,9 @@ def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
         task = asyncio.current_task()
     except RuntimeError:
         return None
-    return None if task is None else weakref.ref(task)
+    if task is None:
+        return None
+    return weakref.ref(task)
 
 
 def _open_generator() -> tuple[int, str] | None:

@@ -25,7 +25,8 @@ _READS = (
     "A branch reads the stream, hook_resid_pre or hook_resid_mid, through its norm;"
     " edit it there."
 )
-_HEADS, _MLP = "lens.weights.heads(layer)", "lens.weights.mlp(layer)"
+_HEADS = "lens.weights.heads(layer)"
+_MLP = "lens.weights.mlp(layer)"
 _FULL = "get_full_resid_decomposition(return_labels=True)"
 
 # hook points that have no counterpart -> the replacement
@@ -323,9 +324,12 @@ def find_point(component: str) -> tuple[str, str]:
     if match is None:
         return "", ""
     stack, layer, kind, head = match.groups(default="")
-    end = (
-        f"{kind}.hook_z" if head else f"{kind}.hook_out" if kind else "hook_resid_post"
-    )
+    if head:
+        end = f"{kind}.hook_z"
+    elif kind:
+        end = f"{kind}.hook_out"
+    else:
+        end = "hook_resid_post"
     return f"{stack and stack + '_'}blocks.{layer}.{end}", head
 
 
@@ -337,7 +341,9 @@ def find_component(point: str) -> str:
         r"^(?:(\w+)_)?blocks\.", lambda match: f"{match[1]}." if match[1] else "", point
     )
     text = re.sub(r"\.hook_(?:z|result)$", ".*", text.removesuffix(".hook_out"))
-    return point if ".hook_" in text else text
+    if ".hook_" in text:
+        return point
+    return text
 
 
 def full_name(names: Iterable[str], key: Key) -> str | None:
@@ -386,11 +392,9 @@ def _split(name: str) -> _Parts | None:
     # "decoder.ln_final.hook_normalized", "encoder.hook_embed",
     # "ln_final.hook_normalized"
     first, _, rest = kind.partition(".")
-    return (
-        _Parts(short, None, first, rest)
-        if first in ("encoder", "decoder")
-        else _Parts(short, None, "", kind)
-    )
+    if first in ("encoder", "decoder"):
+        return _Parts(short, None, first, rest)
+    return _Parts(short, None, "", kind)
 
 
 def _parse(key: Key, stacks: set[str]) -> _Parts | None:
@@ -403,8 +407,11 @@ def _parse(key: Key, stacks: set[str]) -> _Parts | None:
             )
         match = _LETTERS.fullmatch(key)
         if match is None:
-            return _translate(_Parts(key)) if re.fullmatch(r"[a-z_]+", key) else None
-        key, stacks = (match[1], int(match[2]), match[3]), set()
+            if re.fullmatch(r"[a-z_]+", key):
+                return _translate(_Parts(key))
+            return None
+        key = (match[1], int(match[2]), match[3])
+        stacks = set()
     if not key or not isinstance(key[0], str):
         return None
     layer = next((entry for entry in key[1:2] if not isinstance(entry, str)), None)
@@ -473,4 +480,6 @@ def _ambiguous(key: Key, matches: list[str], points: dict[str, _Parts]) -> str:
     )
     # what get_act_name gives, which takes no stack
     by_layer_alone = isinstance(key, str) and key.startswith("blocks.")
-    return f"{message} {PATCHING}" if by_layer_alone else message
+    if by_layer_alone:
+        return f"{message} {PATCHING}"
+    return message

@@ -86,7 +86,8 @@ class Weights:
     """
 
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
-        self._model, self._wiring = model, wiring
+        self._model = model
+        self._wiring = wiring
 
     def heads(
         self,
@@ -117,22 +118,19 @@ class Weights:
             for letter in ("q", "k", "v")
         )
         if fold_norm:
-            norm = (
-                self._norm(f"{column.block(layer)}.{row.norm}")
-                if row.norm
-                else (None, None)
-            )
-            other = (
-                self._norm(self._wiring.stack(row.keys_from).ln_final)
-                if row.keys_from
-                else norm
-            )
-            q, k, v = _fold(q, norm), _fold(k, other), _fold(v, other)
+            if row.norm:
+                norm = self._norm(f"{column.block(layer)}.{row.norm}")
+            else:
+                norm = (None, None)
+            other = norm
+            if row.keys_from:
+                other = self._norm(self._wiring.stack(row.keys_from).ln_final)
+            q = _fold(q, norm)
+            k = _fold(k, other)
+            v = _fold(v, other)
         out = head_output_weights(self._model, column, layer, row.kind)
-        bias, scale = (
-            self.b_O(layer, row.kind, column.name),
-            self.scale(layer, row.kind, column.name),
-        )
+        bias = self.b_O(layer, row.kind, column.name)
+        scale = self.scale(layer, row.kind, column.name)
         return HeadWeights(
             q[0], k[0], v[0], out.detach(), q[1], k[1], v[1], bias, scale
         )
@@ -152,11 +150,9 @@ class Weights:
         """
         column = self._wiring.stack(stack)
         mix = column.writer(kind, layer).mix
-        return (
-            1.0
-            if mix is None
-            else mix(self._model.get_submodule(column.block(layer)))[0]
-        )
+        if mix is None:
+            return 1.0
+        return mix(self._model.get_submodule(column.block(layer)))[0]
 
     def mlp(
         self,
@@ -299,7 +295,8 @@ class Weights:
             weight = rearrange(weight, f"{part.layout} d_model -> {axes[0]}", **sizes)
             bias = rearrange(bias, f"{part.layout} -> {axes[1]}", **sizes)
         if part.parts > 1:
-            weight, bias = weight[part.part], bias[part.part]
+            weight = weight[part.part]
+            bias = bias[part.part]
         return _times_gain(weight, part.gain), _times_gain(bias, part.gain)
 
     def _norm(self, path: str) -> tuple[Tensor | None, Tensor | None]:
@@ -322,15 +319,15 @@ def for_every_head(shared: Tensor, n_heads: int) -> Tensor:
     """Repeat keys or values (…, head, d_head) where several of ``n_heads`` query heads
     share one.
     """
-    return (
-        shared.repeat_interleave(n_heads // shared.shape[-2], dim=-2)
-        if shared.shape[-2] != n_heads
-        else shared
-    )
+    if shared.shape[-2] != n_heads:
+        return shared.repeat_interleave(n_heads // shared.shape[-2], dim=-2)
+    return shared
 
 
 def _times_gain(weight: Tensor, gain: float) -> Tensor:
-    return weight if gain == 1.0 else weight * gain
+    if gain == 1.0:
+        return weight
+    return weight * gain
 
 
 def parameters(
@@ -342,7 +339,8 @@ def parameters(
     # a row may name the block itself by an empty path
     module: Any = model.get_submodule(path.rstrip("."))
     name, other = ("weight", "bias") if part is None else (part.weight, part.bias)
-    weight, bias = getattr(module, name, None), getattr(module, other, None)
+    weight = getattr(module, name, None)
+    bias = getattr(module, other, None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
         matrices = (
             ", ".join(

@@ -34,7 +34,9 @@ class Site:
 
     def within(self, block: str) -> Site:
         """Return the same site with its module path made absolute."""
-        path = f"{block}.{self.module}" if self.module else block
+        path = block
+        if self.module:
+            path = f"{block}.{self.module}"
         return Site(path, self.side, self.arg, self.layout)
 
 
@@ -146,7 +148,9 @@ class Attention:
         """Return the number of heads of "q", "k", "v" or "gate" in a stack of
         ``n_heads``.
         """
-        return n_heads if letter in ("q", "gate") else self.n_kv_heads or n_heads
+        if letter in ("q", "gate"):
+            return n_heads
+        return self.n_kv_heads or n_heads
 
     @property
     def inputs(self) -> dict[str, Projection]:
@@ -162,7 +166,9 @@ class Attention:
         """Axis of the patterns that counts series: their queries where series attend to
         each other as rows.
         """
-        return 2 if self.pattern_layout.startswith("pos ") else 0
+        if self.pattern_layout.startswith("pos "):
+            return 2
+        return 0
 
 
 @dataclass(frozen=True)
@@ -272,7 +278,9 @@ class Stack:
         """Start of this stack's block names: ``encoder_blocks``, ``decoder_blocks`` or
         ``blocks``.
         """
-        return f"{self.name}_blocks" if self.name else "blocks"
+        if self.name:
+            return f"{self.name}_blocks"
+        return "blocks"
 
     def block(self, layer: int) -> str:
         """Return the path of one native block."""
@@ -338,7 +346,9 @@ class Stack:
             raise InputError(
                 f"stack {self.name!r} has no attention, so it has no heads to look at"
             )
-        target = kinds[-1] if kind is None else kind
+        target = kind
+        if kind is None:
+            target = kinds[-1]
         if target not in kinds:
             raise unknown_name("attention", target, kinds)
         return target, [

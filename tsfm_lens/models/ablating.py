@@ -64,12 +64,13 @@ def ablated_variants(
     """Make the interventions that ablate each component by itself, with one reference
     for all.
     """
-    activations = (
-        reference_activations(lens, how, reference, horizon)
-        if how in _WITH_REFERENCE
-        else None
-    )
-    options = {"seed": seed} if how in ("resample", "noise") else {}
+    activations = None
+    if how in _WITH_REFERENCE:
+        activations = reference_activations(lens, how, reference, horizon)
+    if how in ("resample", "noise"):
+        options = {"seed": seed}
+    else:
+        options = {}
     return [
         tuple(knock_outs(lens, [component], how, activations, **options))
         for component in components

@@ -225,9 +225,9 @@ class Adapter(ABC):
         """Return the paths that a rollout of quantiles feeds back; 1 where one pass
         covers the horizon.
         """
-        return (
-            len(self.unrolled or self.levels) or 1 if horizon > self.longest_pass else 1
-        )
+        if horizon > self.longest_pass:
+            return len(self.unrolled or self.levels) or 1
+        return 1
 
     @property
     def passes(self) -> int:
@@ -323,8 +323,11 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
     is linear already.
     """
     out = without_gain(norm, x, like)
-    out = out if norm.weight is None else out * norm.weight
-    return out if norm.bias is None else out + norm.bias
+    if norm.weight is not None:
+        out = out * norm.weight
+    if norm.bias is None:
+        return out
+    return out + norm.bias
 
 
 def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> None:
@@ -370,18 +373,17 @@ def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | 
     is given.
     """
     refuse_covariates(adapter, batch)
-    return (
-        default_horizon(adapter, batch)
-        if horizon is None and batch.has_covariates
-        else horizon
-    )
+    if horizon is None and batch.has_covariates:
+        return default_horizon(adapter, batch)
+    return horizon
 
 
 def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
     """Refuse levels beyond those that a model emits; its library may give the nearest
     in their place.
     """
-    low, high = levels[0], levels[-1]
+    low = levels[0]
+    high = levels[-1]
     for level in requested:
         if not low - 1e-9 <= level <= high + 1e-9:
             raise InputError(

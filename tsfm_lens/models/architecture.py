@@ -102,7 +102,10 @@ class Encoded:
         """Return series ``start`` to ``stop``, whole items, with the padding and the
         spans of the whole batch.
         """
-        count = len(self.rows) if self.items is None else self.items
+        if self.items is None:
+            count = len(self.rows)
+        else:
+            count = self.items
         series_per_item = len(self.batch) // count
         cuts = {
             count: slice(start // series_per_item, stop // series_per_item),
@@ -121,9 +124,9 @@ class Encoded:
 
         series = cuts[len(self.batch)]
         first, full = self.place
-        before = (
-            len(name_rows(self.batch.select(range(start)), self.packed)) if start else 0
-        )
+        before = 0
+        if start:
+            before = len(name_rows(self.batch.select(range(start)), self.packed))
         return replace(
             self,
             inputs={name: cut(name, value) for name, value in self.inputs.items()},
@@ -184,7 +187,9 @@ def in_data_units(normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 
 def name_rows(batch: SeriesBatch, packed: bool) -> tuple[str, ...]:
     """Return the names of the rows that hooks see; see :class:`Encoded`."""
-    return tuple(dict.fromkeys(batch.groups)) if packed else batch.ids
+    if packed:
+        return tuple(dict.fromkeys(batch.groups))
+    return batch.ids
 
 
 class Prediction(NamedTuple):
@@ -326,7 +331,9 @@ class Architecture:
     @property
     def extra(self) -> str:
         """Name of the extra of its optional library, "" if it needs none."""
-        return "" if self.library is None else self.library.name
+        if self.library is None:
+            return ""
+        return self.library.name
 
     @property
     def importable(self) -> bool:

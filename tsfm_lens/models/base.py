@@ -220,11 +220,9 @@ class LensBase(NativeModule):
         """Return components by name or glob, all if none is given; UnknownNameError for
         one that matches nothing.
         """
-        return (
-            select_components(self.wiring, *patterns)
-            if patterns
-            else list(all_components(self.wiring))
-        )
+        if patterns:
+            return select_components(self.wiring, *patterns)
+        return list(all_components(self.wiring))
 
     def provenance(self) -> dict[str, object]:
         """Return the origin of a result: model, revision, architecture and versions."""
@@ -330,7 +328,9 @@ class LensBase(NativeModule):
     @property
     def tokens(self) -> Any:
         """Token model that takes ids; None if the model is not one."""
-        return self.adapter if hasattr(self.adapter, "encode_tokens") else None
+        if hasattr(self.adapter, "encode_tokens"):
+            return self.adapter
+        return None
 
     @property
     def first_value_token(self) -> int:
@@ -369,16 +369,19 @@ class LensBase(NativeModule):
             InputError: the future has another shape, one pass cannot yield the horizon,
                 or a scale overflows.
         """
-        batch = series if isinstance(series, SeriesBatch) else as_series(series)
+        if isinstance(series, SeriesBatch):
+            batch = series
+        else:
+            batch = as_series(series)
         horizon = covered(self.adapter, batch, horizon)
-        values = (
-            None if future is None else torch.as_tensor(to_floats(future, "the future"))
-        )
-        ids = (
-            None
-            if tokens is None
-            else torch.as_tensor(to_floats(tokens, "the array of tokens"))
-        )
+        if future is None:
+            values = None
+        else:
+            values = torch.as_tensor(to_floats(future, "the future"))
+        if tokens is None:
+            ids = None
+        else:
+            ids = torch.as_tensor(to_floats(tokens, "the array of tokens"))
         if values is not None and ids is not None:
             raise InputError("give either future values or decoder tokens, not both")
         for array in (values, ids):
@@ -400,9 +403,10 @@ class LensBase(NativeModule):
                 f" {self.wiring.architecture} yields 1 to {self.adapter.longest_pass}"
                 " steps, lens.forecast forecasts further"
             )
-        options = (
-            {"future": values, "tokens": ids} if self.adapter.readout == "token" else {}
-        )
+        if self.adapter.readout == "token":
+            options = {"future": values, "tokens": ids}
+        else:
+            options = {}
         encoded = self.adapter.encode(
             batch, horizon=None if horizon is None else int(horizon), **options
         )
@@ -479,7 +483,8 @@ class LensBase(NativeModule):
             >>> lens.cfg.n_layers, lens.cfg.n_heads, lens.cfg.d_model, lens.cfg.act_fn
             (3, 4, 96, 'relu')
         """
-        wiring, model = self.wiring, self.adapter.model
+        wiring = self.wiring
+        model = self.adapter.model
         stack = wiring.output_stack
         rows = [row for layer in range(stack.n_layers) for row in stack.rows(layer)]
         mlp = next((row for row in rows if isinstance(row, Mlp)), None)
@@ -489,11 +494,11 @@ class LensBase(NativeModule):
             (f"{stack.block(0)}.{row.norm}" for row in stack.rows(0) if row.norm),
             stack.ln_final,
         )
-        kind = (
-            ("LN" if isinstance(model.get_submodule(norm), nn.LayerNorm) else "RMS")
-            if norm
-            else None
-        )
+        kind = None
+        if norm:
+            kind = (
+                "LN" if isinstance(model.get_submodule(norm), nn.LayerNorm) else "RMS"
+            )
         return Config(
             model_name=self.model_id,
             architecture=wiring.architecture,
@@ -536,10 +541,8 @@ class LensBase(NativeModule):
                 no gradient came to any backward hook.
         """
         points = self.registry.points
-        forward, backward = (
-            resolve_hooks(points, fwd_hooks, "fwd"),
-            resolve_hooks(points, bwd_hooks, "bwd"),
-        )
+        forward = resolve_hooks(points, fwd_hooks, "fwd")
+        backward = resolve_hooks(points, bwd_hooks, "bwd")
         if not self.takes_ids and any(
             is_of_patching(hook) for _name, hook, _direction in forward
         ):
@@ -613,7 +616,9 @@ def _in_stacks(lens: LensBase, name: str) -> str:
         for other, module in lens._modules.items()
         if module and name in module._modules
     ]
-    return f"this model has {' and '.join(sorted(paths))}" if paths else ""
+    if paths:
+        return f"this model has {' and '.join(sorted(paths))}"
+    return ""
 
 
 def refuse_unknown(
@@ -625,7 +630,8 @@ def refuse_unknown(
         if name in allowed:
             continue
         near = get_close_matches(name, allowed, n=1, cutoff=0.4)
-        nearest = (
-            f"did you mean {near[0]}?" if near else f"it takes {', '.join(allowed)}"
-        )
+        if near:
+            nearest = f"did you mean {near[0]}?"
+        else:
+            nearest = f"it takes {', '.join(allowed)}"
         raise InputError(f"a {what} takes no {name!r}; {ARGUMENTS.get(name, nearest)}")

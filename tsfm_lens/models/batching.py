@@ -84,7 +84,9 @@ class ForecastRequest:
         for no bound.
         """
         rows = self.lens.adapter.rows_at_once
-        return None if rows is None else max(1, rows // self.paths)
+        if rows is None:
+            return None
+        return max(1, rows // self.paths)
 
     @cached_property
     def per_item(self) -> int:
@@ -101,13 +103,12 @@ class ForecastRequest:
         """Ranges of series whose draws are one native call each; the whole batch where
         nothing is drawn.
         """
-        size = (
-            self.batch_size
-            if self.batch_size is not None
-            else DRAWN
-            if self.draws
-            else len(self.batch)
-        )
+        if self.batch_size is not None:
+            size = self.batch_size
+        elif self.draws:
+            size = DRAWN
+        else:
+            size = len(self.batch)
         return cut(self.batch, size)
 
     @property
@@ -119,10 +120,13 @@ class ForecastRequest:
         """Return the pieces of blocks that some series of the batch are; items count
         where rows are items.
         """
-        unit = self.per_item if self.lens.adapter.multivariate else 1
+        unit = 1
+        if self.lens.adapter.multivariate:
+            unit = self.per_item
         pieces = []
         for index, (first, last) in enumerate(self.blocks):
-            low, high = max(first, start), min(last, stop)
+            low = max(first, start)
+            high = min(last, stop)
             if low < high:
                 count, position, size = (
                     number // unit for number in (high - low, low - first, last - first)
@@ -138,20 +142,26 @@ class ForecastRequest:
         horizon, on every path.
         """
         adapter = self.lens.adapter
-        ahead = 1 if adapter.rollout == "tokens" else adapter.longest_pass
+        if adapter.rollout == "tokens":
+            ahead = 1
+        else:
+            ahead = adapter.longest_pass
         return self.paths * -(-self.horizon // ahead)
 
     def drawing(self, pieces: Sequence[Piece], *, guarded: bool = False) -> BlockDraws:
         """Return the mode under which pieces of blocks draw their share."""
         adapter = self.lens.adapter
-        outer = self.paths if self.lens.wiring.sample_major else 1
+        outer = 1
+        if self.lens.wiring.sample_major:
+            outer = self.paths
         return BlockDraws(
             pieces, axis=adapter.draw_axis or 0, outer=outer, guarded=guarded
         )
 
     def lengths(self) -> dict[str, int]:
         """Count the tokens that the longest item has in the widest pass, by stack."""
-        adapter, longest = self.lens.adapter, int(np.argmax(self.batch.lengths))
+        adapter = self.lens.adapter
+        longest = int(np.argmax(self.batch.lengths))
         group = self.batch.group_index
         item = self.batch.select(
             np.flatnonzero(np.asarray(group) == group[longest]).tolist()
@@ -212,7 +222,8 @@ def cut(batch: SeriesBatch, most: int) -> list[Range]:
     together.
     """
     starts = [0, *(np.flatnonzero(np.diff(batch.group_index)) + 1).tolist(), len(batch)]
-    ranges, begin = [], 0
+    ranges = []
+    begin = 0
     for here, next_start in zip(starts[1:], [*starts[2:], None], strict=True):
         if next_start is None or next_start - begin > most:
             ranges.append((begin, here))
@@ -239,11 +250,10 @@ def plan(
     for start, stop in request.blocks:
         number = -(-(stop - start) // fit)
         # parts of about equal size
-        block = (
-            request.batch
-            if stop - start == len(request.batch)
-            else request.batch.select(range(start, stop))
-        )
+        if stop - start == len(request.batch):
+            block = request.batch
+        else:
+            block = request.batch.select(range(start, stop))
         ranges += [
             (start + first, start + last)
             for first, last in cut(block, -(-len(block) // number))
@@ -260,7 +270,8 @@ def halved(
     """Run ranges of a batch one after the other; one that runs out of memory again as
     two halves.
     """
-    results, queue = [], list(ranges)
+    results = []
+    queue = list(ranges)
     while queue:
         start, stop = queue.pop(0)
         try:
@@ -286,7 +297,9 @@ def reason_uncut(request: ForecastRequest, whole: Sequence[str]) -> str:
     """
     if whole:
         return by_row_hint(whole)
-    return "give batch_size=…, which draws other paths" if request.joint else ""
+    if request.joint:
+        return "give batch_size=…, which draws other paths"
+    return ""
 
 
 def by_row_hint(whole: Sequence[str]) -> str:
@@ -363,7 +376,8 @@ def forecast_in_parts(
 
     with request.lens.registry.attach():
         full = request.lens.registry.session.across_rows()
-        ranges, untrimmed = plan(request, full), reason_uncut(request, full)
+        ranges = plan(request, full)
+        untrimmed = reason_uncut(request, full)
         parts = halved(run, request.batch, ranges, untrimmed)
     return Forecast.joined(parts, request.batch)
 
@@ -411,7 +425,10 @@ def fitting(
 
 def count_tokens(encoded: Encoded) -> dict[str, int]:
     """Return the tokens of an item by stack; a packed sequence shows every variate's."""
-    per_item = 1 if encoded.packed else -(-len(encoded.batch) // encoded.n_items)
+    if encoded.packed:
+        per_item = 1
+    else:
+        per_item = -(-len(encoded.batch) // encoded.n_items)
     return {stack: len(spans) * per_item for stack, spans in encoded.spans.items()}
 
 
@@ -425,7 +442,8 @@ def estimate_bytes(
     numbers = 6 * paths * variates * width_of_output(lens)
     keys = sum(lengths.values())
     for stack in wiring.stacks:
-        rows, tokens = paths if stack is wiring.output_stack else 1, lengths[stack.name]
+        rows = paths if stack is wiring.output_stack else 1
+        tokens = lengths[stack.name]
         width = max(stack.d_model, stack.n_heads * stack.d_head)
         per_token = 3 * stack.n_heads * keys + 12 * width + 4 * stack.d_mlp
         numbers += rows * (tokens * per_token + 2 * stack.n_layers * width * keys)
@@ -436,12 +454,17 @@ def kept_bytes(
     lens: LensBase, names: Iterable[str], lengths: Mapping[str, int]
 ) -> dict[str, int]:
     """Guess the bytes of the activations of one item at some hook points, by name."""
-    points, wiring, wide = lens.registry.points, lens.wiring, width_of_output(lens)
+    points = lens.registry.points
+    wiring = lens.wiring
+    wide = width_of_output(lens)
     sizes = {}
     for name in names:
         stack = wiring.stack(points[name].stack)
         tokens = lengths[stack.name]
-        keys = tokens if "cross" not in points[name].kind else max(lengths.values())
+        if "cross" not in points[name].kind:
+            keys = tokens
+        else:
+            keys = max(lengths.values())
         axes = {
             "batch": 1,
             "pos": tokens,

@@ -24,13 +24,16 @@ from torch import Tensor, nn
 from tsfm_lens.core.errors import CheckpointError, LensError
 from tsfm_lens.core.extensions import extensible
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-CONFIG, GENERATION = "config.json", "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
 COMPRESSION = "compression.json"
 """Beside weights some of which are factors of the model's matrices; see
 ``tsfm_lens.compress``.
 """
-SUFFIX, COMPRESSED = ".safetensors", ".compressed"
+SUFFIX = ".safetensors"
+COMPRESSED = ".compressed"
 """Of files of weights, and of those beside compression.json: libraries fill missing
 tensors with random numbers, and some of them open any file of their suffix."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -122,7 +125,9 @@ def in_our_words(doing: str) -> Iterator[None]:
 def shortened(text: str, limit: int = 300) -> str:
     """Return a text on one line, at most ``limit`` characters long."""
     line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    if len(line) <= limit:
+        return line
+    return f"{line[: limit - 1]}…"
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -293,7 +298,9 @@ def unwrap_module(native: Any) -> nn.Module:
     if isinstance(native, nn.Module):
         return native
     inner = getattr(native, "inner_model", None)
-    return inner if isinstance(inner, nn.Module) else native.model
+    if isinstance(inner, nn.Module):
+        return inner
+    return native.model
 
 
 def list_expected(

@@ -37,9 +37,11 @@ class Conditions:
 
     def __init__(self, lens: Lens) -> None:
         self.lens = lens
-        self._hooks, self._mode = snapshot_hooks(lens), _mode(lens)
+        self._hooks = snapshot_hooks(lens)
+        self._mode = _mode(lens)
         weights = _weights(lens.model)
-        self._writes, self._numbers = _writes(weights), _last_numbers(weights)
+        self._writes = _writes(weights)
+        self._numbers = _last_numbers(weights)
         self._text = _format_numbers(self._numbers)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -57,12 +59,9 @@ class Conditions:
 
     def refuse_other_model(self) -> None:
         """Refuse other weights, another mode or another precision."""
-        name, cure = (
-            self.lens.model_id,
-            (
-                "so the run would mix two models. Make a new one: lens.run(series,"
-                " horizon)"
-            ),
+        name = self.lens.model_id
+        cure = (
+            "so the run would mix two models. Make a new one: lens.run(series, horizon)"
         )
         mode = _mode(self.lens)
         # the numbers are views: they are of the weights of now as long as those have
@@ -93,13 +92,13 @@ def snapshot_hooks(lens: Lens) -> tuple[object, ...]:
 
 
 def _mode(lens: Lens) -> str:
-    mode = "training mode" if lens.training else "evaluation mode"
+    mode = "evaluation mode"
+    if lens.training:
+        mode = "training mode"
     precision = autocast_dtype(lens.device)
-    return (
-        f"{mode} and full precision"
-        if precision is None
-        else f"{mode} and autocast to {precision}"
-    )
+    if precision is None:
+        return f"{mode} and full precision"
+    return f"{mode} and autocast to {precision}"
 
 
 def _weights(model: nn.Module) -> list[Tensor]:

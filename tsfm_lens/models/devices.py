@@ -16,7 +16,9 @@ def checked_device(device: Any) -> torch.device:
         torch.zeros(1, device=checked).item()
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         # of drivers that are broken, torch's own words say more than that none is there
-        details = f" (torch says: {error})" if is_broken(device) else ""
+        details = ""
+        if is_broken(device):
+            details = f" (torch says: {error})"
         raise InputError(
             f"no device {str(device)!r} here; there is {', '.join(devices())}{details}"
         ) from error

@@ -27,7 +27,8 @@ def seeded(seed: int, device: torch.device) -> Block[None]:
     """Seed torch's generators of the CPU and of a device while the block runs; their
     state is left as it was.
     """
-    token, states = object(), list[tuple[Tensor, Tensor | None]]()
+    token = object()
+    states = list[tuple[Tensor, Tensor | None]]()
 
     def begin() -> None:
         ONE_RUN.take(token)
@@ -102,12 +103,10 @@ class BlockDraws(TorchDispatchMode):
         guarded: bool = False,
     ) -> None:
         super().__init__()
-        self._pieces, self._axis, self._outer, self.guarded = (
-            list(pieces),
-            axis,
-            outer,
-            guarded,
-        )
+        self._pieces = list(pieces)
+        self._axis = axis
+        self._outer = outer
+        self.guarded = guarded
         self._stops = list(accumulate(piece.count for piece in pieces))
         self._alone = len(self._pieces) == 1 and self._pieces[0].whole
         self._alike = len(set(self._pieces)) == 1 and self._pieces[0].whole
@@ -123,14 +122,16 @@ class BlockDraws(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run ``func``, block by block if it draws."""
-        kwargs, name = kwargs or {}, func.overloadpacket.__name__
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
         draws = torch.Tag.nondeterministic_seeded in func.tags and not any(
             word in name for word in _WITHOUT_DRAWS
         )
         if not draws or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         of_indices = name == "multinomial"
-        axis, shape = 0 if of_indices else self._axis, _shape(args)
+        axis = 0 if of_indices else self._axis
+        shape = _shape(args)
         units = self._outer * self._stops[-1]
         if not self._alone and (axis >= len(shape) or shape[axis] % units):
             raise Unsplittable(
@@ -179,14 +180,15 @@ class BlockDraws(TorchDispatchMode):
             probabilities.sum(-1) <= 0
         )
         if bool(wrong.any()):
-            units = (
-                [0]
-                if self._alone
-                else wrong.unflatten(0, (self._outer, self._stops[-1], -1))
-                .any(2)
-                .any(0)
-                .nonzero()
-            )
+            if self._alone:
+                units = [0]
+            else:
+                units = (
+                    wrong.unflatten(0, (self._outer, self._stops[-1], -1))
+                    .any(2)
+                    .any(0)
+                    .nonzero()
+                )
             self.failures |= {
                 int(np.searchsorted(self._stops, int(unit), side="right"))
                 for unit in units
@@ -233,7 +235,8 @@ class BlockDraws(TorchDispatchMode):
         """Return the rows of one piece of an argument, in the order in which they stand
         alone.
         """
-        units, count = self._stops[-1], self._pieces[index].count
+        units = self._stops[-1]
+        count = self._pieces[index].count
         if isinstance(arg, Tensor):
             # arguments may broadcast from the right
             at = axis - (len(shape) - arg.ndim)
@@ -300,4 +303,6 @@ def _shape(args: tuple[Any, ...]) -> tuple[int, ...]:
     if tensors:
         return tuple(torch.broadcast_shapes(*tensors))
     sizes = [arg for arg in args if isinstance(arg, list | tuple)]
-    return tuple(sizes[-1]) if sizes else ()
+    if sizes:
+        return tuple(sizes[-1])
+    return ()

@@ -54,11 +54,10 @@ class Forecast:
         attrs: dict[str, object],
     ) -> Forecast:
         """Make the forecast of a native prediction."""
-        samples = (
-            None
-            if prediction.samples is None
-            else prediction.samples.numpy().astype(float)
-        )
+        if prediction.samples is None:
+            samples = None
+        else:
+            samples = prediction.samples.numpy().astype(float)
         quantiles = prediction.quantiles.permute(0, 2, 1).numpy().astype(float)
         mean = prediction.mean.numpy().astype(float)
         return cls(quantiles, levels, mean, samples, context, attrs)
@@ -115,7 +114,10 @@ class Forecast:
         """Return the forecast of some of the series, which ``batch`` holds."""
         if rows == list(range(len(self.context))):
             return self
-        samples = None if self.samples is None else self.samples[rows]
+        if self.samples is None:
+            samples = None
+        else:
+            samples = self.samples[rows]
         parts: dict[str, Any] = {
             "quantiles": self.quantiles[rows],
             "mean": self.mean[rows],
@@ -138,10 +140,8 @@ class Forecast:
         Its quantiles are in ascending order.
         """
         data = context_dataset(self.context, self.horizon, truth)
-        seasons, order = (
-            list(self.context.seasonalities),
-            np.argsort(self.levels, kind="stable"),
-        )
+        seasons = list(self.context.seasonalities)
+        order = np.argsort(self.levels, kind="stable")
         data = data.assign_coords(
             quantile=[self.levels[index] for index in order], season=("series", seasons)
         )

@@ -114,11 +114,9 @@ class Lens(LensBase):
             for note in unread_notes(self.adapter, request.batch)
             if note not in known
         ]
-        return (
-            replace(forecast, context=forecast.context.noted(notes))
-            if notes
-            else forecast
-        )
+        if notes:
+            return replace(forecast, context=forecast.context.noted(notes))
+        return forecast
 
     def run_with_hooks(
         self,
@@ -136,9 +134,9 @@ class Lens(LensBase):
         """
         refuse_unknown(run, "forecast" if rollout else "forward")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
-            return (
-                self.forecast(series, **run) if rollout else self.forward(series, **run)
-            )
+            if rollout:
+                return self.forecast(series, **run)
+            return self.forward(series, **run)
 
     def run_with_cache(
         self,
@@ -185,7 +183,10 @@ class Lens(LensBase):
         """
         refuse_unknown(run, "forecast" if rollout else "forward")
         refuse_run(self, rollout, incl_bwd, loss)
-        device = None if device is None else checked_device(device)
+        if device is None:
+            device = None
+        else:
+            device = checked_device(device)
         if pos_slice is not None and reduce is not None:
             raise InputError(
                 "pos_slice and reduce exclude each other; let the reducer take the"
@@ -193,12 +194,14 @@ class Lens(LensBase):
             )
         stop = run.pop("stop_at_layer", None)
         names = select_names(self, names_filter, stop)
-        reducer = (
-            reduce
-            if pos_slice is None
-            else at_positions(self.registry.points, names, pos_slice)
-        )
-        batch = series.batch if isinstance(series, Encoded) else as_series(series)
+        if pos_slice is None:
+            reducer = reduce
+        else:
+            reducer = at_positions(self.registry.points, names, pos_slice)
+        if isinstance(series, Encoded):
+            batch = series.batch
+        else:
+            batch = as_series(series)
         capture = Capture(
             self,
             batch,
@@ -224,7 +227,8 @@ class Lens(LensBase):
                     " the forecast"
                 )
                 if run.get("horizon") is not None:
-                    remark, run["future"] = "", self.median_path(batch, run["horizon"])
+                    remark = ""
+                    run["future"] = self.median_path(batch, run["horizon"])
             output, activations = capture.forward(
                 series if isinstance(series, Encoded) else self.encode(batch, **run)
             )

@@ -28,7 +28,8 @@ from tsfm_lens.models.checkpoint import (
     unwrap_module,
 )
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _PICKLED = "adapter_model.bin"
 
 
@@ -45,7 +46,9 @@ class StoredAdapter:
         configuration names it.
         """
         name = self.settings.get("base_model_name_or_path")
-        return str(name) if name else None
+        if name:
+            return str(name)
+        return None
 
     def merge(self, module: nn.Module) -> None:
         """Add the adapter to the matrices of a module, in place.
@@ -173,7 +176,8 @@ def merged(native: Any) -> tuple[Any, list[str]]:
     The model itself is returned where it has none, else a copy in which they are added
     to the matrices; a ``PeftModel`` gives the model inside.
     """
-    native = native.get_base_model() if hasattr(native, "peft_config") else native
+    if hasattr(native, "peft_config"):
+        native = native.get_base_model()
     if not isinstance(native, nn.Module) and not hasattr(native, "model"):
         # no model of a library; its opening names the fault
         return native, []

@@ -66,7 +66,8 @@ def with_noise(run: Run, sizes: Sequence[float], seed: int) -> Run:
     and future; categories stay.
     """
     batch = run.batch
-    values, futures = list(batch.values), list(batch.futures)
+    values = list(batch.values)
+    futures = list(batch.futures)
     for row, future in enumerate(futures):
         rng = np.random.default_rng([seed, row])
         size = sizes[row] * (not batch.categories[row])
@@ -140,11 +141,8 @@ def flat_contexts(
     ranges = np.array([np.ptp(values) if values.size else 0.0 for values in finite])
     steps = np.array([_float_step(values) for values in finite])
     if lens.adapter.readout == "token":
-        encoded = (
-            lens.encode(batch, future=np.zeros((len(batch), 1)))
-            if encoded is None
-            else encoded
-        )
+        if encoded is None:
+            encoded = lens.encode(batch, future=np.zeros((len(batch), 1)))
         steps = np.fmax(
             steps,
             _bin_widths(

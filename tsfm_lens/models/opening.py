@@ -93,7 +93,10 @@ def load(
         checked_device(device)
         folder, model_id, commit = _locate(str(source), revision)
         adapter = read_adapter(folder)
-        base_folder = folder if adapter is None else _base_folder(adapter)
+        if adapter is None:
+            base_folder = folder
+        else:
+            base_folder = _base_folder(adapter)
         files = checkpoint.read_checkpoint(base_folder)
         if os.path.lexists(base_folder / checkpoint.COMPRESSION):
             files = files.folded()
@@ -145,7 +148,9 @@ def _base_folder(adapter: StoredAdapter) -> Path:
     the adapter names. Where both are at hand and differ, the caller has to say which is
     meant.
     """
-    beside = adapter.folder if has_own_weights(adapter.folder) else None
+    beside = None
+    if has_own_weights(adapter.folder):
+        beside = adapter.folder
     if adapter.base is None:
         if beside is None:
             raise CheckpointError(
@@ -181,7 +186,8 @@ def _same_weights(folder: Path, other: Path) -> bool:
     """
     if folder.resolve() == other.resolve():
         return True
-    one, two = checkpoint.read_checkpoint(folder), checkpoint.read_checkpoint(other)
+    one = checkpoint.read_checkpoint(folder)
+    two = checkpoint.read_checkpoint(other)
     return one.files.keys() == two.files.keys() and all(
         filecmp.cmp(path, two.files[name], shallow=False)
         for name, path in one.files.items()
@@ -260,7 +266,8 @@ def _quiet() -> Block[None]:
     """Send to stderr what libraries print on loading, which may be among a command's
     JSON; threads take turns.
     """
-    token, before = object(), list[TextIO]()
+    token = object()
+    before = list[TextIO]()
 
     def begin() -> None:
         _ONE_LOADING.take(token)
@@ -344,10 +351,10 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
                 " hub id (owner/name)."
             ),
         )
-    shipped = (
-        None
-        if revision
-        else next(
+    if revision:
+        shipped = None
+    else:
+        shipped = next(
             filter(
                 None,
                 (
@@ -357,8 +364,9 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
             ),
             None,
         )
-    )
-    return _from_hub(source, revision) if shipped is None else (shipped, source, None)
+    if shipped is None:
+        return _from_hub(source, revision)
+    return (shipped, source, None)
 
 
 def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | None]:

@@ -90,7 +90,8 @@ class Capture:
         """Guess the bytes of one item that are kept; what a reducer leaves is not
         counted.
         """
-        lens, items = self.lens, len(set(self.batch.groups))
+        lens = self.lens
+        items = len(set(self.batch.groups))
         names = [name for name in self.names if name not in self.reducers]
         sizes = kept_bytes(lens, names, lengths)
         sizes = {
@@ -99,7 +100,10 @@ class Capture:
         }
         total = items * sum(sizes.values())
         if total > LITTLE:
-            device = torch.device(self.device) if self.device else lens.device
+            if self.device:
+                device = torch.device(self.device)
+            else:
+                device = lens.device
             limit = memory_limit(device)
             if total > limit:
                 largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
@@ -123,15 +127,15 @@ class Capture:
         """Return the output, or what is read of it, and the activations of a forward,
         in parts.
         """
-        lens, full = self.lens, self.whole
+        lens = self.lens
+        full = self.whole
         stored = self.kept(count_tokens(encoded))
 
         def run(start: int, stop: int) -> Tensor:
-            part = (
-                encoded
-                if stop - start == len(encoded.batch)
-                else encoded.part(start, stop)
-            )
+            if stop - start == len(encoded.batch):
+                part = encoded
+            else:
+                part = encoded.part(start, stop)
             output = lens.forward(part, stop_at_layer=self.stop)
             if self.loss is not None:
                 self.loss(output).backward()
@@ -142,25 +146,24 @@ class Capture:
             graph = torch.is_grad_enabled() and any(
                 weight.requires_grad for weight in lens.parameters()
             )
-            untrimmed = (
-                by_row_hint(full)
-                if full
-                else "run it under torch.no_grad(), to run in parts"
-                if graph
-                else ""
-            )
-            ranges = (
-                [(0, len(encoded.batch))]
-                if untrimmed
-                else forward_ranges(lens, encoded, stored)
-            )
+            if full:
+                untrimmed = by_row_hint(full)
+            elif graph:
+                untrimmed = "run it under torch.no_grad(), to run in parts"
+            else:
+                untrimmed = ""
+            if untrimmed:
+                ranges = [(0, len(encoded.batch))]
+            else:
+                ranges = forward_ranges(lens, encoded, stored)
             outputs, activations = self._run(ranges, run, uncut=untrimmed)
             activations.spans = encoded.spans
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs), activations
 
     def forecast_recorded(self, **run: Any) -> tuple[Forecast, Activations]:
         """Return a forecast and the activations of all its passes."""
-        lens, batch = self.lens, self.batch
+        lens = self.lens
+        batch = self.batch
         if lens.adapter.passes > 1:
             raise InputError(
                 "every forecast of this model runs on x and on -x; to record one run,"
@@ -169,15 +172,15 @@ class Capture:
             )
         request = check_request(lens, batch, **run)
         full = self.whole
-        passes = (
-            -(-request.horizon // lens.adapter.longest_pass)
-            if lens.adapter.rollout == "refeed"
-            else 1
-        )
+        passes = 1
+        if lens.adapter.rollout == "refeed":
+            passes = -(-request.horizon // lens.adapter.longest_pass)
         ranges = plan(
             request, full, self.kept(request.lengths(), request.paths * passes)
         )
-        outer = request.paths if lens.wiring.sample_major else 1
+        outer = 1
+        if lens.wiring.sample_major:
+            outer = request.paths
         untrimmed = reason_uncut(request, full)
         parts, activations = self._run(
             ranges,
@@ -213,17 +216,16 @@ class Capture:
                 return run(start, stop), activations
 
         results = halved(one, self.batch, ranges, uncut)
-        outputs, records = (
-            [output for output, _ in results],
-            [activations for _, activations in results],
-        )
+        outputs = [output for output, _ in results]
+        records = [activations for _, activations in results]
         return outputs, (
             records[0] if len(records) == 1 else self._joined(records, outer)
         )
 
     def _empty(self) -> Activations:
         lens, rows = self.lens, name_rows(self.batch, self.lens.adapter.packed)
-        major, attrs = lens.wiring.sample_major, lens.provenance()
+        major = lens.wiring.sample_major
+        attrs = lens.provenance()
         return Activations(
             lens.registry.points,
             self.rollout,
@@ -261,11 +263,9 @@ def select_names(
     """Return the hook points that a run keeps; errors as in
     :meth:`Lens.run_with_cache`.
     """
-    points, selection, names_filter = (
-        lens.registry.points,
-        set[str](),
-        get_name(names_filter),
-    )
+    points = lens.registry.points
+    selection = set[str]()
+    names_filter = get_name(names_filter)
     if names_filter is None:
         names = [name for name in points if not name.endswith("hook_result")]
     elif callable(names_filter):
@@ -296,7 +296,8 @@ def select_names(
 
 def forward_ranges(lens: LensBase, encoded: Encoded, kept: int = 0) -> list[Range]:
     """Plan the parts of a single forward, of about equal size."""
-    items, series = encoded.n_items, len(encoded.batch)
+    items = encoded.n_items
+    series = len(encoded.batch)
     if items == 1:
         return [(0, series)]
     per_item = -(-series // items)
@@ -362,16 +363,12 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
             # beyond the native horizon the context grows by whole forecasts, and
             # decoding starts anew
             restarts = adapter.restarts
-            growth = (
-                step // adapter.prediction_length * adapter.prediction_length
-                if restarts
-                else 0
-            )
-            return (
-                TokenSpans.patches(growth + offset, n_tokens, 1)
-                if stack == output
-                else shift_spans(growth)[stack]
-            )
+            growth = 0
+            if restarts:
+                growth = step // adapter.prediction_length * adapter.prediction_length
+            if stack == output:
+                return TokenSpans.patches(growth + offset, n_tokens, 1)
+            return shift_spans(growth)[stack]
         if adapter.rollout == "cache":
             base = shift_spans(0)[stack]
             width = base.stop[0] - base.start[0]

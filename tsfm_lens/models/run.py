@@ -231,15 +231,12 @@ class Run:
         """Return the point forecast of the single forward and its activations at hook
         points.
         """
-        encoded, names = (
-            self.encoded,
-            select_names(self.lens, names, None) if names else [],
-        )
-        reduce = (
-            None
-            if last is None
-            else at_positions(self.lens.registry.points, names, (-last, None))
-        )
+        encoded = self.encoded
+        names = select_names(self.lens, names, None) if names else []
+        if last is None:
+            reduce = None
+        else:
+            reduce = at_positions(self.lens.registry.points, names, (-last, None))
         capture = Capture(self.lens, self.batch, names, reduce)
         with torch.no_grad(), self._clock("recordings"):
             output, activations = capture.forward(encoded, self.read)
@@ -350,7 +347,9 @@ class Run:
                 for activations in holding
                 if self._looks_inside(activations) == self._looks_inside(requested)
             ]
-        return holding[0] if holding else None
+        if holding:
+            return holding[0]
+        return None
 
     def _looks_inside(self, names: Iterable[str]) -> bool:
         """Return whether some of the names are hook points inside attention."""
@@ -409,11 +408,15 @@ class Run:
 
     def as_rollout(self) -> Run:
         """Return the same run in the library's own rollout."""
-        return self if self.rollout else self._other(rollout=True)
+        if self.rollout:
+            return self
+        return self._other(rollout=True)
 
     def in_one_pass(self) -> Run:
         """Return the same run in one forward over the whole horizon."""
-        return self._other(rollout=False) if self.rollout else self
+        if self.rollout:
+            return self._other(rollout=False)
+        return self
 
     def redraw(self) -> Run:
         """Return the same run under the next seed, with draws and a forecast of its
@@ -426,13 +429,17 @@ class Run:
 
     def alone(self) -> Run:
         """Return the same run without twins."""
-        return self._other(n_twins=0) if self.n_twins else self
+        if self.n_twins:
+            return self._other(n_twins=0)
+        return self
 
     def compared(self) -> Run:
         """Return the same run, with as many twins as a claim takes if nobody said how
         many and they are little work.
         """
-        return self._other(n_twins=QUICK) if self.n_twins is None else self
+        if self.n_twins is None:
+            return self._other(n_twins=QUICK)
+        return self
 
     def twin(self, number: int) -> Run:
         """Return the same run of an untrained twin of the model, kept where the model
@@ -489,7 +496,10 @@ class Run:
             None if values is None else values[rows]
             for values in (self.truth, self.forced_path)
         )
-        full = None if self.full_batch is None else self.full_batch.select(rows)
+        if self.full_batch is None:
+            full = None
+        else:
+            full = self.full_batch.select(rows)
         parts: dict[str, Any] = {
             "truth": truth,
             "forced_path": forced_path,
@@ -572,21 +582,26 @@ class Run:
             return self
         if horizon not in self._others:
             how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
-            rollout = (
-                True
-                if self.rollout and self.horizon <= self.lens.adapter.longest_pass
-                else None
-            )
+            if self.rollout and self.horizon <= self.lens.adapter.longest_pass:
+                rollout = True
+            else:
+                rollout = None
             if self.full_batch is not None:
                 other = self.lens.run(
                     self.full_batch, horizon, holdout=True, rollout=rollout, **how
                 )
             else:
-                truth = None if self.truth is None else over_steps(self.truth, horizon)
+                if self.truth is None:
+                    truth = None
+                else:
+                    truth = over_steps(self.truth, horizon)
                 other = self.lens.run(
                     self.batch, horizon, truth=truth, rollout=rollout, **how
                 )
-            original = None if self.original is None else self.original.at(horizon)
+            if self.original is None:
+                original = None
+            else:
+                original = self.original.at(horizon)
             other = replace(other, original=original)
             self._others[horizon] = replace(
                 other, explicit_horizon=self.explicit_horizon, n_twins=self.n_twins
@@ -621,7 +636,8 @@ class Run:
         """Return the whole run as a dataset: series, truth, forecast, path, settings,
         provenance and cost.
         """
-        batch, data = self.batch, self.forecast.to_dataset(self.truth)
+        batch = self.batch
+        data = self.forecast.to_dataset(self.truth)
         data["mean"] = (("series", "step"), self.forecast.mean)
         if self.tokens_read:
             data["path"] = (("series", "step"), self.path)
@@ -653,7 +669,8 @@ class Run:
         Raises:
             InputError: the file cannot be written; one that was there stays as it was.
         """
-        target, data = Path(path), self.to_dataset()
+        target = Path(path)
+        data = self.to_dataset()
         # netCDF 3 has neither 64-bit integers nor timestamps of its own
         data = data.drop_vars(
             [

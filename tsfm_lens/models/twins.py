@@ -75,8 +75,6 @@ def make_twin(lens: Lens, number: int) -> Lens:
     """Make the twin of a number: every fifth has new weights, the others the model's
     own in random order.
     """
-    return (
-        reinitialised_twin(lens, number)
-        if number % _NEW == _NEW - 1
-        else untrained_twin(lens, number)
-    )
+    if number % _NEW == _NEW - 1:
+        return reinitialised_twin(lens, number)
+    return untrained_twin(lens, number)

@@ -19,7 +19,8 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
     numbers are too coarse for.
     """
     limit = adapter.context_length
-    trimmed, hidden = [], []
+    trimmed = []
+    hidden = []
     for name, values, levels in zip(
         batch.ids, batch.values, batch.categories, strict=True
     ):
@@ -29,7 +30,8 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
             continue
         read = values[-limit:]
         # missing values count for nothing in these
-        low, high = float(np.fmin.reduce(read)), float(np.fmax.reduce(read))
+        low = float(np.fmin.reduce(read))
+        high = float(np.fmax.reduce(read))
         if not low < high:
             continue
         step = adapter.number_step(read)
@@ -55,5 +57,7 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
 
 
 def _listed(words: Sequence[str]) -> str:
-    more = f", … ({len(words)} series)" if len(words) > _MOST_NAMES else ""
+    more = ""
+    if len(words) > _MOST_NAMES:
+        more = f", … ({len(words)} series)"
     return ", ".join(words[:_MOST_NAMES]) + more

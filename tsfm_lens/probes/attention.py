@@ -165,7 +165,10 @@ def pick_attention(
     """
     row = lens.wiring.stack(stack)
     kinds = row.attention_kinds()
-    attention = attention_over_time(row) if kind is None and kinds else str(kind)
+    if kind is None and kinds:
+        attention = attention_over_time(row)
+    else:
+        attention = str(kind)
     if not kinds:
         raise InputError(
             f"{lens.model_id} has no attention there, so it has no heads to look at"
@@ -190,7 +193,9 @@ def forecast_queries(maps: xr.Dataset) -> np.ndarray:
     ordinary = maps["query_special"].values == ""
     ahead = np.flatnonzero(ordinary & (start >= 0) & (start < maps.sizes["step"]))
     tokens = np.flatnonzero(ordinary)
-    return ahead if len(ahead) else tokens[[int(np.argmax(stop[tokens]))]]
+    if len(ahead):
+        return ahead
+    return tokens[[int(np.argmax(stop[tokens]))]]
 
 
 def normalise(entropy: xr.DataArray) -> xr.DataArray:
@@ -231,7 +236,10 @@ def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
     """Refuse variates; return rows of targets, beside which ``covariates`` may stand
     where rows are series.
     """
-    batch = run.batch.targets() if covariates and not run.lens.packed else run.batch
+    if covariates and not run.lens.packed:
+        batch = run.batch.targets()
+    else:
+        batch = run.batch
     if batch.multivariate:
         raise InputError(
             "the series of an item attend to one another, and this is defined for the"

@@ -56,7 +56,9 @@ DECOMPOSITIONS = {
 def list_decompositions(lens: Lens) -> tuple[str, ...]:
     """Return the attribution decompositions that a model allows, the default first."""
     decompositions = DECOMPOSITIONS[lens.emits]
-    return decompositions if lens.wiring.true_gradients else decompositions[-1:]
+    if lens.wiring.true_gradients:
+        return decompositions
+    return decompositions[-1:]
 
 
 @probe(
@@ -248,9 +250,9 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
 
 def of_median(parts: xr.DataArray) -> xr.DataArray:
     """Return the parts of the quantile nearest to the median, where there are several."""
-    return (
-        parts.sel(quantile=0.5, method="nearest") if "quantile" in parts.dims else parts
-    )
+    if "quantile" in parts.dims:
+        return parts.sel(quantile=0.5, method="nearest")
+    return parts
 
 
 Parts = tuple[Tensor, Tensor, int, float]
@@ -282,7 +284,9 @@ class _Split:
     def readout(self, streams: Tensor, like: Tensor | None = None) -> Tensor:
         """Read out streams (…, series, pos, d_model) of the positions that are read."""
         output = self.lens.frozen_readout(streams, self.run.encoded, like, self._unread)
-        return output[..., : self.run.horizon] if self.run.tokens is None else output
+        if self.run.tokens is None:
+            return output[..., : self.run.horizon]
+        return output
 
     def frozen(self, streams: Tensor) -> Tensor:
         """Read out streams under the full stream's scale in the norm."""
@@ -564,7 +568,8 @@ def writes_and_stream(
         parts = [activations[embed][:, trimmed] * factors["embed"]]
         for component, point in zip(components, points, strict=True):
             write = activations[point][:, trimmed]
-            write = write if component.head is None else write[..., component.head, :]
+            if component.head is not None:
+                write = write[..., component.head, :]
             parts.append(write * factors[component.layer, str(component.kind)])
         bias = _biases(lens, factors)
         names: list[Component | str] = ["embed", *components]
@@ -639,4 +644,6 @@ def _biases(lens: Lens, factors: Mapping[Place, float]) -> Tensor | None:
         for row in stack.attentions(layer)
         if not row.post_norm
     ]
-    return sum(biases[1:], biases[0]) if any(map(torch.any, biases)) else None
+    if any(map(torch.any, biases)):
+        return sum(biases[1:], biases[0])
+    return None

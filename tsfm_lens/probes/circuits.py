@@ -156,11 +156,9 @@ def minimal_circuit(
         search.take_shortest(_scores(bench, corrupted, ranking))
     search.prune(per_round, pairs)
     data = _dataset(bench, components, search)
-    label = (
-        getattr(behaviour, "__name__", type(behaviour).__name__)
-        if behaviour is not None
-        else "forecast"
-    )
+    label = "forecast"
+    if behaviour is not None:
+        label = getattr(behaviour, "__name__", type(behaviour).__name__)
     data.attrs = {
         "ranking": ranking,
         "tolerance": tolerance,
@@ -242,10 +240,8 @@ class _Bench:
         self.noise = np.max(
             [noise_floor(source, self._distance) for source in sources], axis=0
         )
-        self.gap, wide = (
-            self._distance(self.nothing, self.whole),
-            ranges(run, self.whole),
-        )
+        self.gap = self._distance(self.nothing, self.whole)
+        wide = ranges(run, self.whole)
         self.gap_share = _rms(self.nothing, self.whole) / np.where(wide > 0, wide, 1.0)
         # a flat forecast of a context that varies has a circuit: faithfulness is a
         # share of the gap, not of the shape
@@ -273,11 +269,8 @@ class _Bench:
         forecasts = point_forecasts(self.run, variants)
         # faithfulness and rankings by it must not depend on rounding
         for plain in (self.nothing, self.whole):
-            forecasts = (
-                keep_above_rounding(self.run, forecasts, plain)
-                if plain.size
-                else forecasts
-            )
+            if plain.size:
+                forecasts = keep_above_rounding(self.run, forecasts, plain)
         return forecasts
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
@@ -315,7 +308,9 @@ class _Bench:
                 "the behaviour gives values that are no numbers for some forecasts of"
                 " ablated models"
             )
-        return features[..., None] if features.ndim == forecasts.ndim - 1 else features
+        if features.ndim == forecasts.ndim - 1:
+            return features[..., None]
+        return features
 
 
 def _rms(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -343,7 +338,9 @@ class _Search:
         order = sorted(self.kept, key=lambda node: scores[node])
         values = self.values([order[:count] for count in range(1, len(order) + 1)])
         faithful = np.flatnonzero(values >= self.required)
-        count = int(faithful[-1]) + 1 if len(faithful) else 0
+        count = 0
+        if len(faithful):
+            count = int(faithful[-1]) + 1
         for node, value in zip(order[:count], values[:count], strict=True):
             self.remove([node], float(value))
         self.curve |= {

@@ -95,11 +95,10 @@ def causal_effects(
     """
     refuse_no_share(smallest, "smallest")
     lens = run.lens
-    targets = (
-        writers(lens.wiring)
-        if components is None
-        else lens.components(*listed(components, "components"))
-    )
+    if components is None:
+        targets = writers(lens.wiring)
+    else:
+        targets = lens.components(*listed(components, "components"))
     behind = {
         c: [b for b in later_branches(lens.wiring, c) if b.stack == c.stack]
         for c in targets

@@ -62,29 +62,35 @@ def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
                 continue
             value = values[argument]
             is_first = argument == next(iter(call.parameters))
-            what = requirement if is_first else f"as {argument} {requirement}"
+            if is_first:
+                what = requirement
+            else:
+                what = f"as {argument} {requirement}"
             cure = ""
             if expected is Lens and isinstance(value, Run):
                 cure = "; its .lens is one"
             raise InputError(f"{name} takes {what}; this is {called(value)}{cure}")
         return probe(*args, **options)
 
-    return checked if checks else probe
+    if checks:
+        return checked
+    return probe
 
 
 def of_kind(result: Any, kind: str, probe: str) -> xr.Dataset:
     """Check that a result of another probe is of a kind, and return it."""
     if isinstance(result, xr.Dataset) and result.attrs.get("kind") == kind:
         return result
-    text = (
-        f"of kind {result.attrs.get('kind')!r}"
-        if isinstance(result, xr.Dataset)
-        else called(result)
-    )
+    if isinstance(result, xr.Dataset):
+        text = f"of kind {result.attrs.get('kind')!r}"
+    else:
+        text = called(result)
     requirement = f"a Dataset of kind {kind!r}, as probes.{kind}(...) gives"
     raise InputError(f"probes.{probe} takes {requirement}; this is {text}")
 
 
 def called(value: object) -> str:
     """Name an object in a message, by its type."""
-    return "None" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "None"
+    return f"a {type(value).__name__}"

@@ -261,8 +261,6 @@ def _largest(shares: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the label of the largest share of each head; 0 where there is nothing to
     look at.
     """
-    return (
-        labels[shares.argmax(axis=-1)]
-        if len(labels)
-        else np.zeros(shares.shape[:-1], dtype=int)
-    )
+    if len(labels):
+        return labels[shares.argmax(axis=-1)]
+    return np.zeros(shares.shape[:-1], dtype=int)

@@ -446,11 +446,10 @@ def induction_overlap(
             "this induction result holds no entropies; give a head_entropy result"
             " beside it"
         )
-    normalised = (
-        normalise(induction["entropy"]).drop_attrs()
-        if entropy is None
-        else _align(induction, entropy)
-    )
+    if entropy is None:
+        normalised = normalise(induction["entropy"]).drop_attrs()
+    else:
+        normalised = _align(induction, entropy)
     data = induction[
         [
             data_var

@@ -49,7 +49,10 @@ def concentration_bound(
     if rank is not None and rank < 1:
         raise InputError(f"rank is {rank}, expected 1 or more")
     u, s, vt = core_svd(product[0], product[1].T)
-    n_modes = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
+    if rank is None:
+        n_modes = int((s > s[0] * 1e-12).sum())
+    else:
+        n_modes = min(rank, len(s))
     q = queries.double() @ u[:, :n_modes]
     k = keys.double() @ vt[:n_modes].T
     scaled = q * s[:n_modes]

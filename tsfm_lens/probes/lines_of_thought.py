@@ -246,11 +246,9 @@ def _modes(
     # padding lets a mode in the first or last bin count
     bin_width = (values[-1] - values[0]) / (len(values) - 1)
     blur = rules.smooth * largest / (rules.jump * bin_width)
-    density = (
-        gaussian_filter1d(probability.astype(float), blur, mode="constant")
-        if blur > 0
-        else probability
-    )
+    density = probability
+    if blur > 0:
+        density = gaussian_filter1d(probability.astype(float), blur, mode="constant")
     padded = np.pad(density, 1)
     top = density.max()
     height = rules.height * top
@@ -343,7 +341,9 @@ def _apart(
         return float("inf")
     distance = float(np.abs(one.path - other.path)[both].mean())
     reach = largest + float(np.maximum(one.width, other.width)[both].mean())
-    return distance if distance <= reach else float("inf")
+    if distance <= reach:
+        return distance
+    return float("inf")
 
 
 def _mark_threads(

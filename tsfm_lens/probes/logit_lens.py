@@ -127,7 +127,8 @@ def _token_lens(
     for stream in streams:
         with torch.no_grad():
             logits = lens.readout(stream, run.encoded)
-            logits = own_readout(run, logits) if stream is streams[-1] else logits
+            if stream is streams[-1]:
+                logits = own_readout(run, logits)
             p = torch.softmax(logits.double(), dim=-1).cpu()
         if with_logits:
             bin_logits.append(logits[..., first:].float().cpu().numpy())
@@ -143,11 +144,8 @@ def _token_lens(
     )
     best = probability.argmax(axis=-1)
     where = ("layer", "series", "step")
-    data = (
-        data.assign(logit=((*where, "bin"), np.stack(bin_logits)))
-        if bin_logits
-        else data
-    )
+    if bin_logits:
+        data = data.assign(logit=((*where, "bin"), np.stack(bin_logits)))
     return data.assign_coords(quantile=list(levels)).assign(
         probability=((*where, "bin"), probability),
         value=(("series", "bin"), values),

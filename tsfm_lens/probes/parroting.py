@@ -168,7 +168,9 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     usable = past[:, None] & (attention.max(axis=(0, 1)) > 0)
     on_band = usable & (far // lag * lag >= np.maximum(near, 1))
     shares = on_band.sum(0)[usable.any(0)] / usable.sum(0)[usable.any(0)]
-    chance = float(shares.mean()) if len(shares) else 0.0
+    chance = 0.0
+    if len(shares):
+        chance = float(shares.mean())
     vacuous = bool((on_band == usable).all())
     mass = (("layer", "head"), (attention * on_band).sum(axis=2).mean(axis=-1))
     coords = {"layer": maps["layer"], "head": maps["head"]}
@@ -348,8 +350,12 @@ def compute_spread(context: np.ndarray) -> float:
     """Compute the standard deviation of a context, NaN if it is constant or has no
     value.
     """
-    spread = float(np.nanstd(context)) if np.isfinite(context).any() else 0.0
-    return spread if spread > 0 else np.nan
+    spread = 0.0
+    if np.isfinite(context).any():
+        spread = float(np.nanstd(context))
+    if spread > 0:
+        return spread
+    return np.nan
 
 
 def context_spreads(run: Run) -> np.ndarray:
@@ -443,7 +449,10 @@ def head_parroting(
         len(layers), row.n_heads, *plain.shape
     )
     # the lag that the library's forecast copies at, as context_parroting has it
-    lags = best_lags(run) if lag is None else np.full(len(batch), lag)
+    if lag is None:
+        lags = best_lags(run)
+    else:
+        lags = np.full(len(batch), lag)
     maps = [
         lag_attention(run.select(i), max(int(item), 1), width=width, kind=attention)
         for i, item in enumerate(lags)

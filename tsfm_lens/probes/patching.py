@@ -317,11 +317,10 @@ class RunPair:
         shared = (
             path is not None and not base.rollout and np.array_equal(path, base.path)
         )
-        of_base = (
-            {"path": "corrupted" if self.direction == "denoise" else "clean"}
-            if shared
-            else {}
-        )
+        if shared:
+            of_base = {"path": "corrupted" if self.direction == "denoise" else "clean"}
+        else:
+            of_base = {}
         return {
             "direction": self.direction,
             "rollout": int(base.rollout),
@@ -357,11 +356,9 @@ def contrast(
 
 
 def _record(run: Run, names: Sequence[str]) -> Activations:
-    return (
-        run.record(names)
-        if names
-        else Activations(run.lens.registry.points, run.rollout, run.batch.ids)
-    )
+    if names:
+        return run.record(names)
+    return Activations(run.lens.registry.points, run.rollout, run.batch.ids)
 
 
 def _refuse_unlike(clean: Run, corrupted: Run) -> None:
@@ -539,11 +536,10 @@ def with_gradients(
         """Continue the forward from a leaf tensor, whether or not the model's weights
         are frozen.
         """
-        leaf = (
-            value.view_as(value)
-            if value.requires_grad
-            else value.detach().requires_grad_()
-        )
+        if value.requires_grad:
+            leaf = value.view_as(value)
+        else:
+            leaf = value.detach().requires_grad_()
         leaves.setdefault(str(hook.name), []).append(leaf)
         return leaf
 
@@ -593,8 +589,6 @@ def _products(
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Compute Spearman's correlation over all cells; 0 where one of them is constant."""
     constant = a.size < 2 or np.ptp(a) == 0 or np.ptp(b) == 0
-    return (
-        0.0
-        if constant
-        else float(1.0 - spearman_distance(a.reshape(-1), b.reshape(-1)))
-    )
+    if constant:
+        return 0.0
+    return float(1.0 - spearman_distance(a.reshape(-1), b.reshape(-1)))

@@ -104,11 +104,12 @@ def path_patching(
     if receivers is not None:
         targets = listed(receivers, "receivers")
     to_output = OUTPUT in targets
-    tos = (
-        parse_places(lens, [receiver for receiver in targets if receiver != OUTPUT])
-        if targets != [OUTPUT]
-        else []
-    )
+    if targets != [OUTPUT]:
+        tos = parse_places(
+            lens, [receiver for receiver in targets if receiver != OUTPUT]
+        )
+    else:
+        tos = []
     pair = sender_contrast(clean, corrupted, froms, direction=direction)
     forecasts = np.full(
         (len(froms), len(tos) + to_output, *pair.base.point.shape), np.nan
@@ -338,7 +339,10 @@ def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
                 for column in receivers
                 if (head := places[column].head) is not None
             ]
-            shares = products[..., heads] if heads else products[..., None]
+            if heads:
+                shares = products[..., heads]
+            else:
+                shares = products[..., None]
             scores[np.ix_([row for row, _ in entries], receivers)] = shares.swapaxes(
                 1, 2
             )

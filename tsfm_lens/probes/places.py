@@ -144,7 +144,9 @@ def _stream(lens: Lens, name: str) -> Place:
 def find_place(wiring: Wiring, component: Component) -> Place:
     """Return the place of a head or branch."""
     at = f"{wiring.stack(component.stack).prefix}.{component.layer}.{component.kind}"
-    end = "hook_out" if component.head is None else "hook_z"
+    end = "hook_z"
+    if component.head is None:
+        end = "hook_out"
     return Place(
         component,
         f"{at}.{end}",
@@ -253,11 +255,12 @@ def group_coords(
         return int(of(edge[token] for token in ordinary))
 
     texts = [spans.special[group[0]] if len(group) == 1 else "" for group in groups]
-    variate = (
-        {f"{dim}_variate": (dim, [spans.variate[group[0]] for group in groups])}
-        if spans.variate
-        else {}
-    )
+    if spans.variate:
+        variate = {
+            f"{dim}_variate": (dim, [spans.variate[group[0]] for group in groups])
+        }
+    else:
+        variate = {}
     return {
         **variate,
         dim: [group[0] for group in groups],

@@ -198,9 +198,10 @@ def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]
         or "entropy" not in entropy
         or set(entropy["entropy"].dims) != {"layer", "head"}
     ):
-        text = (
-            f"of kind {entropy.attrs.get('kind')!r}" if is_dataset else called(entropy)
-        )
+        if is_dataset:
+            text = f"of kind {entropy.attrs.get('kind')!r}"
+        else:
+            text = called(entropy)
         raise InputError(
             "heads are sorted by a result with entropy (layer, head), such as"
             f" probes.head_entropy(...) gives; this one is {text}"
@@ -300,11 +301,9 @@ def ablation_recipes(
     """
     lens = run.lens
     components_of = _resolve(lens, recipes or {})
-    activations = (
-        reference_activations(lens, how, reference, run.horizon)
-        if how in ("mean", "resample")
-        else None
-    )
+    activations = None
+    if how in ("mean", "resample"):
+        activations = reference_activations(lens, how, reference, run.horizon)
     variants = [
         Variant(
             name,
@@ -313,7 +312,9 @@ def ablation_recipes(
         for name, components in components_of.items()
     ]
     # where the run's own levels will do, its forecast is the original
-    plain = run.forecast if quantiles is None else None
+    plain = None
+    if quantiles is None:
+        plain = run.forecast
     result = forecast_variants(
         lens,
         run.batch,
@@ -328,11 +329,10 @@ def ablation_recipes(
     samples = result.samples
     if plain is not None:
         forecasts = np.concatenate([plain.quantiles[None], forecasts])
-        samples = (
-            None
-            if plain.samples is None
-            else np.concatenate([plain.samples[None], samples])
-        )
+        if plain.samples is None:
+            samples = None
+        else:
+            samples = np.concatenate([plain.samples[None], samples])
     data = marked_dataset(
         run.as_rollout(), recipe=list(components_of), quantile=list(result.levels)
     )
@@ -417,7 +417,10 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
     """
     steps = medians.shape[-1]
     where = ("recipe", "series")
-    measures = {"spearman_distance": rank_distance(run)} if steps > 1 else {}
+    if steps > 1:
+        measures = {"spearman_distance": rank_distance(run)}
+    else:
+        measures = {}
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
     past = np.where(own_flat_contexts(run), 0.0, past)
     data["mean_shift"] = (where, np.abs(medians - medians[0]).mean(axis=-1))

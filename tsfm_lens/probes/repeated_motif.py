@@ -132,9 +132,10 @@ def repeated_motif(
     low, high = _lengths(lens, motif, repeats, patch)
     if n_series < 1:
         raise InputError(f"n_series is {n_series}, expected 1 or more")
-    steps = (
-        min(lens.prediction_length, high * patch) if horizon is None else int(horizon)
-    )
+    if horizon is None:
+        steps = min(lens.prediction_length, high * patch)
+    else:
+        steps = int(horizon)
     plan = _Plan(low, high, patch, repeats, n_series, steps)
     context, future, lengths = _draw(lens, plan, seed)
     options = {

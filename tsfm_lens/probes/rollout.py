@@ -114,9 +114,9 @@ def autoregressive_attention(
             )
             for index, point in enumerate(points)
         }
-        activations = (
-            run.in_one_pass().find_record(points) if len(passes) == 1 else None
-        )
+        activations = None
+        if len(passes) == 1:
+            activations = run.in_one_pass().find_record(points)
         if activations is not None:
             for point, take in fill.items():
                 take(activations[point])
@@ -153,7 +153,10 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
     if steps <= width or not lens.rereads:
         # the run refuses a horizon that one pass cannot forecast
         return [(0, run.encoded)]
-    values = run.forecast.median if run.forced_path is None else run.forced_path
+    if run.forced_path is None:
+        values = run.forecast.median
+    else:
+        values = run.forced_path
     passes = []
     for start in range(0, steps, width):
         stop = min(start + width, steps)

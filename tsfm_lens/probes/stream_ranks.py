@@ -257,7 +257,9 @@ def _context_mask(lens: Lens, encoded: Any) -> Tensor:
 def get_vocabulary(lens: Lens) -> Tensor | None:
     """Return the embedding (token, d_model) where tokens are looked up."""
     module = lens.model.get_submodule(lens.wiring.embed)
-    return lens.weights.W_E if isinstance(module, torch.nn.Embedding) else None
+    if isinstance(module, torch.nn.Embedding):
+        return lens.weights.W_E
+    return None
 
 
 def _of_signals(
@@ -418,7 +420,9 @@ def flow_of_ranks(
             group_acts = lens.run_with_cache(
                 group.encoded, names_filter=around if is_whole else [*points, *around]
             )[1]
-        activations = group.record(points) if is_whole else group_acts
+        activations = group_acts
+        if is_whole:
+            activations = group.record(points)
         streams = [activations[point].cpu() for point in points]
         for spectrum, stream in zip(spectra, streams, strict=True):
             spectrum.add(stream[visible])

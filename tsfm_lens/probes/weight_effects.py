@@ -156,11 +156,9 @@ class Slice:
     def of(self, parameter: Tensor) -> Tensor:
         """Return these entries, a copy unless they are all."""
         values = parameter.detach()
-        return (
-            values
-            if self.at is None
-            else values.index_select(self.axis, self.at.to(values.device))
-        )
+        if self.at is None:
+            return values
+        return values.index_select(self.axis, self.at.to(values.device))
 
     def put(self, parameter: Tensor, values: Tensor) -> None:
         """Replace these entries, uncounted by torch: they are put back, and runs of the
@@ -275,15 +273,16 @@ def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
     same = is_alike and set(rest) == set(own)
     wrong = [name for name in own if same and own[name].shape != rest[name].shape]
     if not same or wrong:
-        about = (
-            f"{wrong[0]} has {tuple(rest[wrong[0]].shape)} and"
-            f" {tuple(own[wrong[0]].shape)}"
-            if wrong
-            else (
+        if wrong:
+            about = (
+                f"{wrong[0]} has {tuple(rest[wrong[0]].shape)} and"
+                f" {tuple(own[wrong[0]].shape)}"
+            )
+        else:
+            about = (
                 f"{base.wiring.architecture} has {len(rest)} tensors,"
                 f" {tuned.wiring.architecture} {len(own)}"
             )
-        )
         raise InputError(
             f"{base.model_id} and {tuned.model_id} are not a model and its fine-tuned"
             f" version: {about}; expected the same architecture and sizes"
@@ -361,17 +360,26 @@ class _Claims:
         if name is None:
             return
         full = at is None and name not in self.free
-        length = parameter.shape[axis] if parameter.ndim else 1
+        length = 1
+        if parameter.ndim:
+            length = parameter.shape[axis]
         along, free = self.free.setdefault(
             name, (axis, torch.ones(length, dtype=torch.bool))
         )
-        at = torch.arange(len(free)) if at is None else at if along == axis else at[:0]
+        if at is None:
+            at = torch.arange(len(free))
+        elif along == axis:
+            at = at
+        else:
+            at = at[:0]
         mine = at[free[at]]
         if len(mine):
             free[mine] = False
             positions = self.owners.setdefault(owner, {})
             # queries, keys and values may be one matrix
-            before = positions[name].at if name in positions else None
+            before = None
+            if name in positions:
+                before = positions[name].at
             positions[name] = (
                 Slice()
                 if full
@@ -432,18 +440,24 @@ def _of_heads(
         module = model.get_submodule(f"{stack.block(layer)}.{part.module}".rstrip("."))
         weight = getattr(module, part.weight)
         bias = getattr(module, part.bias, None)
-        heads = (
-            stack.n_heads if letter == "o" else row.count_heads(letter, stack.n_heads)
-        )
+        if letter == "o":
+            heads = stack.n_heads
+        else:
+            heads = row.count_heads(letter, stack.n_heads)
         axis = int(letter == "o")
         sizes = {"head": heads, **({"part": part.parts} if part.parts > 1 else {})}
-        side = "part head d_head" if part.parts > 1 else "head d_head"
+        side = "head d_head"
+        if part.parts > 1:
+            side = "part head d_head"
         positions = rearrange(
             torch.arange(weight.shape[axis]), f"{part.layout} -> {side}", **sizes
         )
-        positions = positions[part.part] if part.parts > 1 else positions
+        if part.parts > 1:
+            positions = positions[part.part]
         for head in range(heads):
-            owner = replace(branch, head=head) if heads == stack.n_heads else branch
+            owner = branch
+            if heads == stack.n_heads:
+                owner = replace(branch, head=head)
             yield owner, weight, axis, positions[head]
             if bias is not None and not axis:
                 yield owner, bias, 0, positions[head]

@@ -320,11 +320,10 @@ def weight_matrices(
                         continue
                     # heads stand side by side where they are read, one below the other
                     # where they write
-                    full = (
-                        weight.flatten(0, 1)
-                        if part == "W_O"
-                        else weight.transpose(0, 1).flatten(1)
-                    )
+                    if part == "W_O":
+                        full = weight.flatten(0, 1)
+                    else:
+                        full = weight.transpose(0, 1).flatten(1)
                     yield Matrix(*position, full.detach())
                     for head, head_weight in enumerate(
                         weight.detach() if per_head else ()
@@ -441,7 +440,10 @@ def stored_precision(lens: Lens) -> torch.dtype:
 
 def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
     """Check values of ε, and return them, the largest first, each once."""
-    levels = list(epsilon) if isinstance(epsilon, Iterable) else [epsilon]
+    if isinstance(epsilon, Iterable):
+        levels = list(epsilon)
+    else:
+        levels = [epsilon]
     for level in levels:
         if (
             isinstance(level, bool)
@@ -609,7 +611,9 @@ class _Rows:
     def of(cls, matrix: Matrix, n_heads: int) -> _Rows:
         weight = matrix.weight.cpu().double().numpy()
         # the stream is the side that all heads share
-        lines = weight.T if matrix.part == "W_O" else weight
+        lines = weight
+        if matrix.part == "W_O":
+            lines = weight.T
         if not np.isfinite(lines).all():
             raise InputError(
                 f"{matrix} holds values that are not finite, so its rows have no"

@@ -218,7 +218,10 @@ def forecast_ablations(
     """
     # the caller's own hooks may change before the next call
     shares = how == "zero" and not run.lens.registry.in_use
-    cache = run.cache.setdefault("ablated", {}) if shares else {}
+    if shares:
+        cache = run.cache.setdefault("ablated", {})
+    else:
+        cache = {}
     missing = {
         component: parts
         for component, parts in ablations.items()
@@ -226,11 +229,10 @@ def forecast_ablations(
     }
     variants = [Variant(str(component), parts) for component, parts in missing.items()]
     new = [*variants, *beside]
-    forecasts = (
-        point_forecasts(run, new, progress)
-        if new
-        else np.empty((0, len(run.batch), run.horizon))
-    )
+    if new:
+        forecasts = point_forecasts(run, new, progress)
+    else:
+        forecasts = np.empty((0, len(run.batch), run.horizon))
     cache |= dict(zip(missing, forecasts, strict=False))
     return np.array(
         [*(cache[component] for component in ablations), *forecasts[len(missing) :]]

@@ -92,7 +92,8 @@ def build_report(
 def find_page(path: str | Path) -> Path:
     """Return the file of a report in a folder, or under a name that ends in .html."""
     target = Path(path)
-    target = target if target.suffix.lower() == ".html" else target / "index.html"
+    if target.suffix.lower() != ".html":
+        target = target / "index.html"
     refuse_unwritable(target.parent)
     if target.is_dir():
         raise InputError(
@@ -114,11 +115,10 @@ def draw_results(results: Mapping[str, Any]) -> dict[str, list[FigurePanel]]:
 
 def find_measurement(ds: Any, name: str) -> Measurement:
     """Return the measurement of a result."""
-    kind = (
-        ds.attrs.get("kind")
-        if isinstance(ds, xr.Dataset | pd.DataFrame)
-        else type(ds).__name__
-    )
+    if isinstance(ds, xr.Dataset | pd.DataFrame):
+        kind = ds.attrs.get("kind")
+    else:
+        kind = type(ds).__name__
     try:
         return find(str(kind))
     except UnknownNameError as error:
@@ -263,11 +263,9 @@ def _on_series(ds: xr.Dataset) -> str:
     series = names(ds, "series") or [
         str(name) for name in [ds.attrs.get("series")] if name
     ]
-    return (
-        f"{name_model(ds)} on {shown(series, limit=_MAX_NAMES)}"
-        if series
-        else name_model(ds)
-    )
+    if series:
+        return f"{name_model(ds)} on {shown(series, limit=_MAX_NAMES)}"
+    return name_model(ds)
 
 
 def _fit(sections: list[Section], budget: int) -> None:
@@ -301,7 +299,9 @@ def _arrange(section: Section, series: Sequence[str]) -> None:
         figure["series"] = (
             figure["series"] if with_tabs and figure["series"] in series else ""
         )
-    first = figures[0]["series"] if figures else ""
+    first = ""
+    if figures:
+        first = figures[0]["series"]
     leading: dict[str, Any] = {}
     for figure in figures:
         if bool(figure["series"]) == bool(first):
@@ -333,7 +333,10 @@ def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
         bare = go.Figure(panel.figure)
         meta = {"title": bare.layout.title.text or "", "subtitle": "", "min_width": 0}
         bare.layout.title.text = None
-    table = pd.DataFrame() if panel.table is None else panel.table
+    if panel.table is None:
+        table = pd.DataFrame()
+    else:
+        table = panel.table
     return {
         "anchor": anchor,
         "series": panel.series,
@@ -354,17 +357,14 @@ def download(table: pd.DataFrame, name: str) -> dict[str, str]:
     content = to_csv(table, float_format="%.6g").encode()
     kind = "text/csv;charset=utf-8"
     if len(content) > _PLAIN:
-        content, kind, name = (
-            gzip.compress(content, mtime=0),
-            "application/gzip",
-            f"{name}.gz",
-        )
+        content = gzip.compress(content, mtime=0)
+        kind = "application/gzip"
+        name = f"{name}.gz"
     href = f"data:{kind};base64,{base64.b64encode(content).decode()}"
-    size = (
-        f"{len(content) / 1000:.0f} kB"
-        if len(content) >= 1000
-        else f"{len(content)} bytes"
-    )
+    if len(content) >= 1000:
+        size = f"{len(content) / 1000:.0f} kB"
+    else:
+        size = f"{len(content)} bytes"
     return {
         "name": name,
         "href": href,

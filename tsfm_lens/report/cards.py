@@ -58,11 +58,10 @@ def make_cards(
             continue
         ds = results[name]
         ids = names(ds, "series")
-        positions = (
-            [ids.index(explained)]
-            if explained in ids
-            else forecast_series(ds, MAX_SERIES)
-        )
+        if explained in ids:
+            positions = [ids.index(explained)]
+        else:
+            positions = forecast_series(ds, MAX_SERIES)
         cards = {ids[position]: make(ds, position) for position in positions}
         rows.append(
             {
@@ -75,7 +74,9 @@ def make_cards(
 
 
 def _kind(ds: Any) -> str:
-    return str(ds.attrs.get("kind")) if isinstance(ds, xr.Dataset) else ""
+    if isinstance(ds, xr.Dataset):
+        return str(ds.attrs.get("kind"))
+    return ""
 
 
 def _accuracy(ds: xr.Dataset, series: int) -> Card:
@@ -83,20 +84,16 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
     steps inside the band.
     """
     levels = np.asarray(ds["quantile"].values, dtype=float)
-    values, unit = (
-        array(ds, "quantile_forecast", "quantile", "step", series=series),
-        find_unit(ds, series),
-    )
-    low, high = values[levels.argmin()], values[levels.argmax()]
-    share, width = (
-        f"{100 * (levels.max() - levels.min()):.3g} %",
-        measured(unit)(float((high - low).mean())),
-    )
-    truth = (
-        array(ds, "truth", "step", series=series)
-        if "truth" in ds
-        else np.full(len(low), np.nan)
-    )
+    values = array(ds, "quantile_forecast", "quantile", "step", series=series)
+    unit = find_unit(ds, series)
+    low = values[levels.argmin()]
+    high = values[levels.argmax()]
+    share = f"{100 * (levels.max() - levels.min()):.3g} %"
+    width = measured(unit)(float((high - low).mean()))
+    if "truth" in ds:
+        truth = array(ds, "truth", "step", series=series)
+    else:
+        truth = np.full(len(low), np.nan)
     finite = np.isfinite(truth)
     if not finite.any():
         return {
@@ -105,10 +102,8 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
         }
     error = float(np.abs(values[median_position(levels)] - truth)[finite].mean())
     inside = int(((truth >= low) & (truth <= high))[finite].sum())
-    bars, note = (
-        [("this forecast", error)],
-        f"{inside} of {int(finite.sum())} steps lie in the {share} band",
-    )
+    bars = [("this forecast", error)]
+    note = f"{inside} of {int(finite.sum())} steps lie in the {share} band"
     label, repeated = naive_forecast(ds, series)
     if len(repeated):
         bars.append((label, float(np.abs(repeated - truth)[finite].mean())))
@@ -127,29 +122,24 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
         return {}
     layers = [layer_name(label) for label in names(ds, "layer")]
     if "entropy" in ds:
-        values, what = (
-            array(ds, "entropy", "layer", "step", series=series).mean(axis=-1),
-            "entropy",
-        )
+        values = array(ds, "entropy", "layer", "step", series=series).mean(axis=-1)
+        what = "entropy"
         unit = "nats"
     else:
         middle = median_position(np.asarray(ds["quantile"].values, dtype=float))
         medians = array(
             ds, "quantile_forecast", "layer", "step", series=series, quantile=middle
         )
-        values, what = (
-            np.abs(medians - medians[-1]).mean(axis=-1),
-            "distance from the final forecast",
-        )
+        values = np.abs(medians - medians[-1]).mean(axis=-1)
+        what = "distance from the final forecast"
         unit = find_unit(ds, series) or "data units"
     if len(values) < 2:
         return {}
-    falls, sinks = int(np.argmin(np.diff(values))) + 1, values[-1] < values[0]
-    verdict = (
-        "it falls most there"
-        if sinks
-        else "it ends no lower than in the embedding, so it names no layer"
-    )
+    falls = int(np.argmin(np.diff(values))) + 1
+    sinks = values[-1] < values[0]
+    verdict = "it ends no lower than in the embedding, so it names no layer"
+    if sinks:
+        verdict = "it falls most there"
     note = f"{what} of the lens forecast after each layer, mean over steps; {verdict}"
     points = [
         (label, measured(unit)(value), value / (values.max() or 1.0))
@@ -169,11 +159,10 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
     if flat_series(ds)[series]:
         return {}
     parts = [place for place, kind in enumerate(ds["kind"].values) if kind != "layer"]
-    labels, effect = names(ds, "component"), finding(ds, "mean_shift", "component")
-    values, unit = (
-        array(ds, "mean_shift", "component", series=series),
-        find_unit(ds, series) or "data units",
-    )
+    labels = names(ds, "component")
+    effect = finding(ds, "mean_shift", "component")
+    values = array(ds, "mean_shift", "component", series=series)
+    unit = find_unit(ds, series) or "data units"
     order = sorted(parts, key=lambda place: -values[place])[:_MAX_BARS]
     if not order or not values[order[0]] > 0:
         return {}
@@ -209,10 +198,8 @@ def _describe_improvement(ds: xr.Dataset, series: int, place: int) -> str:
     ):
         return ""
     amount = measured(find_unit(ds, series))
-    before, after = (
-        array(ds, "mae_baseline", series=series),
-        array(ds, "mae", "component", series=series)[place],
-    )
+    before = array(ds, "mae_baseline", series=series)
+    after = array(ds, "mae", "component", series=series)[place]
     return (
         f"; without it the error falls from {amount(float(before))} to"
         f" {amount(float(after))}"
@@ -230,7 +217,8 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
         .values
     )
     floor = float(ds["mean_shift_floor"].values[series])
-    bars, positions = [], []
+    bars = []
+    positions = []
     for flat in np.argsort(-effect.ravel(), kind="stable")[:_MAX_BARS]:
         layer, head = (int(item) for item in np.unravel_index(flat, effect.shape))
         if effect[layer, head] <= floor:
@@ -267,11 +255,9 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
         "step",
         quantile=median_position(ds["quantile"].values),
     )
-    unit, labels, text = (
-        find_unit(ds) or "data units",
-        names(ds, "segment"),
-        segment_words(ds),
-    )
+    unit = find_unit(ds) or "data units"
+    labels = names(ds, "segment")
+    text = segment_words(ds)
     groups = ranked(ds, steps)[:_MAX_BARS]
     effects_of = [moved(steps[group].sum(0)) for group in groups]
     called = [
@@ -338,8 +324,11 @@ def _ranked(
     order = [
         int(position) for position in np.argsort(-np.nan_to_num(values, nan=-np.inf))
     ][:_MAX_BARS]
-    labels, series = names(ds, "covariate"), len(forecast_series(ds))
-    over = f", median over {series} series" if series > 1 else ""
+    labels = names(ds, "covariate")
+    series = len(forecast_series(ds))
+    over = ""
+    if series > 1:
+        over = f", median over {series} series"
     bars = _bars(
         [(labels[position], float(values[position])) for position in order], write
     )

@@ -43,10 +43,9 @@ SECTIONS = (*_MASKING_KINDS, "input_effects", "covariate_use", "forecast")
 """Kinds of the measurements that an explanation has unless it is asked for others;
 effects over several items alone.
 """
-_PARTS, _EXACT = (
-    2,
-    6,
-)  # stretches of the target's past over many items, and segments of which all masks are run
+# stretches of the target's past over many items, and segments of which all masks are run
+_PARTS = 2
+_EXACT = 6
 
 
 @extensible
@@ -72,14 +71,14 @@ class Explanation(dict[str, xr.Dataset]):
             input in data units; ``covariates``, their worth, response and share.
         """
         word, reasons = judged(self)
-        inputs, use = self.get("input_attribution"), self.get("covariate_use")
-        headline = (
-            read_inputs(inputs)[0]
-            if inputs is not None
-            else f"Verdict: the explanation {word}."
-            if word
-            else ""
-        )
+        inputs = self.get("input_attribution")
+        use = self.get("covariate_use")
+        if inputs is not None:
+            headline = read_inputs(inputs)[0]
+        elif word:
+            headline = f"Verdict: the explanation {word}."
+        else:
+            headline = ""
         return {
             "answers": [
                 text
@@ -213,7 +212,8 @@ def explain(
     )
     if {*kinds} & {*_MASKING_KINDS} or changes or since is not None or item is not None:
         run = pipeline.with_item_first(run, item)
-    items, answers = run.batch.rows_by_group(), Explanation()
+    items = run.batch.rows_by_group()
+    answers = Explanation()
     if changes:
         answers["what_if"] = what_if(run, changes, item=0, start=start, stop=stop)
     if since is not None:
@@ -254,11 +254,10 @@ def explain(
             "masked": int("deletion_curves" in results),
         }
     if out is not None:
-        of = (
-            f"{len(items)} items"
-            if item is None and len(items) > 1
-            else run.batch.ids[0]
-        )
+        if item is None and len(items) > 1:
+            of = f"{len(items)} items"
+        else:
+            of = run.batch.ids[0]
         heading = title or f"Explanation of the forecast of {of} by {run.lens.model_id}"
         page = pipeline.write_page(
             run, results, out, heading, sources, progress, missing
@@ -282,7 +281,9 @@ def judged(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:
     sentences; "" and [] without tests.
     """
     tests = [results[kind] for kind in _MASKING_KINDS[2:] if kind in results]
-    return verdict(*tests) if tests else ("", [])
+    if tests:
+        return verdict(*tests)
+    return ("", [])
 
 
 def refuse_unknown(method: str | None, reference: Reference, parts: Any = None) -> None:

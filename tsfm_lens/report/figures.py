@@ -73,7 +73,10 @@ def _instead(entry: Figure) -> str:
 
 def _results(entry: Figure, run: Run) -> tuple[xr.Dataset, ...]:
     """Compute what a figure of one run is drawn of."""
-    visible = run if run.explicit_horizon else run.within_pass()
+    if run.explicit_horizon:
+        visible = run
+    else:
+        visible = run.within_pass()
     cache = Results(visible, {entry.kind: entry.probe_options})
     return tuple(cache[kind] for kind in (entry.kind, *entry.beside))
 
@@ -161,14 +164,18 @@ def _beside(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
     truth: dict[str, Any] = {"truth": run.truth}
     series = run.batch
     if run.full_batch is not None:
-        truth, series = {"holdout": True}, run.full_batch
+        truth = {"holdout": True}
+        series = run.full_batch
     second = replace(
         other.run(series, run.horizon, seed=run.seed, **truth),
         explicit_horizon=run.explicit_horizon,
     )
     pair = [_results(entry, item) for item in (run, second)]
     ids = [run.lens.model_id, other.model_id]
-    labels = ids if ids[0] != ids[1] else [f"{ids[0]} (1)", f"{ids[1]} (2)"]
+    if ids[0] != ids[1]:
+        labels = ids
+    else:
+        labels = [f"{ids[0]} (1)", f"{ids[1]} (2)"]
     drawn = [entry.draw(*results) for results in pair]
     figure = viz.compare(drawn, labels, entry.title.rstrip("."))
     return DrawnFigure(entry, figure, (*pair[0], *pair[1]), run, (other,))
@@ -210,7 +217,10 @@ def write_figure(
         path = Path(out) / f"{stem}.{kind}"
         if progress is not None:
             progress(path.name)
-        figure = for_print if kind in STATIC else drawing.figure
+        if kind in STATIC:
+            figure = for_print
+        else:
+            figure = drawing.figure
         contents[path] = rendered(figure, kind, scale=DOTS)
     text = drawing.caption(sources)
     if for_print is not None:
@@ -243,11 +253,10 @@ def file_word(name: str) -> str:
     """
     last = name.rstrip("/").split("/")
     # a hub id keeps its owner, a folder only its own name
-    short = (
-        "-".join(last[-2:])
-        if len(last) == 2 and not name.startswith((".", "~"))
-        else last[-1]
-    )
+    if len(last) == 2 and not name.startswith((".", "~")):
+        short = "-".join(last[-2:])
+    else:
+        short = last[-1]
     return re.sub(r"[^\w.+-]+", "-", short).strip("-.") or "model"
 
 
@@ -291,7 +300,9 @@ def _parameters(results: Sequence[xr.Dataset]) -> list[str]:
 def _plain(value: object) -> str:
     if isinstance(value, list | tuple | np.ndarray):
         return " ".join(str(item) for item in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _recipes(result: xr.Dataset) -> list[str]:
@@ -314,13 +325,18 @@ def _data(run: Run, sources: Sequence[str]) -> list[str]:
     """Describe the series, with source and licence of the bundled ones."""
     from tsfm_lens.data import bundled_info, bundled_names
 
-    batch = run.batch if run.full_batch is None else run.full_batch
-    lines = [f"  from: {'; '.join(sources)}."] if sources else []
-    bundled = (
-        set(bundled_names())
-        if any(source.startswith("bundled:") for source in sources)
-        else set()
-    )
+    if run.full_batch is None:
+        batch = run.batch
+    else:
+        batch = run.full_batch
+    if sources:
+        lines = [f"  from: {'; '.join(sources)}."]
+    else:
+        lines = []
+    if any(source.startswith("bundled:") for source in sources):
+        bundled = set(bundled_names())
+    else:
+        bundled = set()
     for name, unit, freq, length in zip(
         batch.ids, batch.units, batch.freqs, batch.lengths, strict=True
     ):
@@ -332,11 +348,9 @@ def _data(run: Run, sources: Sequence[str]) -> list[str]:
             info = bundled_info(name)
             origin = f"; {info.title} ({info.source}; {info.licence})"
         lines.append(f"  {name}: {description}{origin}.")
-    end = (
-        "the last steps of each series are held out as the truth"
-        if run.full_batch is not None
-        else "no step is held out"
-    )
+    end = "no step is held out"
+    if run.full_batch is not None:
+        end = "the last steps of each series are held out as the truth"
     return [
         *lines,
         (

@@ -108,7 +108,8 @@ def analyse(
         except InputError as error:
             if left_out is None:
                 raise
-            left_out[measurement.title], refusal = str(error), error
+            left_out[measurement.title] = str(error)
+            refusal = error
             cache.refused[name] = error
         notify(1, 1)
     if refusal is not None and not results:
@@ -304,9 +305,9 @@ def list_remarks(batch: SeriesBatch) -> list[str]:
 
 def list_steps(lens: Lens, sections: Sequence[str] = SECTIONS) -> list[str]:
     """Return names of the steps of :func:`report`, in order."""
-    kinds = (
-        select_defined(lens, sections, {}) if tuple(sections) == SECTIONS else sections
-    )
+    kinds = sections
+    if tuple(sections) == SECTIONS:
+        kinds = select_defined(lens, sections, {})
     return [*(name for name, _, _ in _results(lens, kinds)), "report"]
 
 
@@ -320,7 +321,9 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
     lines = {key: str(value) for key, value in run.lens.provenance().items() if value}
     infos = [bundled_info(name) for name in find_bundled(sources)]
     ids = run.batch.targets().ids
-    more = f" and {len(ids) - _MAX_NAMES} more" if len(ids) > _MAX_NAMES else ""
+    more = ""
+    if len(ids) > _MAX_NAMES:
+        more = f" and {len(ids) - _MAX_NAMES} more"
     lines["data"] = (
         "; ".join(sources) or f"given in Python: {', '.join(ids[:_MAX_NAMES])}{more}"
     )
@@ -330,11 +333,9 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
             for info in infos
         )
     lines["context"] = f"up to {max(run.batch.lengths)} steps of each series"
-    position = (
-        "beyond the end of each series"
-        if run.truth is None
-        else "held out as the truth"
-    )
+    position = "held out as the truth"
+    if run.truth is None:
+        position = "beyond the end of each series"
     lines["horizon"] = f"{run.horizon} steps, {position}"
     lines["seed"] = str(run.seed)
     lines["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -372,7 +373,9 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
                 f" {', '.join(bundled_names())}"
             )
         batches.append(bundled(*names))
-    return batches[0] if len(batches) == 1 else SeriesBatch.concat(batches)
+    if len(batches) == 1:
+        return batches[0]
+    return SeriesBatch.concat(batches)
 
 
 def find_bundled(sources: Sequence[str]) -> list[str]:
@@ -410,18 +413,17 @@ def hook_shapes(
     from tsfm_lens.hooks.names import select
 
     names = select(lens.registry.points, pattern)
-    context, horizon = (
-        min(64, lens.adapter.context_length),
-        min(8, lens.adapter.prediction_length),
-    )
+    context = min(64, lens.adapter.context_length)
+    horizon = min(8, lens.adapter.prediction_length)
     own = getattr(lens.adapter, "example", None)
-    series = (
-        as_series(np.sin(np.arange(context) * (2 * np.pi / 12)))
-        if own is None
-        else own(0, context)
-    )
+    if own is None:
+        series = as_series(np.sin(np.arange(context) * (2 * np.pi / 12)))
+    else:
+        series = own(0, context)
     # a token model's decoder needs values to run along
-    future = np.zeros((1, horizon)) if lens.adapter.readout == "token" else None
+    future = None
+    if lens.adapter.readout == "token":
+        future = np.zeros((1, horizon))
     with torch.no_grad():
         _, activations = lens.run_with_cache(series, names_filter=names, future=future)
     shapes = {name: tuple(activations[name].shape) for name in names}
@@ -463,8 +465,12 @@ def _plain(array: np.ndarray) -> Any:
         return [_plain(part) for part in array]
     item = array.item()
     if array.dtype.kind == "M":
-        return None if np.isnat(array) else str(array.astype("datetime64[s]"))
+        if np.isnat(array):
+            return None
+        return str(array.astype("datetime64[s]"))
     if array.dtype.kind == "f":
         # a float32 is written with the digits it has
-        return float(str(array)) if np.isfinite(item) else None
+        if np.isfinite(item):
+            return float(str(array))
+        return None
     return item

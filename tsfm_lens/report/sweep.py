@@ -44,9 +44,10 @@ def build_sweep_report(
     tables as files.
     """
     for name, ds in results.items():
-        kind = (
-            ds.attrs.get("kind") if isinstance(ds, pd.DataFrame) else type(ds).__name__
-        )
+        if isinstance(ds, pd.DataFrame):
+            kind = ds.attrs.get("kind")
+        else:
+            kind = type(ds).__name__
         if not str(kind).startswith("sweep_") or not find_figures(str(kind)):
             raise InputError(
                 f"result {name!r} is of kind {kind!r}; a sweep's is a table of a kind"
@@ -92,15 +93,13 @@ def _leads(
         for panel in panels.get(name, [])[:1]
         for text in reversed(panel.sentences)
     }
-    return (
-        [
+    if name:
+        return [
             leads[model]
             for model in dict.fromkeys(results[name].get("model", ()))
             if model in leads
         ]
-        if name
-        else []
-    )
+    return []
 
 
 def _missing(
@@ -139,7 +138,8 @@ def _stems(names: Iterable[str]) -> list[str]:
     stems: list[str] = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:80].strip("-.") or "result"
-        count, unique = 1, stem
+        count = 1
+        unique = stem
         while unique.lower() in {item.lower() for item in stems}:
             count += 1
             unique = f"{stem}-{count}"
@@ -167,7 +167,9 @@ def _inline(value: Any) -> str:
             f"{key} {item if isinstance(item, str) else json.dumps(item, default=str)}"
             for key, item in flat.items()
         )
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)
 
 
 _LONG = 45  # rows that still fit a page
@@ -179,7 +181,9 @@ def latex(table: pd.DataFrame) -> str:
     """Write a result of a sweep as a LaTeX table with rules of booktabs; long ones run
     over pages (longtable).
     """
-    kind = str(table.attrs.get("kind")) if isinstance(table, pd.DataFrame) else ""
+    kind = ""
+    if isinstance(table, pd.DataFrame):
+        kind = str(table.attrs.get("kind"))
     wide = {"sweep_recipes": _recipes, "sweep_datasets": _datasets}
     if kind in wide:
         return _to_latex(*wide[kind](table))
@@ -237,9 +241,11 @@ def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame
     resilient and improved datasets.
     """
     entries = recipe_rows(table)
-    total, several = int(entries["n_datasets"].max()), entries["chosen"].nunique() > 1
+    total = int(entries["n_datasets"].max())
+    several = entries["chosen"].nunique() > 1
     what = "model (zero-ablated % of heads + MLPs)"
-    rows, bold = [], []
+    rows = []
+    bold = []
     for _, own in entries.groupby(["model", "recipe", "selection", "seed"], sort=False):
         metrics = told(own)
         first = metrics[0]
@@ -254,7 +260,8 @@ def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame
             f"% change of {row['metric']}": bool(row["significant"]) for row in metrics
         }
         for name in ("resilient", "improved"):
-            count, of = int(first[f"n_{name}"]), int(first["n_datasets"])
+            count = int(first[f"n_{name}"])
+            of = int(first["n_datasets"])
             cells[f"{name} /{total}"] = (
                 str(count) if of == total else f"{count} of {of}"
             )
@@ -310,27 +317,31 @@ def _largest(rows: pd.DataFrame) -> dict[str, int]:
 
 
 def _number(value: float, digits: int = 3) -> str:
-    return f"${value:.{digits}f}$" if np.isfinite(value) else "--"
+    if np.isfinite(value):
+        return f"${value:.{digits}f}$"
+    return "--"
 
 
 def _percent(value: float) -> str:
-    return f"${100 * value:+.2f}$" if np.isfinite(value) else "--"
+    if np.isfinite(value):
+        return f"${100 * value:+.2f}$"
+    return "--"
 
 
 def _p(value: float) -> str:
     if not np.isfinite(value):
         return "--"
-    return "$<0.001$" if value < 0.001 else f"${value:.3f}$"
+    if value < 0.001:
+        return "$<0.001$"
+    return f"${value:.3f}$"
 
 
 def _span(lower: str = "lower", upper: str = "upper") -> Cell:
     def say(row: dict[str, Any]) -> str:
         bounds = [row[lower], row[upper]]
-        return (
-            f"$[{100 * bounds[0]:+.2f}, {100 * bounds[1]:+.2f}]$"
-            if np.isfinite(bounds).all()
-            else "--"
-        )
+        if np.isfinite(bounds).all():
+            return f"$[{100 * bounds[0]:+.2f}, {100 * bounds[1]:+.2f}]$"
+        return "--"
 
     return say
 

@@ -66,7 +66,9 @@ def add_points(
         across: whether places are names along the vertical axis and values along the
             horizontal one.
     """
-    value = "%{x:.4g}" if across else "%{y:.4g}"
+    value = "%{y:.4g}"
+    if across:
+        value = "%{x:.4g}"
     for name, rows, colour in _by_label(table, y, label):
         hover = f"{plain(name)}<br>{value}"
         means = rows.groupby(x)[y].mean()
@@ -79,7 +81,8 @@ def add_points(
             seeds: tuple[Any, Any] = ([position] * len(own), own[y])
             middle: tuple[Any, Any] = ([position], noise.size)
             if across:
-                seeds, middle = seeds[::-1], middle[::-1]
+                seeds = seeds[::-1]
+                middle = middle[::-1]
             faint = mixed(colour, 0.45)
             panel.dots(*seeds, "", hover, colour=faint, size=4, group=name)
             options: dict[str, Any] = {"noise": noise, "across": across}
@@ -119,7 +122,10 @@ def curve_sheet(
         reference: name, places and values of a dotted curve in every panel.
         options: see :func:`add_curves`.
     """
-    parts = [table] if panel is None else [own for _, own in _panels(table, panel)]
+    if panel is None:
+        parts = [table]
+    else:
+        parts = [own for _, own in _panels(table, panel)]
     if panel is None:
         figure = blank(310, min_width=440)
         figure.x(axes[0])

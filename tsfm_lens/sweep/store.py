@@ -297,7 +297,8 @@ class Store:
             StoreError: its file cannot be made.
         """
         path = self.path / "locks" / f"{key}.lock"
-        lock, ours = FileLock(path, timeout=0), True
+        lock = FileLock(path, timeout=0)
+        ours = True
         with as_store_error(path), suppress(NotImplementedError):
             try:
                 lock.acquire()
@@ -382,7 +383,9 @@ def _read_marker(path: Path) -> dict[str, Any] | None:
     """
     try:
         about = json.loads(path.read_bytes())
-        return about if about["format"] == FORMAT and "schema" in about else None
+        if about["format"] == FORMAT and "schema" in about:
+            return about
+        return None
     except PermissionError:
         raise
     except (OSError, ValueError, LookupError, TypeError):

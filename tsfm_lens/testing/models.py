@@ -140,7 +140,10 @@ def spread_weights(
             gain = next((factor for part, factor in gains.items() if part in name), std)
             if weight.ndim > 1:
                 is_table = any(part in name for part in _TABLES)
-                fan_in = 1.0 if is_table or unit_scaled else weight.shape[-1]
+                if is_table or unit_scaled:
+                    fan_in = 1.0
+                else:
+                    fan_in = weight.shape[-1]
                 weight.copy_(draw * gain * fan_in**-0.5)
             elif "norm" in name or "_ln" in name:
                 weight.copy_(1.0 + 0.2 * draw)

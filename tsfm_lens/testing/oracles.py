@@ -97,7 +97,10 @@ class Case:
         """Return another series of the same length, with its missing values in the same
         places.
         """
-        other = series[::-1] if self.lens.takes_ids else series[::-1] * 0.5 + 1.0
+        if self.lens.takes_ids:
+            other = series[::-1]
+        else:
+            other = series[::-1] * 0.5 + 1.0
         values = np.where(np.isnan(other), np.nanmean(series), other)
         return np.where(np.isnan(series), np.nan, values)
 
@@ -310,9 +313,9 @@ def reading_changes_nothing(case: Case) -> Deviations:
     names = [
         name for name in lens.registry.points if name.endswith(ATTENTION_POINTS[:3])
     ]
-    projections = (
-        lens.run_with_cache(case.encoded, names_filter=names)[0] if names else plain
-    )
+    projections = plain
+    if names:
+        projections = lens.run_with_cache(case.encoded, names_filter=names)[0]
     if not (torch.equal(fused, plain) and torch.equal(projections, plain)):
         yield "fused kernel: not bit for bit", float("inf")
         return
@@ -349,11 +352,9 @@ def accounting(case: Case) -> Deviations:
                 * factors[branch.layer, branch.row.kind]
             )
         yield f"{stack.name} stream", relative(total, activations[last_stream(stack)])
-    alone = (
-        ""
-        if wiring.output_stack.sums
-        else " alone: no sum of writes, as a norm follows each sum"
-    )
+    alone = " alone: no sum of writes, as a norm follows each sum"
+    if wiring.output_stack.sums:
+        alone = ""
     yield (
         f"head{alone}",
         relative(
@@ -430,7 +431,10 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
         ):
             yield
         return
-    path = row.o.module if isinstance(row, Attention) else row.o
+    if isinstance(row, Attention):
+        path = row.o.module
+    else:
+        path = row.o
     layer = lens.adapter.model.get_submodule(f"{stack.block(component.layer)}.{path}")
     weight = layer.weight.detach()
     bias = getattr(layer, "bias", None)
@@ -511,7 +515,10 @@ def patching(case: Case) -> Deviations:
             # what follows from the stream: the next layer's, and in the end the model's
             # output
             reads_out = stack is output_stack and not lens.wiring.bypass
-            after = RAW if reads_out else f"{stack.prefix}.{layer}.hook_resid_post"
+            if reads_out:
+                after = RAW
+            else:
+                after = f"{stack.prefix}.{layer}.hook_resid_post"
             with lens.hooks(separate), lens.patch(activations, *before, stream):
                 _, later_acts = lens.run_with_cache(other, names_filter=after)
             yield (

@@ -95,7 +95,9 @@ def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
 
 def _gated(case: Case, row: Attention, at: str, heads: Tensor) -> Tensor:
     """Multiply pattern · v by the gate, if there is one."""
-    return heads * case.acts[f"{at}.hook_gate"].sigmoid() if row.gate else heads
+    if row.gate:
+        return heads * case.acts[f"{at}.hook_gate"].sigmoid()
+    return heads
 
 
 @oracle(
@@ -183,12 +185,16 @@ def _zeroed_rows(
         "head": n_heads,
         **({"part": projection.parts} if projection.parts > 1 else {}),
     }
-    axes = "part head d_head" if projection.parts > 1 else "head d_head"
+    axes = "head d_head"
+    if projection.parts > 1:
+        axes = "part head d_head"
     with ExitStack() as changes:
         for name in (projection.weight, projection.bias):
             tensor = getattr(module, name, None)
             if tensor is not None:
-                rest = " d_model" if tensor.ndim > 1 else ""
+                rest = ""
+                if tensor.ndim > 1:
+                    rest = " d_model"
                 rows = rearrange(
                     tensor.detach(),
                     f"{projection.layout}{rest} -> {axes}{rest}",

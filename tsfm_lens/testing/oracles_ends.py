@@ -104,7 +104,9 @@ def _tied_modules(model: nn.Module, path: str) -> list[str]:
         for name, item in model.named_modules()
         if type(item) is type(own) and pointers(item) == pointers(own)
     ]
-    return kin if pointers(own) else [path]
+    if pointers(own):
+        return kin
+    return [path]
 
 
 def _rows(tensor: Tensor, d_model: int) -> Tensor:
@@ -115,17 +117,17 @@ def _rows(tensor: Tensor, d_model: int) -> Tensor:
     if not axes:
         # a head may take all tokens at once
         flat = tensor.shape[-1] % d_model == 0
-        return tensor.reshape(-1, d_model) if flat else tensor.new_zeros(0, d_model)
+        if flat:
+            return tensor.reshape(-1, d_model)
+        return tensor.new_zeros(0, d_model)
     return tensor.movedim(axes[-1], -1).reshape(-1, d_model)
 
 
 def _large_rows(rows: Tensor) -> Tensor:
     size = rows.norm(dim=-1)
-    return (
-        rows[size > _FAR * size.max()]
-        if len(rows) and float(size.max()) > 0
-        else rows[:0]
-    )
+    if len(rows) and float(size.max()) > 0:
+        return rows[size > _FAR * size.max()]
+    return rows[:0]
 
 
 def _distance(rows: Tensor, source: Tensor) -> float:
@@ -180,11 +182,10 @@ def _unembedding(case: Case) -> Deviations:
     if not tensors:
         raise WiringError("the module of unembed takes no tensor")
     inputs = _rows(tensors[0], stack.d_model)
-    separate = (
-        _distance(_large_rows(inputs), source.flatten(0, -2))
-        if len(inputs)
-        else math.inf
-    )
+    if len(inputs):
+        separate = _distance(_large_rows(inputs), source.flatten(0, -2))
+    else:
+        separate = math.inf
     yield f"what enters unembed {path!r} (ln_final={stack.ln_final!r})", separate
 
 
@@ -237,7 +238,10 @@ def _labels(case: Case) -> Deviations:
             .amax(dim=1)
         )
         positions = torch.nonzero(separate > _SAME * separate.max()).flatten().tolist()
-        right = positions == [position] if axis == "batch" else len(positions) == 1
+        if axis == "batch":
+            right = positions == [position]
+        else:
+            right = len(positions) == 1
         yield (
             f"{RAW} ({' '.join(axes)}): {axis} {position} moves {axis} {positions}",
             0.0 if right else math.inf,
@@ -266,11 +270,10 @@ def _steps(case: Case) -> Deviations:
     elif not isinstance(steps, int) or steps < 1:
         yield f"steps_per_readout={steps!r} is a number of steps", math.inf
     else:
-        batch = (
-            case.batch
-            if lens.adapter.joint_rollout
-            else as_series(list(case.batch.values))
-        )
+        if lens.adapter.joint_rollout:
+            batch = case.batch
+        else:
+            batch = as_series(list(case.batch.values))
         for horizon, expected in ((steps, 1), (steps + 1, 2)):
             _, activations = lens.run_with_cache(
                 batch, names_filter=RAW, rollout=True, horizon=horizon, **_draws(lens)
@@ -283,11 +286,9 @@ def _steps(case: Case) -> Deviations:
 
 
 def _draws(lens: Lens) -> dict[str, Any]:
-    return (
-        {"num_samples": 2, "seed": 1}
-        if lens.adapter.readout in ("token", "distribution")
-        else {}
-    )
+    if lens.adapter.readout in ("token", "distribution"):
+        return {"num_samples": 2, "seed": 1}
+    return {}
 
 
 @oracle(
@@ -307,23 +308,22 @@ def rows_are_series(case: Case) -> Deviations:
     first = lens.adapter.prediction_length
     # past the first pass, where a rollout can go there, so that rows of fed-back paths
     # count too
-    horizon = (
-        first + 1
-        if lens.adapter.rollout in ("cache", "refeed")
-        else min(case.horizon, first)
-    )
+    if lens.adapter.rollout in ("cache", "refeed"):
+        horizon = first + 1
+    else:
+        horizon = min(case.horizon, first)
     draws = _draws(lens)
     axis = lens.adapter.draw_axis
 
     def forecast() -> Tensor:
-        outer = draws["num_samples"] if draws and lens.wiring.sample_major else 1
+        outer = 1
+        if draws and lens.wiring.sample_major:
+            outer = draws["num_samples"]
         # every series draws for itself: how many numbers a draw uses up may depend on
         # what it draws from
-        alone = (
-            BlockDraws([Piece(1, 1, 0, 1)] * len(batch), axis=axis, outer=outer)
-            if draws and axis is not None
-            else None
-        )
+        alone = None
+        if draws and axis is not None:
+            alone = BlockDraws([Piece(1, 1, 0, 1)] * len(batch), axis=axis, outer=outer)
         with alone or nullcontext():
             result = lens.forecast(batch, horizon, **draws)
         return torch.as_tensor(
@@ -342,7 +342,10 @@ def rows_are_series(case: Case) -> Deviations:
         )
         paths = (result[own] - plain[own]).abs().amax(dim=-1)
         # a token is drawn anew only where a probability moves past the draw
-        shift = paths.max() if lens.adapter.readout == "token" else paths.min()
+        if lens.adapter.readout == "token":
+            shift = paths.max()
+        else:
+            shift = paths.min()
         yield f"rows=[{row}] moves its series", 0.0 if float(shift) > 0 else math.inf
 
 

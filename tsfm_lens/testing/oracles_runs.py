@@ -123,8 +123,12 @@ def _refeed_rollout(case: Case) -> Deviations:
             case.batch.values, paths, case.batch.futures, strict=True
         ):
             # a known future takes the place of the forecast
-            ahead = quantiles[path] if future is None else future[:first]
-            ahead = np.full(first, np.nan) if lens.adapter.feeds_gaps else ahead
+            if future is None:
+                ahead = quantiles[path]
+            else:
+                ahead = future[:first]
+            if lens.adapter.feeds_gaps:
+                ahead = np.full(first, np.nan)
             contexts.append(
                 np.concatenate([series, ahead])[-lens.adapter.context_length :]
             )

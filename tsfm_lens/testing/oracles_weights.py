@@ -67,7 +67,9 @@ def _inputs(branch: Row) -> list[Projection]:
     row = branch.row
     if isinstance(row, Attention):
         return [*row.inputs.values()]
-    return [part for part in (row.i, row.gate) if part] if isinstance(row, Mlp) else []
+    if isinstance(row, Mlp):
+        return [part for part in (row.i, row.gate) if part]
+    return []
 
 
 class _Rebuilt:
@@ -108,7 +110,10 @@ class _Rebuilt:
             ]
         x_layout = row.x_layout or row.stream_layout
         for letter, part in row.inputs.items():
-            x = keys if letter in "kv" else self.branch_input
+            if letter in "kv":
+                x = keys
+            else:
+                x = self.branch_input
             call = self._call(part)
             holds_matrix = part.weight == "weight"
             # the attention itself holds the matrix, and takes query, key and value
@@ -183,7 +188,9 @@ class _Rebuilt:
         """Split a layer's output (batch, pos, rows) into heads, or hidden units, of one
         part of it.
         """
-        axes = "head d_head" if sizes else "d_mlp"
+        axes = "d_mlp"
+        if sizes:
+            axes = "head d_head"
         if part.parts == 1:
             return rearrange(
                 wide, f"batch pos {part.layout} -> batch pos {axes}", **sizes
@@ -296,8 +303,6 @@ def _shift_units(pre: Tensor, branch: Row) -> Tensor:
 def _gate(lens: Lens, branch: Row, x: Tensor) -> Tensor:
     """Compute the gate of the input of an MLP; 1 without one."""
     mlp: Any = lens.weights.mlp(branch.layer, branch.row.kind, branch.stack.name)
-    return (
-        torch.ones(branch.stack.d_mlp, device=x.device)
-        if mlp.W_gate is None
-        else x @ mlp.W_gate + mlp.b_gate
-    )
+    if mlp.W_gate is None:
+        return torch.ones(branch.stack.d_mlp, device=x.device)
+    return x @ mlp.W_gate + mlp.b_gate

@@ -177,11 +177,17 @@ def probe_checks(
         >>> [check.name for check in testing.probe_checks("head_spectra", ["bolt-nano"])]
         ['labels', 'figures', 'sentences']
     """
-    entries = [find(kind)] if kind is not None else list(measurements().values())
+    if kind is not None:
+        entries = [find(kind)]
+    else:
+        entries = list(measurements().values())
     for entry in entries:
         if not entry.of_run:
             continue
-        needs = NEEDS[entry.needs] if entry.needs else None
+        if entry.needs:
+            needs = NEEDS[entry.needs]
+        else:
+            needs = None
         able = [name for name in models if needs is None or needs.met(_lens(name))]
         for model in able[:2]:
             trial = ProbeTrial(entry, model)

@@ -128,12 +128,12 @@ def oracle_table(results: Iterable[OracleResult], title: str) -> Table:
         "oracle", "result", "largest deviation", "allowed", "where", title=title
     )
     for result in results:
-        verdict = (
-            Text("passed", style="green")
-            if result.passed
-            else Text("FAILED", style="red")
-        )
-        verdict = Text("skipped", style="dim") if result.skipped else verdict
+        if result.passed:
+            verdict = Text("passed", style="green")
+        else:
+            verdict = Text("FAILED", style="red")
+        if result.skipped:
+            verdict = Text("skipped", style="dim")
         table.add_row(
             result.oracle,
             verdict,

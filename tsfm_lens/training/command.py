@@ -23,7 +23,8 @@ def run_command(command: Callable[..., Any]) -> None:
     with standard_streams(), termination():
         try:
             if not isinstance(command, typer.Typer):
-                function, command = command, typer.Typer(add_completion=False)
+                function = command
+                command = typer.Typer(add_completion=False)
                 command.command(context_settings=HELP)(function)
             command()
         except LensError as error:

@@ -119,7 +119,10 @@ class Training:
         rate: Callable[[int], float] | None = None,
         callbacks: Sequence[Callable[[Training], object]] = (),
     ) -> None:
-        self.task, self.optimizer, self.plan, self.rate = task, optimizer, plan, rate
+        self.task = task
+        self.optimizer = optimizer
+        self.plan = plan
+        self.rate = rate
         self.out = None if out is None else Path(out)
         if self.out is not None:
             try:
@@ -130,7 +133,9 @@ class Training:
                     " folder, new or old"
                 ) from error
         self.callbacks = list(callbacks)
-        self.step, self.seconds, self.last_loss = 0, 0.0, float("nan")
+        self.step = 0
+        self.seconds = 0.0
+        self.last_loss = float("nan")
         self.best: tuple[float, int] | None = None
         self._best_weights: dict[str, Tensor] | None = None
         self._losses: list[Tensor] = []
@@ -154,8 +159,10 @@ class Training:
             raise InputError("a run without a folder cannot be resumed; give out=…")
         state = read_state(self.out, self.task.identity, self.device)
         put_back(self.out, state, self.model, self.optimizer)
-        self.step, self.seconds = state["step"], state["seconds"]
-        self.best, self._best_weights = state["best"], state["best_weights"]
+        self.step = state["step"]
+        self.seconds = state["seconds"]
+        self.best = state["best"]
+        self._best_weights = state["best_weights"]
         self._losses = list(state["losses"])
         self._patience_over = state["ended"]
         cut(self.out / LOG, self.step)
@@ -173,7 +180,10 @@ class Training:
         Raises:
             InputError: the loss is not finite; the last saved state is as it was.
         """
-        last = self.plan.steps if until is None else min(until, self.plan.steps)
+        if until is None:
+            last = self.plan.steps
+        else:
+            last = min(until, self.plan.steps)
         self.model.train(self.plan.dropout)
         with self._stopping(), progress_display(eta=True, hidden=quiet) as bar:
             bar_task = bar.add_task(self.task.name, total=last, completed=self.step)
@@ -275,7 +285,10 @@ class Training:
             self._patience_over = since >= self.plan.patience
 
     def _save(self) -> None:
-        losses = torch.stack(self._losses) if self._losses else torch.zeros(0)
+        if self._losses:
+            losses = torch.stack(self._losses)
+        else:
+            losses = torch.zeros(0)
         if len(losses):
             self.last_loss = float(losses.mean())
             if not bool(torch.isfinite(losses).all()):

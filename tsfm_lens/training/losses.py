@@ -57,7 +57,9 @@ def trapezoid_rate(
     ``decay``, if above 0.
     """
     up = min(1.0, (step - first + 1) / warmup)
-    down = 0.99 * max(0.0, 1.0 - (last - step - 1) / decay) if decay else 0.0
+    down = 0.0
+    if decay:
+        down = 0.99 * max(0.0, 1.0 - (last - step - 1) / decay)
     return peak * up * (1.0 - down)
 
 
@@ -174,14 +176,13 @@ def token_step_losses(
     """
     chronos = ChronosConfig(**model.config.chronos_config)
     tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
-    past, future = past.to(model.device), future.to(model.device)
+    past = past.to(model.device)
+    future = future.to(model.device)
     tokenizer.boundaries = tokenizer.boundaries.to(model.device)
     ids, mask, scale = tokenizer._input_transform(past)
     end = torch.full_like(ids[:, :1], chronos.eos_token_id)
-    ids, mask = (
-        torch.cat([ids, end], 1),
-        torch.cat([mask, torch.ones_like(end, dtype=torch.bool)], 1),
-    )
+    ids = torch.cat([ids, end], 1)
+    mask = torch.cat([mask, torch.ones_like(end, dtype=torch.bool)], 1)
     labels, label_mask, _ = tokenizer._input_transform(future, scale)
     start_id = model.config.decoder_start_token_id
     inputs = torch.cat([torch.full_like(labels[:, :1], start_id), labels[:, :-1]], 1)
@@ -253,7 +254,8 @@ def log_quantile_loss(
     """Compute the mean over rows of log(loss + floor), the loss of forecasts (rows,
     level, time) relative to spread.
     """
-    levels, there = levels.to(future)[None, :, None], ~future.isnan()
+    levels = levels.to(future)[None, :, None]
+    there = ~future.isnan()
     error = torch.where(there, future, 0.0)[:, None] - quantiles[..., : future.shape[1]]
     pinball = 2 * torch.maximum(levels * error, (levels - 1) * error) / spread[:, None]
     losses = (pinball.mean(1) * there).sum(1) / there.sum(1)
@@ -266,13 +268,16 @@ def patch_loss(
     """Compute the native quantile loss per forecast step on instance-normalised values,
     or its mean logarithm.
     """
-    past, future = past.to(model.device), future.to(model.device)
+    past = past.to(model.device)
+    future = future.to(model.device)
     future, spread = near_future(past, future)
     if not stage.log_floor:
         return model(context=past, target=future).loss / stage.horizon
     # a row without a spread has no relative error, and one without a future no error
     usable = (spread[:, 0] > 0) & (~future.isnan()).any(1)
-    past, future, spread = past[usable], future[usable], spread[usable]
+    past = past[usable]
+    future = future[usable]
+    spread = spread[usable]
     return log_quantile_loss(
         model(context=past).quantile_preds,
         model.quantiles,

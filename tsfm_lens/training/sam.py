@@ -59,15 +59,15 @@ class SAM(Optimizer):
                 " gradient a step"
             )
         super().__init__(base.param_groups, base.defaults)
-        self.base, self.rho, self.eps = base, float(rho), float(eps)
+        self.base = base
+        self.rho = float(rho)
+        self.eps = float(eps)
         self._share()
 
     def _share(self) -> None:
-        self.param_groups, self.state, self.defaults = (
-            self.base.param_groups,
-            self.base.state,
-            self.base.defaults,
-        )
+        self.param_groups = self.base.param_groups
+        self.state = self.base.state
+        self.defaults = self.base.defaults
 
     def step(self, closure: Closure | None = None) -> Any:
         """Move the weights once, and return the loss at ω.
@@ -109,7 +109,9 @@ class SAM(Optimizer):
         norms = [
             torch.linalg.vector_norm(weight.grad).to(weights[0]) for weight in weights
         ]
-        norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        norm = 0.0
+        if norms:
+            norm = float(torch.linalg.vector_norm(torch.stack(norms)))
         if not norm < float("inf"):
             raise InputError(
                 f"the gradient {where} has the norm {norm}; the weights are those from"
@@ -159,7 +161,8 @@ class SAM(Optimizer):
                 " optimiser than SAM"
             )
         rest = dict(state_dict)
-        self.rho, self.eps = float(rest.pop("rho")), float(rest.pop("eps"))
+        self.rho = float(rest.pop("rho"))
+        self.eps = float(rest.pop("eps"))
         self.base.load_state_dict(rest)
         self._share()
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from tsfm_lens.core.errors import unknown_name
 
-STRIDES, STRIDE_SHARES = (1, 2, 3), (0.7, 0.2, 0.1)
+STRIDES = (1, 2, 3)
+STRIDE_SHARES = (0.7, 0.2, 0.1)
 """Rows are also read at every second or third step: more lengths of season from one
 corpus.
 """
@@ -37,7 +38,8 @@ SHORT_SHARE = 0.2
 LENGTH = 640
 """Steps of a row; a shorter series is padded with NaN on the left."""
 
-MAX_SERIES, CONCENTRATION = 3, 1.5
+MAX_SERIES = 3
+CONCENTRATION = 1.5
 """Of TSMixup (Ansari et al. 2024, Chronos, algorithm 1): slices of a mixture, and
 parameter of their weights.
 """
@@ -168,7 +170,8 @@ class SeriesSource:
             self._to(noise) * self._to(spread) + self._to(level)[:, None]
         )
         series = series * self._to(sign * unit)[:, None]
-        past, future = series[:, :context], series[:, context:]
+        past = series[:, :context]
+        future = series[:, context:]
         visible = (
             torch.arange(context, device=self.device)[None]
             >= context - self._to(keep)[:, None]

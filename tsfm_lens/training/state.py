@@ -16,7 +16,9 @@ from tsfm_lens.core.io import replacing, write_whole
 
 __all__ = ["read_log"]
 
-STATE, LOG, HISTORY = "state.pt", "log.jsonl", "history"
+STATE = "state.pt"
+LOG = "log.jsonl"
+HISTORY = "history"
 _PARTS: dict[str, Any] = {
     "model": dict,
     "optimizer": dict,
@@ -159,7 +161,8 @@ def _difference(path: Path, was: str, now: str) -> str:
     kind.
     """
     try:
-        before, after = json.loads(was), json.loads(now)
+        before = json.loads(was)
+        after = json.loads(now)
     except ValueError as error:
         raise _damage_error(
             path, f"its identity is {_short(was)}, expected JSON of the run's settings"
@@ -173,12 +176,16 @@ def _difference(path: Path, was: str, now: str) -> str:
         f"{name}={_short(before.get(name))} then, {_short(after.get(name))} now"
         for name in names[:3]
     ]
-    return f" ({'; '.join(texts)})" if texts else ""
+    if texts:
+        return f" ({'; '.join(texts)})"
+    return ""
 
 
 def _short(value: object) -> str:
     text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    if len(text) <= 60:
+        return text
+    return f"{text[:57]}…"
 
 
 def write_snapshot(folder: Path, model: nn.Module, step: int) -> None:
@@ -220,7 +227,8 @@ def read_log(file: str | Path) -> list[dict[str, Any]]:
         raise CheckpointError(
             f"there is no log {path}; expected that of a training run"
         )
-    texts, lines = path.read_text(encoding="utf-8").splitlines(), []
+    texts = path.read_text(encoding="utf-8").splitlines()
+    lines = []
     for position, text in enumerate(texts):
         try:
             lines.append(json.loads(text))

@@ -74,7 +74,8 @@ def read_attention(ds: xr.Dataset) -> list[str]:
 def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     """State the lag and the token at which most queries have their largest weight."""
     weights = array(ds, "pattern", "query", "key", layer=layer, head=head)
-    keys, queries = token_axis(ds, "key"), token_axis(ds, "query")
+    keys = token_axis(ds, "key")
+    queries = token_axis(ds, "query")
     part = weights[np.ix_(queries.timed, keys.timed)]
     if not part.size:
         return []
@@ -93,7 +94,8 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     peak = keys.timed[part.argmax(axis=1)[clear]]
     back = queries.start[queries.timed][clear] - keys.start[peak]
     (lag, at_lag), (token, at_token) = _commonest(back), _commonest(peak)
-    index, time = keys.words(token), timeline(ds, 0)
+    index = keys.words(token)
+    time = timeline(ds, 0)
     if time.stamps is not None:
         index = f"{index} (from {time.date(int(keys.start[token]))})"
     count = len(part)
@@ -124,7 +126,8 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     queries, a row per head.
     """
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
-    layers, heads = names(ds, "layer"), names(ds, "head")
+    layers = names(ds, "layer")
+    heads = names(ds, "head")
     table = pd.DataFrame(
         {"layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))}
     )
@@ -186,7 +189,8 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
         min_width=400,
         shared_xaxes="all" if with_series else False,
     )
-    panel, texts = canvas.panel(1 + with_series), None
+    panel = canvas.panel(1 + with_series)
+    texts = None
     hover = "query around step %{y}<br>key around step %{x}<br>weight %{z:.3g}"
     if z.size <= _MAX_TEXTS and group == (1, 1):
         query_words, key_words = (
@@ -216,16 +220,12 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
         _draw_series(canvas.panel(), ds, keys)
     canvas.colours(weight_colours(float(np.nanmax(weights)) or 1.0))
     canvas.fig.update_layout(showlegend=False)
-    entropy = (
-        f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries"
-        if "entropy" in ds
-        else ""
-    )
+    entropy = ""
+    if "entropy" in ds:
+        entropy = f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries"
     index = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
-    title, cells = (
-        f"{sentence_start(ds)}, {index} of {name_model(ds)}",
-        "tokens as wide as the time they cover",
-    )
+    title = f"{sentence_start(ds)}, {index} of {name_model(ds)}"
+    cells = "tokens as wide as the time they cover"
     return canvas.dress(
         title,
         single_series(ds),
@@ -243,10 +243,8 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
     if "forecast" in ds and set(ds["forecast"].dims) <= {"series", "step"}:
         lines.append(("forecast", "step", BLUE, "the model's forecast"))
     for variable, dim, colour, text in lines:
-        steps, values = (
-            np.array([int(v) for v in names(ds, dim)]),
-            array(ds, variable, dim, series=0),
-        )
+        steps = np.array([int(v) for v in names(ds, dim)])
+        values = array(ds, variable, dim, series=0)
         panel.line(
             steps,
             values,
@@ -278,17 +276,20 @@ def attention_grid(
     )
     values = array(trimmed, "pattern", "layer", "head", "query", "key")
     rows, columns = values.shape[:2]
-    x, y = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
-    ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
+    x = ruler(token_axis(ds, "key"))
+    y = ruler(token_axis(ds, "query"))
+    if len(x.axis.timed):
+        ordinary = x.axis.timed
+    else:
+        ordinary = x.axis.aside
     limit = (
         float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     )
     group = choose_group(x, y, max(_GRID_CELLS // (rows * columns), 400))
-    row_names, column_names = layer_names(trimmed), names(trimmed, "head")
-    height, least = (
-        int(np.clip(560 / max(rows, columns), 52, 150)),
-        70 if columns <= _MAX_NUMBERED else 60,
-    )
+    row_names = layer_names(trimmed)
+    column_names = names(trimmed, "head")
+    height = int(np.clip(560 / max(rows, columns), 52, 150))
+    least = 70 if columns <= _MAX_NUMBERED else 60
     room: Look = {
         "row_gap": 8,
         "column_gap": 0.08 / columns,
@@ -309,17 +310,17 @@ def attention_grid(
         y_title="query (steps)",
         **room,
     )
-    entropy = (
-        array(trimmed, "entropy", "layer", "head") if "entropy" in trimmed else None
-    )
+    entropy = None
+    if "entropy" in trimmed:
+        entropy = array(trimmed, "entropy", "layer", "head")
     for (row, col), panel in zip(canvas.places, canvas, strict=True):
-        r, c = row - 1, col - 1
+        r = row - 1
+        c = col - 1
         index = f"{row_names[r]}, head {column_names[c]}"
-        note = (
-            ""
-            if entropy is None
-            else f"<br>entropy of this head {nats(float(entropy[r, c]))}"
-        )
+        if entropy is None:
+            note = ""
+        else:
+            note = f"<br>entropy of this head {nats(float(entropy[r, c]))}"
         z, x_edges, y_edges = pooled(values[r, c], x, y, group)
         hover = (
             f"{plain(index)}<br>query around step %{{y}}, key around step"
@@ -386,10 +387,8 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
     """Draw the layer × head map of the attention entropy: dark heads are sharp, light
     ones diffuse.
     """
-    normalised, sharp = (
-        array(ds, "normalised", "layer", "head"),
-        array(ds, "sharp", "layer", "head") > 0,
-    )
+    normalised = array(ds, "normalised", "layer", "head")
+    sharp = array(ds, "sharp", "layer", "head") > 0
     notes = [
         [
             f"<br>normalised {value:.2f}{', sharp' if mark else ''}"

@@ -139,24 +139,24 @@ def attribution_bars(
     circles at the mean sizes.
     """
     shares = _select_shares(ds, decomposition, series, quantile)
-    values, size = shares.mean, shares.size
+    values = shares.mean
+    size = shares.size
     order = np.argsort(-np.nan_to_num(size), kind="stable")
-    most, rest = order[:top], order[top:]
-    labels, lengths = [plain(shares.components[i]) for i in most], values[most]
+    most = order[:top]
+    rest = order[top:]
+    labels = [plain(shares.components[i]) for i in most]
+    lengths = values[most]
     colours = [VERMILION if v >= 0 else BLUE for v in lengths]
     canvas = blank(max(110, 20 * (len(most) + bool(len(rest)))), 400)
-    panel, hover = (
-        canvas.panel(),
-        f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}",
-    )
+    panel = canvas.panel()
+    hover = f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}"
     panel.floor(shares.noise, across=True)
     noise = shares.noise and shares.noise.at(most)
     if len(rest):
-        labels, lengths = (
-            [*labels, f"{len(rest)} others, summed"],
-            np.append(lengths, values[rest].sum()),
-        )
-        colours, noise = [*colours, _OTHERS], noise and noise.with_another(lengths[-1])
+        labels = [*labels, f"{len(rest)} others, summed"]
+        lengths = np.append(lengths, values[rest].sum())
+        colours = [*colours, _OTHERS]
+        noise = noise and noise.with_another(lengths[-1])
     panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
     limits = np.where(values[most] < 0, -size[most], size[most])
     panel.dots(
@@ -168,11 +168,9 @@ def attribution_bars(
         symbol="circle-open",
     )
     # one bar may dwarf all others, which are still to be read
-    remaining = (
-        np.delete(lengths, np.nanargmax(np.abs(lengths)))
-        if len(lengths) > 2
-        else lengths
-    )
+    remaining = lengths
+    if len(lengths) > 2:
+        remaining = np.delete(lengths, np.nanargmax(np.abs(lengths)))
     lengths = np.append(lengths, limits)
     bounds, trimmed = fitted_range(np.append(remaining, 0.0), lengths, reach=3.0)
     panel.x(range=bounds)
@@ -210,7 +208,8 @@ def attribution_heatmap(
     keep = np.sort(np.argsort(-size)[:top])
     z = shares.values[keep]
     canvas = blank(max(140, 17 * len(keep)), 480)
-    panel, labels = canvas.panel(), [plain(shares.components[i]) for i in keep]
+    panel = canvas.panel()
+    labels = [plain(shares.components[i]) for i in keep]
     hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(shares.unit)}"
     panel.cells(
         z,
@@ -236,11 +235,9 @@ def attribution_heatmap(
         f"Contributions to the forecast of {shares.series} by {name_model(ds)}, by"
         f" step: {shares.decomposition}"
     )
-    fewer = (
-        f"the {len(keep)} largest of {len(size)} components"
-        if len(keep) < len(size)
-        else ""
-    )
+    fewer = ""
+    if len(keep) < len(size):
+        fewer = f"the {len(keep)} largest of {len(size)} components"
     return canvas.dress(title, shares.note, fewer)
 
 
@@ -272,15 +269,22 @@ def _select_shares(
     layers (sums of the others).
     """
     at = series_position(ds, series)
-    which = 0 if decomposition is None else position(ds, "decomposition", decomposition)
+    if decomposition is None:
+        which = 0
+    else:
+        which = position(ds, "decomposition", decomposition)
     label = names(ds, "decomposition")[which]
     trimmed = ds.isel(decomposition=which, series=at)
-    unit = str(ds["unit"].values[which]) if "unit" in ds.coords else ""
+    unit = ""
+    if "unit" in ds.coords:
+        unit = str(ds["unit"].values[which])
     data_unit = find_unit(ds, at)
-    unit = (
-        data_unit if unit in ("", "data units") and data_unit else unit or "data units"
-    )
-    note, noise = [], None
+    if unit in ("", "data units") and data_unit:
+        unit = data_unit
+    else:
+        unit = unit or "data units"
+    note = []
+    noise = None
     if "size_share_floor" in trimmed:
         mean, size = (
             array(trimmed, name, "component")
@@ -288,25 +292,26 @@ def _select_shares(
         )
         floor = float(trimmed["size_share_floor"]) * float(size.sum())
         reported = finding(ds, "size_share", "component", decomposition=which)
-        sure = (
-            np.ones(len(mean), dtype=bool) if reported is None else reported.significant
-        )
+        if reported is None:
+            sure = np.ones(len(mean), dtype=bool)
+        else:
+            sure = reported.significant
         noise = Finding(
             mean, mean, mean, (size > floor).astype(int), sure, floor, floor, unit
         )
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
-        index = (
-            median_position(levels)
-            if quantile is None
-            else int(np.argmin(np.abs(levels - quantile)))
-        )
+        if quantile is None:
+            index = median_position(levels)
+        else:
+            index = int(np.argmin(np.abs(levels - quantile)))
         if quantile is not None and abs(levels[index] - quantile) > 1e-6:
             raise unknown_name("quantile", quantile, [f"{v:g}" for v in levels])
         trimmed = trimmed.isel(quantile=index)
         middle = abs(levels[index] - 0.5) < 1e-6
         # only the median's noise is known
-        noise = noise if middle else None
+        if not middle:
+            noise = None
         note.append(
             f"of the {name_statistic(ds)}"
             if middle
@@ -317,16 +322,17 @@ def _select_shares(
         note.append(f"completeness error {percent(error)}")
     values = array(trimmed, "attribution", "component", "step")
     components = names(ds, "component")
-    fine = (
-        ds["kind"].values.astype(str) != "layer"
-        if "kind" in ds.coords
-        else np.zeros(len(components), dtype=bool)
-    )
+    if "kind" in ds.coords:
+        fine = ds["kind"].values.astype(str) != "layer"
+    else:
+        fine = np.zeros(len(components), dtype=bool)
     if fine.any():
-        values, noise = values[fine], noise and noise.at(fine)
+        values = values[fine]
+        noise = noise and noise.at(fine)
         components = [components[i] for i in np.flatnonzero(fine)]
     series = names(ds, "series")[at]
-    text, first = _METHOD_WORDS.get(label, label), int(ds.attrs.get("first_step", 0))
+    text = _METHOD_WORDS.get(label, label)
+    first = int(ds.attrs.get("first_step", 0))
     later = values[:, first:]
     means = later, later.mean(axis=1), np.abs(later).mean(axis=1)
     steps = f"{later.shape[1]} forecast steps" + " (all but the first)" * first
@@ -344,10 +350,8 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
         *several,
         *((other, 0) for other in decompositions if other != main),
     ]:
-        table, text = (
-            attribution_table(ds, decomposition, i),
-            read_attribution(ds, decomposition, i),
-        )
+        table = attribution_table(ds, decomposition, i)
+        text = read_attribution(ds, decomposition, i)
         text += read_attribution_over_series(ds, main) if decomposition == main else []
         of = names(ds, "series")[i]
         yield FigurePanel(

@@ -37,7 +37,9 @@ from tsfm_lens.viz.theme import (
 from tsfm_lens.viz.words import num
 
 __all__ = ["circuit_graph"]
-_HEIGHT, _WIDTH = 340, 640  # pixels that the nodes share
+# pixels that the nodes share
+_HEIGHT = 340
+_WIDTH = 640
 _LAYER_GAP = 0.8  # between layers, in columns
 _WORTH_NAMING = 0.01  # of faithfulness: what cost less is not named
 
@@ -100,11 +102,9 @@ def circuit_graph(
     board = _Board.of(positions)
     sheet = blank(_HEIGHT, max(420, 60 + 34 * len(set(board.x.tolist()))))
     panel = sheet.panel()
-    count = (
-        _draw_edges(panel, board, positions, mask, edges, most)
-        if edges is not None
-        else 0
-    )
+    count = 0
+    if edges is not None:
+        count = _draw_edges(panel, board, positions, mask, edges, most)
     _draw_nodes(panel, board, positions, mask)
     standing = ""
     if edges is not None:
@@ -158,7 +158,8 @@ class _Board:
     def of(cls, places: Places) -> _Board:
         rows = list(zip(places.stack, places.layer.tolist(), places.kind, strict=True))
         columns: dict[Any, float] = {}
-        at, last = -1.0, None
+        at = -1.0
+        last = None
         for row in dict.fromkeys(rows):
             at += 1 + (_LAYER_GAP if last is not None and row[:2] != last else 0)
             columns[row], last = at, row[:2]
@@ -248,7 +249,8 @@ def _draw_edges(
     }
     spots[OUTPUT] = (*board.output, True)
     scores = path_values(edges, "score")
-    senders, receivers = names(edges, "sender"), names(edges, "receiver")
+    senders = names(edges, "sender")
+    receivers = names(edges, "receiver")
     unknown = [name for name in (*senders, *receivers) if name not in spots]
     if unknown:
         raise InputError(
@@ -272,21 +274,17 @@ def _draw_edges(
         (x0, y0, here), (x1, y1, there) = spots[senders[a]], spots[receivers[b]]
         score = float(scores[a, b])
         # none of the nodes' colours
-        colour = INK if score > 0 else PURPLE
+        colour = PURPLE
+        if score > 0:
+            colour = INK
         # bent, so that it passes the nodes between
-        t, height = (
-            np.linspace(0, 1, 25),
-            min(0.36 * (x1 - x0), board.reach + 1) * (1 if y0 + y1 >= 0 else -1),
-        )
-        x, y = (
-            x0 + (x1 - x0) * t,
-            y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t),
-        )
+        t = np.linspace(0, 1, 25)
+        height = min(0.36 * (x1 - x0), board.reach + 1) * (1 if y0 + y1 >= 0 else -1)
+        x = x0 + (x1 - x0) * t
+        y = y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t)
         bounds = f"{plain(senders[a])} → {plain(receivers[b])}<br>score {score:.3g}"
-        thin, width = (
-            mixed(colour, 0.85 if here and there else 0.3),
-            0.6 + 5.4 * abs(score) / largest,
-        )
+        thin = mixed(colour, 0.85 if here and there else 0.3)
+        width = 0.6 + 5.4 * abs(score) / largest
         panel.line(x, y, "edge", bounds, colour=thin, width=width, legend=False)
     return len(pairs)
 
@@ -308,7 +306,9 @@ def _quality(ds: xr.Dataset) -> str:
 
 def _behaviour(ds: xr.Dataset) -> str:
     word = str(ds.attrs.get("behaviour", "forecast"))
-    return "the forecast" if word == "forecast" else f"{word!r}"
+    if word == "forecast":
+        return "the forecast"
+    return f"{word!r}"
 
 
 @panels("minimal_circuit")
@@ -318,7 +318,8 @@ def _circuit(ds: xr.Dataset) -> Iterator[FigurePanel]:
     )
     for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "forecast")
-        text, of = read_circuit_forecasts(ds, i), names(ds, "series")[i]
+        text = read_circuit_forecasts(ds, i)
+        of = names(ds, "series")[i]
         forecasts = draw_variable(ds, "forecast", series=i)
         yield FigurePanel(forecasts, table, text, series=of)
     curve = frame(ds, "curve").dropna(ignore_index=True)

@@ -89,9 +89,10 @@ def compressed_forecasts(
     position = series_position(ds, series)
     label = names(ds, "series")[position]
     title = f"Forecasts of {label} by {name_model(ds)} before and after compression"
-    errors = (
-        array(ds, "mase", "model", series=position) if "mase" in ds else np.empty(0)
-    )
+    if "mase" in ds:
+        errors = array(ds, "mase", "model", series=position)
+    else:
+        errors = np.empty(0)
     if errors.size and np.isfinite(errors).all():
         title = f"{title}: MASE {num(errors[0])} and {num(errors[-1])}"
     return overlay(

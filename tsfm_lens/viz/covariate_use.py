@@ -57,11 +57,16 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
     def plain_value(
         name: str, values: np.ndarray | None, place: int
     ) -> float | bool | None:
-        value = None if values is None else values[place].item()
+        if values is None:
+            value = None
+        else:
+            value = values[place].item()
         missing = value is None or value != value
-        return (
-            None if missing else bool(value) if name.endswith("_significant") else value
-        )
+        if missing:
+            return None
+        if name.endswith("_significant"):
+            return bool(value)
+        return value
 
     return [
         {
@@ -80,11 +85,9 @@ def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
     have: MASE over several series.
     """
     several = ds.sizes["series"] > 1
-    return (
-        (np.ones(1), "MASE")
-        if several
-        else (array(ds, "unit", "series"), find_unit(ds, 0) or "data units")
-    )
+    if several:
+        return (np.ones(1), "MASE")
+    return (array(ds, "unit", "series"), find_unit(ds, 0) or "data units")
 
 
 def _steps(ds: xr.Dataset, place: int) -> str:
@@ -104,8 +107,11 @@ def _way(ds: xr.Dataset, place: int) -> str:
     way = f"rises with it in {(slopes > 0).sum()} of {count} series"
     line = medians(array(ds, "response", "shift", "series", covariate=place))
     rises = np.diff(line[np.isfinite(line)])
-    up, down = rises[rises > 0].sum(), -rises[rises < 0].sum()
-    return f"{way}, and bends" if min(up, down) > _BENT * max(up, down) else way
+    up = rises[rises > 0].sum()
+    down = -rises[rises < 0].sum()
+    if min(up, down) > _BENT * max(up, down):
+        return f"{way}, and bends"
+    return way
 
 
 def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:

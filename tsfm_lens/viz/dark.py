@@ -11,7 +11,9 @@ import plotly.io as pio
 from tsfm_lens.viz.theme import TEMPLATE
 
 __all__ = ["dark"]
-PAGE, LIGHT = 0.09, 0.95  # lightness that white and black become
+# lightness that white and black become
+PAGE = 0.09
+LIGHT = 0.95
 _MUTED = 0.8  # of the saturation, or green and teal would shine
 _COLOUR = re.compile(r'("|color:)(?:#([0-9A-Fa-f]{6})|rgba\(([\d., ]+)\))(?=[\\";])')
 _CLEAR = "rgba(0,0,0,0)"

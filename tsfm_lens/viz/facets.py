@@ -187,7 +187,8 @@ def _arrange(
     margin = {"l": left, "r": right, "t": above, "b": below}
     sheet.update_layout(margin=margin, height=total + above + below)
     boxes: list[Box] = []
-    first, top = 0, 1.0
+    first = 0
+    top = 1.0
     for row, height in zip(rows, heights, strict=True):
         gap = max(_left(figure) + figure.layout.margin.r for figure in row) / width
         widths = list(map(least_width, row))
@@ -282,7 +283,9 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
             sheet.layout[_later(name, first)].update(part)
         elif name.startswith("coloraxis"):
             bar = {"x": 1.02, "y": 0.5, "len": 1, **part["colorbar"]}
-            side = "x" if bar.get("orientation") == "h" else "y"
+            side = "y"
+            if bar.get("orientation") == "h":
+                side = "x"
             bar["len"] *= box[side][1] - box[side][0]
             bar["x"] = _within(box["x"], bar["x"])
             bar["y"] = _within(box["y"], bar["y"])

@@ -100,7 +100,8 @@ class Finding:
     @property
     def over(self) -> str:
         """Number of series and windows, in words."""
-        units, entries = self._number("units"), self._number("entries")
+        units = self._number("units")
+        entries = self._number("entries")
         if self._noun == "series" and entries > units:
             return f"{units} series × {entries / units:.3g} windows"
         return f"{units} {self._noun}"
@@ -116,23 +117,32 @@ class Finding:
     def _noun(self) -> str:
         if self._target == OTHER_TIMES:
             return "windows"
-        return "series" if self._target == "others" else self._target.split()[1]
+        if self._target == "others":
+            return "series"
+        return self._target.split()[1]
 
     def hover(self, i: int | tuple[int, ...]) -> str:
         """Describe one member for a hover box."""
-        text = "significant" if self.significant[i] else NOT_SIGNIFICANT
+        text = NOT_SIGNIFICANT
+        if self.significant[i]:
+            text = "significant"
         bounds = (
             f"median {number(self.size[i])}, {number(self.low[i])} to"
             f" {number(self.high[i])} over {self.over}"
         )
-        return f"{bounds}<br>{text}" if self.high[i] > self.low[i] else text
+        if self.high[i] > self.low[i]:
+            return f"{bounds}<br>{text}"
+        return text
 
     def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
         """Return flat places of the members to name, the largest first: those above
         their floor and worth a word.
         """
         size = np.where(np.isfinite(self.size), np.abs(self.size), -1.0).ravel()
-        mask = self.large if among is None else self.large & among
+        if among is None:
+            mask = self.large
+        else:
+            mask = self.large & among
         order = np.argsort(-size, kind="stable")
         return [int(flat) for flat in order if mask.flat[flat]][:count]
 
@@ -157,14 +167,18 @@ class Finding:
         if low == high:
             return value
         span = f"{value}, {low} to {high}"
-        return f"{span} over {self.over}" if over else span
+        if over:
+            return f"{span} over {self.over}"
+        return span
 
     @property
     def basis(self) -> str:
         """What sizes and ranges are, as a sentence puts it in brackets; "" of one
         series.
         """
-        return f" (median and range over {self.over})" if self.spread else ""
+        if self.spread:
+            return f" (median and range over {self.over})"
+        return ""
 
     def for_others(self, flat: int = 0) -> str:
         """Say whether a member is significant, and for what, or how many units a test
@@ -172,7 +186,8 @@ class Finding:
         """
         if self.significant.flat[flat]:
             return f"significant for {self._target}"
-        units, needed = self._number("units"), self._number("needed")
+        units = self._number("units")
+        needed = self._number("needed")
         if units < needed:
             return (
                 f"{units} {self._noun} are too few to test this for others; {needed}"
@@ -207,10 +222,14 @@ class Finding:
     @property
     def flat_words(self) -> list[str]:
         """Say how many series are left out since they are flat; nothing where none is."""
-        flat, entries = int(self.facts.get("flat", 0)), self._number("entries")
+        flat = int(self.facts.get("flat", 0))
+        entries = self._number("entries")
         if not flat:
             return []
-        noun = "windows" if entries > self._number("units") else self._noun
+        if entries > self._number("units"):
+            noun = "windows"
+        else:
+            noun = self._noun
         subject = f"{flat} {noun} {verb(flat, 'are', 'is')}"
         if not entries:
             return [
@@ -246,8 +265,10 @@ class Finding:
         return f"{text}."
 
     def _holding(self, mask: np.ndarray, labels: Sequence[str]) -> str:
-        units, needed = self._number("units"), self._number("needed")
-        family, target = self._number("family"), self._target
+        units = self._number("units")
+        needed = self._number("needed")
+        family = self._number("family")
+        target = self._target
         if units < 2:
             return (
                 "One series says nothing about others; use more series, or windows=… of"
@@ -265,14 +286,18 @@ class Finding:
         names = [labels[i] for i in self.named(_MAX_NAMES, mask & self.significant)]
         start = f"Significant for {target}: {count} of {mask.sum()}"
         if names:
-            most = ", most" if count > len(names) else ":"
+            most = ":"
+            if count > len(names):
+                most = ", most"
             start = f"{start}{most} {listed(names)}"
         return f"{start} ({how})."
 
     def _learning(self, mask: np.ndarray, members: str, labels: Sequence[str]) -> str:
         if self.learned is None:
             refusal = self.facts.get("twins_refused", "")
-            reason = f", since {refusal}" if refusal else ""
+            reason = ""
+            if refusal:
+                reason = f", since {refusal}"
             return (
                 f"Not compared with untrained twins{reason}; --twins 24 (in Python"
                 " twins=24) compares."
@@ -302,7 +327,9 @@ def central_sizes(effect: Finding | None, values: np.ndarray) -> np.ndarray:
     """Return the sizes that sentences tell; the median over series, the last axis,
     where nothing is judged.
     """
-    return medians(values) if effect is None else effect.size
+    if effect is None:
+        return medians(values)
+    return effect.size
 
 
 def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> str:
@@ -312,7 +339,9 @@ def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> s
     fewer = bool(effect.facts.get("flat", 0)) or effect.facts.get(
         "entries"
     ) != effect.facts.get("units")
-    return f"median over {effect.over}" if fewer else over_series(ds, rows, "median")
+    if fewer:
+        return f"median over {effect.over}"
+    return over_series(ds, rows, "median")
 
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
@@ -351,10 +380,14 @@ def finding(
         floors = np.asarray(
             ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float
         ).ravel()
-        floors = (
-            floors[np.isfinite(floors)] if np.isfinite(floors).any() else np.zeros(1)
-        )
-    metadata = dict(ds[f"{name}_p"].attrs) if f"{name}_p" in ds else {}
+        if np.isfinite(floors).any():
+            floors = floors[np.isfinite(floors)]
+        else:
+            floors = np.zeros(1)
+    if f"{name}_p" in ds:
+        metadata = dict(ds[f"{name}_p"].attrs)
+    else:
+        metadata = {}
     if "twins_refused" in ds.attrs:
         metadata["twins_refused"] = ds.attrs["twins_refused"]
     if f"{name}_learned" in ds:

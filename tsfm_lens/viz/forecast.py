@@ -40,7 +40,8 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values = array(ds, "quantile_forecast", "quantile", "step", series=series)
     median = values[median_position(levels)]
-    low, high = values[levels.argmin()], values[levels.argmax()]
+    low = values[levels.argmin()]
+    high = values[levels.argmax()]
     share = levels.max() - levels.min()
     is_band = abs(levels.min() + levels.max() - 1) < 1e-6 and share > 0
     truth = one.get("truth", 0 * one["quantile_forecast"][:, 0] + np.nan)[0]
@@ -76,14 +77,17 @@ def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
     It is the last value where no season is known or the context is shorter; there is no
     forecast without a context.
     """
-    context = (
-        array(ds, "context", "time", series=series) if "context" in ds else np.empty(0)
-    )
-    season = int(ds["season"].values[series]) if "season" in ds.coords else 1
-    season = (
-        season if season <= len(context) and np.isfinite(context[-season:]).any() else 1
-    )
-    last, known = context[-season:], context[np.isfinite(context)]
+    if "context" in ds:
+        context = array(ds, "context", "time", series=series)
+    else:
+        context = np.empty(0)
+    season = 1
+    if "season" in ds.coords:
+        season = int(ds["season"].values[series])
+    if not (season <= len(context) and np.isfinite(context[-season:]).any()):
+        season = 1
+    last = context[-season:]
+    known = context[np.isfinite(context)]
     if not len(known):
         return "last value repeated", np.empty(0)
     if season == 1:
@@ -108,7 +112,8 @@ def forecast_fan(
             (series, quantile, step), ``context`` (series, time), where known ``truth``
             (series, step) and ``sample`` (series, draw, step).
     """
-    view, sheet = scene(ds, series, context_steps), blank()
+    view = scene(ds, series, context_steps)
+    sheet = blank()
     panel = sheet.panel()
     values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
     paths = np.empty((0, len(view.future)))
@@ -134,27 +139,25 @@ def forecast_fan(
     view.draw(panel)
     view.title_axes(panel)
     ahead = f"{len(view.future)} steps ahead from {view.remark}"
-    spread = (
-        "sampled paths"
-        if len(paths)
-        else "bands: central intervals of the forecast distribution"
-    )
+    spread = "bands: central intervals of the forecast distribution"
+    if len(paths):
+        spread = "sampled paths"
     return sheet.dress(f"Forecast of {view.id} by {name_model(ds)}", ahead, spread)
 
 
 @panels("forecast")
 def _forecast(ds: xr.Dataset) -> Iterator[FigurePanel]:
     positions = forecast_series(ds)
-    beside = (
-        [f"The first {_MAX_SERIES} of {len(positions)} series are drawn."]
-        if len(positions) > _MAX_SERIES
-        else []
-    )
+    if len(positions) > _MAX_SERIES:
+        beside = [f"The first {_MAX_SERIES} of {len(positions)} series are drawn."]
+    else:
+        beside = []
     for i in positions[:_MAX_SERIES]:
         table = quantile_table(ds, i)
         if "truth" in ds:
             table["truth"] = array(ds, "truth", "step", series=i)
-        text, of = [*beside, *read_forecast(ds, i)], names(ds, "series")[i]
+        text = [*beside, *read_forecast(ds, i)]
+        of = names(ds, "series")[i]
         yield FigurePanel(forecast_fan(ds, series=i), table, text, series=of)
         beside = []
 
@@ -164,7 +167,8 @@ def as_html(thing: Any) -> str:
     what it is.
     """
     data = as_dataset(thing)
-    attrs, ids = data.attrs, [str(name) for name in data["series"].values]
+    attrs = data.attrs
+    ids = [str(name) for name in data["series"].values]
     metadata = [str(attrs.get("model", "")), shown(ids), f"{data.sizes['step']} steps"]
     if data.sizes.get("draw"):
         metadata.append(

@@ -46,9 +46,13 @@ _DEPTH = ("layer", "stream")
 _SPECTRAL = ("mode", "weight_mode")
 _LOGARITHMIC = ("epsilon", "decade", "trial_period")
 _MEMBERS = ("head", "seed", "draw", "sample", "quantile")  # numbered, and still no axis
-_MAX_LINES, _MAX_GROUPS, _MAX_ROWS = 8, 5, 30
+_MAX_LINES = 8
+_MAX_GROUPS = 5
+_MAX_ROWS = 30
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
-_PRINTED, _MAX_NUMBERED = 200, 12  # cells and columns that have room for numbers
+# cells and columns that have room for numbers
+_PRINTED = 200
+_MAX_NUMBERED = 12
 _ROW = 22  # pixels of a member
 _ROUNDING = 1e-6  # of the largest value of a map
 _MAP_WIDTH = 480  # pixels that the columns of a map share
@@ -77,11 +81,16 @@ class _Drawn:
     @property
     def value_title(self) -> str:
         """Title of the axis or the colours of the values."""
-        return f"{self.label} ({self.unit})" if self.unit else self.label
+        if self.unit:
+            return f"{self.label} ({self.unit})"
+        return self.label
 
     def hover(self, letter: str) -> str:
         """Write the value in a hover box, where it stands along the axis of a letter."""
-        unit = f" {plain(self.unit)}" if self.unit else ""
+        if self.unit:
+            unit = f" {plain(self.unit)}"
+        else:
+            unit = ""
         return f"{plain(self.label)} %{{{letter}:.4g}}{unit}"
 
 
@@ -162,7 +171,10 @@ def generic_figure(
     """
 
     def draw(result: Any, **selection: Any) -> go.Figure:
-        data = result if prepare is None else prepare(result)
+        if prepare is None:
+            data = result
+        else:
+            data = prepare(result)
         return draw_variable(data, variable, **{"about": title, **selection})
 
     draw.__name__ = f"{kind}_{variable}"
@@ -241,7 +253,9 @@ def _drawn(
     effect = None
     if members and "series" not in selection:
         effect = _effect(ds, name, members, at)
-    dims = _in_order(ds, left) if effect is None else members
+    dims = members
+    if effect is None:
+        dims = _in_order(ds, left)
     if not dims:
         number = num(float(array(ds, name, **at)))
         raise InputError(f"{name!r} is one number here, {number}; nothing to draw")
@@ -253,9 +267,14 @@ def _drawn(
         )
     remarks = [about.removesuffix(".")]
     remarks += [_find_label(ds, dim, index) for dim, index in at.items()]
-    drawn_values = array(ds, name, *dims, **at) if effect is None else effect.size
+    if effect is None:
+        drawn_values = array(ds, name, *dims, **at)
+    else:
+        drawn_values = effect.size
     if effect is not None and "series" in left:
-        bounds = " and range" if effect.spread else ""
+        bounds = ""
+        if effect.spread:
+            bounds = " and range"
         remarks.append(f"median{bounds} over {effect.over}")
     label = str(values.attrs.get("long_name", name.replace("_", " ")))
     unit = str(values.attrs.get("units", ""))
@@ -344,17 +363,24 @@ def _title(ds: xr.Dataset, label: str) -> str:
         except UnknownNameError:
             heading = heading or kind.replace("_", " ")
     model = str(ds.attrs.get("model", ""))
-    subject = f"{heading} of {model}" if heading and model else heading or model
+    if heading and model:
+        subject = f"{heading} of {model}"
+    else:
+        subject = heading or model
     if not subject:
         return capital(label)
-    return subject if label == heading.lower() else f"{capital(subject)}: {label}"
+    if label == heading.lower():
+        return subject
+    return f"{capital(subject)}: {label}"
 
 
 def _find_label(ds: xr.Dataset, dim: str, place: int) -> str:
     label = names(ds, dim)[place]
     if dim in _DEPTH:
         return layer_name(label)
-    return label if dim == "series" else f"{dim.replace('_', ' ')} {label}"
+    if dim == "series":
+        return label
+    return f"{dim.replace('_', ' ')} {label}"
 
 
 def _labels(ds: xr.Dataset, dim: str) -> list[str]:
@@ -371,20 +397,30 @@ def _legend_names(ds: xr.Dataset, dim: str) -> list[str]:
     numbers count.
     """
     labels = _labels(ds, dim)
-    return [f"{dim} {label}" for label in labels] if dim in _MEMBERS else labels
+    if dim in _MEMBERS:
+        return [f"{dim} {label}" for label in labels]
+    return labels
 
 
 def _axis_title(ds: xr.Dataset, dim: str) -> str:
-    attrs = ds[dim].attrs if dim in ds.coords else {}
+    if dim in ds.coords:
+        attrs = ds[dim].attrs
+    else:
+        attrs = {}
     text = str(attrs.get("long_name", dim.replace("_", " ")))
-    return f"{text} ({attrs['units']})" if attrs.get("units") else text
+    if attrs.get("units"):
+        return f"{text} ({attrs['units']})"
+    return text
 
 
 def _in_order(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
     """Order dimensions as they are drawn: the axis of a curve last, heads to the right
     of their layers.
     """
-    last = ["head"] if set(dims) == {"layer", "head"} else _axes(ds, dims)
+    if set(dims) == {"layer", "head"}:
+        last = ["head"]
+    else:
+        last = _axes(ds, dims)
     return sorted(dims, key=lambda dim: dim in last)
 
 
@@ -470,7 +506,9 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
         nticks=min(len(rows), 40),
         **look,
     )
-    empty = "empty: no value" if np.isnan(drawn.values).any() else ""
+    empty = ""
+    if np.isnan(drawn.values).any():
+        empty = "empty: no value"
     return canvas.dress(drawn.title, *drawn.remarks, empty)
 
 
@@ -478,9 +516,13 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
     """Draw a line a member of ``across``, with dots where a test or an interval is
     known.
     """
-    ds, effect = drawn.ds, drawn.effect
+    ds = drawn.ds
+    effect = drawn.effect
     lines = np.atleast_2d(drawn.values)
-    labels = _legend_names(ds, across) if across else [""]
+    if across:
+        labels = _legend_names(ds, across)
+    else:
+        labels = [""]
     canvas = blank(280)
     panel = canvas.panel()
     x = _axis_values(ds, along)
@@ -490,9 +532,14 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
         least = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
         lines = np.where(lines > least, lines, np.nan)
         settings = LOG_AXIS
-    point = "%{x}" if along in _DEPTH else f"{plain(along.replace('_', ' '))} %{{x}}"
+    if along in _DEPTH:
+        point = "%{x}"
+    else:
+        point = f"{plain(along.replace('_', ' '))} %{{x}}"
     for index, (label, line) in enumerate(zip(labels, lines, strict=True)):
-        member = f"{plain(label)}, " if label else ""
+        member = ""
+        if label:
+            member = f"{plain(label)}, "
         noise = effect
         if effect is not None and across:
             noise = effect.at(index)
@@ -523,17 +570,23 @@ def _axis_values(ds: xr.Dataset, dim: str) -> Any:
     if dim in _DEPTH:
         return _labels(ds, dim)
     if dim not in ds.coords:
-        first = 1 if dim in _SPECTRAL else 0
+        first = 0
+        if dim in _SPECTRAL:
+            first = 1
         return first + np.arange(ds.sizes[dim])
     values = ds[dim].values
     # a file may hold numbers in another form
-    return values if values.dtype.kind == "M" else values.astype(float)
+    if values.dtype.kind == "M":
+        return values
+    return values.astype(float)
 
 
 def _category(dim: str) -> dict[str, Any]:
     if dim in _DEPTH:
         return {"type": "category", "nticks": 16}
-    return {"type": "log"} if dim in _LOGARITHMIC else {"nticks": 10}
+    if dim in _LOGARITHMIC:
+        return {"type": "log"}
+    return {"nticks": 10}
 
 
 def _rows(drawn: _Drawn, top: int) -> go.Figure:
@@ -541,18 +594,27 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
     ds = drawn.ds
-    values = drawn.values if len(drawn.dims) == 2 else drawn.values[:, None]
+    if len(drawn.dims) == 2:
+        values = drawn.values
+    else:
+        values = drawn.values[:, None]
     effect = drawn.effect
     if effect is not None and len(drawn.dims) == 1:
         effect = effect.at(np.s_[:, None])
     labels = _labels(ds, drawn.dims[0])
-    groups = _legend_names(ds, drawn.dims[1]) if len(drawn.dims) == 2 else [""]
+    if len(drawn.dims) == 2:
+        groups = _legend_names(ds, drawn.dims[1])
+    else:
+        groups = [""]
     order, remark = _largest(values, top, len(labels))
     canvas = blank(max(130, _ROW * len(order)), 420, below=60)
     panel = canvas.panel()
     for index, group in enumerate(groups):
         offset = _SPREAD * (index - (len(groups) - 1) / 2) / len(groups)
-        noise = None if effect is None else effect.at((order, index))
+        if effect is None:
+            noise = None
+        else:
+            noise = effect.at((order, index))
         panel.dots(
             values[order, index],
             np.arange(len(order)) + offset,

@@ -7,10 +7,14 @@ from typing import Any
 
 from tsfm_lens.viz.sheet import Sheet, sheet, shortened
 
-_GAP, _AXIS = 36, 34  # pixels between two rows of panels, and of an axis with a title
+# pixels between two rows of panels, and of an axis with a title
+_GAP = 36
+_AXIS = 34
 LOG_AXIS: dict[str, Any] = {"type": "log", "exponentformat": "power"}
 """Settings of a logarithmic axis."""
-_LONGEST, _TYPE = 250, 11  # pixels: of a line of a panel's title, and its type
+# pixels: of a line of a panel's title, and its type
+_LONGEST = 250
+_TYPE = 11
 
 
 def choose_columns(panels: int, most: int = 5) -> int:
@@ -63,7 +67,8 @@ def panel_grid(
         shared_xaxes=False if own_x else "all",
         shared_yaxes="all",
     )
-    positions, empty = canvas.places[: len(titles)], canvas.places[len(titles) :]
+    positions = canvas.places[: len(titles)]
+    empty = canvas.places[len(titles) :]
     for row, column in empty:
         canvas.panel(row, column).x(visible=False)
         canvas.panel(row, column).y(visible=False)

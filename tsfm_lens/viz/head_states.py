@@ -77,12 +77,16 @@ class Reading:
         if self.form in ("rest", "nothing"):
             return self.others
         steps = f"{self.back} step{'' if self.back == 1 else 's'}"
-        return f"{steps} back" if self.form == "lag" else f"{steps} before the forecast"
+        if self.form == "lag":
+            return f"{steps} back"
+        return f"{steps} before the forecast"
 
     @property
     def most(self) -> float:
         """Share of the attention that the words speak of."""
-        return self.rest if self.form in ("rest", "nothing") else self.share
+        if self.form in ("rest", "nothing"):
+            return self.rest
+        return self.share
 
     def as_plain(self) -> dict[str, Any]:
         """Return it for a page."""
@@ -94,20 +98,27 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
     place that has more of it.
     """
     one = ds.isel(series=series, layer=layer, head=head)
-    ahead, other = float(one["attention_forecast"]), float(one["attention_other"])
+    ahead = float(one["attention_forecast"])
+    other = float(one["attention_other"])
     rest = ahead + other
-    by_lag, at_place = float(one["lag_share"]), float(one["place_share"])
+    by_lag = float(one["lag_share"])
+    at_place = float(one["place_share"])
     share = max(by_lag, at_place)
-    key = (
-        one.sel(key=int(one["place"]))
-        if share > 0
-        else one.isel(key=slice(0)).assign(key_start=0, key_stop=0)
-    )
-    start, stop = int(key["key_start"]), int(key["key_stop"])
+    if share > 0:
+        key = one.sel(key=int(one["place"]))
+    else:
+        key = one.isel(key=slice(0)).assign(key_start=0, key_stop=0)
+    start = int(key["key_start"])
+    stop = int(key["key_stop"])
     # all queries of a place look at it from different distances; one query has one
     # distance
-    form = "place" if at_place >= by_lag else "lag"
-    back = -start if form == "place" else int(one["lag"])
+    form = "lag"
+    if at_place >= by_lag:
+        form = "place"
+    if form == "place":
+        back = -start
+    else:
+        back = int(one["lag"])
     tokens = int((one["key_stop"] > one["key_start"]).sum())
     if share * tokens < EVEN:
         form = "even"
@@ -198,19 +209,16 @@ def component_name(ds: xr.Dataset, place: int) -> str:
     """Name a component's layer, and its head; with the kind of attention where the
     stack has several.
     """
-    kinds, heads = ds["component_kind"].values.astype(str), ds["component_head"].values
-    layer, kind = (
-        layer_name(str(ds["component_layer"].values[place])),
-        kind_word(kinds[place]),
-    )
+    kinds = ds["component_kind"].values.astype(str)
+    heads = ds["component_head"].values
+    layer = layer_name(str(ds["component_layer"].values[place]))
+    kind = kind_word(kinds[place])
     if heads[place] < 0:
         return f"{layer}, {kind}"
     several = len(set(kinds[heads >= 0])) > 1
-    return (
-        f"{layer}, {kind} head {heads[place]}"
-        if several
-        else f"{layer}, head {heads[place]}"
-    )
+    if several:
+        return f"{layer}, {kind} head {heads[place]}"
+    return f"{layer}, head {heads[place]}"
 
 
 def _of_heads(ds: xr.Dataset) -> xr.Dataset:

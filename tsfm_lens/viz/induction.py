@@ -78,11 +78,9 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     where known.
     """
     surely, perhaps = past_both(ds)
-    which = (
-        "the token after the last instance"
-        if ds.attrs.get("offset", 1)
-        else "the last instance"
-    )
+    which = "the last instance"
+    if ds.attrs.get("offset", 1):
+        which = "the token after the last instance"
     ways: dict[str, tuple[str, str, str, Look]] = {
         "prefix_matching": (
             "prefix matching",
@@ -113,7 +111,8 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
         )
         if key in ds.attrs
     )
-    motif, repeats = ds.attrs.get("motif", "?"), ds.attrs.get("repeats", "?")
+    motif = ds.attrs.get("motif", "?")
+    repeats = ds.attrs.get("repeats", "?")
     read = {"last": "at the last decoder position", "first": "after the prompt"}.get(
         ds.attrs.get("positions", "")
     )

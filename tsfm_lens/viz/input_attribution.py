@@ -45,7 +45,9 @@ from tsfm_lens.viz.words import listed, measured, num, signed
 
 __all__ = ["deletion_lines", "input_timeline", "input_waterfall"]
 
-_STRIP, _BAR = 24, 22  # pixels of a strip, and of a bar
+# pixels of a strip, and of a bar
+_STRIP = 24
+_BAR = 22
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
 _MIXED = (
@@ -179,11 +181,9 @@ def group_name(
 ) -> str:
     """Name a segment, in other words if given, or the covariate that several are of."""
     first = labels[group[0]]
-    return (
-        (words or labels)[group[0]]
-        if len(group) == 1
-        else re.sub(r", past$| -?\d+ to -?\d+$", "", first) + " in total"
-    )
+    if len(group) == 1:
+        return (words or labels)[group[0]]
+    return re.sub(r", past$| -?\d+ to -?\d+$", "", first) + " in total"
 
 
 def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int]) -> str:
@@ -195,13 +195,13 @@ def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int]) -> str:
 
 def moved(effect: np.ndarray) -> tuple[float, str]:
     """Return the mean size of an effect (step,), and which way it goes in words."""
-    size, mean, up = (
-        float(np.abs(effect).mean()),
-        float(effect.mean()),
-        int((effect > 0).sum()),
-    )
+    size = float(np.abs(effect).mean())
+    mean = float(effect.mean())
+    up = int((effect > 0).sum())
     mixed_signs = abs(mean) < _MIXED * size
-    way = "up" if mean > 0 else "down"
+    way = "down"
+    if mean > 0:
+        way = "up"
     if mixed_signs and mean:
         way = f"{way} by {num(abs(mean))} on average, up at {up} of {len(effect)} steps"
     elif mixed_signs:
@@ -243,9 +243,10 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     strips: dict[str, list[int]] = {}
     for index, row in enumerate(ds["row"].values):
         # additive parts lie over one another
-        name = (
-            view.names[index] if is_additive(ds, index) else view.series_name(int(row))
-        )
+        if is_additive(ds, index):
+            name = view.names[index]
+        else:
+            name = view.series_name(int(row))
         strips.setdefault(name, []).append(index)
     canvas = sheet(
         [210, _STRIP * len(strips)], row_gap=14, min_width=420, shared_xaxes=True
@@ -256,7 +257,10 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         array(ds, name, "step", quantile=view.line)
         for name in ("forecast", "reference_forecast")
     )
-    text = {} if view.line == view.middle else {"words": view.word}
+    if view.line == view.middle:
+        text = {}
+    else:
+        text = {"words": view.word}
     window.forecast(above, forecast, "forecast", BLUE, 2, **text)
     window.forecast(
         above,
@@ -275,7 +279,8 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         "ticktext": [plain(name) for name in strips],
     }
     below.y(range=[len(strips) - 0.5, -0.5], ticks="", showline=False, **ticks)
-    first, last = window.past[0] - 0.5, window.future[-1] + 0.5
+    first = window.past[0] - 0.5
+    last = window.future[-1] + 0.5
     canvas.x(range=[window.time.scalar(first), window.time.scalar(last)])
     below.x(window.time.title)
     above.y(window.title, nticks=5)
@@ -300,9 +305,13 @@ def _draw_strip(
     part.
     """
     here = np.array(places)[np.argsort(ds["start"].values[places])]
-    edges, values, texts, arrows = [float(ds["start"].values[here[0]])], [], [], []
+    edges = [float(ds["start"].values[here[0]])]
+    values = []
+    texts = []
+    arrows = []
     for index in map(int, here):
-        start, stop = float(ds["start"].values[index]), float(ds["stop"].values[index])
+        start = float(ds["start"].values[index])
+        stop = float(ds["stop"].values[index])
         distance = float(view.reach[index])
         label = (
             f"{plain(view.names[index])}<br>moves it by {signed(view.effect[index])} on"
@@ -352,7 +361,8 @@ def input_waterfall(
         views.append(_Part(ds, (float(levels[0]), float(levels[-1]))))
     view = views[0]
     order = ranked(ds, view.values)
-    most, rest = order[:top], [index for group in order[top:] for index in group]
+    most = order[:top]
+    rest = [index for group in order[top:] for index in group]
     labels = [group_name(names(ds, "segment"), group, view.names) for group in most]
     labels += [f"{len(rest)} others, summed"] * bool(rest)
     rounding = float(ds.attrs.get("rounding", 0.0))
@@ -441,7 +451,8 @@ def _draw_way(
         hover = f"{word}<br>%{{x:.4g}} {plain(view.unit)}"
         panel.dots([value], [row], "", hover, size=9, symbol="diamond")
         panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
-    low, high = min(start, bounds.min()), max(start, bounds.max())
+    low = min(start, bounds.min())
+    high = max(start, bounds.max())
     span = (high - low) or max(abs(high), 1.0)
     panel.x(
         f"{view.word}\n({view.unit})",
@@ -458,10 +469,8 @@ class _Part:
     """
 
     def __init__(self, ds: xr.Dataset, quantile: Quantile) -> None:
-        count, left = (
-            int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0,
-            ds.sizes.get("series", 0),
-        )
+        count = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0
+        left = ds.sizes.get("series", 0)
         if count > left:
             raise InputError(
                 f"this explanation covers {count} series, of which {left} are left;"
@@ -503,7 +512,8 @@ class _Part:
         )
         self.when = f"{self.word}, {every}"
         self.how = method_words(ds)
-        self.sampled, self.reach = "", np.zeros(len(self.effect))
+        self.sampled = ""
+        self.reach = np.zeros(len(self.effect))
         name = "mean_half_width"
         if name in ds:
             # of a difference no wider than the sum of both
@@ -523,20 +533,19 @@ class _Part:
         first, *second = (
             array(self._ds, name, *dims, quantile=item) for item in self._levels
         )
-        return second[0] - first if second else first
+        if second:
+            return second[0] - first
+        return first
 
     def series_name(self, row: int) -> str:
         """Name a series of the item: its variate, or its id where it is alone."""
-        variates = (
-            names(self._ds.swap_dims(series="variate"), "variate")
-            if "variate" in self._ds.coords
-            else []
-        )
-        return (
-            variates[row]
-            if variates and variates[row]
-            else names(self._ds, "series")[row]
-        )
+        if "variate" in self._ds.coords:
+            variates = names(self._ds.swap_dims(series="variate"), "variate")
+        else:
+            variates = []
+        if variates and variates[row]:
+            return variates[row]
+        return names(self._ds, "series")[row]
 
 
 def method_words(ds: xr.Dataset) -> str:
@@ -552,11 +561,9 @@ def name_reference(ds: xr.Dataset) -> str:
     """Name what stands for the inputs: values of the reference, or nothing in place of
     additive parts.
     """
-    return (
-        "the past without its parts"
-        if "part_values" in ds.coords
-        else f"{ds.attrs.get('reference', '')} values"
-    )
+    if "part_values" in ds.coords:
+        return "the past without its parts"
+    return f"{ds.attrs.get('reference', '')} values"
 
 
 _BAND = "95 % of random orders"
@@ -568,10 +575,8 @@ def read_tests(ds: xr.Dataset) -> list[str]:
     where there are others.
     """
     word, sentences = verdict(ds)
-    full, by = (
-        ds.attrs.get("verdict", word),
-        "all tests of this page" if "verdict" in ds.attrs else "this test",
-    )
+    full = ds.attrs.get("verdict", word)
+    by = "all tests of this page" if "verdict" in ds.attrs else "this test"
     return [
         f"Verdict by {by}: the explanation {full} (criteria below). {sentences[0]}",
         *sentences[1:],
@@ -591,8 +596,10 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
     """Draw how far the forecast moves as segments are masked, and shown, in the order
     of each explanation.
     """
-    explanations, unit = names(ds, "explanation"), find_unit(ds) or "data units"
-    area, p = array(ds, "area", "explanation"), array(ds, "p", "explanation")
+    explanations = names(ds, "explanation")
+    unit = find_unit(ds) or "data units"
+    area = array(ds, "area", "explanation")
+    p = array(ds, "p", "explanation")
     canvas = sheet(
         [280],
         [1, 1],

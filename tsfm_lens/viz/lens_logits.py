@@ -40,7 +40,8 @@ def lens_logit_map(
     """Draw the logit of every value at every forecast step, less the mean over those
     drawn, a panel per layer.
     """
-    indices, view = positions(ds, "layer", layers), scene(ds, series, ds.sizes["step"])
+    indices = positions(ds, "layer", layers)
+    view = scene(ds, series, ds.sizes["step"])
     centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
     logits = array(ds, "logit", "layer", "step", "bin", series=view.place)[..., order]
@@ -59,7 +60,8 @@ def lens_logit_map(
     titles = [
         (label, f"± {number(top)}") for label, top in zip(labels, limits, strict=True)
     ]
-    grid, x = panel_grid(titles, row_height=150), view.time.at(view.future)
+    grid = panel_grid(titles, row_height=150)
+    x = view.time.at(view.future)
     for panel, i, top, label in zip(grid, indices, limits, labels, strict=True):
         panel.cells(
             (means[i].T / top).astype(np.float32),

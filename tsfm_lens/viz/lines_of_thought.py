@@ -90,11 +90,10 @@ def _line(
 ) -> None:
     word, colour, symbol = _LOOKS[bool(ds["spurious"].values[line])]
     born, died = (layer_name(str(ds[end].values[line])) for end in ("birth", "death"))
-    mass = (
-        percent(float(ds["mass"].values[line]))
-        if np.isfinite(ds["mass"].values[line])
-        else number(np.nan)
-    )
+    if np.isfinite(ds["mass"].values[line]):
+        mass = percent(float(ds["mass"].values[line]))
+    else:
+        mass = number(np.nan)
     panel.line(
         view.time.at(view.future),
         path,

@@ -36,12 +36,15 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
     """Collect what :file:`linked.js` shows of an "explore" result; bounded in bytes
     unless it is ``whole``.
     """
-    heads, components = ds["name"].size, names(ds, "component")
+    heads = ds["name"].size
+    components = names(ds, "component")
     queries = ds.sizes["query"]
     per_head = max(ds.sizes["series"] * queries * ds.sizes["key"], 1)
-    n_rows, n_lines = heads, len(components)
+    n_rows = heads
+    n_lines = len(components)
     if not whole:
-        n_rows = n_rows if queries == 1 else min(n_rows, max(_BYTES // per_head, 1))
+        if queries != 1:
+            n_rows = min(n_rows, max(_BYTES // per_head, 1))
         n_lines = min(n_lines, _FORECASTS)
     notes = []
     if n_rows < heads:
@@ -83,10 +86,8 @@ def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
     """Arrange the components as the stack computes them: of every layer a row of heads
     for each kind, and its MLP.
     """
-    layers, kinds = (
-        ds["component_layer"].values,
-        ds["component_kind"].values.astype(str),
-    )
+    layers = ds["component_layer"].values
+    kinds = ds["component_kind"].values.astype(str)
     rows: dict[tuple[int, str], list[int]] = {}
     for position, key in enumerate(zip(layers.tolist(), kinds.tolist(), strict=True)):
         rows.setdefault(key, []).append(position)
@@ -98,7 +99,8 @@ def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
 
 def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, Any]:
     """Collect one series; steps before its start are left away."""
-    view, components = scene(ds, place, ds.sizes["time"]), names(ds, "component")
+    view = scene(ds, place, ds.sizes["time"])
+    components = names(ds, "component")
     effect = array(ds, "mean_shift", "component", series=place)
     ranks = np.argsort(np.argsort(-effect, kind="stable"), kind="stable")
     states: list[dict[str, Any]] = [{"effect": _short(size)} for size in effect]
@@ -126,7 +128,8 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
     heads = [components.index(str(name)) for name in ds["name"].values.ravel()]
     strongest = sorted(heads, key=lambda at: ranks[at])
     for at, (layer, head) in zip(heads, np.ndindex(*ds["name"].shape), strict=True):
-        rows, state = attention[layer, head], states[at]
+        rows = attention[layer, head]
+        state = states[at]
         state["reading"] = describe_attention(ds, place, layer, head).as_plain()
         state["mean"] = _packed(counts @ rows)
         if len(rows) > 1 and strongest.index(at) < n_rows:
@@ -172,11 +175,10 @@ def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any
     and its mean ``error``.
     """
     later = slice(int(ds.attrs.get("first_step", 0)), None)
-    gaps = (
-        np.abs(forecast - array(ds, "truth", "step", series=series))[later]
-        if "truth" in ds
-        else np.empty(0)
-    )
+    if "truth" in ds:
+        gaps = np.abs(forecast - array(ds, "truth", "step", series=series))[later]
+    else:
+        gaps = np.empty(0)
     gaps = gaps[np.isfinite(gaps)]
     moved = np.abs(forecast - array(ds, "baseline_forecast", "step", series=series))[
         later
@@ -203,4 +205,6 @@ def _short(values: Any, digits: int = 5) -> Any:
     """Round to digits; missing values are None."""
     if np.ndim(values):
         return [_short(value) for value in values]
-    return float(f"{values:.{digits}g}") if np.isfinite(values) else None
+    if np.isfinite(values):
+        return float(f"{values:.{digits}g}")
+    return None

@@ -126,10 +126,8 @@ def map_table(
     for trace in fig.data:
         if trace.type != "heatmap":
             continue
-        mass, edges = (
-            np.asarray(trace.customdata, dtype=float),
-            np.asarray(trace.y, dtype=float),
-        )
+        mass = np.asarray(trace.customdata, dtype=float)
+        edges = np.asarray(trace.y, dtype=float)
         row, column = np.nonzero(mass >= least)
         group = int(trace.meta["steps"])
         part = pd.DataFrame(
@@ -201,18 +199,18 @@ def logit_sheet(
         f"{percent(round(share, 2))} outside" if share >= 0.01 else ""
         for share in outside
     ]
-    long, labels = len(view.future) > _LONG, layer_names(ds, places)
+    long = len(view.future) > _LONG
+    labels = layer_names(ds, places)
     group = -(-mass.size // _CELLS)
     starts = np.arange(0, mass.shape[1], group)
     mass = (
         np.add.reduceat(mass, starts, axis=1)
         / np.diff(np.append(starts, mass.shape[1]))[:, None]
     )
-    columns = (
-        view.future
-        if group == 1
-        else np.append(view.future[::group], view.future[-1] + 1) - 0.5
-    )
+    if group == 1:
+        columns = view.future
+    else:
+        columns = np.append(view.future[::group], view.future[-1] + 1) - 0.5
     hover = (
         f"{view.time.hover}<br>probability %{{customdata:.2%}} of a value near"
         f" %{{y:.4g}} {plain(view.unit)}"
@@ -232,7 +230,9 @@ def logit_sheet(
             xgap=0,
             ygap=0,
         )
-        weight = 0.7 if long else 1.0
+        weight = 1.0
+        if long:
+            weight = 0.7
         future = view.time.at(view.future)
         if view.has_truth:
             # a white edge keeps the dashes visible on the map's dark cells
@@ -326,10 +326,8 @@ def lens_forecast(
     """Draw what each layer would forecast: the output head applied to its residual
     stream, one fan per layer.
     """
-    view, rows = (
-        scene(ds, series, context_steps, least=24),
-        positions(ds, "layer", layers),
-    )
+    view = scene(ds, series, context_steps, least=24)
+    rows = positions(ds, "layer", layers)
     grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
     values = array(
         ds, "quantile_forecast", "layer", "quantile", "step", series=view.place
@@ -376,7 +374,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
                 quantile_table(ds, i, layer=layer) for layer in range(ds.sizes["layer"])
             ]
             table = pd.concat(tables, ignore_index=True)
-            text, of = read_lens_forecast(ds, i), names(ds, "series")[i]
+            text = read_lens_forecast(ds, i)
+            of = names(ds, "series")[i]
             yield FigurePanel(lens_forecast(ds, series=i), table, text, series=of)
         return
     if "entropy" in ds:

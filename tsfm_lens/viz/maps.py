@@ -18,7 +18,9 @@ from tsfm_lens.viz.words import layer_names
 
 _MAX_NUMBERED = 60  # cells of one of several maps that still have room for their number
 _ABREAST = 3  # maps in one row; of more, two
-_FOOT, _BAR = 46, 62  # pixels under the maps for the head axis, and for colour bars
+# pixels under the maps for the head axis, and for colour bars
+_FOOT = 46
+_BAR = 62
 
 
 def colour_scale(
@@ -38,16 +40,32 @@ def colour_scale(
     ``root``: colours go by the square root of the distance from white, so that small
     values are seen beside large ones.
     """
-    finite = np.empty(0) if values is None else values[np.isfinite(values)]
-    sizes = np.abs(finite) if diverging else finite
-    top = high if high is not None else float(sizes.max()) if len(sizes) else 1.0
+    if values is None:
+        finite = np.empty(0)
+    else:
+        finite = values[np.isfinite(values)]
+    sizes = finite
+    if diverging:
+        sizes = np.abs(finite)
+    if high is not None:
+        top = high
+    elif len(sizes):
+        top = float(sizes.max())
+    else:
+        top = 1.0
     if diverging:
         top = top or 1.0
         low = -top
     elif low is None:
-        low = float(finite.min()) if len(finite) else 0.0
-    side = "bottom" if bar.get("orientation") == "h" else "right"
-    stops = DIVERGING if diverging else SEQUENTIAL
+        low = 0.0
+        if len(finite):
+            low = float(finite.min())
+    side = "right"
+    if bar.get("orientation") == "h":
+        side = "bottom"
+    stops = SEQUENTIAL
+    if diverging:
+        stops = DIVERGING
     if root:
         white = 0.5 * diverging
         stops = tuple(
@@ -87,7 +105,10 @@ class HeadMap:
     @property
     def hover(self) -> str:
         """Hover box of a cell."""
-        unit = f" {plain(self.unit)}" if self.unit else ""
+        if self.unit:
+            unit = f" {plain(self.unit)}"
+        else:
+            unit = ""
         return (
             f"%{{y}}, head %{{x}}<br>{plain(self.word)} %{{z:.4g}}{unit}%{{customdata}}"
         )
@@ -106,7 +127,9 @@ class HeadMap:
     @property
     def label(self) -> str:
         """Meaning of the colours, with the unit."""
-        return f"{self.word} ({self.unit})" if self.unit else self.word
+        if self.unit:
+            return f"{self.word} ({self.unit})"
+        return self.word
 
     def colours(self, title: str = "", **bar: Any) -> dict[str, Any]:
         """Return the colour axis; ``title`` of its bar in lines of one's own, ``bar``
@@ -123,11 +146,10 @@ class HeadMap:
             "low": low - pad * (not self.reverse) if self.low is None else self.low,
             "high": high + pad * self.reverse if self.high is None else self.high,
         }
-        options = (
-            {"diverging": True}
-            if self.diverging
-            else {"dark_low": self.reverse, **bounds}
-        )
+        if self.diverging:
+            options = {"diverging": True}
+        else:
+            options = {"dark_low": self.reverse, **bounds}
         return colour_scale(title or self.label, self.values, **options, **bar)
 
 
@@ -141,9 +163,16 @@ def head_maps(
     """Draw maps on the same layer and head axes, each with its own colours: at its side
     if alone, else under it.
     """
-    layers, heads, several = layer_names(ds), names(ds, "head"), len(maps) > 1
-    columns = len(maps) if len(maps) <= _ABREAST else 2
-    width = max(150, 16 * len(heads)) if several else 26 * len(heads)
+    layers = layer_names(ds)
+    heads = names(ds, "head")
+    several = len(maps) > 1
+    columns = 2
+    if len(maps) <= _ABREAST:
+        columns = len(maps)
+    if several:
+        width = max(150, 16 * len(heads))
+    else:
+        width = 26 * len(heads)
     titles = [shortened(one.label, 0.95 * width, LABEL_TYPE) for one in maps]
     foot = _FOOT + _BAR + 14 * max(title.count("\n") for title in titles)
     canvas = sheet(
@@ -158,7 +187,9 @@ def head_maps(
     )
     for index, (one, panel) in enumerate(zip(maps, canvas, strict=False)):
         axis = f"coloraxis{index + 1 if index else ''}"
-        printed = _MAX_NUMBERED if several else PRINTED
+        printed = PRINTED
+        if several:
+            printed = _MAX_NUMBERED
         look: Look = {
             "coloraxis": axis,
             "name": one.title,

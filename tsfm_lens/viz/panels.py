@@ -43,11 +43,9 @@ class Scene:
     def remark(self) -> str:
         """Words of a subtitle on the context."""
         n = len(self.past)
-        return (
-            f"last {n} of {n + self.hidden} context steps"
-            if self.hidden
-            else f"{n} context steps"
-        )
+        if self.hidden:
+            return f"last {n} of {n + self.hidden} context steps"
+        return f"{n} context steps"
 
     @property
     def observations(self) -> np.ndarray:
@@ -123,20 +121,24 @@ def scene(
     at = series_position(ds, series)
     future = np.array([int(v) for v in names(ds, "step")], dtype=int)
     past = np.array([int(v) for v in names(ds, "time")], dtype=int)
-    context = (
-        array(ds, "context", "time", series=at)
-        if "context" in ds
-        else np.full(len(past), np.nan)
-    )
+    if "context" in ds:
+        context = array(ds, "context", "time", series=at)
+    else:
+        context = np.full(len(past), np.nan)
     finite = np.flatnonzero(np.isfinite(context))
-    first = int(finite[0]) if len(finite) else len(past)
-    usual = max(5 * len(future), 60) if least is None else max(2 * len(future), least)
+    if len(finite):
+        first = int(finite[0])
+    else:
+        first = len(past)
+    if least is None:
+        usual = max(5 * len(future), 60)
+    else:
+        usual = max(2 * len(future), least)
     start = max(first, len(past) - (usual if context_steps is None else context_steps))
-    truth = (
-        array(ds, "truth", "step", series=at)
-        if "truth" in ds
-        else np.full(len(future), np.nan)
-    )
+    if "truth" in ds:
+        truth = array(ds, "truth", "step", series=at)
+    else:
+        truth = np.full(len(future), np.nan)
     return Scene(
         place=at,
         id=names(ds, "series")[at],
@@ -184,7 +186,8 @@ def draw_bands(
     one panel.
     """
     order = np.argsort(quantiles)
-    quantiles, values = np.asarray(quantiles, dtype=float)[order], values[order]
+    quantiles = np.asarray(quantiles, dtype=float)[order]
+    values = values[order]
     # places of levels that sum to 1, the widest pair first
     partners = [
         (i, int(np.argmin(np.abs(quantiles - (1 - q)))))
@@ -199,7 +202,8 @@ def draw_bands(
     shares = [
         f"{100 * (quantiles[high] - quantiles[low]):.3g} %" for low, high in pairs
     ]
-    x, middle = view.time.at(view.future), statistic or view.statistic
+    x = view.time.at(view.future)
+    middle = statistic or view.statistic
     for rank, (low, high) in enumerate(pairs if bands else []):
         colour = mixed(BLUE, 0.16 + 0.3 * rank / max(len(pairs) - 1, 1))
         # the first of a row of shares names them
@@ -221,7 +225,10 @@ def draw_bands(
     ]
     for i in sorted(set(range(len(quantiles))) - {i for pair in pairs for i in pair}):
         centre = abs(quantiles[i] - 0.5) < 1e-6
-        word = middle if centre else f"quantile {quantiles[i]:.3g}"
+        if centre:
+            word = middle
+        else:
+            word = f"quantile {quantiles[i]:.3g}"
         panel.line(
             x,
             values[i],
@@ -240,10 +247,15 @@ def fitted_range(
     """Return an axis range that holds ``core`` and follows ``others`` at most ``reach``
     spans beyond it.
     """
-    core, others = core[np.isfinite(core)], others[np.isfinite(others)]
+    core = core[np.isfinite(core)]
+    others = others[np.isfinite(others)]
     if not len(core):
-        core = others if len(others) else np.array([0.0])
-    low, high = float(core.min()), float(core.max())
+        if len(others):
+            core = others
+        else:
+            core = np.array([0.0])
+    low = float(core.min())
+    high = float(core.max())
     span = (high - low) or max(abs(high), 1.0) * 0.1
     low = min(low, max(float(others.min(initial=np.inf)), low - reach * span))
     high = max(high, min(float(others.max(initial=-np.inf)), high + reach * span))
@@ -278,28 +290,32 @@ class Timeline:
         """Title of an axis over this timeline; none over dates, which say so
         themselves.
         """
-        return (
-            ""
-            if self.stamps is not None
-            else "time (steps from the start of the forecast)"
-        )
+        if self.stamps is not None:
+            return ""
+        return "time (steps from the start of the forecast)"
 
     @property
     def short_title(self) -> str:
         """Title of a narrow axis; the figure's subtitle then says where steps count
         from.
         """
-        return "" if self.stamps is not None else "step"
+        if self.stamps is not None:
+            return ""
+        return "step"
 
     @property
     def remark(self) -> str:
         """Addition to a subtitle for ``short_title``."""
-        return "" if self.stamps is not None else "step 0 is the first forecast"
+        if self.stamps is not None:
+            return ""
+        return "step 0 is the first forecast"
 
     @property
     def hover(self) -> str:
         """Field of d3 that shows x of a trace in a hover box."""
-        return "%{x|%Y-%m-%d %H:%M}" if self.stamps is not None else "step %{x}"
+        if self.stamps is not None:
+            return "%{x|%Y-%m-%d %H:%M}"
+        return "step %{x}"
 
     def at(self, position: np.ndarray | float) -> np.ndarray:
         """Return axis coordinates of steps, whole or fractional; dates go on evenly
@@ -309,7 +325,8 @@ class Timeline:
         if self.stamps is None:
             return where
         ticks = self.stamps.astype("datetime64[ns]").astype(np.int64)
-        first, last = ticks[0], ticks[-1]
+        first = ticks[0]
+        last = ticks[-1]
         inside = np.interp(where, self.steps, ticks - first)
         before = (ticks[1] - first) * np.minimum(where - self.steps[0], 0)
         after = (last - ticks[-2]) * np.maximum(where - self.steps[-1], 0)
@@ -320,7 +337,9 @@ class Timeline:
     def scalar(self, step: float) -> str | float:
         """Return one step as shapes and ranges take it."""
         where = self.at(float(step))
-        return str(where) if self.stamps is not None else float(where)
+        if self.stamps is not None:
+            return str(where)
+        return float(where)
 
     def label(self, step: int) -> str:
         """Write one step in words, with its date where known."""
@@ -337,24 +356,23 @@ def segment_words(ds: xr.Dataset) -> list[str]:
     """Name segments as figures do: a stretch by its first and last date where known,
     else by steps.
     """
-    labels, target = (
-        [true_minus(name) for name in names(ds, "segment")],
-        str(ds.attrs.get("target", "")),
-    )
+    labels = [true_minus(name) for name in names(ds, "segment")]
+    target = str(ds.attrs.get("target", ""))
     full = timeline(
         ds, names(ds, "series").index(target) if target in names(ds, "series") else None
     )
     if full.stamps is None:
         return labels
     dates = pd.DatetimeIndex(full.stamps)
-    day = "%d %b %Y" if dates[-1] - dates[0] > pd.Timedelta(days=300) else "%d %b"
-    form = (
-        f"{day} %H:%M"
-        if (dates != dates.normalize()).any()
-        else "%b %Y"
-        if (dates.day == 1).all()
-        else day
-    )
+    day = "%d %b"
+    if dates[-1] - dates[0] > pd.Timedelta(days=300):
+        day = "%d %b %Y"
+    if (dates != dates.normalize()).any():
+        form = f"{day} %H:%M"
+    elif (dates.day == 1).all():
+        form = "%b %Y"
+    else:
+        form = day
     bounds = zip(ds["start"].values, ds["stop"].values - 1, strict=True)
     spans = [
         " to ".join(
@@ -401,7 +419,10 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
                 ).values
             )
         )
-    steps = np.concatenate(pieces) if pieces else np.arange(0)
+    if pieces:
+        steps = np.concatenate(pieces)
+    else:
+        steps = np.arange(0)
     if not dated or len(steps) < 2:
         return Timeline(steps=steps, stamps=None)
     dates = np.concatenate(stamps).astype("datetime64[ns]")

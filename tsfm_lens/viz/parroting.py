@@ -89,7 +89,8 @@ def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
             one, *(name for name in ("forecast", "parrot", "truth") if name in ds)
         )
         table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
-        text, of = read_parroting(ds, i), names(ds, "series")[i]
+        text = read_parroting(ds, i)
+        of = names(ds, "series")[i]
         errors = draw_variable(ds, "lag_error", series=i)
         yield FigurePanel(errors, table, text, series=of)
 

@@ -47,10 +47,9 @@ WORDS = {
     "first_order": "estimated share recovered",
     "error": "error of the estimate",
 }
-_UPPER, _GAP = (
-    170,
-    34,
-)  # pixels: the panel of the series, and what parts it from the next
+# pixels: the panel of the series, and what parts it from the next
+_UPPER = 170
+_GAP = 34
 _BAR = 210  # pixels: the shortest colour bar that its title fits beside
 _BEYOND = 1.5  # shares above run off the colours
 _HALF = 0.5
@@ -100,7 +99,9 @@ def patch_cell(ds: xr.Dataset, flat: int) -> str:
         "the stream " if positions.kind[index] == "stream" else ""
     ) + positions.labels[index]
     moment = when(ds, position)
-    return f"{label}, {'the ' * moment.endswith(' token')}{moment}" if moment else label
+    if moment:
+        return f"{label}, {'the ' * moment.endswith(' token')}{moment}"
+    return label
 
 
 def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
@@ -131,10 +132,13 @@ def patching_map(
     ]
     if kind == "attribution_patching":
         available.sort(key=lambda name: name == "recovered")
-    variable = available[0] if value is None else value
+    variable = value
+    if value is None:
+        variable = available[0]
     if variable not in available:
         raise unknown_name("value", variable, available)
-    pair, positions = Contrast.of(ds, series), find_positions(ds)
+    pair = Contrast.of(ds, series)
+    positions = find_positions(ds)
     values = array(ds, variable, "component", "position", series=pair.view.place)[
         positions.order
     ]
@@ -187,7 +191,9 @@ def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | N
             )
         )
     # the range is that of several series, and one is drawn
-    return None if noise is None else noise.at(places.order).without_range
+    if noise is None:
+        return None
+    return noise.at(places.order).without_range
 
 
 def _map(
@@ -207,16 +213,18 @@ def _map(
     first: list[Any] = [{}, None] if aside else [{}]
     rest: list[Any] = [{}, {}] if aside else [{}]
     room: Look = {"row_gap": _GAP, "column_gap": 0.1, "above": 14, "min_width": 420}
-    heights, widths = [_UPPER, *(height for _ in axes)], [0.9, 0.1] if aside else [1.0]
+    heights = [_UPPER, *(height for _ in axes)]
+    widths = [0.9, 0.1] if aside else [1.0]
     canvas = sheet(heights, widths, specs=[first, *(rest for _ in axes)], **room)
-    view, top = pair.view, canvas.panel(1, 1)
+    view = pair.view
+    top = canvas.panel(1, 1)
     pair.draw(top)
     top.y(view.title)
-    edges, labels = (
-        [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5],
-        [plain(item) for item in places.labels],
-    )
-    word = "residual stream" if set(places.kind) == {"stream"} else "component"
+    edges = [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5]
+    labels = [plain(item) for item in places.labels]
+    word = "component"
+    if set(places.kind) == {"stream"}:
+        word = "residual stream"
     for row, (lane, axis) in enumerate(axes, start=2):
         cells, owner = axis.cells()
         edges += cells.tolist()
@@ -225,7 +233,8 @@ def _map(
         )
         maps += [(2, axis.aside_labels(), axis.aside)] if len(axis.aside) else []
         for column, x, tokens in maps:
-            panel, position = canvas.panel(row, column), np.array(lane)[tokens]
+            panel = canvas.panel(row, column)
+            position = np.array(lane)[tokens]
             texts = [axis.words(int(token)) if token >= 0 else "" for token in tokens]
             panel.cells(
                 np.where(tokens >= 0, values[:, position], np.nan),
@@ -273,11 +282,9 @@ def _colours(
 
 
 def _bar_title(value: str, unit: str) -> str:
-    return (
-        f"{WORDS[value]} ({unit or 'data units'})"
-        if value == "effect"
-        else WORDS[value]
-    )
+    if value == "effect":
+        return f"{WORDS[value]} ({unit or 'data units'})"
+    return WORDS[value]
 
 
 def _lanes(ds: xr.Dataset) -> list[list[int]]:
@@ -347,7 +354,8 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
         yield FigurePanel(draw_variable(ds, "first_order"), table, text)
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), *variables)
-        text, of = read_estimate(ds, i), names(ds, "series")[i]
+        text = read_estimate(ds, i)
+        of = names(ds, "series")[i]
         yield FigurePanel(
             patching_map(ds, value="first_order", series=i), table, text, series=of
         )
@@ -364,11 +372,9 @@ def way(ds: xr.Dataset) -> tuple[str, str]:
     """Return which forecast is at 0 and which at 1 of the share recovered, such as
     "corrupted" and "clean".
     """
-    return (
-        ("clean", "corrupted")
-        if ds.attrs.get("direction") == "noise"
-        else ("corrupted", "clean")
-    )
+    if ds.attrs.get("direction") == "noise":
+        return ("clean", "corrupted")
+    return ("corrupted", "clean")
 
 
 @dataclass(frozen=True)
@@ -420,7 +426,8 @@ class Contrast:
         """Add both series with their forecasts, and shade where the contexts differ if
         only there.
         """
-        view, differ = self.view, self.differ
+        view = self.view
+        differ = self.differ
         shade: Look = {
             "yref": "y domain",
             "layer": "below",
@@ -452,7 +459,9 @@ def path_word(ds: xr.Dataset) -> str:
     """Write whose path the decoders of both runs read, such as " on the corrupted
     path"; "" where each has its own.
     """
-    return f" on the {ds.attrs['path']} path" if "path" in ds.attrs else ""
+    if "path" in ds.attrs:
+        return f" on the {ds.attrs['path']} path"
+    return ""
 
 
 def when(ds: xr.Dataset, position: int) -> str:
@@ -464,10 +473,8 @@ def when(ds: xr.Dataset, position: int) -> str:
     word = str(ds["position_special"].values[position])
     if word:
         return f"{word} token"
-    first, last = (
-        int(ds["position_start"].values[position]),
-        int(ds["position_stop"].values[position]) - 1,
-    )
+    first = int(ds["position_start"].values[position])
+    last = int(ds["position_stop"].values[position]) - 1
     # a true minus, as all numbers of figures and sentences have
     return (f"step {first}" if first >= last else f"steps {first} to {last}").replace(
         "-", "−"

@@ -20,7 +20,9 @@ def read_paths(ds: xr.Dataset) -> list[str]:
     """Describe the strongest direct paths to the output, and the strongest between
     components.
     """
-    effect = "score" if ds.attrs["kind"] == "edge_attribution" else "recovered"
+    effect = "recovered"
+    if ds.attrs["kind"] == "edge_attribution":
+        effect = "score"
     direct = (ds["receiver"] == OUTPUT).values
     largest = f"as shares of the way{{{effect}:basis}}: {{{effect}:largest signed}}."
     return [

@@ -57,11 +57,9 @@ class Places:
         """
         keys = list(zip(self.stack, self.layer.tolist(), strict=True))
         starts = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
-        return (
-            [i - 0.5 for i in starts]
-            if len(set(keys)) < len(keys) and "stream" not in self.kind
-            else []
-        )
+        if len(set(keys)) < len(keys) and "stream" not in self.kind:
+            return [i - 0.5 for i in starts]
+        return []
 
     def ticks(self, most: int = _MAX_NAMES) -> dict[str, Any]:
         """Return ticks of an axis over the places: a name each, or one a branch or
@@ -93,20 +91,19 @@ class Places:
 
     def what(self) -> str:
         """Name the places for a subtitle."""
-        of_stack = (
-            f" of the {' and '.join(dict.fromkeys(filter(None, self.stack)))}"
-            if any(self.stack)
-            else ""
-        )
+        of_stack = ""
+        if any(self.stack):
+            of_stack = (
+                f" of the {' and '.join(dict.fromkeys(filter(None, self.stack)))}"
+            )
         if set(self.kind) == {"stream"}:
             return f"residual stream{of_stack}"
-        word = (
-            "heads"
-            if (self.head >= 0).all()
-            else "attention and MLP"
-            if (self.head < 0).all()
-            else "heads and MLPs"
-        )
+        if (self.head >= 0).all():
+            word = "heads"
+        elif (self.head < 0).all():
+            word = "attention and MLP"
+        else:
+            word = "heads and MLPs"
         return f"{word}{of_stack}"
 
 
@@ -147,10 +144,8 @@ def _sort(
     layer: np.ndarray,
     head: np.ndarray,
 ) -> Places:
-    stacks, kinds = (
-        list(dict.fromkeys(stack)),
-        sorted(dict.fromkeys(kind), key=lambda item: _LATER.get(item, 0)),
-    )
+    stacks = list(dict.fromkeys(stack))
+    kinds = sorted(dict.fromkeys(kind), key=lambda item: _LATER.get(item, 0))
 
     def depth(i: int) -> tuple[int, int, int]:
         stream = _STREAM_ENDS.get(labels[i].rsplit(".", 1)[-1], 102)
@@ -167,7 +162,9 @@ def _sort(
 
 def _words(name: str, stack: str, layer: int, one_stack: bool) -> str:
     end = name.rsplit(".", 1)[-1]
-    of_stack = f"{stack} " if stack and not one_stack else ""
+    of_stack = ""
+    if stack and not one_stack:
+        of_stack = f"{stack} "
     if end == "hook_embed":
         return f"{of_stack}embedding"
     if end.startswith("hook_resid"):
@@ -175,7 +172,9 @@ def _words(name: str, stack: str, layer: int, one_stack: bool) -> str:
             end, "within"
         )
         return f"{of_stack}{where} layer {layer}{' (2)' if end.endswith('2') else ''}"
-    return name.removeprefix(f"{stack}.") if one_stack and stack else name
+    if one_stack and stack:
+        return name.removeprefix(f"{stack}.")
+    return name
 
 
 def _blocks(keys: list[Any]) -> list[tuple[Any, float]]:

@@ -57,7 +57,9 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
             f"{len(things)} things and {len(texts)} names of figures; plot takes two"
             " things and one name"
         )
-    word = texts[0] if texts else ""
+    word = ""
+    if texts:
+        word = texts[0]
     if len(things) == 1:
         return _draw(things[0], word, options)
     pair = [next(iter(item.values())) for item in things]
@@ -170,4 +172,6 @@ def _figures(kind: str) -> list[Figure]:
 
 def _labels(one: Any, other: Any) -> list[str]:
     models = [str(item.attrs.get("model", "")) for item in (one, other)]
-    return models if models[0] != models[1] else ["first", "second"]
+    if models[0] != models[1]:
+        return models
+    return ["first", "second"]

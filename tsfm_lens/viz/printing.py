@@ -26,7 +26,8 @@ COLUMNS = {
     "single": 89.0,
     "double": 183.0,
 }  # mm, the widths of Nature and of most journals on A4
-PIXELS_PER_MM, PIXELS_PER_POINT = 96 / 25.4, 96 / 72
+PIXELS_PER_MM = 96 / 25.4
+PIXELS_PER_POINT = 96 / 72
 SMALLEST = 10  # pixels of the smallest type on the screen
 SCALE = 6 * PIXELS_PER_POINT / SMALLEST  # of a figure in print, by which it has 6 pt
 LEAST_TYPE = 5  # points
@@ -91,7 +92,9 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
         89.0
     """
     if column is None:
-        column = "single" if fits(fig, COLUMNS["single"]) else "double"
+        column = "double"
+        if fits(fig, COLUMNS["single"]):
+            column = "single"
     width = millimetres(column)
     # nothing is wider than both columns of a page, so there is nothing to send the
     # caller to

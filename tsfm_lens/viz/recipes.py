@@ -61,15 +61,19 @@ def overlay(
     the ends of the others'.
     """
     first, *_ = forecasts.values()
-    view, figure = scene(first, series, context_steps), blank()
+    view = scene(first, series, context_steps)
+    figure = blank()
     panel = figure.panel()
-    x, medians = view.time.at(view.future), []
+    x = view.time.at(view.future)
+    medians = []
     for position, (name, ds) in enumerate(forecasts.items()):
         values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
         levels = ds["quantile"].values
-        order, colour = np.argsort(levels), CATEGORICAL[position % len(CATEGORICAL)]
+        order = np.argsort(levels)
+        colour = CATEGORICAL[position % len(CATEGORICAL)]
         medians.append(values[median_position(levels)])
-        low, high = values[order[0]], values[order[-1]]
+        low = values[order[0]]
+        high = values[order[-1]]
         bounds = (
             f"from the {levels[order[0]]:.3g} to the {levels[order[-1]]:.3g} quantile"
         )
@@ -87,7 +91,9 @@ def overlay(
     heading = (
         title or f"{listed(list(forecasts))}: forecasts of {view.id} differ by {size}"
     )
-    about = f"{view.id} by {name_model(first)}" if title else "medians, mean over steps"
+    about = "medians, mean over steps"
+    if title:
+        about = f"{view.id} by {name_model(first)}"
     return figure.dress(
         heading,
         about,
@@ -157,7 +163,9 @@ def _title(ds: xr.Dataset, recipe: int, series: int) -> tuple[str, ...]:
     share = percent(float(ds["heads_share"].values[recipe]))
     parts = [f"{heads} head{'s' * (heads > 1)} ({share})"] * bool(heads)
     parts += [f"{mlps} MLP{'s' * (mlps > 1)}"] * bool(mlps)
-    taken = f"without {' + '.join(parts)}" if parts else "complete model"
+    taken = "complete model"
+    if parts:
+        taken = f"without {' + '.join(parts)}"
     metadata = []
     if "spearman_distance" in ds and recipe:
         distance = float(ds["spearman_distance"].values[recipe, series])

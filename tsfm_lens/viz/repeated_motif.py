@@ -39,7 +39,9 @@ generic_figure(
     table=("prefix_matching", "control", "advantage"),
     sentences=read_motif,
 )
-_ROW, _GAP = 130, 26  # pixels
+# pixels
+_ROW = 130
+_GAP = 26
 _OF_HEADS = (
     (
         "prefix_matching",
@@ -66,15 +68,21 @@ _OF_HEADS = (
 
 def read_history(ds: xr.Dataset) -> list[str]:
     """State when copying emerged, and how many heads look for the motif at the end."""
-    name, control = "advantage", "in the control"
+    name = "advantage"
+    control = "in the control"
     if "prefix_matching" in ds:
-        name, control = "prefix_matching", "uniform attention would"
+        name = "prefix_matching"
+        control = "uniform attention would"
     significant = ds[f"{name}_significant"].astype(bool) & (ds[name] > 0)
-    copied, final, half = None, None, None
+    copied = None
+    final = None
+    half = None
     if "copying" in ds:
         final = ds["copying"][-1]
         reached = ds["training_step"][ds["copying"] >= final / 2]
-        half = reached[0] if final > 0 else None
+        half = None
+        if final > 0:
+            half = reached[0]
         copied = "of the distance from the mean to a perfect copy"
         if "copy_score" in ds:
             copied = "of the motif's tokens"
@@ -111,15 +119,14 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     heads = [row for row in _OF_HEADS if row[0] in ds]
     rows = len(heads) + ("loss" in ds) + ("copying" in ds)
     canvas = sheet([_ROW] * rows, row_gap=_GAP, min_width=420, shared_xaxes="all")
-    panels, steps = iter(canvas), np.asarray(ds["training_step"].values, dtype=float)
+    panels = iter(canvas)
+    steps = np.asarray(ds["training_step"].values, dtype=float)
     # on a logarithmic axis step 0 stands left of the first one
     start = float(steps[steps > 0].min(initial=2.0)) / 2
     x = np.maximum(steps, start)
     if "loss" in ds:
-        panel, at = (
-            next(panels),
-            np.maximum(ds["loss_step"].values.astype(float), start),
-        )
+        panel = next(panels)
+        at = np.maximum(ds["loss_step"].values.astype(float), start)
         panel.line(
             at,
             array(ds, "loss", "loss_step"),
@@ -153,11 +160,9 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     canvas.panel(*canvas.places[-1]).x(
         "optimiser step (logarithmic)", showticklabels=True
     )
-    spread = (
-        ", bands: range over motifs"
-        if any(f"{name}_low" in ds for name, _, _ in heads)
-        else ""
-    )
+    spread = ""
+    if any(f"{name}_low" in ds for name, _, _ in heads):
+        spread = ", bands: range over motifs"
     remarks = [
         f"{len(steps)} checkpoints on the same repeated motifs",
         f"step 0 stands at {number(start)}" if (steps == 0).any() else "",
@@ -171,7 +176,8 @@ def _head_lines(
 ) -> None:
     """Draw a line per head in its layer's colour, and its range over motifs behind it."""
     for layer, label in enumerate(names(ds, "layer")):
-        colour, layer_words = CATEGORICAL[layer % len(CATEGORICAL)], layer_name(label)
+        colour = CATEGORICAL[layer % len(CATEGORICAL)]
+        layer_words = layer_name(label)
         for head, head_label in enumerate(names(ds, "head")):
             at = {"layer": layer, "head": head}
             if f"{name}_low" in ds:

@@ -95,8 +95,11 @@ def _token(axis: TokenAxis, token: int) -> str:
     """Write a token in words, as text and not as markup."""
     if axis.special[token]:
         return f"the {axis.special[token]} token"
-    first, last = int(axis.start[token]), int(axis.stop[token]) - 1
-    return f"step {first}" if first == last else f"the token of steps {first} to {last}"
+    first = int(axis.start[token])
+    last = int(axis.stop[token]) - 1
+    if first == last:
+        return f"step {first}"
+    return f"the token of steps {first} to {last}"
 
 
 @figure(
@@ -118,7 +121,8 @@ def autoregressive_attention_map(
     if count is not None and count < 1:
         raise InputError(f"count is {count}, expected 1 or more")
     ranks = array(ds, "sharpness_rank", "layer", "head")
-    count = heads_shown(ranks.size) if count is None else count
+    if count is None:
+        count = heads_shown(ranks.size)
     order = np.argsort(ranks.ravel() if heads == "sharp" else -ranks.ravel())[:count]
     indices = [divmod(int(flat), ranks.shape[1]) for flat in order]
     keys, queries = (
@@ -128,7 +132,10 @@ def autoregressive_attention_map(
         array(ds, "attention", "query", "key", layer=row, head=col)
         for row, col in indices
     ]
-    ordinary = keys.axis.timed if len(keys.axis.timed) else keys.axis.aside
+    if len(keys.axis.timed):
+        ordinary = keys.axis.timed
+    else:
+        ordinary = keys.axis.aside
     limit = max(0.1, *(float(np.nanquantile(one[:, ordinary], 0.999)) for one in maps))
     entropy = array(ds, "entropy", "layer", "head")
     labels = [
@@ -148,7 +155,9 @@ def autoregressive_attention_map(
         "forecast step" if forecasts else "query step",
         "context step" if forecasts else "key step",
     )
-    word = "Sharpest" if heads == "sharp" else "Most diffuse"
+    word = "Most diffuse"
+    if heads == "sharp":
+        word = "Sharpest"
     marks = ", ".join(keys.axis.aside_labels())
     return grid.dress(
         f"{word} heads of {name_model(ds)} along the forecast of {single_series(ds)}",
@@ -181,7 +190,8 @@ def attention_rollout_map(
     """
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
-    keys, queries = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
+    keys = ruler(token_axis(ds, "key"))
+    queries = ruler(token_axis(ds, "query"))
     rest = [np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow]
     limit = float(np.quantile(rest, 0.99)) or 1.0
     labels = [f"after {label}" for label in layer_names(ds, rows)]
@@ -198,7 +208,9 @@ def attention_rollout_map(
     grid.colours(weight_colours(limit, "share"))
     title_axes(grid, "input token (step)", "token (step)")
     marks = ", ".join(keys.axis.aside_labels())
-    stack = f"the {ds.attrs['stack']} of " if ds.attrs.get("stack") else ""
+    stack = ""
+    if ds.attrs.get("stack"):
+        stack = f"the {ds.attrs['stack']} of "
     return grid.dress(
         f"Attention rollout through {stack}{name_model(ds)}",
         single_series(ds),
@@ -283,10 +295,8 @@ def _rollout(ds: xr.Dataset) -> Iterator[FigurePanel]:
     attention = ds[["attention"]].where(
         ds["sharpness_rank"] < heads_shown(ds["sharpness_rank"].size)
     )
-    weights, entropies = (
-        tokens_table(attention, "attention", _LEAST),
-        frame(ds, "entropy", "sharpness_rank"),
-    )
+    weights = tokens_table(attention, "attention", _LEAST)
+    entropies = frame(ds, "entropy", "sharpness_rank")
     for heads, table in (("sharp", weights), ("diffuse", entropies)):
         yield FigurePanel(
             autoregressive_attention_map(ds, heads=heads),
@@ -306,7 +316,8 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     at = position(ds, "layer", layer)
     everything = array(ds, "attention", "layer", "head", "query", "key")
     limit = float(np.nanquantile(everything, 0.999)) or 1.0
-    ranks, heads = array(ds, "stable_rank", "layer", "head")[at], names(ds, "head")
+    ranks = array(ds, "stable_rank", "layer", "head")[at]
+    heads = names(ds, "head")
     titles = [
         (f"head {h}", f"stable rank {number(r)}")
         for h, r in zip(heads, ranks, strict=True)
@@ -368,7 +379,10 @@ def selected_patch(
     """
     at = position(ds, "layer", layer)
     weights = array(ds, "argmax_weight", "layer", "head")[at]
-    which = int(np.argmax(weights)) if head is None else position(ds, "head", head)
+    if head is None:
+        which = int(np.argmax(weights))
+    else:
+        which = position(ds, "head", head)
     view = scene(ds, 0, ds.sizes["time"])
     values = array(ds, "quantile_forecast", "quantile", "step", series=0)
     sheet = blank(260, min_width=640)

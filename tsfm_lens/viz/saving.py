@@ -29,10 +29,9 @@ BROWSER_CONFIG = {
     "plotlyServerURL": "",
     "responsive": True,
 }
-_PATIENCE, _LONGEST = (
-    60_000,
-    600,
-)  # milliseconds of a page's own clock for its scripts, and seconds for all
+# milliseconds of a page's own clock for its scripts, and seconds for all
+_PATIENCE = 60_000
+_LONGEST = 600
 _WIDTH = 800  # pixels of a static image whose figure sets no width: two journal columns at 12 px type
 
 
@@ -239,7 +238,8 @@ def printed(page: bytes) -> bytes:
         _browser("pdf"),
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
     ):
-        source, target = Path(folder, "page.html"), Path(folder, "page.pdf")
+        source = Path(folder, "page.html")
+        target = Path(folder, "page.pdf")
         source.write_bytes(page)
         how = [
             "--headless",

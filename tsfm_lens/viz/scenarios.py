@@ -71,10 +71,8 @@ def _middle(ds: xr.Dataset, name: str, *dims: str) -> np.ndarray:
 
 def _ends(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the lowest and the highest quantile."""
-    order, values = (
-        np.argsort(ds["quantile"].values),
-        array(ds, name, "quantile", "step"),
-    )
+    order = np.argsort(ds["quantile"].values)
+    values = array(ds, name, "quantile", "step")
     return values[order[0]], values[order[-1]]
 
 
@@ -88,7 +86,8 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     """State by how much the forecast moves with the changes, by which of several, and
     through which components.
     """
-    before, after = _middle(ds, "forecast"), _middle(ds, "changed_forecast")
+    before = _middle(ds, "forecast")
+    after = _middle(ds, "changed_forecast")
     move = after - before
     effects = _middle(ds, "effect", "change").mean(1)
     width, new_width = (
@@ -96,11 +95,14 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         for name in ("forecast", "changed_forecast")
     )
     is_changed = _changed_steps(ds)
-    inside, outside = None, None
+    inside = None
+    outside = None
     if is_changed.any() and not is_changed.all():
         inside = move[is_changed].mean()
         outside = move[~is_changed].mean()
-    word, full, through = None, None, None
+    word = None
+    full = None
+    through = None
     if "through" in ds:
         word = ds["through"].attrs["statistic"]
         full = abs(ds["through_total"]).mean("step").sum()
@@ -146,14 +148,12 @@ def _changed_steps(ds: xr.Dataset) -> np.ndarray:
 
 def _statistic(ds: xr.Dataset) -> str:
     """Name the statistic that both forecasts are."""
-    paths = (
-        ds.attrs.get("num_samples")
-        if str(ds.attrs.get("statistic")).endswith("sample paths")
-        else None
-    )
-    return (
-        f"{name_statistic(ds)} of {paths} sample paths" if paths else name_statistic(ds)
-    )
+    paths = None
+    if str(ds.attrs.get("statistic")).endswith("sample paths"):
+        paths = ds.attrs.get("num_samples")
+    if paths:
+        return f"{name_statistic(ds)} of {paths} sample paths"
+    return name_statistic(ds)
 
 
 @figure(
@@ -223,11 +223,10 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: Scene, row: int) -> None:
         ("context", "known_future", "as it was", GREY),
     ):
         values = array(ds, past, "time", series=row)[-length:]
-        ahead = (
-            array(ds, future, "step", series=row)
-            if future in ds
-            else np.full(len(view.future), np.nan)
-        )
+        if future in ds:
+            ahead = array(ds, future, "step", series=row)
+        else:
+            ahead = np.full(len(view.future), np.nan)
         hover = value_hover(f"{name}: {names(ds, 'series')[row]}", view.time, unit)
         panel.line(
             view.time.at(steps),
@@ -249,7 +248,8 @@ def read_change(ds: xr.Dataset) -> list[str]:
     """State the change since the earlier forecast, and the parts that made most of it."""
     effect = labelled(ds, _middle(ds, "effect", "part"), "part", "step")
     effect = effect.assign_coords(part=_parts(ds))
-    size, mean = abs(effect).mean("step"), effect.mean("step")
+    size = abs(effect).mean("step")
+    mean = effect.mean("step")
     acting = size > 2 * float(ds.attrs.get("rounding", 0.0))
     largest = np.argsort(-size.where(acting, 0).values, kind="stable")[:_MAX_PARTS]
     largest = largest[acting.values[largest]]
@@ -276,7 +276,8 @@ def _origin(ds: xr.Dataset) -> str:
     """Say what the later origin is made of; "" where both forecasts start at the same
     step of the same past.
     """
-    shift, lost = int(ds.attrs["shift"]), int(ds.attrs["lost"])
+    shift = int(ds.attrs["shift"])
+    lost = int(ds.attrs["lost"])
     metadata = [
         f"each step is {shift} steps nearer",
         f"the past goes on with {shift} steps of the earlier forecast",
@@ -287,7 +288,9 @@ def _origin(ds: xr.Dataset) -> str:
             if lost > 0
             else f"{-lost} older steps are there"
         )
-    return listed(metadata) if metadata else ""
+    if metadata:
+        return listed(metadata)
+    return ""
 
 
 ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}

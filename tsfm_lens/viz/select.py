@@ -68,11 +68,9 @@ def positions(
     """Return several positions along ``dim``, all of them for None; errors as in
     :func:`position`.
     """
-    return (
-        list(range(ds.sizes[dim]))
-        if values is None
-        else [position(ds, dim, v) for v in values]
-    )
+    if values is None:
+        return list(range(ds.sizes[dim]))
+    return [position(ds, dim, v) for v in values]
 
 
 def median_position(quantiles: np.ndarray) -> int:
@@ -85,7 +83,9 @@ def name_statistic(ds: xr.Dataset) -> str:
     over tokens.
     """
     statistic = str(ds.attrs.get("statistic", ""))
-    return statistic if statistic in ("mean", "expected value") else "median"
+    if statistic in ("mean", "expected value"):
+        return statistic
+    return "median"
 
 
 def find_unit(ds: xr.Dataset, series: int | None = None) -> str:
@@ -99,7 +99,9 @@ def find_unit(ds: xr.Dataset, series: int | None = None) -> str:
             # a covariate is not in the unit of its target
             return ""
     unit = own or str(ds.attrs.get("units", "") or "")
-    return "" if unit == "data units" else unit
+    if unit == "data units":
+        return ""
+    return unit
 
 
 def value_title(ds: xr.Dataset, series: int | None = None, word: str = "value") -> str:
@@ -114,7 +116,9 @@ def name_model(ds: xr.Dataset) -> str:
 
 def layer_name(label: str) -> str:
     """Write a layer's label in words: "embedding" or "layer 3"."""
-    return "embedding" if label == "embed" else f"layer {label}"
+    if label == "embed":
+        return "embedding"
+    return f"layer {label}"
 
 
 def kind_word(kind: str) -> str:
@@ -140,7 +144,9 @@ def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
 
 def shown(ids: Sequence[str], limit: int = 3) -> str:
     """List series ids for a subtitle: all when few, else how many."""
-    return ", ".join(ids) if len(ids) <= limit else f"{len(ids)} series"
+    if len(ids) <= limit:
+        return ", ".join(ids)
+    return f"{len(ids)} series"
 
 
 def flat_series(ds: xr.Dataset) -> np.ndarray:
@@ -162,7 +168,8 @@ def varying(ds: xr.Dataset) -> np.ndarray:
 
 def means(values: np.ndarray, middle: Any = np.nanmean) -> np.ndarray:
     """Average over series, the last axis, where any value is finite; NaN elsewhere."""
-    valid, out = np.isfinite(values).any(axis=-1), np.full(values.shape[:-1], np.nan)
+    valid = np.isfinite(values).any(axis=-1)
+    out = np.full(values.shape[:-1], np.nan)
     out[valid] = middle(values[valid], axis=-1)
     return out
 

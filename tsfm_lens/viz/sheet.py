@@ -39,7 +39,9 @@ _MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
 _ALWAYS: Look = {
     "exclude_empty_subplots": False
 }  # or plotly leaves out what is drawn before the first trace
-_SIDES, _APART = 84, 10  # pixels beside the panels, and between their titles
+# pixels beside the panels, and between their titles
+_SIDES = 84
+_APART = 10
 _BAR_MARGIN = 96  # pixels beside the panels for a colour bar
 _BAR_LENGTH = 320  # pixels of the longest
 _BAR_TICK = 36  # pixels between two numbers beside it
@@ -120,13 +122,16 @@ class Sheet:
 
     def _noise_words(self) -> str:
         """Return words of a subtitle on the noise that is drawn, "" if none is known."""
-        signs = f"{' or '.join(self.signs)}: {NOT_SIGNIFICANT}" if self.signs else ""
-        floor = (
-            f"noise floor {next(iter(self.floors))}{', grey' * self.has_band}"
-            if len(self.floors) == 1
-            else ""
-        )
-        return f"{signs} ({floor})" if signs and floor else signs or floor
+        if self.signs:
+            signs = f"{' or '.join(self.signs)}: {NOT_SIGNIFICANT}"
+        else:
+            signs = ""
+        floor = ""
+        if len(self.floors) == 1:
+            floor = f"noise floor {next(iter(self.floors))}{', grey' * self.has_band}"
+        if signs and floor:
+            return f"{signs} ({floor})"
+        return signs or floor
 
 
 def blank(height: int = 300, min_width: int = 360, below: int = 52) -> Sheet:
@@ -205,12 +210,14 @@ class Panel:
         in_legend = legend and bool(name) and entry not in self.sheet.legend
         if in_legend:
             self.sheet.legend.add(entry)
-        box = (
-            {"hovertemplate": f"{hover}<extra></extra>"}
-            if hover
-            else {"hoverinfo": "skip"}
-        )
-        membership = {"legendgroup": plain(entry)} if entry else {}
+        if hover:
+            box = {"hovertemplate": f"{hover}<extra></extra>"}
+        else:
+            box = {"hoverinfo": "skip"}
+        if entry:
+            membership = {"legendgroup": plain(entry)}
+        else:
+            membership = {}
         trace = kind(
             name=plain(name) or None, showlegend=in_legend, **membership, **box, **props
         )
@@ -327,11 +334,10 @@ class Panel:
         """Draw bars upwards, or to the right (``across``), with whiskers and hatched
         where not significant.
         """
-        where = (
-            {"x": lengths, "y": places, "orientation": "h"}
-            if across
-            else {"x": places, "y": lengths}
-        )
+        if across:
+            where = {"x": lengths, "y": places, "orientation": "h"}
+        else:
+            where = {"x": places, "y": lengths}
         marker: Look = {"color": colour}
         if noise is not None:
             shapes = ["/" * bool(faint) for faint in noise.pale]
@@ -368,11 +374,10 @@ class Panel:
         where = {
             name: value for name, value in (("x", x), ("y", y)) if value is not None
         }
-        faint = (
-            np.zeros(z.shape, dtype=bool)
-            if noise is None
-            else noise.pale & np.isfinite(z)
-        )
+        if noise is None:
+            faint = np.zeros(z.shape, dtype=bool)
+        else:
+            faint = noise.pale & np.isfinite(z)
         numbered = write is not None and z.size <= printed
         dotted = max(z.shape) <= _MAX_DOTS
         if numbered and write is not None:
@@ -395,7 +400,12 @@ class Panel:
         )
         self.sheet.fig.add_trace(trace, **self.at)
         if noise is not None:
-            sign = "in parentheses" if numbered else "dotted" if dotted else "pale"
+            if numbered:
+                sign = "in parentheses"
+            elif dotted:
+                sign = "dotted"
+            else:
+                sign = "pale"
             self.sheet.noisy(noise, sign * bool(faint.any()))
         if faint.any() and not numbered:
             dots: Look = {
@@ -506,9 +516,9 @@ class Panel:
 
     def _place(self) -> Any:
         """Return the panel's axes in the layout."""
-        return (
-            self.sheet.fig.get_subplot(**self.at) if self.at else self.sheet.fig.layout
-        )
+        if self.at:
+            return self.sheet.fig.get_subplot(**self.at)
+        return self.sheet.fig.layout
 
     def _axes(self) -> dict[str, str]:
         """Name the panel's axes, as shapes and notes refer to them."""
@@ -600,7 +610,9 @@ def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, 
 
 def _titled(title: str | None) -> dict[str, str]:
     """Return the title of an axis, letter by letter; nothing for None."""
-    return {} if title is None else {"title_text": plain(title).replace("\n", "<br>")}
+    if title is None:
+        return {}
+    return {"title_text": plain(title).replace("\n", "<br>")}
 
 
 def _stroke(colour: str, width: float, dash: str | None) -> dict[str, Any]:

@@ -18,13 +18,17 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
     """Describe between which layers the stream changes most, or which updates are
     alike.
     """
-    axis = "stream" if measure == "cka" else "layer"
-    values, labels = array(ds, measure, axis, f"other_{axis}"), layers(ds, axis)
+    axis = "layer"
+    if measure == "cka":
+        axis = "stream"
+    values = array(ds, measure, axis, f"other_{axis}")
+    labels = layers(ds, axis)
     rows, columns = np.triu_indices(len(labels), 1)
     what = "updates, by their cosine"
     if measure == "cka":
         neighbours = columns == rows + 1
-        rows, columns = rows[neighbours], columns[neighbours]
+        rows = rows[neighbours]
+        columns = columns[neighbours]
         what = "neighbours in the stream, by the CKA"
     pairs = [
         " and ".join([labels[a], labels[b]]) for a, b in zip(rows, columns, strict=True)

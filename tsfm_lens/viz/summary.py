@@ -122,7 +122,9 @@ class Members:
         if positions:
             return self._listed(positions, write)
         least = self.effect.least
-        return f"none of {write(least).lstrip('+')} or more" if least else "none"
+        if least:
+            return f"none of {write(least).lstrip('+')} or more"
+        return "none"
 
     def each(self, write: Write) -> str:
         """List all members."""
@@ -150,7 +152,9 @@ class Members:
         """Count the members above 0, and name a few."""
         named = [self.labels[i] for i in np.flatnonzero(self.effect.size > 0)]
         count = self.count(write)
-        return f"{count} ({listed(named)})" if 0 < len(named) <= _MAX_COUNTED else count
+        if 0 < len(named) <= _MAX_COUNTED:
+            return f"{count} ({listed(named)})"
+        return count
 
     def significant(self, write: Write) -> str:
         """Count the members that are significant."""
@@ -201,7 +205,8 @@ class _Reader:
             value = value(self.ds)
         if value is None or isinstance(value, str):
             return value
-        value = value if isinstance(value, xr.DataArray) else xr.DataArray(value)
+        if not isinstance(value, xr.DataArray):
+            value = xr.DataArray(value)
         if value.dtype.kind in "OUT":
             return shown([str(item) for item in np.atleast_1d(value.values)])
         dims = map(str, self._size(name).dims)
@@ -227,10 +232,15 @@ class _Reader:
 
     @staticmethod
     def _finite(members: Members) -> Members | None:
-        return members if members.mask.any() else None
+        if members.mask.any():
+            return members
+        return None
 
     def _members(self, effect: Finding, value: xr.DataArray) -> Members:
-        labels = self.labels(self.ds) if self.labels else _labels(value)
+        if self.labels:
+            labels = self.labels(self.ds)
+        else:
+            labels = _labels(value)
         is_single = self.ds.sizes.get("series", 1) == 1
         unit = find_unit(self.ds, 0 if is_single else None)
         return Members(effect, labels, self.noun, self.side, unit)
@@ -250,12 +260,16 @@ def _over_series(value: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
         repeated = repeated[1:]
     if "series" in repeated and "series" in ds.dims:
         value = value.isel(series=varying(ds))
-    return value.astype(float).median(repeated) if repeated else value
+    if repeated:
+        return value.astype(float).median(repeated)
+    return value
 
 
 def _labels(value: xr.DataArray) -> list[str]:
     """Name the members of an array, by its coordinates."""
-    between = ", " if "head" in value.dims else " → "
+    between = " → "
+    if "head" in value.dims:
+        between = ", "
     texts = [
         [_word(str(label), str(dim)) for label in value[dim].values]
         for dim in value.dims
@@ -265,7 +279,11 @@ def _labels(value: xr.DataArray) -> list[str]:
 
 def _word(name: str, dim: str) -> str:
     if dim in ("layer", "stream"):
-        return "the embedding" if name == "embed" else layer_name(name)
+        if name == "embed":
+            return "the embedding"
+        return layer_name(name)
     if dim == "kind":
         return kind_word(name)
-    return f"{dim} {name}" if dim in ("head", "step") else name
+    if dim in ("head", "step"):
+        return f"{dim} {name}"
+    return name

@@ -105,7 +105,9 @@ def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
         f"{row['units']} {row['unit']} are too few for {counted(row['tests'], 'test')};"
         f" {needed} are needed"
     )
-    return text if row["units"] < needed else ""
+    if row["units"] < needed:
+        return text
+    return ""
 
 
 def sizes_words(rows: pd.DataFrame) -> str:
@@ -144,7 +146,9 @@ def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]
         leading = mine[(mine["leads"] == "highest") & (mine["change"] > 0)]
         often = often_first(mine if leading.empty else leading, "name")
         if often:
-            sure = "not significantly" if leading.empty else "significantly"
+            sure = "significantly"
+            if leading.empty:
+                sure = "not significantly"
             out.append(
                 f"Costs most in bootstrap samples, {sure} more than any other: {often}."
             )
@@ -153,7 +157,9 @@ def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]
 
 def verdict(significant: Any) -> str:
     """Write whether a change is significant."""
-    return "significant" if bool(significant) else "not significant"
+    if bool(significant):
+        return "significant"
+    return "not significant"
 
 
 def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
@@ -165,11 +171,11 @@ def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
         .sort_values(name, ascending=False, kind="stable")
         .head(_MAX_FIRST)
     )
-    return (
-        listed([f"{row[what]} ({percent(round(row[name], 2))})" for row in told(first)])
-        if len(first)
-        else ""
-    )
+    if len(first):
+        return listed(
+            [f"{row[what]} ({percent(round(row[name], 2))})" for row in told(first)]
+        )
+    return ""
 
 
 def counted(count: int, word: str) -> str:
@@ -181,8 +187,13 @@ def change_text(share: float, digits: int = 1) -> str:
     """Write a relative change in percent with its sign; 0 has none, and from 10 000 %
     on it is in powers of ten.
     """
-    text = f"{100 * share:+.{digits}f}" if abs(share) < 100 else f"{100 * share:+.1e}"
-    return "0 %" if float(text) == 0 else f"{text.replace('-', '−')} %"
+    if abs(share) < 100:
+        text = f"{100 * share:+.{digits}f}"
+    else:
+        text = f"{100 * share:+.1e}"
+    if float(text) == 0:
+        return "0 %"
+    return f"{text.replace('-', '−')} %"
 
 
 def span_text(lower: float, upper: float, digits: int = 1) -> str:
@@ -211,7 +222,9 @@ def order_words(order: str) -> str:
         return "no head can go"
     kind, _, which = str(order).partition(":")
     if kind == "random":
-        return f"at random, seed {which}" if which else "at random"
+        if which:
+            return f"at random, seed {which}"
+        return "at random"
     return f"{_DIRECTIONS.get(which, which)} {kind.replace('_', ' ')} first".strip()
 
 
@@ -229,7 +242,9 @@ def recipe_words(row: Mapping[str, Any]) -> str:
 def selection_words(selection: str, seed: int = -1) -> str:
     """Write how a recipe's heads were chosen, in words."""
     if selection == "random":
-        return f"at random, seed {seed}" if seed >= 0 else "at random"
+        if seed >= 0:
+            return f"at random, seed {seed}"
+        return "at random"
     return {"listed": "as listed", "stable_rank": "by stable rank"}.get(
         selection, selection.replace("_", " ")
     )
@@ -313,21 +328,27 @@ def sweep_subject(table: pd.DataFrame) -> str:
             "n_datasets", table["dataset"].nunique() if "dataset" in table else 0
         )
     )
-    windows = (
-        f", {counted(int(table.attrs['n_windows']), 'window')}"
-        if "n_windows" in table.attrs
-        else ""
-    )
-    datasets = f" on {counted(count, 'dataset')}" if count else ""
+    windows = ""
+    if "n_windows" in table.attrs:
+        windows = f", {counted(int(table.attrs['n_windows']), 'window')}"
+    datasets = ""
+    if count:
+        datasets = f" on {counted(count, 'dataset')}"
     return f"{listed(list_models(table))}{datasets}{windows}"
 
 
 def least_words(rows: pd.DataFrame) -> str:
     """Write how many heads layers keep, and which need theirs most."""
-    low, high, most = rows["kept"].min(), rows["kept"].max(), rows["of"].max()
+    low = rows["kept"].min()
+    high = rows["kept"].max()
+    most = rows["of"].max()
     rows = rows.assign(name="layer " + rows["layer"].astype(str))
     leading = rows[rows["leads"] == "highest"]
     often = often_first(rows if leading.empty else leading, "name")
-    sure = "not significantly" if leading.empty else "significantly"
-    needs = f"; {sure} most needed, in bootstrap samples: {often}" if often else ""
+    sure = "significantly"
+    if leading.empty:
+        sure = "not significantly"
+    needs = ""
+    if often:
+        needs = f"; {sure} most needed, in bootstrap samples: {often}"
     return f"layers keep {low} to {high} of {counted(int(most), 'head')}{needs}"

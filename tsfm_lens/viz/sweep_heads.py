@@ -151,7 +151,8 @@ def summarize_head_counts(table: pd.DataFrame) -> list[str]:
             f"{model}: layer by layer, {free} of {sweep.counted(total, 'head')} can go "
             f"({percent(free / total)}); {sweep.least_words(rows)}."
         )
-    used, possible = int(table["evaluations"].sum()), int(table["total"].sum())
+    used = int(table["evaluations"].sum())
+    possible = int(table["total"].sum())
     search = table.attrs.get("search", "scan")
     out.append(
         f"The search ({search}) used {used} of {sweep.counted(possible, 'evaluation')}."

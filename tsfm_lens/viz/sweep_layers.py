@@ -44,7 +44,8 @@ def read_distances(table: pd.DataFrame, part: str) -> list[str]:
     """Describe which single layers matter, and which changes are significant."""
     rows = _sized(table)
     rows = rows[(rows["part"] == part) & rows["family"].isin(("layers", "groups"))]
-    single, groups = rows[rows["size"] == 1], rows[rows["size"] > 1]
+    single = rows[rows["size"] == 1]
+    groups = rows[rows["size"] > 1]
     layers = "layer " + single["first"].astype(str)
     subject = f"without the {sweep.PARTS[part]} of one layer"
     return [

@@ -88,7 +88,8 @@ def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
     # a recipe without a result on some metrics still has a row
     sweep.check_finished("heavy recipes", np.ones(len(table)))
     informed = table[table["selection"] != "random"]
-    table = table if informed.empty else informed
+    if not informed.empty:
+        table = informed
     labels = pd.Series(
         [f"{row['model']} ({sweep.recipe_words(row)})" for row in sweep.told(table)],
         index=table.index,
@@ -177,7 +178,8 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
     out = []
     within = percent(sweep.find_tolerance(table))
     for layer, rows in table[np.isfinite(table["change"])].groupby("layer", sort=False):
-        of, retained = int(rows["of"].iloc[0]), int(rows["kept"].iloc[0])
+        of = int(rows["of"].iloc[0])
+        retained = int(rows["kept"].iloc[0])
         # no head ablated is always within
         largest = rows.groupby("dataset")["largest_within"].first().clip(lower=0)
         datasets = sweep.counted(len(largest), "dataset")
@@ -208,5 +210,6 @@ draw_datasets = generic_figure(
 @panels("sweep_datasets")
 def _datasets(table: pd.DataFrame) -> Iterator[FigurePanel]:
     for (_, layer), rows in table.groupby(["model", "layer"], sort=False):
-        draw, text = draw_datasets, read_datasets
+        draw = draw_datasets
+        text = read_datasets
         yield from sweep.panels_by_model(draw, text, rows, f"layer-{layer}")

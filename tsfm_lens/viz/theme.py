@@ -12,9 +12,18 @@ import plotly.graph_objects as go
 import plotly.io as pio
 
 TEMPLATE = "tsfm_lens"
-BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-ORANGE, SKY, YELLOW, BLACK = "#E69F00", "#56B4E9", "#F0E442", "#000000"
-WINE, INDIGO, OLIVE, BROWN = "#882255", "#5B4FC4", "#8A8A00", "#7A4B1E"
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+GREEN = "#009E73"
+PURPLE = "#CC79A7"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+YELLOW = "#F0E442"
+BLACK = "#000000"
+WINE = "#882255"
+INDIGO = "#5B4FC4"
+OLIVE = "#8A8A00"
+BROWN = "#7A4B1E"
 CATEGORICAL = (
     BLUE,
     VERMILION,
@@ -29,7 +38,9 @@ CATEGORICAL = (
     BROWN,
     YELLOW,
 )
-INK, GREY, PALE = "#1A1A1A", "#5F5F5F", "#D4D4D4"
+INK = "#1A1A1A"
+GREY = "#5F5F5F"
+PALE = "#D4D4D4"
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 
 _AMOUNTS = ("#FFFFFF", "#E3F3F1", "#B5DFDA", "#6FBFBB", "#2F919A", "#135F7E", "#00224E")
@@ -37,20 +48,28 @@ SEQUENTIAL = tuple(zip((0.0, 0.06, 0.2, 0.4, 0.6, 0.8, 1.0), _AMOUNTS, strict=Tr
 _SIDES = ("#144E72", "#5A9DC8", "#D5E6F2", "#FFFFFF", "#F7DDC9", "#CA7D44", "#743100")
 DIVERGING = tuple(zip((0.0, 0.25, 0.45, 0.5, 0.55, 0.75, 1.0), _SIDES, strict=True))
 
-TITLE_TYPE, LABEL_TYPE = 13, 12  # pixels: titles of axes, and all other type
+# pixels: titles of axes, and all other type
+TITLE_TYPE = 13
+LABEL_TYPE = 12
 LEGEND_ROW = 24  # pixels
 LETTER = 7.2  # pixels, about the width of one in labels
 USUAL = 640  # pixels of a figure, for which titles are broken and rows of the legend counted
 _DATE = 100  # pixels of the widest date
 _SIGN = 45  # pixels of an entry of the legend beside its name
-_TITLE_CHARACTERS, _SUBTITLE_CHARACTERS = 84, 116
+_TITLE_CHARACTERS = 84
+_SUBTITLE_CHARACTERS = 116
 _TOOLS = 32  # pixels, for the buttons that show when a figure is hovered
-_TITLE_LINE, _SUBTITLE_LINE, _TOP_PAD, _CAPITAL = 21, 17, 12, 11  # pixels
+# pixels
+_TITLE_LINE = 21
+_SUBTITLE_LINE = 17
+_TOP_PAD = 12
+_CAPITAL = 11
 
 
 def _template() -> go.layout.Template:
     """Return the look of every figure."""
-    title, label = {"size": TITLE_TYPE}, {"size": LABEL_TYPE}
+    title = {"size": TITLE_TYPE}
+    label = {"size": LABEL_TYPE}
     axis: dict[str, Any] = {
         "showgrid": False,
         "zeroline": False,
@@ -152,7 +171,9 @@ def nats(entropy: float, digits: int = 4) -> str:
 def percent(share: float) -> str:
     """Write a share of 1 in percent, three digits."""
     value = 100 * share
-    return "less than 0.01 %" if 0 < abs(value) < 0.01 else f"{significant(value, 3)} %"
+    if 0 < abs(value) < 0.01:
+        return "less than 0.01 %"
+    return f"{significant(value, 3)} %"
 
 
 def mixed(colour: str, strength: float) -> str:
@@ -271,8 +292,12 @@ def dress(
 def untitled(fig: go.Figure) -> go.Figure:
     """Copy a figure without its title, for a page that writes the title itself."""
     bare = go.Figure(fig)
-    margin, meta = fig.layout.margin, fig.layout.meta or {}
-    full = 80 if margin.t is None else margin.t
+    margin = fig.layout.margin
+    meta = fig.layout.meta or {}
+    if margin.t is None:
+        full = 80
+    else:
+        full = margin.t
     top = max(full - meta.get("title_height", 0), _TOOLS)
     height = (fig.layout.height or 450) - full + top
     margins = {"t": top, "b": 80 if margin.b is None else margin.b}

@@ -31,7 +31,8 @@ class TokenAxis:
         edges: list[float] = []
         owner: list[int] = []
         for i in self.timed:
-            low, high = self.start[i] - 0.5, self.stop[i] - 0.5
+            low = self.start[i] - 0.5
+            high = self.stop[i] - 0.5
             if edges and low > edges[-1]:
                 owner.append(-1)
                 edges.append(low)
@@ -45,8 +46,11 @@ class TokenAxis:
         """Write a token in words: its name, or the steps it covers."""
         if self.special[token]:
             return plain(f"{self.special[token]} token")
-        first, last = int(self.start[token]), int(self.stop[token]) - 1
-        return f"step {first}" if first == last else f"steps {first} to {last}"
+        first = int(self.start[token])
+        last = int(self.stop[token]) - 1
+        if first == last:
+            return f"step {first}"
+        return f"steps {first} to {last}"
 
     def aside_labels(self) -> list[str]:
         """Return short names of the special tokens, numbered where one name comes
@@ -83,7 +87,8 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
         stop[timed[:-1]] = np.minimum(stop[timed[:-1]], start[timed[1:]])
     clash = np.flatnonzero(start[timed][1:] < stop[timed][:-1])
     if len(clash):
-        a, b = timed[clash[0]], timed[clash[0] + 1]
+        a = timed[clash[0]]
+        b = timed[clash[0] + 1]
         raise InputError(
             f"{side} tokens {a} [{start[a]}, {stop[a]}) and {b} [{start[b]}, {stop[b]})"
             " cover the same steps; select the tokens of one series first."
@@ -126,13 +131,19 @@ class Ruler:
 def ruler(axis: TokenAxis) -> Ruler:
     """Lay one side of a pattern out."""
     edges, owner = axis.cells()
-    timed, count = len(owner), len(axis.aside)
-    end = float(edges[-1]) if timed else 0.0
-    span = float(edges[-1] - edges[0]) if timed else 1.0
+    timed = len(owner)
+    count = len(axis.aside)
+    end = 0.0
+    if timed:
+        end = float(edges[-1])
+    span = 1.0
+    if timed:
+        span = float(edges[-1] - edges[0])
     if not timed:
         edges = np.zeros(1)
     elif count:
-        edges, owner = np.append(edges, end + 0.04 * span), np.append(owner, -1)
+        edges = np.append(edges, end + 0.04 * span)
+        owner = np.append(owner, -1)
     aside = edges[-1] + 0.06 * span * np.arange(1, count + 1)
     look: Look = {"owner": np.concatenate([owner, axis.aside]).astype(int)}
     return Ruler(
@@ -144,7 +155,8 @@ def choose_group(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
     """Return how many adjacent keys and queries share a cell so that a pattern has
     about ``cells`` cells at most.
     """
-    keys, queries = len(x.owner), len(y.owner)
+    keys = len(x.owner)
+    queries = len(y.owner)
     side = np.sqrt(cells)
     # a short side leaves its room to the long one
     return (
@@ -172,7 +184,8 @@ def pooled(
     """Return cells of one pattern (query, key), the largest value of a group of
     adjacent tokens over time.
     """
-    x_starts, y_starts = _starts(x, group[0]), _starts(y, group[1])
+    x_starts = _starts(x, group[0])
+    y_starts = _starts(y, group[1])
     z = weights[np.ix_(y.owner, x.owner)].astype(np.float32)
     z[y.owner < 0, :] = np.nan
     z[:, x.owner < 0] = np.nan

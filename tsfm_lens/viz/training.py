@@ -24,7 +24,9 @@ from tsfm_lens.viz.words import capital
 __all__ = ["attention_snapshots", "training_measures"]
 
 
-_ROW, _GAP = 130, 26  # pixels
+# pixels
+_ROW = 130
+_GAP = 26
 STEEP = 30  # times the smallest value from which on an axis is logarithmic
 _ROWS = (
     ("loss", "training loss", "training loss", "the training loss"),
@@ -169,13 +171,15 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     canvas.x(showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
     several = "run" in ds.dims
-    mean = (
-        "attention: mean over layers and heads"
-        if several and "layer" in ds.dims
-        else ""
-    )
-    residual = "band: residual of the eigenvalue" if "sharpness" in ds else ""
-    bands = "bands: all seeds" if "seed" in ds.dims else residual
+    mean = ""
+    if several and "layer" in ds.dims:
+        mean = "attention: mean over layers and heads"
+    residual = ""
+    if "sharpness" in ds:
+        residual = "band: residual of the eigenvalue"
+    bands = residual
+    if "seed" in ds.dims:
+        bands = "bands: all seeds"
     return canvas.dress(
         f"Training measures of {name_model(ds)}",
         f"{len(steps)} measurements",
@@ -227,11 +231,10 @@ def _lines(
 
 def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
     """Draw uniform attention and the identity, where all layers have as many keys."""
-    keys = (
-        {int(value) for value in ds["n_keys"].values}
-        if "n_keys" in ds.coords
-        else set()
-    )
+    if "n_keys" in ds.coords:
+        keys = {int(value) for value in ds["n_keys"].values}
+    else:
+        keys = set()
     if len(keys) != 1 or name not in ("entropy", "nuclear_norm", "diagonal_mass"):
         return
     d = keys.pop()
@@ -289,7 +292,10 @@ def attention_snapshots(
         raise InputError(
             f"row is {row}, expected an input from 0 to {ds.sizes['input'] - 1}"
         )
-    labels = None if snapshots is None else [str(step) for step in snapshots]
+    if snapshots is None:
+        labels = None
+    else:
+        labels = [str(step) for step in snapshots]
     at = positions(ds, "snapshot", labels)
     order = np.linspace(0, len(at) - 1, min(len(at), _COLUMNS)).round().astype(int)
     indices = sorted({at[position] for position in order})
@@ -357,20 +363,17 @@ def _maps(
 
 @panels("training_watch")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    table = (
-        watch_table(ds, "step")
-        if "step" in ds.dims and ds.sizes["step"]
-        else pd.DataFrame()
-    )
+    if "step" in ds.dims and ds.sizes["step"]:
+        table = watch_table(ds, "step")
+    else:
+        table = pd.DataFrame()
     if table.columns.size:
         yield FigurePanel(training_measures(ds), table, read_watch(ds), "measures")
     if "pattern" in ds:
         steps = pd.DataFrame({"snapshot": ds["snapshot"].values})
-        count, first, last = (
-            len(steps),
-            steps["snapshot"].min(),
-            steps["snapshot"].max(),
-        )
+        count = len(steps)
+        first = steps["snapshot"].min()
+        last = steps["snapshot"].max()
         text = (
             f"Attention was kept at {count} step{'s' * (count != 1)}, {first:,} to"
             f" {last:,}."

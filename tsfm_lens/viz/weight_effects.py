@@ -107,7 +107,9 @@ def _of_base(change: float) -> str:
 
 def _with_shares(ds: xr.Dataset) -> xr.Dataset:
     """Add the shares of no component where no weight differs."""
-    return ds if "share" in ds else ds.assign(share=ds["relative_norm"])
+    if "share" in ds:
+        return ds
+    return ds.assign(share=ds["relative_norm"])
 
 
 generic_figure(

@@ -70,22 +70,19 @@ def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
     """
     top = values[..., :1]
     shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
-    least = (
-        np.full(values.shape[:-1], _LOWEST)
-        if floor is None
-        else np.fmax(floor, _LOWEST)
-    )
+    if floor is None:
+        least = np.full(values.shape[:-1], _LOWEST)
+    else:
+        least = np.fmax(floor, _LOWEST)
     # a comparison with NaN is false
     return np.where(shares >= least[..., None], shares, np.nan)
 
 
 def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
     """Return the position of an ε, of the middle one for None."""
-    return (
-        (ds.sizes["epsilon"] - 1) // 2
-        if epsilon is None
-        else position(ds, "epsilon", str(float(epsilon)))
-    )
+    if epsilon is None:
+        return (ds.sizes["epsilon"] - 1) // 2
+    return position(ds, "epsilon", str(float(epsilon)))
 
 
 def whole_matrices(ds: xr.Dataset) -> list[int]:
@@ -114,7 +111,8 @@ def _column_words(ds: xr.Dataset) -> list[str]:
     """Name each matrix by its part, with the kind of attention where the model has
     several.
     """
-    parts, kinds = list_names(ds, "part"), list_names(ds, "layer_kind")
+    parts = list_names(ds, "part")
+    kinds = list_names(ds, "layer_kind")
     attention = {kinds[i] for i in whole_matrices(ds) if parts[i] in _ATTENTION}
     return [
         (

@@ -19,7 +19,9 @@ def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
 def layer_names(ds: xr.Dataset, rows: Sequence[int] | None = None) -> list[str]:
     """Name the layers in words, all or those at some places."""
     labels = [layer_name(label) for label in names(ds, "layer")]
-    return labels if rows is None else [labels[i] for i in rows]
+    if rows is None:
+        return labels
+    return [labels[i] for i in rows]
 
 
 def num(value: float) -> str:
@@ -46,7 +48,9 @@ def format_nats(entropy: float) -> str:
 
 def listed(words: list[str]) -> str:
     """Join words with commas and an "and"."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def layers(ds: xr.Dataset, dim: str = "layer") -> list[str]:
@@ -57,7 +61,9 @@ def layers(ds: xr.Dataset, dim: str = "layer") -> list[str]:
 
 def after_number(unit: str) -> str:
     """Write a unit as it follows a number: a power of ten gets a multiplication sign."""
-    return f"× {unit}" if unit.startswith("10") else unit
+    if unit.startswith("10"):
+        return f"× {unit}"
+    return unit
 
 
 def measured(unit: str) -> Callable[[float], str]:
@@ -67,4 +73,6 @@ def measured(unit: str) -> Callable[[float], str]:
 
 def verb(count: int, plural: str, single: str = "") -> str:
     """Inflect a verb for so many: "give" for two, "gives" for none and one."""
-    return plural if count > 1 else single or f"{plural}s"
+    if count > 1:
+        return plural
+    return single or f"{plural}s"

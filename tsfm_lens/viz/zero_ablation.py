@@ -47,10 +47,14 @@ __all__ = ["ablation_forecasts", "ablation_heatmap"]
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
     """Describe the heads and MLPs with the largest effects, and which are significant."""
-    effect, labels = judged(ds, metric, "component"), names(ds, "component")
+    effect = judged(ds, metric, "component")
+    labels = names(ds, "component")
     measure = MEASURES[metric]
-    unit = " percent" if measure.relative else ""
-    heads, mlps = ds["head"].values >= 0, ds["kind"].values.astype(str) == "mlp"
+    unit = ""
+    if measure.relative:
+        unit = " percent"
+    heads = ds["head"].values >= 0
+    mlps = ds["kind"].values.astype(str) == "mlp"
     out = []
     for noun, group in (("head", heads), ("MLP", mlps)):
         lead = f"Largest {measure.word} without one {noun}"
@@ -78,7 +82,8 @@ def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
     most = judged(ds, "mean_shift", "component").named(1, parts)
     if not most:
         return []
-    first, labels = shape.named(1, parts), names(ds, "component")
+    first = shape.named(1, parts)
+    labels = names(ds, "component")
     return [
         *summarize(
             ds.isel(component=most),
@@ -97,12 +102,15 @@ def name_improvements(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
     """Name those of the components, by position, without which the error falls."""
     if "mae_change_size" not in ds:
         return []
-    change, labels = judged(ds, "mae_change", "component"), names(ds, "component")
+    change = judged(ds, "mae_change", "component")
+    labels = names(ds, "component")
     better = [at for at in components if change.large[at] and change.size[at] < 0]
     falls = [f"{labels[at]} ({change.told(at, percent)})" for at in better]
     if not falls:
         return []
-    over = " in the median" if change.spread else ""
+    over = ""
+    if change.spread:
+        over = " in the median"
     return [
         f"Without it the error falls{over}: {listed(falls)}. A large effect is not"
         " always a useful one."
@@ -232,7 +240,9 @@ def ablation_forecasts(
             f"the forecast of {view.id} is flat, so that no component is the"
             " strongest; "
         )
-        reason = flat if flat_series(ds)[view.place] else "components is empty; "
+        reason = "components is empty; "
+        if flat_series(ds)[view.place]:
+            reason = flat
         example = names(ds, "component")[0]
         raise InputError(f"{reason}name at least one, such as components=[{example!r}]")
     rows = positions(ds, "component", list(components))
@@ -274,13 +284,19 @@ class Measure:
     def write(self, value: float) -> str:
         """Write a value for its cell."""
         if not self.relative:
-            return f"{value:.2f}" if abs(value) >= 0.095 else f"{value:.1g}"
+            if abs(value) >= 0.095:
+                return f"{value:.2f}"
+            return f"{value:.1g}"
         text = f"{100 * value:+.0f} %"
-        return "0 %" if text in ("+0 %", "-0 %") else text.replace("-", "−")
+        if text in ("+0 %", "-0 %"):
+            return "0 %"
+        return text.replace("-", "−")
 
     def tell(self, value: float) -> str:
         """Write a value for a hover box."""
-        return percent(value) if self.relative else number(value)
+        if self.relative:
+            return percent(value)
+        return number(value)
 
 
 def _blocks(places: Places) -> list[tuple[str, int]]:
@@ -324,7 +340,8 @@ def _draw(
             )
         return kind_word(kind).replace("-", "-\n")
 
-    indices, rows = find_positions(ds), dict[str, list[int]]()
+    indices = find_positions(ds)
+    rows = dict[str, list[int]]()
     with_heads = {
         kind for kind, head in zip(indices.kind, indices.head, strict=True) if head >= 0
     }
@@ -339,7 +356,8 @@ def _draw(
     rows = {
         stack: rows[stack] for stack in dict.fromkeys(indices.stack) if stack in rows
     }
-    blocks, deep = _blocks(indices), sum(map(len, rows.values()))
+    blocks = _blocks(indices)
+    deep = sum(map(len, rows.values()))
     heads = sum(count for _, count in blocks)
     height = max(int(np.clip(330 / deep, 20, 46)), -(-120 // deep))
     grids = [
@@ -366,7 +384,8 @@ def _draw(
             panel.x(visible=False)
             panel.y(visible=False)
             continue
-        layers, first = rows[stack], stack not in stacks
+        layers = rows[stack]
+        first = stack not in stacks
         stacks.add(stack)
         panel.cells(
             np.where(there, middle[grid], np.nan),
@@ -381,7 +400,9 @@ def _draw(
             "tickvals": layers[:: -(-len(layers) // 12)],
             "ticks": "outside" if first else "",
         }
-        title_of = (f"{stack} layer" if len(rows) > 1 else "layer") if first else ""
+        title_of = ""
+        if first:
+            title_of = f"{stack} layer" if len(rows) > 1 else "layer"
         panel.y(
             title_of,
             autorange="reversed",

@@ -15,7 +15,8 @@ from tsfm_lens.models import Lens
 from tsfm_lens.report import explore
 from tsfm_lens.report.explore.widget import WITHOUT, Brush
 
-STEPS, H = 64, 8
+STEPS = 64
+H = 8
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,8 @@ def lens() -> Lens:
 @pytest.fixture
 def view(lens: Lens) -> Brush:
     cause = np.random.default_rng(8).normal(size=STEPS + H)
-    past, future = {"cause": cause[:STEPS]}, {"cause": cause[STEPS:]}
+    past = {"cause": cause[:STEPS]}
+    future = {"cause": cause[STEPS:]}
     entry = {
         "target": 2 + cause[:STEPS],
         "past_covariates": past,

@@ -40,7 +40,9 @@ def view(lens: Lens) -> Explorer:
 
 
 def samples(lens: Lens) -> int | None:
-    return 9 if lens.adapter.readout == "token" else None
+    if lens.adapter.readout == "token":
+        return 9
+    return None
 
 
 def point(lens: Lens, batch: SeriesBatch = CONTEXT, *ablated: str) -> np.ndarray:
@@ -81,13 +83,19 @@ def change(view: Explorer, forecast: np.ndarray) -> str:
     lens = view.run.lens
     token = lens.adapter.readout == "token"
     # the first step of a token model's decoder reads no value
-    later = slice(1, None) if token else slice(None)
-    plain, truth = point(lens)[later], TRUTH[0][later]
+    if token:
+        later = slice(1, None)
+    else:
+        later = slice(None)
+    plain = point(lens)[later]
+    truth = TRUTH[0][later]
     errors = [
         three_digits(np.abs(item - truth).mean()) for item in (plain, forecast[later])
     ]
     shift = three_digits(np.abs(forecast[later] - plain).mean())
-    statistic = "expected value" if token else "median"
+    statistic = "median"
+    if token:
+        statistic = "expected value"
     return (
         f"the {statistic} moves by {shift} ppm on average (mean absolute error"
         f" {errors[0]} → {errors[1]})."
@@ -95,7 +103,9 @@ def change(view: Explorer, forecast: np.ndarray) -> str:
 
 
 def three_digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 else f"{float(f'{value:.3g}'):g}"
+    if value >= 1000:
+        return f"{value:.0f}"
+    return f"{float(f'{value:.3g}'):g}"
 
 
 def test_ablations_are_the_models_own(lens: Lens, view: Explorer) -> None:

@@ -38,8 +38,10 @@ def ds(lens: Lens) -> xr.Dataset:
 
 
 def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -> None:
-    stack, kind = lens.wiring.output_stack, str(ds.attrs["attention"])
-    layer, head = str(ds["layer"].values[-1]), 1
+    stack = lens.wiring.output_stack
+    kind = str(ds.attrs["attention"])
+    layer = str(ds["layer"].values[-1])
+    head = 1
     row = stack.attention(kind, int(layer))
     matrix = lens.adapter.model.get_submodule(
         f"{stack.block(int(layer))}.{row.o.module}"
@@ -47,7 +49,8 @@ def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -
     run = lens.run(CONTEXT, H)
     np.testing.assert_array_equal(ds["quantile_forecast"], run.forecast.quantiles[0])
     # of a token model along the path of the unchanged one
-    encoded, plain = run.encoded, run.point[0]
+    encoded = run.encoded
+    plain = run.point[0]
     # heads lie side by side in the columns of the output projection
     columns = slice(head * stack.d_head, (head + 1) * stack.d_head)
     retained = matrix.detach().clone()
@@ -62,8 +65,12 @@ def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -
     name = str(ds["name"].sel(layer=layer, head=head).values)
     found = ds.sel(component=name)
     assert_close(found["forecast"], edited, depth=100, dtype=np.float32)
-    later = slice(1, None) if run.tokens_read else slice(None)
-    a, b = edited[later], plain[later]
+    if run.tokens_read:
+        later = slice(1, None)
+    else:
+        later = slice(None)
+    a = edited[later]
+    b = plain[later]
     assert_close(
         found["mean_shift"], np.abs(a - b).mean(), depth=1000, dtype=np.float32
     )
@@ -82,10 +89,8 @@ def test_writes_and_the_rest_make_the_attributed_forecast(
     )
     total = parts["total"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
     if "quantile" in own.dims:
-        own, total = (
-            own.sel(quantile=0.5, method="nearest"),
-            total.sel(quantile=0.5, method="nearest"),
-        )
+        own = own.sel(quantile=0.5, method="nearest")
+        total = total.sel(quantile=0.5, method="nearest")
     heads = set(ds["name"].values.ravel())
     rest = own.isel(
         component=[str(c) not in heads for c in own["component"].values]
@@ -112,23 +117,22 @@ def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) 
     total = mean.sum("key") + ds["attention_forecast"] + ds["attention_other"]
     assert_close(total, 1, depth=16, dtype=np.float32)
     # the same from the raw pattern, token by token
-    stack, kind = lens.wiring.output_stack, str(ds.attrs["attention"])
-    median = (
-        None if lens.adapter.readout != "token" else lens.forecast(CONTEXT, H).median
-    )
-    encoded = (
-        lens.encode(CONTEXT, future=median)
-        if median is not None
-        else lens.encode(CONTEXT, horizon=H)
-    )
+    stack = lens.wiring.output_stack
+    kind = str(ds.attrs["attention"])
+    if lens.adapter.readout != "token":
+        median = None
+    else:
+        median = lens.forecast(CONTEXT, H).median
+    if median is not None:
+        encoded = lens.encode(CONTEXT, future=median)
+    else:
+        encoded = lens.encode(CONTEXT, horizon=H)
     layer = int(ds["layer"].values[-1])
     point = f"{stack.prefix}.{layer}.{kind}.hook_pattern"
     with torch.no_grad():
         _, activations = lens.run_with_cache(encoded, names_filter=point)
-    queries, keys = (
-        encoded.spans[stack.name],
-        encoded.spans[stack.attention(kind, layer).keys_from or stack.name],
-    )
+    queries = encoded.spans[stack.name]
+    keys = encoded.spans[stack.attention(kind, layer).keys_from or stack.name]
     rows = [
         q
         for q in range(len(queries))

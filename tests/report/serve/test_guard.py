@@ -49,7 +49,8 @@ class Served:
     """A running server and its first page."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process, self.log = process, log
+        self.process = process
+        self.log = log
         until(
             lambda: "\n" in log.read_text() or process.poll() is not None, "no address"
         )

@@ -124,7 +124,8 @@ def test_tabs_are_filled_when_they_are_looked_at(page: Page) -> None:
 def test_an_error_is_said_and_leaves_the_page_as_it_was(
     page: Page, tmp_path: Path
 ) -> None:
-    before, series = page.run, page.batch
+    before = page.run
+    series = page.batch
     page.model.value = "no-such-model"
     page.go.click()
     assert "no checkpoint 'no-such-model'" in said(page)

@@ -81,7 +81,8 @@ def drag_everywhere(driver: Any, view: Brush) -> None:
     """
     plot = Plot(driver, FORECAST, [trace.name for trace in view.figure.data])
     assert plot.trace(WITHOUT, "visible") is False
-    year, past = view.run.batch.starts[0].year, len(view.run.batch.values[0])
+    year = view.run.batch.starts[0].year
+    past = len(view.run.batch.values[0])
     for first, last in ((20, 40), (30, 55), (50, 36), (past + 1, past + 4), (60, 70)):
         plot.drag(f"{year + first}-07-01", f"{year + last}-07-01")
         words = "no step of the past lies there"

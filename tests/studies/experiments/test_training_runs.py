@@ -239,7 +239,10 @@ def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept
         ("waves 6 SAMformer", "samformer", {"rho": 0.2}),
         ("waves 6 TSMixer", "tsmixer", {}),
     ):
-        options = {"width": 4} if model == "samformer" else {"hidden": 3, "blocks": 1}
+        if model == "samformer":
+            options = {"width": 4}
+        else:
+            options = {"hidden": 3, "blocks": 1}
         fields = {
             "model": {"name": model, "options": options},
             "data": data,

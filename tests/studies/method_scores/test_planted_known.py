@@ -66,10 +66,8 @@ def test_its_untrained_twins_hold_no_such_circuit(circuit: Planted) -> None:
 
 
 def test_a_planted_induction_head_is_named_and_no_other() -> None:
-    induction, methods = (
-        plant("seasonal-copy", "chronos"),
-        ["induction: repeated tokens, copy"],
-    )
+    induction = plant("seasonal-copy", "chronos")
+    methods = ["induction: repeated tokens, copy"]
     (row,) = score(induction.lens(), induction.card, methods=methods).methods.to_dict(
         "records"
     )
@@ -184,7 +182,8 @@ def find_rule(planted: Planted) -> CovariateTimes:
 
 def test_methods_that_change_parts_find_the_head(planted: Planted) -> None:
     on = evaluation_case(planted.lens(), planted.card, series=4, noise=0.05)
-    clean, corrupted = on.clean.batch, on.corrupted.batch
+    clean = on.clean.batch
+    corrupted = on.corrupted.batch
     assert [clean.roles[row] for row in on.targets] == 4 * ["target"]
     assert len(clean) == 12
     # the twins differ in what is read of the known covariate alone

@@ -50,7 +50,8 @@ def _draws() -> list[tuple[np.ndarray, np.ndarray]]:
 
 def test_precision_is_the_mean_over_the_orders_of_ties() -> None:
     for scores, labels in _draws()[:6]:
-        size, of_orders = int(labels.sum()), []
+        size = int(labels.sum())
+        of_orders = []
         for order in permutations(range(len(scores))):
             best = np.array(order)[np.argsort(-scores[list(order)], kind="stable")][
                 :size
@@ -92,7 +93,8 @@ def test_twins_hold_the_same_values_and_another_forecast(
         series=4,
         noise=noise,
     )
-    clean, twins = on.clean.batch.values, on.corrupted.batch.values
+    clean = on.clean.batch.values
+    twins = on.corrupted.batch.values
     assert on.clean.truth is not None
     for row, (one, other) in enumerate(zip(clean, twins, strict=True)):
         np.testing.assert_array_equal(np.sort(one), np.sort(other))
@@ -244,10 +246,8 @@ def test_the_page_of_the_docs_is_what_was_measured() -> None:
 
 
 def test_claims_are_counted() -> None:
-    statements, labels = (
-        np.array([True, True, False, False]),
-        np.array([True, False, True, False]),
-    )
+    statements = np.array([True, True, False, False])
+    labels = np.array([True, False, True, False])
     assert claim_marks(statements, labels) == {
         "claimed": 0.5,
         "claim_precision": 0.5,

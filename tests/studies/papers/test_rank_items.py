@@ -49,13 +49,12 @@ def text() -> Lens:
     return fresh("t5")
 
 
-RANK, ANGLES, HISTOGRAM, CUT = (
-    ranks.epsilon_rank,
-    ranks.angles,
-    ranks.decade_histogram,
-    rank_theory.compressed,
-)
-DISTANCE, ATTENTION = rank_theory.sketching_distance, rank_theory.attention
+RANK = ranks.epsilon_rank
+ANGLES = ranks.angles
+HISTOGRAM = ranks.decade_histogram
+CUT = rank_theory.compressed
+DISTANCE = rank_theory.sketching_distance
+ATTENTION = rank_theory.attention
 MLP, GATED, PATCH, BINS = (
     item.embed
     for item in (
@@ -284,11 +283,9 @@ def test_sizes_are_compared_within_an_architecture_and_opened_in_turn(
 
     def opened(name: str) -> Lens:
         order.append(f"opened {name}")
-        return (
-            nano(name)
-            if name == "bolt-nano"
-            else Lens(nano("chronos-nano").adapter, name)
-        )
+        if name == "bolt-nano":
+            return nano(name)
+        return Lens(nano("chronos-nano").adapter, name)
 
     monkeypatch.setattr("tsfm_lens.studies.papers.reproduce.load", opened)
     widths = reproduce("S0-F4", ["large", "small", "bolt-nano"], **SHORT)
@@ -339,7 +336,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., xr.Dataset]:
 def test_every_number_of_the_theory_is_measured_without_a_model(
     name: str, found: Callable[..., xr.Dataset]
 ) -> None:
-    result, item = found(name, seeds=2), find_item(name)
+    result = found(name, seeds=2)
+    item = find_item(name)
     assert {value.quantity for value in item.values} <= set(
         result["quantity"].values.tolist()
     )
@@ -378,7 +376,8 @@ def test_slopes_have_intervals_over_draws_that_hold_those_of_the_paper(
 def test_claims_are_tested_over_draws(
     name: str, key: str, found: Callable[..., xr.Dataset]
 ) -> None:
-    many, few = found(name, seeds=8), found(name, seeds=2)
+    many = found(name, seeds=8)
+    few = found(name, seeds=2)
     assert verdict(many, key) == "holds"
     assert many.attrs["over"] == "draw"
     assert verdict(few, key) == "undecided"
@@ -415,7 +414,8 @@ def test_the_docs_state_the_command_s_own_verdicts(
     monkeypatch.setattr(
         compress, "compressed", partial(compress.compressed, method="svd")
     )
-    item, found = find_item(name), reproduce(name, **(FEW if name == "S0-METR" else {}))
+    item = find_item(name)
+    found = reproduce(name, **(FEW if name == "S0-METR" else {}))
     statements = {value.quantity for value in item.values if value.unit == HOLDS}
     stated = {
         claim.replace("\\|", "|"): outcome

@@ -44,10 +44,8 @@ def scores(heads: list[tuple[bool, bool]]) -> tuple[xr.Dataset, xr.Dataset]:
     inducing, sharp = (
         np.array([head[which] for head in heads]).reshape(12, 12) for which in (0, 1)
     )
-    where, coords = (
-        ("layer", "head"),
-        {"layer": list(map(str, range(12))), "head": range(12)},
-    )
+    where = ("layer", "head")
+    coords = {"layer": list(map(str, range(12))), "head": range(12)}
     one = xr.Dataset(
         {
             "prefix_matching": (where, np.where(inducing, 0.5, 0.1)),

@@ -204,7 +204,8 @@ def test_runs_are_compared_with_those_of_their_seed_where_both_ended() -> None:
     data = trained(TRUE)
     data["test_mse"][1, 3] = np.nan
     first, second = samformer.pairs(data, "test_mse", "Transformer", "SAMformer")
-    table, ended = data["test_mse"].values, [0, 1, 2, 4, 5, 6, 7]
+    table = data["test_mse"].values
+    ended = [0, 1, 2, 4, 5, 6, 7]
     np.testing.assert_array_equal(first, [*table[1, ended], *table[7]])
     np.testing.assert_array_equal(second, [*table[0, ended], *table[6]])
     # a benchmark on which one of them was not trained is left out
@@ -254,7 +255,8 @@ def test_errors_stand_beside_the_printed_ones(monkeypatch: pytest.MonkeyPatch) -
     assert_close(ours(found, cell), 1.0, depth=8)
     values = (0.37, 0.38, 0.39, 0.38, 0.38)
     planted(monkeypatch, make_runs("ETTh1 96 SAMformer", *values))
-    found, cell = reproduce("S1-T1"), "MSE of SAMformer, ETTh1, H = 96"
+    found = reproduce("S1-T1")
+    cell = "MSE of SAMformer, ETTh1, H = 96"
     assert float(row(found, cell)["paper"]) == 0.381
     assert_close(ours(found, cell), 0.38, depth=8)
     off = -0.001 / np.hypot(np.std(values, ddof=1), 0.003)
@@ -282,7 +284,10 @@ def test_overall_improvements_follow_from_the_tables_but_for_two() -> None:
     found = reproduce("S1-IMP")
     for value in find_item("S1-IMP").values:
         model, error = value.quantity.removeprefix("improvement over ").split(", ")
-        expected = known[model][error == "MAE"] if model in known else value.paper
+        if model in known:
+            expected = known[model][error == "MAE"]
+        else:
+            expected = value.paper
         assert abs(ours(found, value.quantity) - expected) < last_digit(2), (
             value.quantity
         )
@@ -294,7 +299,8 @@ def test_overall_improvements_follow_from_the_tables_but_for_two() -> None:
 
 def test_both_tests_are_those_of_samples() -> None:
     rng = np.random.default_rng(0)
-    first, second = rng.standard_normal(5), 4.0 * rng.standard_normal(5) + 0.7
+    first = rng.standard_normal(5)
+    second = 4.0 * rng.standard_normal(5) + 0.7
     found = compare(
         *((float(part.mean()), float(part.std(ddof=1))) for part in (first, second))
     )
@@ -309,10 +315,8 @@ def test_both_tests_are_those_of_samples() -> None:
 def test_bold_numbers_of_table_7_are_those_of_the_pooled_test() -> None:
     plain = {tuple(cell) for cell in PAPERS["samformer"]["not_significant"]}
     for cell, own in TABLES["MSE"]["SAMformer"].items():
-        found, bold = (
-            compare(own, TABLES["MSE"]["TSMixer+SAM"][cell]),
-            cell not in plain,
-        )
+        found = compare(own, TABLES["MSE"]["TSMixer+SAM"][cell])
+        bold = cell not in plain
         assert (found.pooled < 0.05) == bold, (cell, found)
         assert (found.welch < 0.05) == (bold and cell != ("Traffic", 720)), (
             cell,
@@ -323,7 +327,8 @@ def test_bold_numbers_of_table_7_are_those_of_the_pooled_test() -> None:
 
 
 def test_parameters_are_counted_by_the_stated_sizes() -> None:
-    printed, counts = dict(PAPERS["samformer"]["parameters"]), reproduce("S1-T8")
+    printed = dict(PAPERS["samformer"]["parameters"])
+    counts = reproduce("S1-T8")
     own = printed.pop("SAMformer")
     for horizon in HORIZONS:
         for bias in (False, True):

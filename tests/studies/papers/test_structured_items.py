@@ -169,7 +169,8 @@ def test_errors_are_relative_to_standard_attention(
 def test_losses_are_less_that_of_standard_attention_with_the_same_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    base, arm = 4 + DRAW.random(SEEDS), "MLR 8+2+2+2+1+1"
+    base = 4 + DRAW.random(SEEDS)
+    arm = "MLR 8+2+2+2+1+1"
     data = xr.Dataset(
         {"loss": (("arm", "seed"), np.stack([base, base - 0.25]))},
         {
@@ -212,7 +213,8 @@ def test_the_best_rate_carries_over_where_it_does(
         "μP": [3, 3, 3],
         "μP, MLR attention": [3, 3, 4],
     }
-    positions, rates = np.arange(6), list(experiments.grids.RATES)
+    positions = np.arange(6)
+    rates = list(experiments.grids.RATES)
     errors = np.stack(
         [
             [0.3 + 0.05 * (positions - at) ** 2 for at in of_kind]
@@ -297,7 +299,8 @@ def test_a_model_is_cut_where_its_ranks_come_to_the_printed_ratio(
 
 
 def test_the_printed_size_ratios_are_those_of_the_ranks_of_the_arms() -> None:
-    record, found = recipes.low_rank_record("attention"), reproduce("S0-F7")
+    record = recipes.low_rank_record("attention")
+    found = reproduce("S0-F7")
     # three layers of ranks 3, 4, 5 in the encoder and one of 3, twice over, in the
     # decoder, of heads of 16
     share = (3 + 4 + 5 + 3 + 3) / (5 * 16)

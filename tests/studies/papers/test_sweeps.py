@@ -52,8 +52,10 @@ def cut(name: str) -> tuple[Any, np.ndarray, float, float]:
     naive forecast.
     """
     series = tsfm_lens.bundled(name)
-    values, season = series.values[0], series.seasonalities[0]
-    before, truth = values[:-STEPS], values[-STEPS:]
+    values = series.values[0]
+    season = series.seasonalities[0]
+    before = values[:-STEPS]
+    truth = values[-STEPS:]
     scale = np.abs(before[season:] - before[:-season]).mean()
     naive = np.resize(before[-season:], STEPS)
     context, _ = series.split(STEPS)
@@ -84,7 +86,9 @@ def mase(*gone: str) -> np.ndarray:
 
 def change(*gone: str) -> float:
     """Relative change of the geometric mean."""
-    return float(np.exp(np.log(mase(*gone) / mase()).mean()) - 1) if gone else 0.0
+    if gone:
+        return float(np.exp(np.log(mase(*gone) / mase()).mean()) - 1)
+    return 0.0
 
 
 def assert_change(found: xr.Dataset, quantity: str, *gone: str) -> None:
@@ -136,7 +140,8 @@ def kept(layer: int, order: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_is_run_and_read(name: str, store: Path) -> None:
-    found, item = run(name, store), find_item(name)
+    found = run(name, store)
+    item = find_item(name)
     assert found.attrs["kind"] == "reproduction"
     assert found.attrs["model"] == "bolt-nano"
     assert "mechanics only" in found.attrs["note"]
@@ -192,7 +197,8 @@ def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(
 
 
 def test_heads_kept_are_those_of_the_definition(store: Path) -> None:
-    single, counted = run("S3-F10", store), run("S3-F11", store)
+    single = run("S3-F10", store)
+    counted = run("S3-F11", store)
     for layer in range(3):
         low = by_stable_rank(layer)
         both = {"low": kept(layer, low), "high": kept(layer, low[::-1])}
@@ -316,7 +322,8 @@ def test_what_does_not_go_together_is_said(
     words: str,
     tmp_path: Path,
 ) -> None:
-    options = options if name == "S3-T5" else {"store": tmp_path / "store", **options}
+    if name != "S3-T5":
+        options = {"store": tmp_path / "store", **options}
     with pytest.raises(error, match=words):
         reproduce(name, model, data, **options)
     assert not (tmp_path / "store").exists()
@@ -345,15 +352,14 @@ def test_a_sweep_that_did_not_end_gives_no_numbers(
 
 def test_which_model_stands_for_which_row() -> None:
     known = ["TimesFM 2.5, 28 % of heads, 2 MLPs", "Toto, 29 % of heads"]
-    timesfm, toto = Subject("a", "timesfm-2.5", 20, 16), Subject("b", "toto-1", 2, 2)
+    timesfm = Subject("a", "timesfm-2.5", 20, 16)
+    toto = Subject("b", "toto-1", 2, 2)
     assert assign_rows([timesfm, toto]) == dict(
         zip(known, (timesfm, toto), strict=True)
     )
     assert assign_rows([timesfm]) == {known[0]: timesfm}
-    small, base = (
-        Subject("c", "chronos-bolt", 6, 8),
-        Subject("d", "chronos-bolt", 12, 12),
-    )
+    small = Subject("c", "chronos-bolt", 6, 8)
+    base = Subject("d", "chronos-bolt", 12, 12)
     assert list(assign_rows([small])) == known
     # the paper's own model, whose rows it leaves open, stands for no other
     expect_error("does not say which layers", assign_rows, [base])
@@ -366,15 +372,14 @@ def gathered(**results: pd.DataFrame) -> Gathered:
 
 
 def test_the_paper_s_own_results_give_the_paper_s_numbers() -> None:
-    timesfm, toto = Subject("a", "timesfm-2.5", 20, 16), Subject("b", "toto-1", 12, 12)
+    timesfm = Subject("a", "timesfm-2.5", 20, 16)
+    toto = Subject("b", "toto-1", 12, 12)
     own = {
         "timesfm-28": ([6.12, 2.46, 4.72, 5.86, 6.59], 33, 12),
         "toto-29": ([3.54, -38, 2.73, 3.6, -24.64], 41, 30),
     }
-    metrics, sizes = (
-        ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS"),
-        {"a": (88, 320, 2), "b": (42, 144, 0)},
-    )
+    metrics = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
+    sizes = {"a": (88, 320, 2), "b": (42, 144, 0)}
     rows = [
         {
             "model": model,

@@ -197,7 +197,8 @@ def test_the_mean_s_interval_is_student_s_and_seeds_widen_it() -> None:
 def test_what_follows_from_counts_is_exact_and_two_intervals_can_be_compared() -> None:
     assert exactly("", true=True, of="x").outcome == HOLDS
     assert exactly("", true=False, of="x").outcome == FAILS
-    high, low = Interval(3.0, 2.0, 4.0), Interval(1.0, 0.5, 1.5)
+    high = Interval(3.0, 2.0, 4.0)
+    low = Interval(1.0, 0.5, 1.5)
     assert larger(high, low, "x").outcome == HOLDS
     assert larger(low, high, "x").outcome == FAILS
     assert (
@@ -227,7 +228,8 @@ def test_a_claim_has_one_verdict_over_every_epsilon() -> None:
 
 
 def test_trends_are_tested_over_every_order() -> None:
-    positions, values = [1, 2, 4, 8, 16, 32], np.array([3.0, 1.0, 4.0, 5.0, 9.0, 7.0])
+    positions = [1, 2, 4, 8, 16, 32]
+    values = np.array([3.0, 1.0, 4.0, 5.0, 9.0, 7.0])
     (part,) = judged_trends([ClaimPart("", values, "x")], positions, "run").parts
     rho = stats.spearmanr(values, positions).statistic
     orders = [

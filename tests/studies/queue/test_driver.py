@@ -90,10 +90,8 @@ def test_a_record_holds_what_each_cell_computed_wherever_it_came_in(
     assert queue(tmp_path, *(cell(*run) for run in runs)).work(quiet) == 4
     found = record(tmp_path)
     for arm, seed in runs:
-        own, part = (
-            found.sel(arm=arm, seed=seed),
-            make_part(arm, seed).isel(arm=0, seed=0),
-        )
+        own = found.sel(arm=arm, seed=seed)
+        part = make_part(arm, seed).isel(arm=0, seed=0)
         assert float(own["error"]) == float(part["error"])
         assert int(own["horizon"]) == int(part["horizon"])
         for name in ("curve", "row"):
@@ -299,7 +297,9 @@ def test_what_ships_is_of_the_plan_and_described(tmp_path: Path) -> None:
     card = (RECORDS / "README.md").read_text(encoding="utf-8")
     for name in {record for record, _ in planned}:
         model = name.removeprefix("lens_ablations_")
-        text = name if model == name else "lens_ablations_MODEL"
+        text = "lens_ablations_MODEL"
+        if model == name:
+            text = name
         assert f"`{text}.nc`" in card
     for file in RECORDS.glob("*.nc"):
         found = read_record(file)

@@ -26,7 +26,9 @@ def test_norms_are_those_of_the_products_and_can_be_set() -> None:
     assert_close(within.value_norms, np.full(3, 0.5), depth=200)
 
 
-L, D, WIDTH = 24, 5, 4
+L = 24
+D = 5
+WIDTH = 4
 
 
 @pytest.fixture
@@ -50,7 +52,8 @@ def test_what_matters_is_the_length_and_not_the_horizon(
 def test_a_multiple_of_the_identity_reaches_the_bound_and_other_forms_have_none(
     rng: np.random.Generator,
 ) -> None:
-    x, other = rng.standard_normal((D, L)), rng.standard_normal((L, L))
+    x = rng.standard_normal((D, L))
+    other = rng.standard_normal((L, L))
     bound = rank_theory.nuclear_norm_bound(x, 3 * np.eye(L), np.eye(L))
     assert_close(rank_theory.nuclear_norm(3 * x @ x.T), bound, depth=1000)
     for queries, keys in (

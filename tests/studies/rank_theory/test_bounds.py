@@ -16,7 +16,8 @@ from tsfm_lens.studies import rank_theory
 from tsfm_lens.testing import assert_close, rounding
 
 RNG = np.random.default_rng(7)
-D, L = 40, 300
+D = 40
+L = 300
 POINTS = np.sort(RNG.uniform(-1, 1, L))
 RATES = RNG.uniform(-2, 2, D)[:, None]
 KNOTS = RNG.uniform(-0.9, 0.9, D)[:, None]

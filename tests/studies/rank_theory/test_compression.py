@@ -47,10 +47,8 @@ def test_the_compressed_layer_is_the_layer_on_the_projected_input(
     vocabulary, weights, rng = drawn(*sizes)
     rank = int(rng.integers(1, weights.width + 1))
     tokens = rng.normal(size=(weights.width, 6))
-    less, onto = (
-        rank_theory.compressed(weights, vocabulary, rank),
-        rank_theory.projector(vocabulary, rank),
-    )
+    less = rank_theory.compressed(weights, vocabulary, rank)
+    onto = rank_theory.projector(vocabulary, rank)
     large = float(weights.value_norms.max() * np.linalg.norm(tokens, 2))
     # scores pass through the exponential, so that their rounding counts relative to the
     # output
@@ -74,7 +72,8 @@ def test_the_compressed_layer_is_the_layer_on_the_projected_input(
 
 
 def test_where_scores_play_no_part_a_repeated_token_needs_all_of_the_bound() -> None:
-    vocabulary, nothing = np.diag([1.0, 0.1, 0.1, 0.1]), np.zeros((1, 4, 4))
+    vocabulary = np.diag([1.0, 0.1, 0.1, 0.1])
+    nothing = np.zeros((1, 4, 4))
     even = AttentionWeights(nothing, nothing, 2 * np.eye(4)[None])
     less = rank_theory.compressed(even, vocabulary, 1)
     for length in (1, 16, 256):
@@ -158,7 +157,8 @@ def test_the_best_sketch_reaches_the_next_singular_value_and_a_full_one_misses_n
     None
 ):
     rng = np.random.default_rng(0)
-    left, right = orthonormal(6, 6, rng), orthonormal(9, 6, rng)
+    left = orthonormal(6, 6, rng)
+    right = orthonormal(9, 6, rng)
     singular = np.exp(-np.arange(6.0))
     matrix = left * singular @ right.T
     for rows in range(1, 6):
@@ -239,7 +239,9 @@ def test_the_construction_grows_as_fast_as_the_theorem_says(
 
 
 def test_the_floor_of_the_construction_is_the_largest_that_is_printed() -> None:
-    singular, heads, depth = np.exp(-np.arange(12) / 3), 3, 4
+    singular = np.exp(-np.arange(12) / 3)
+    heads = 3
+    depth = 4
     floor = rank_theory.flow_floor(singular, heads, depth)
     for k in range(1, 13):
         known = [

@@ -55,7 +55,8 @@ def test_the_error_of_compression_grows_with_the_singular_value_cut_off(
     vocabulary = of_spectrum(
         np.exp(np.linspace(0, -5, 64)), 256, np.random.default_rng(child)
     )
-    weights, rank = AttentionWeights.random(64, seed=child + 1), int(by_rank["rank"][5])
+    weights = AttentionWeights.random(64, seed=child + 1)
+    rank = int(by_rank["rank"][5])
     full, less = (
         rank_theory.attention(vocabulary, item)
         for item in (weights, rank_theory.compressed(weights, vocabulary, rank))
@@ -77,10 +78,8 @@ KNOWN_RANKS = {4: 75, 8: 105, 16: 123, 32: 128}
 
 def test_heads_raise_rank_where_scores_differ(spectra: xr.Dataset) -> None:
     assert int(spectra["input_rank"]) == 28
-    spread, even = (
-        spectra["rank"].sel(input="times √L"),
-        spectra["rank"].sel(input="of norm 1"),
-    )
+    spread = spectra["rank"].sel(input="times √L")
+    even = spectra["rank"].sel(input="of norm 1")
     assert (spread.diff("heads") > 0).all()
     assert (spread.sel(heads=1) > 28).all()
     for heads, known in KNOWN_RANKS.items():

@@ -41,7 +41,10 @@ def shrink(recipe: TrainingRecipe, **chronos: object) -> TrainingRecipe:
         ),
         Stage(start=3, context=24, horizon=8, rows=3, mix=MIX),
     )
-    bias = ((1, 0, 4.0),) if recipe.encoder_bias else ()
+    if recipe.encoder_bias:
+        bias = ((1, 0, 4.0),)
+    else:
+        bias = ()
     changes = {
         "config": config,
         "stages": stages,

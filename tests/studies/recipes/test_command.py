@@ -17,7 +17,8 @@ from tsfm_lens.studies.recipes.train import main
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
 
-STUDY, PLACES = "studies.recipes", {"planted": "zoo"}
+STUDY = "studies.recipes"
+PLACES = {"planted": "zoo"}
 
 
 def told(

@@ -190,7 +190,10 @@ def double_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("double_norms")
 @pytest.mark.parametrize("part", ["d_model", "d_kv", "d_ff", "all"])
 def test_a_wider_model_gives_the_same_outputs(tiny: TrainingRecipe, part: str) -> None:
-    changes = WIDER if part == "all" else {part: WIDER[part]}
+    if part == "all":
+        changes = WIDER
+    else:
+        changes = {part: WIDER[part]}
     model = trained(tiny)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     wider = widened(model, changes, seed=0)
@@ -313,7 +316,8 @@ def test_the_native_pipeline_computes_exactly_what_was_trained(
             "attention_mask": mask,
             "decoder_input_ids": torch.tensor([[0, 5], [0, 9]]),
         }
-        expected, got = model(**inputs).logits, pipeline.inner_model(**inputs).logits
+        expected = model(**inputs).logits
+        got = pipeline.inner_model(**inputs).logits
     else:
         expected, got = (
             item(context=past).quantile_preds for item in (model, pipeline.inner_model)

@@ -40,7 +40,8 @@ from tsfm_lens.testing import assert_close
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
 
-D, D_HEAD = 16, 4
+D = 16
+D_HEAD = 4
 
 
 def with_rank(recipe: TrainingRecipe, **options: Any) -> TrainingRecipe:
@@ -73,14 +74,17 @@ def compute_rank(weight: torch.Tensor) -> int:
 def test_only_attentions_differ_from_the_dense_model_and_keep_their_norm(
     tiny: TrainingRecipe, sketch: str
 ) -> None:
-    dense, low = build_model(tiny), build_model(with_rank(tiny, rank=2, sketch=sketch))
-    state, known = low.state_dict(), matrices(opened(dense))
+    dense = build_model(tiny)
+    low = build_model(with_rank(tiny, rank=2, sketch=sketch))
+    state = low.state_dict()
+    known = matrices(opened(dense))
     paths = {matrix.path for matrix in known.values()}
     for name, weight in dense.state_dict().items():
         if name.removesuffix(".weight") not in paths:
             assert torch.equal(weight, state[name]), name
     for path in paths:
-        layer, full = low.get_submodule(path), dense.get_submodule(path).weight
+        layer = low.get_submodule(path)
+        full = dense.get_submodule(path).weight
         assert isinstance(layer, LowRankLinear)
         assert_close(
             layer.weight.norm().item(),
@@ -164,10 +168,8 @@ def test_trained_low_ranks_open_with_every_hook_point(
     run(recipe, tmp_path / "stopped", corpus, until=4)
     again = resumed(recipe, tmp_path / "stopped", corpus)
     export(again.model, tmp_path / "kept")
-    lens, last = (
-        load(tmp_path / "kept"),
-        TrainingHistory(tmp_path / "whole")[recipe.steps],
-    )
+    lens = load(tmp_path / "kept")
+    last = TrainingHistory(tmp_path / "whole")[recipe.steps]
     for name, weight in full.model.state_dict().items():
         assert torch.equal(weight, lens.adapter.model.state_dict()[name]), name
         assert torch.equal(weight, last.adapter.model.state_dict()[name]), name
@@ -349,10 +351,8 @@ def test_arms_are_trained_alike_and_measured(
 
 
 def test_full_rank_leaves_the_dense_model(token_recipe: TrainingRecipe) -> None:
-    dense, full = (
-        build_model(token_recipe),
-        build_model(with_rank(token_recipe, rank=D_HEAD)),
-    )
+    dense = build_model(token_recipe)
+    full = build_model(with_rank(token_recipe, rank=D_HEAD))
     assert not any(isinstance(module, Compressed) for module in full.modules())
     assert all(
         torch.equal(weight, full.state_dict()[name])

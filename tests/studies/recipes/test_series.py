@@ -19,10 +19,8 @@ NEXT_ORDER = 0.15
 
 
 def test_periodic_kernels_return_to_one_after_their_period() -> None:
-    full, halves = (
-        families.kernel_bank(800),
-        families.kernel_bank(40, period_scale=0.5),
-    )
+    full = families.kernel_bank(800)
+    halves = families.kernel_bank(40, period_scale=0.5)
     for index, period in enumerate(families.PERIODS):
         row = full[index][0]
         assert row[period].item() == pytest.approx(1.0), period
@@ -127,10 +125,8 @@ def test_families_are_finite_and_depend_on_their_seed_only(name: str) -> None:
 
 
 def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:
-    short, long = (
-        np.arange(100.0, dtype=np.float32),
-        np.arange(2_000.0, dtype=np.float32),
-    )
+    short = np.arange(100.0, dtype=np.float32)
+    long = np.arange(2_000.0, dtype=np.float32)
     np.savez(
         tmp_path / "real.npz",
         **{"training/a": short, "training/b": long, "validation/c": long},

@@ -31,7 +31,9 @@ from tsfm_lens.testing import (
 from tsfm_lens.testing.suite import check_lens
 from wrong_tables import behaviour, mutants, verdict
 
-L, H, D = 24, 7, 3
+L = 24
+H = 7
+D = 3
 KINDS: dict[str, dict[str, Any]] = {
     "transformer": {"channels": None},
     "samformer": {"normalise": True},

@@ -22,7 +22,10 @@ from tsfm_lens.studies.samformer.models import (
 from tsfm_lens.studies.samformer.tasks import LinearToy
 from tsfm_lens.testing import assert_close
 
-L, H, D, WIDTH = 24, 7, 5, 4
+L = 24
+H = 7
+D = 5
+WIDTH = 4
 
 
 def windows(seed: int = 0, channels: int = D) -> Tensor:
@@ -57,13 +60,14 @@ def reference(model: Any, x: np.ndarray) -> np.ndarray:
     """f(X) = [X + A(X) X W_V W_O] W for one X (D, L), with RevIN as equations 6 to 8
     print it.
     """
-    settings, gamma, beta = model.settings, np.ones((len(x), 1)), np.zeros((len(x), 1))
-    mean, scale = np.zeros((len(x), 1)), np.ones((len(x), 1))
+    settings = model.settings
+    gamma = np.ones((len(x), 1))
+    beta = np.zeros((len(x), 1))
+    mean = np.zeros((len(x), 1))
+    scale = np.ones((len(x), 1))
     if settings["normalise"]:
-        gamma, beta = (
-            array(model.embed.weight)[:, None],
-            array(model.embed.bias)[:, None],
-        )
+        gamma = array(model.embed.weight)[:, None]
+        beta = array(model.embed.bias)[:, None]
         mean = x.mean(axis=1, keepdims=True)
         scale = np.sqrt(
             ((x - mean) ** 2).sum(axis=1, keepdims=True) / x.shape[1] + 1e-5
@@ -80,7 +84,9 @@ def reference(model: Any, x: np.ndarray) -> np.ndarray:
             "w": model.readout,
         }.items()
     }
-    stream = inside.T if settings["attention"] == "time" else inside
+    stream = inside
+    if settings["attention"] == "time":
+        stream = inside.T
     q, k, v = (stream @ maps[name][0] + maps[name][1] for name in "qkv")
     pattern = softmax(q @ k.T / np.sqrt(q.shape[1]))
     if settings["attention"] == "identity":
@@ -104,7 +110,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_the_transformer_is_its_formula(options: dict[str, Any]) -> None:
-    model, x = moved(ChannelTransformer(L, H, D, width=WIDTH, **options)), windows()
+    model = moved(ChannelTransformer(L, H, D, width=WIDTH, **options))
+    x = windows()
     expected = np.stack([reference(model, array(one)) for one in x])
     assert_close(model(x), expected, depth=400, magnitude=30.0)
 
@@ -230,16 +237,15 @@ def test_the_oracle_reaches_the_loss_that_is_expected_of_it() -> None:
     weight = torch.linalg.lstsq(x[:900], y[:900]).solution
     errors = (x[900:] @ weight - y[900:]).square().flatten()
     expected = oracle_loss(30, 900)
-    of_noise, of_fit = (
-        expected * (2 / len(errors)) ** 0.5,
-        (expected - 1) * (2 / (30 * 12)) ** 0.5,
-    )
+    of_noise = expected * (2 / len(errors)) ** 0.5
+    of_fit = (expected - 1) * (2 / (30 * 12)) ** 0.5
     assert abs(float(errors.mean()) - expected) < 4 * (of_noise + of_fit)
     assert round(oracle_loss(512, 70_000), 4) == 1.0074
 
 
 def test_tsmixer_is_its_description() -> None:
-    model, x = moved(TSMixer(L, H, D, blocks=1, hidden=6, normalise=False)), windows()
+    model = moved(TSMixer(L, H, D, blocks=1, hidden=6, normalise=False))
+    x = windows()
     block: Any = model.blocks[0]
     for part in block.norms:
         part.running_mean.normal_(generator=torch.Generator().manual_seed(2))

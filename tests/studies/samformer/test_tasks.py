@@ -65,12 +65,11 @@ def test_a_benchmark_is_parted_and_standardised_as_written() -> None:
     values = waves(503)
     made = benchmark(values, length=24, horizon=6)
     # 70 %, the rest, 20 %, each rounded down as the released code does (E1-8)
-    training, test = int(503 * 0.7), int(503 * 0.2)
+    training = int(503 * 0.7)
+    test = int(503 * 0.2)
     bounds = (0, training, 503 - test, 503)
-    mean, deviation = (
-        values[:, :training].mean(axis=1),
-        values[:, :training].std(axis=1),
-    )
+    mean = values[:, :training].mean(axis=1)
+    deviation = values[:, :training].std(axis=1)
     standard = ((values - mean[:, None]) / deviation[:, None]).astype(np.float32)
     assert_close(made.mean, mean, depth=400)
     for position, part in enumerate((made.training, made.validation, made.test)):
@@ -103,7 +102,9 @@ def test_files_are_read_plain_and_zipped(zipped: bool, tmp_path: Path) -> None:
 
 
 def test_every_pair_comes_once_an_epoch_in_an_order_of_seed_and_epoch() -> None:
-    task, control, other = toy_task(), toy_task(), toy_task(seed=1)
+    task = toy_task()
+    control = toy_task()
+    other = toy_task(seed=1)
     assert task.batches_per_epoch == 5
     epochs = [
         torch.cat([task.list_pairs(step) for step in range(5 * epoch, 5 * epoch + 5)])
@@ -170,7 +171,8 @@ def test_windows_that_do_not_fit_are_refused(
 
 
 def test_series_with_gaps_and_constant_channels_are_refused() -> None:
-    gap, still = waves(), waves()
+    gap = waves()
+    still = waves()
     gap[1, 250] = np.nan
     still[2] = 3.0
     expect_error("no value in row 250", benchmark, gap)

@@ -35,7 +35,9 @@ from tsfm_lens.studies.structured.scores import (
 )
 from tsfm_lens.testing import assert_close
 
-WIDTH, HEADS, SIZE = 16, 2, 8
+WIDTH = 16
+HEADS = 2
+SIZE = 8
 
 FORMS: dict[str, ScoringForm] = {
     "standard": Standard(),
@@ -95,7 +97,8 @@ def block_sum(
 
 def compute_scores(made: ScoredAttention, x: np.ndarray, head: int) -> np.ndarray:
     """The scores of one head by the definition, entry by entry where blocks matter."""
-    form, tokens = made.form, len(x)
+    form = made.form
+    tokens = len(x)
     if isinstance(form, BilinearLevels):
         total = np.zeros((tokens, tokens))
         for left, right in zip(made.q.factors, made.k.factors, strict=True):
@@ -118,18 +121,19 @@ def compute_scores(made: ScoredAttention, x: np.ndarray, head: int) -> np.ndarra
 
 def train_head(made: ScoredAttention, head: int) -> np.ndarray:
     """M[αb + β, γd + δ] = Σ_t L_β[α, γs + t] R_γ[δ, βs + t] of a head."""
-    left, right = made.q, made.k
-    outer, inner = (
-        left.factor.detach().numpy()[:, :, head],
-        right.factor.detach().numpy()[:, :, head],
-    )
-    b, a, c, d, s = left.b, left.a, left.c, left.d, left.rank
+    left = made.q
+    right = made.k
+    outer = left.factor.detach().numpy()[:, :, head]
+    inner = right.factor.detach().numpy()[:, :, head]
+    b = left.b
+    a = left.a
+    c = left.c
+    d = left.d
+    s = left.rank
     out = np.zeros((a * b, c * d))
     for alpha, beta, gamma, delta in np.ndindex(a, b, c, d):
-        rows, columns = (
-            outer[beta, alpha, gamma * s : (gamma + 1) * s],
-            inner[gamma, delta, beta * s : (beta + 1) * s],
-        )
+        rows = outer[beta, alpha, gamma * s : (gamma + 1) * s]
+        columns = inner[gamma, delta, beta * s : (beta + 1) * s]
         out[alpha * b + beta, gamma * d + delta] = rows @ columns
     return out
 
@@ -138,7 +142,8 @@ def level_scores(form: TokenLevels, q: np.ndarray, k: np.ndarray) -> np.ndarray:
     """x_jᵀ Σ_{l ≤ d(j, j')} L_l R_lᵀ x_j' with d by floor(j p_l / T), T filled up to
     what the levels divide.
     """
-    tokens, levels = len(q), len(form.ranks)
+    tokens = len(q)
+    levels = len(form.ranks)
     length = form.length or tokens
     length += -length % 2 ** (levels - 1)
     out = np.zeros((tokens, tokens))
@@ -155,11 +160,10 @@ def level_scores(form: TokenLevels, q: np.ndarray, k: np.ndarray) -> np.ndarray:
         for level in range(depth):
             own = slice(bounds[level], bounds[level + 1])
             if form.ranks[level]:
-                share = (
-                    1 / form.ranks[level]
-                    if form.level_scale
-                    else factor(form, q.shape[1])
-                )
+                if form.level_scale:
+                    share = 1 / form.ranks[level]
+                else:
+                    share = factor(form, q.shape[1])
                 out[j, i] += q[j, own] @ k[i, own] * share
         out[j, i] /= depth if form.by_depth else 1
     return out
@@ -206,7 +210,8 @@ def test_the_operations_of_token_levels_are_those_of_the_formula(
     tokens: int, ranks: tuple[int, ...]
 ) -> None:
     distance = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
-    q, v = torch.randn(1, tokens, sum(ranks)), torch.randn(1, tokens, 5)
+    q = torch.randn(1, tokens, sum(ranks))
+    v = torch.randn(1, tokens, 5)
     assert (
         operations(q, q, v, distance)
         == level_attention_operations(tokens, ranks) + tokens**2 * 5
@@ -272,7 +277,9 @@ def by_order(x: Tensor, ranks: Sequence[int], order: str) -> Tensor:
             keys = keys + wide
             if order == "d":
                 total = total + x @ wide.T
-    return x @ keys.T if order == "e" else total
+    if order == "e":
+        return x @ keys.T
+    return total
 
 
 @pytest.mark.parametrize(
@@ -291,7 +298,9 @@ def test_bilinear_levels_cost_what_the_formula_says(
     additions = sum(Fraction(width**2, 2 * count) for count in blocks[1:])
     for order, cost in costs.items():
         assert_close(by_order(x, ranks, order), plain, depth=2000)
-        extra = additions if order == "a" else 0
+        extra = 0
+        if order == "a":
+            extra = additions
         assert counted(lambda order=order: by_order(x, ranks, order)) + extra == cost, (
             order
         )

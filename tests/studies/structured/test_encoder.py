@@ -26,8 +26,11 @@ from tsfm_lens.studies.structured.training import redraw
 from tsfm_lens.studies.structured.wiring import StepAdapter
 from tsfm_lens.testing import check_wiring
 
-WIDTH, HEADS, LAYERS = 12, 2, 2
-T, CHANNELS = 12, 3
+WIDTH = 12
+HEADS = 2
+LAYERS = 2
+T = 12
+CHANNELS = 3
 
 FORMS: dict[str, tuple[ScoringForm, ...]] = {
     "standard": (Standard(),),

@@ -68,9 +68,10 @@ def test_least_squares_is_numpys_of_the_pairs_before() -> None:
     for prompt in range(3):
         for pairs in range(10):
             known, answers = (part[prompt, :pairs].double().numpy() for part in (x, y))
-            weight = (
-                np.linalg.lstsq(known, answers, rcond=None)[0] if pairs else np.zeros(5)
-            )
+            if pairs:
+                weight = np.linalg.lstsq(known, answers, rcond=None)[0]
+            else:
+                weight = np.zeros(5)
             assert_close(
                 found[prompt, pairs],
                 x[prompt, pairs].double().numpy() @ weight,
@@ -131,7 +132,10 @@ def test_the_curriculum_rises_from_four_dimensions_to_all() -> None:
 @pytest.mark.parametrize("name", REGRESSORS)
 def test_a_task_begins_at_the_mean_square_of_the_answers(name: str) -> None:
     prompts = Prompts(inputs=4)
-    ranks = {} if name in ("attention", "bilinear-btt") else {"ranks": [2, 1]}
+    if name in ("attention", "bilinear-btt"):
+        ranks = {}
+    else:
+        ranks = {"ranks": [2, 1]}
     model = make_regressor(name, prompts, width=8, layers=1, heads=2, seed=0, **ranks)
     task = InContextTask(model, prompts, batch=16, held_out=512)
     assert isinstance(task, Task)

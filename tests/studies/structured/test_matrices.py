@@ -21,31 +21,26 @@ def of_levels(matrix: structured.MultiLevelLowRank) -> np.ndarray:
     """Σ_l ⊕_k L R', entry by entry."""
     out = np.zeros((matrix.out_features, matrix.in_features))
     for left, right in zip(matrix.left, matrix.right, strict=True):
-        rows, columns = left.shape[1], right.shape[1]
+        rows = left.shape[1]
+        columns = right.shape[1]
         for i in range(matrix.out_features):
             for j in range(matrix.in_features):
                 if i // rows == j // columns:
-                    outer, inner = (
-                        left[i // rows, i % rows],
-                        right[j // columns, j % columns],
-                    )
+                    outer = left[i // rows, i % rows]
+                    inner = right[j // columns, j % columns]
                     out[i, j] += outer.detach().numpy() @ inner.detach().numpy()
     return out
 
 
 def of_train(matrix: structured.BlockTensorTrain) -> np.ndarray:
     """Σ_t L_β[α, γs + t] R_γ[δ, βs + t] at (αb + β, γd + δ)."""
-    left, right, s = (
-        matrix.left.detach().numpy(),
-        matrix.right.detach().numpy(),
-        matrix.rank,
-    )
+    left = matrix.left.detach().numpy()
+    right = matrix.right.detach().numpy()
+    s = matrix.rank
     out = np.zeros((matrix.out_features, matrix.in_features))
     for alpha, beta, gamma, delta in np.ndindex(matrix.a, matrix.b, matrix.c, matrix.d):
-        outer, inner = (
-            left[beta, alpha, gamma * s :][:s],
-            right[gamma, delta, beta * s :][:s],
-        )
+        outer = left[beta, alpha, gamma * s :][:s]
+        inner = right[gamma, delta, beta * s :][:s]
         out[alpha * matrix.b + beta, gamma * matrix.d + delta] = outer @ inner
     return out
 
@@ -223,17 +218,17 @@ def test_a_step_moves_features_as_much_at_every_width(name: str) -> None:
             x = torch.randn(1, width)
             before = layer(x)
             before.sum().backward()
-            groups = (
-                structured.parameter_groups(layer, 1e-3, 64)
-                if scaled
-                else [{"params": layer.parameters(), "lr": 1e-3}]
-            )
+            if scaled:
+                groups = structured.parameter_groups(layer, 1e-3, 64)
+            else:
+                groups = [{"params": layer.parameters(), "lr": 1e-3}]
             with torch.no_grad():
                 for group in groups:
                     for part in group["params"]:
                         part += group["lr"] * part.grad.sign()
                 out.append(float((layer(x) - before).square().mean().sqrt()))
-    steady, growing = moved[True], moved[False]
+    steady = moved[True]
+    growing = moved[False]
     assert max(steady) / min(steady) < 2 < growing[-1] / growing[0]
 
 

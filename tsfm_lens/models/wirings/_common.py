@@ -60,7 +60,8 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
         group: tuple(batch.roles[row] for row in rows)
         for group, rows in batch.rows_by_group().items()
     }
-    first, n_variates = batch.groups[0], batch.n_variates
+    first = batch.groups[0]
+    n_variates = batch.n_variates
     for group, roles in shapes.items():
         if roles != shapes[first]:
             raise InputError(
@@ -230,7 +231,8 @@ def attention_row(
     """Describe an attention that writes what its module returns, or another, into a
     stream that the block reads.
     """
-    reads = Site("", "in", 0, stream) if reads is None else reads
+    if reads is None:
+        reads = Site("", "in", 0, stream)
     return Attention(
         kind, module, Site(write or module, layout=stream), reads, *matrices, **others
     )

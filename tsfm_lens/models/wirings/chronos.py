@@ -46,7 +46,8 @@ class ChronosAdapter(t5.TokenAdapter):
                 f"this Chronos model is of type {self.settings.model_type!r}; the"
                 " wiring 'chronos' describes encoder-decoder (seq2seq) models"
             )
-        self.native, self.model = native, native.inner_model
+        self.native = native
+        self.model = native.inner_model
         self.context_length = int(self.settings.context_length)
         self.prediction_length = int(self.settings.prediction_length)
         self.samples = int(self.settings.num_samples)

@@ -108,7 +108,8 @@ class Chronos2Adapter(Adapter):
     dtypes = ALL_DTYPES
 
     def __init__(self, native: Any) -> None:
-        self.native, self.model = native, native.model
+        self.native = native
+        self.model = native.model
         self.settings = self.model.chronos_config
         self.patch = int(self.settings.output_patch_size)
         self.context_length = int(self.settings.context_length)
@@ -161,7 +162,8 @@ class Chronos2Adapter(Adapter):
         """
         if not any(batch.categories):
             return batch
-        values, futures = list(batch.values), list(batch.futures)
+        values = list(batch.values)
+        futures = list(batch.futures)
         for group in np.unique(batch.group_index):
             rows = np.flatnonzero(batch.group_index == group)
             for row in rows[[batch.categories[row] is not None for row in rows]]:
@@ -249,11 +251,9 @@ def _encode_categories(
     """
     from chronos.chronos2.preprocess import from_list_of_dicts
 
-    levels, past, future = (
-        batch.categories[row] or (),
-        batch.values[row],
-        batch.futures[row],
-    )
+    levels = batch.categories[row] or ()
+    past = batch.values[row]
+    future = batch.futures[row]
     table = batch.level_numbers[row]
     if table is not None:
         return table[_places(past, levels)], (
@@ -296,12 +296,12 @@ def _refuse_unseen(batch: SeriesBatch, row: int) -> None:
         one for one, name in enumerate(batch.variates) if name == batch.variates[row]
     ]
     seen = np.unique(np.concatenate([batch.values[one] for one in alike]))
-    future, levels = batch.futures[row], batch.categories[row] or ()
-    novel = (
-        []
-        if future is None
-        else [levels[int(code)] for code in future if code not in seen]
-    )
+    future = batch.futures[row]
+    levels = batch.categories[row] or ()
+    if future is None:
+        novel = []
+    else:
+        novel = [levels[int(code)] for code in future if code not in seen]
     if novel:
         past = ", ".join(levels[int(code)] for code in seen[np.isfinite(seen)])
         raise InputError(

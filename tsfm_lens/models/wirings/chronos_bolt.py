@@ -41,7 +41,8 @@ class BoltAdapter(Adapter):
     package = "chronos-forecasting"
 
     def __init__(self, native: Any) -> None:
-        self.native, self.model = native, native.inner_model
+        self.native = native
+        self.model = native.inner_model
         self.settings = self.model.chronos_config
         self.context_length = int(self.settings.context_length)
         self.prediction_length = int(self.settings.prediction_length)

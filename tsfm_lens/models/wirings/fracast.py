@@ -106,7 +106,8 @@ def _unrolled(native: Any) -> nn.Module:
     """Give every use of the shared block a module of its own, with the same parameters,
     and the head a call.
     """
-    core, head = native.core, native.head
+    core = native.core
+    head = native.head
     if core.blocks is None:
         shared = {id(parameter): parameter for parameter in core.block.parameters()}
         core.blocks = nn.ModuleList(
@@ -141,11 +142,10 @@ class FracastAdapter(Adapter):
     package = "fracast"
 
     def __init__(self, native: Any) -> None:
-        self.native, self.model = native, _unrolled(native)
-        self.context_length, self.prediction_length = (
-            native.context_length,
-            native.horizon,
-        )
+        self.native = native
+        self.model = _unrolled(native)
+        self.context_length = native.context_length
+        self.prediction_length = native.horizon
         self.levels = tuple(native.quantiles)
         self.wiring = _wiring(native.core, native.horizon)
 
@@ -183,7 +183,8 @@ class FracastAdapter(Adapter):
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step)."""
-        values, valid = inputs["values"], inputs["valid"]
+        values = inputs["values"]
+        valid = inputs["valid"]
         hidden = self.model["core"](
             values[:, None], valid[:, None], valid[:, None].to(values.dtype)
         )
@@ -201,12 +202,17 @@ class FracastAdapter(Adapter):
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step)."""
-        values, valid = encoded.inputs["values"], encoded.inputs["valid"]
-        rows = normalized.flatten(0, -4) if normalized.ndim > 3 else normalized[None]
+        values = encoded.inputs["values"]
+        valid = encoded.inputs["valid"]
+        if normalized.ndim > 3:
+            rows = normalized.flatten(0, -4)
+        else:
+            rows = normalized[None]
         read = torch.stack([self._read(row, values, valid) for row in rows]).unflatten(
             0, normalized.shape[:-3] or (1,)
         )
-        read = read if normalized.ndim > 3 else read[0]
+        if not (normalized.ndim > 3):
+            read = read[0]
         return self._in_data_units(read, encoded.loc, encoded.scale)
 
     @declare_row_independent
@@ -233,18 +239,19 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     native = LIBRARY.require().FracastModel.from_pretrained(
         folder, weights="fp32", device=device
     )
-    native.config, native.model = _common.settings(folder), _modules(native)
+    native.config = _common.settings(folder)
+    native.model = _modules(native)
     return native
 
 
 def _inside(name: str) -> Path | None:
     """Find the weights that the library's wheel has."""
-    spec = find_spec("fracast") if name == HUB else None
-    return (
-        None
-        if spec is None or spec.origin is None
-        else Path(spec.origin).parent / "weights"
-    )
+    spec = None
+    if name == HUB:
+        spec = find_spec("fracast")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "weights"
 
 
 def _save(native: Any, folder: Path) -> None:

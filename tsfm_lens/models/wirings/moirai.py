@@ -87,7 +87,8 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
                 f"patch {self.patch} is none of the model's sizes"
                 f" {tuple(self.model.patch_sizes)}"
             )
-        length, roles = self.longest(batch), batch.roles[: batch.n_variates]
+        length = self.longest(batch)
+        roles = batch.roles[: batch.n_variates]
         kind = _library().MoiraiForecast
         sizes = {
             "prediction_length": horizon,
@@ -124,7 +125,8 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         """Compute the mean in data units, (…, batch, 1, step)."""
         sizes = encoded.inputs["patch_size"].expand(normalized.shape[:-1])
         parameters = self.model.param_proj(normalized, sizes)
-        loc, scale = encoded.stats["loc"], encoded.stats["scale"]
+        loc = encoded.stats["loc"]
+        scale = encoded.stats["scale"]
         mean = self.model.distr_output.distribution(
             parameters, loc=loc, scale=scale
         ).mean
@@ -160,7 +162,9 @@ def _check(config: Mapping[str, Any], where: str) -> None:
     """
     nodes: list[Any] = [config.get("distr_output")]
     for node in nodes:
-        target = node.get("_target_") if isinstance(node, Mapping) else None
+        target = None
+        if isinstance(node, Mapping):
+            target = node.get("_target_")
         if not isinstance(target, str) or not TARGET.fullmatch(target):
             raise WiringError(
                 f"{where} has {reprlib.repr(node)} as output distribution; expected a"

@@ -132,11 +132,9 @@ class PackedAdapter(Adapter):
         forecaster = self._forecaster[1]
         # it makes tensors on the device that it was itself sent to, whatever its
         # module's is
-        return (
-            forecaster
-            if forecaster.device == self.device
-            else forecaster.to(self.device)
-        )
+        if forecaster.device == self.device:
+            return forecaster
+        return forecaster.to(self.device)
 
 
 _FEATURES = (
@@ -246,7 +244,9 @@ class Layout:
         future = TokenSpans.patches(0, self.n_future, self.patch)
         total = TokenSpans((), (), ())
         for row, ahead in self.blocks:
-            part = future if ahead else context
+            part = context
+            if ahead:
+                part = future
             total += replace(part, variate=(row,) * len(part))
         return total
 
@@ -342,7 +342,8 @@ class Moirai2Adapter(PackedAdapter):
         self, batch: SeriesBatch, horizon: int
     ) -> tuple[Any, dict[str, Tensor]]:
         """Return a ``Moirai2Forecast`` and its arguments."""
-        length, roles = self.longest(batch), batch.roles[: batch.n_variates]
+        length = self.longest(batch)
+        roles = batch.roles[: batch.n_variates]
         kind = _library().Moirai2Forecast
         forecast = self.forecaster(
             kind, roles, prediction_length=horizon, context_length=length
@@ -401,7 +402,10 @@ class Moirai2Adapter(PackedAdapter):
             output = forecast(**inputs).cpu()
         # (item, quantile, step[, variate]): the library drops the axis of a single
         # variate
-        full = output if output.ndim == 4 else output.unsqueeze(-1)
+        if output.ndim == 4:
+            full = output
+        else:
+            full = output.unsqueeze(-1)
         quantiles = rearrange(
             full, "item quantile step variate -> (item variate) step quantile"
         )

@@ -113,11 +113,9 @@ class TokenAdapter(Adapter):
         there is one.
         """
         start = torch.full((count, 1), self.model.config.decoder_start_token_id)
-        return (
-            start
-            if target is None
-            else torch.cat([start, target[:, :-1].long()], dim=1)
-        )
+        if target is None:
+            return start
+        return torch.cat([start, target[:, :-1].long()], dim=1)
 
     def refuse_other_ids(self, values: Tensor, words: str, hint: str = "") -> None:
         """Refuse values that are no token ids."""
@@ -197,10 +195,8 @@ def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
         }
         return Stack(name, f"{name}.block", n_layers, writers=writers, **others)
 
-    decoder, upstream = (
-        (attention, cross, _mlp(2, config)),
-        (*encoder_upstream, "encoder"),
-    )
+    decoder = (attention, cross, _mlp(2, config))
+    upstream = (*encoder_upstream, "encoder")
     return (
         stack(
             "encoder", config.num_layers, (attention, _mlp(1, config)), encoder_upstream
@@ -217,11 +213,14 @@ def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
 
 def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     cache = kwargs.get("past_key_values")
-    return 0 if cache is None else int(cache.get_seq_length())
+    if cache is None:
+        return 0
+    return int(cache.get_seq_length())
 
 
 def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Attention:
-    at, norm = f"layer.{sublayer}.{name}", f"layer.{sublayer}.layer_norm"
+    at = f"layer.{sublayer}.{name}"
+    norm = f"layer.{sublayer}.layer_norm"
     reads = Site(f"layer.{sublayer}", "in", 0)
     return attention_row(
         kind,
@@ -234,9 +233,12 @@ def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Atte
 
 
 def _mlp(sublayer: int, config: Any) -> Mlp:
-    at, norm = f"layer.{sublayer}.DenseReluDense", f"layer.{sublayer}.layer_norm"
+    at = f"layer.{sublayer}.DenseReluDense"
+    norm = f"layer.{sublayer}.layer_norm"
     layers = (f"{at}.wi_0" if config.is_gated_act else f"{at}.wi", f"{at}.wo")
-    gate = Projection(f"{at}.wi_1", "d_mlp") if config.is_gated_act else None
+    gate = None
+    if config.is_gated_act:
+        gate = Projection(f"{at}.wi_1", "d_mlp")
     return mlp_row(
         at, f"layer.{sublayer}", layers, config.dense_act_fn, gate=gate, norm=norm
     )
@@ -272,7 +274,9 @@ class T5Adapter(TokenAdapter):
         ids = _common.padded(batch, self.longest(batch))
         mask = ~torch.isnan(ids)
         ids = self._ids(torch.where(mask, ids, float(self.model.config.pad_token_id)))
-        target = tokens if future is None else future
+        target = future
+        if future is None:
+            target = tokens
         decoder = self.shifted(
             None if target is None else self._ids(target), len(batch)
         )
@@ -303,7 +307,9 @@ class T5Adapter(TokenAdapter):
     ) -> Prediction:
         """Generate continuations in token ids by ``generate`` with sampling."""
         inputs = self.encode(batch).inputs
-        draws = self.samples if num_samples is None else num_samples
+        draws = num_samples
+        if num_samples is None:
+            draws = self.samples
         paths = self.model.generate(
             input_ids=inputs["input_ids"],
             attention_mask=inputs["attention_mask"],

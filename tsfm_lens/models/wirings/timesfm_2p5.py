@@ -101,7 +101,8 @@ def running_statistics(
     library's own update.
     """
     n, mu, sigma = (torch.zeros(len(patches), device=patches.device) for _ in range(3))
-    means, deviations = [], []
+    means = []
+    deviations = []
     for index in range(patches.shape[1]):
         n, mu, sigma = update(n, mu, sigma, patches[:, index], masks[:, index])
         means.append(mu)
@@ -151,7 +152,8 @@ def _in_pieces(
     outputs: list[tuple[Tensor, ...]] = []
     # by row, which row of the last piece is its beginning; at first all begin with
     # nothing
-    previous, state = np.zeros(len(inputs), dtype=int), caches
+    previous = np.zeros(len(inputs), dtype=int)
+    state = caches
     for start, stop in pieces(prefixes):
         _, firsts, group = np.unique(
             prefixes[:, stop - 1], return_index=True, return_inverse=True
@@ -200,8 +202,13 @@ NAME = "timesfm-2.5"
 
 
 def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    caches = args[2] if len(args) > 2 else kwargs.get("decode_caches")
-    return 0 if caches is None else int(caches[0].next_index[0])
+    if len(args) > 2:
+        caches = args[2]
+    else:
+        caches = kwargs.get("decode_caches")
+    if caches is None:
+        return 0
+    return int(caches[0].next_index[0])
 
 
 def _wiring(model: Any) -> Wiring:
@@ -253,7 +260,9 @@ class TimesFmAdapter(Adapter):
         (x and -x).
         """
         config = getattr(self.native, "forecast_config", None)
-        return 2 if config is not None and config.force_flip_invariance else 1
+        if config is not None and config.force_flip_invariance:
+            return 2
+        return 1
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Normalise patches by the running statistics, as ``decode`` prefills them."""
@@ -370,7 +379,8 @@ def wrap(module: Any) -> Any:
     """
     forecaster = LIBRARY.require().TimesFM_2p5_200M_torch
     native = forecaster.__new__(forecaster)
-    native.model, native.torch_compile = module, False
+    native.model = module
+    native.torch_compile = False
     return native
 
 

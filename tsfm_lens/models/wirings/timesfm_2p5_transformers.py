@@ -89,19 +89,22 @@ class TimesFmPortAdapter(Adapter):
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Pad the context, and normalise it as the library does."""
-        core, patch = self.model.model, self.model.config.patch_length
+        core = self.model.model
+        patch = self.model.config.patch_length
         values, masks = (
             part.to(self.device)
             for part in timesfm_2p5.patched(batch, self.longest(batch), patch)
         )
-        loc, scale = values.mean(dim=1), values.std(dim=1)
+        loc = values.mean(dim=1)
+        scale = values.std(dim=1)
         context = core._revin(values, loc[:, None], scale[:, None])
         mu, sigma = timesfm_2p5.running_statistics(
             context.unflatten(1, (-1, patch)),
             masks.unflatten(1, (-1, patch)),
             core._update_running_stats,
         )
-        loc, scale = loc + scale * mu[:, -1], scale * sigma[:, -1]
+        loc = loc + scale * mu[:, -1]
+        scale = scale * sigma[:, -1]
         spans = {
             "": TokenSpans.patches(-values.shape[1], values.shape[1] // patch, patch)
         }

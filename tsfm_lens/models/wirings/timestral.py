@@ -46,7 +46,8 @@ from tsfm_lens.models.wirings._common import (
 
 NAME = "timestral"
 # the library's numbers of roles
-TARGET, KNOWN = 0, 2
+TARGET = 0
+KNOWN = 2
 KEYS = keys(
     "attend_missing_patches attn_bias block_schedule block_size context_length"
     " covariate_enabled d_model minimum_scale mlp_bias mlp_hidden_dim norm_eps"
@@ -77,7 +78,8 @@ def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
 
 
 def _attention(place: int, over_time: bool, gate: str) -> Attention:
-    at, norm = f"attns.{place}", f"attn_norms.{place}"
+    at = f"attns.{place}"
+    norm = f"attn_norms.{place}"
     rest: dict[str, Any] = {"joined": _joined}
     if not over_time:
         # rows and positions are swapped up to the output projection, which has them
@@ -168,7 +170,8 @@ class TimestralAdapter(Adapter):
     clampsym = False
 
     def __init__(self, native: Any) -> None:
-        self.native, self.model = native, native.model
+        self.native = native
+        self.model = native.model
         self.patch = int(native.patch_size)
         self.context_length = int(native.max_context)
         self.prediction_length = int(native.per_shot_horizon_patches) * self.patch
@@ -182,7 +185,9 @@ class TimestralAdapter(Adapter):
     @property
     def passes(self) -> int:
         """Number of forwards of one forecast: two where it is averaged with that of -x."""
-        return 2 if self.clampsym else 1
+        if self.clampsym:
+            return 2
+        return 1
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Stack items with their variates; known covariates have values in the patches
@@ -254,7 +259,8 @@ class TimestralAdapter(Adapter):
         """
         if not any(batch.categories):
             return batch
-        values, futures = list(batch.values), list(batch.futures)
+        values = list(batch.values)
+        futures = list(batch.futures)
         for rows in batch.rows_by_group().values():
             targets = np.stack(
                 [values[row] for row in rows if batch.roles[row] == "target"]
@@ -286,11 +292,9 @@ class TimestralAdapter(Adapter):
         """Compute mean and scale of the last context patch, in whose units the head
         speaks, (batch,) each.
         """
-        rows, mask, last = (
-            inputs["inputs"],
-            inputs["observed"],
-            inputs["inputs"].shape[1] - 1,
-        )
+        rows = inputs["inputs"]
+        mask = inputs["observed"]
+        last = inputs["inputs"].shape[1] - 1
         if inputs["known_future"] is not None:
             rows = torch.cat([rows, inputs["known_future"]], -1)
             mask = torch.cat([mask, inputs["known_future_mask"]], -1)
@@ -325,7 +329,10 @@ class TimestralAdapter(Adapter):
         """Move quantiles (batch, step, quantile) to the library's advancing frame,
         (batch, quantile, step).
         """
-        targets = None if inputs["role_ids"] is None else inputs["role_ids"] == TARGET
+        if inputs["role_ids"] is None:
+            targets = None
+        else:
+            targets = inputs["role_ids"] == TARGET
         return self.native._refine_block(
             quantiles, inputs["inputs"], inputs["observed"], targets
         ).transpose(1, 2)
@@ -352,11 +359,9 @@ class TimestralAdapter(Adapter):
 
 def _wrap(native: Any) -> Any:
     """Build the library's forecaster around a model."""
-    return (
-        LIBRARY.require().TimestralForecaster(native)
-        if isinstance(native, torch.nn.Module)
-        else native
-    )
+    if isinstance(native, torch.nn.Module):
+        return LIBRARY.require().TimestralForecaster(native)
+    return native
 
 
 def _model(config: Mapping[str, Any]) -> Any:

@@ -59,10 +59,8 @@ def _wiring(model: Any) -> Wiring:
         norm="norm_ffn",
         aside=True,
     )
-    width, hidden = (
-        model.out_norm.weight.shape[0],
-        model.blocks[0].ffn.proj_down.in_features,
-    )
+    width = model.out_norm.weight.shape[0]
+    hidden = model.blocks[0].ffn.proj_down.in_features
     stack = Stack(
         "",
         "blocks",
@@ -97,10 +95,8 @@ class TirexAdapter(Adapter):
         self.native = self.model = native
         config = native.config
         self.levels = tuple(config.quantiles)
-        self.context_length, self.prediction_length = (
-            int(config.train_ctx_len),
-            int(config.output_patch_size),
-        )
+        self.context_length = int(config.train_ctx_len)
+        self.prediction_length = int(config.output_patch_size)
         self.wiring = _wiring(native)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:

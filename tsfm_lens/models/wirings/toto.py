@@ -126,7 +126,9 @@ def _wiring(model: Any) -> Wiring:
 
 def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     cache = kwargs.get("kv_cache")
-    return 0 if cache is None else int(cache.current_len(0))
+    if cache is None:
+        return 0
+    return int(cache.current_len(0))
 
 
 class TotoAdapter(Adapter):
@@ -166,7 +168,8 @@ class TotoAdapter(Adapter):
         """Stack items with their variates, missing values as 0 under the mask, padded
         to whole patches on the left.
         """
-        inputs, patch = self._native_input(batch), self.prediction_length
+        inputs = self._native_input(batch)
+        patch = self.prediction_length
         length = inputs["scaling_prefix_length"]
         _, loc, scale = self.model.scaler(
             inputs["inputs"],
@@ -232,7 +235,9 @@ class TotoAdapter(Adapter):
             torch.zeros(series.shape[:2], dtype=torch.int),
             future.shape[1],
         )
-        draws = self.samples if num_samples is None else num_samples
+        draws = num_samples
+        if num_samples is None:
+            draws = self.samples
         forecaster = LIBRARY.require("toto.inference.forecaster").TotoForecaster(
             self.model
         )

@@ -70,11 +70,11 @@ def _mix(tau: str) -> Mix:
 
 def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
     # a unit-scaled layer divides by the root of its fan-in
-    inner, out = (
-        config.d_model**-0.5,
-        Projection("attn.out_proj", gain=(config.v_dim * config.num_heads) ** -0.5),
-    )
-    stream = "(series pos) variate d_model" if across else "batch pos d_model"
+    inner = config.d_model**-0.5
+    out = Projection("attn.out_proj", gain=(config.v_dim * config.num_heads) ** -0.5)
+    stream = "batch pos d_model"
+    if across:
+        stream = "(series pos) variate d_model"
     attention = attention_row(
         "attn",
         "attn",

@@ -170,7 +170,8 @@ class TtmAdapter(Adapter):
         )
         self.patch = int(config.patch_length)
         if "mix_channel" in (config.mode, config.decoder_mode):
-            self.multivariate, self.n_variates = True, int(config.num_input_channels)
+            self.multivariate = True
+            self.n_variates = int(config.num_input_channels)
         head = Site("head.base_forecast_block", layout="series variate d_out")
         self.wiring = Wiring(
             NAME,
@@ -185,7 +186,9 @@ class TtmAdapter(Adapter):
         """Lay each item out as (time, variate), gaps and padding as 0 and marked as
         unobserved.
         """
-        rows = _common.by_item if self.multivariate else _alone
+        rows = _alone
+        if self.multivariate:
+            rows = _common.by_item
         values = rows(batch, self.context_length).transpose(1, 2).to(self.device)
         mask = ~torch.isnan(values)
         inputs = {"past_values": values.nan_to_num(0.0), "past_observed_mask": mask}

@@ -78,5 +78,7 @@ def need(what: str, *more: str, instead: str = "") -> None:
     """Refuse to go on without the notebook libraries and ``more`` ones."""
     missing = [name for name in (*more, *_LIBRARIES) if find_spec(name) is None]
     if missing:
-        hint = f"Without a notebook, {instead}." if instead else ""
+        hint = ""
+        if instead:
+            hint = f"Without a notebook, {instead}."
         raise missing_extra(what, "notebook", missing, hint=hint)

@@ -143,13 +143,16 @@ class Explorer(anywidget.AnyWidget):
 
     def __init__(self, run: Run, states: xr.Dataset) -> None:
         state = linked.linked_state(states, whole=True)
-        self.run, self.states, self._names = run, states, state["names"]
+        self.run = run
+        self.states = states
+        self._names = state["names"]
         self._length = len(state["series"][0]["context"])
         self.chosen: int = state["series"][0]["start"]
         self.ablated: tuple[str, ...] = ()
         self.marked: tuple[int, int] | None = None
         self.masked: np.ndarray | None = None
-        self.error, self._count = "", 0
+        self.error = ""
+        self._count = 0
         self._forecasts: dict[Any, np.ndarray] = {
             frozenset(): array(states, "baseline_forecast", "step", series=0)
         }
@@ -201,24 +204,26 @@ class Explorer(anywidget.AnyWidget):
         return self._forecasts[frozenset(self.ablated)]
 
     def _on_choice(self, _widget: Any, choice: dict[str, Any], _buffers: Any) -> None:
-        self.chosen, brush = choice["head"], choice["brush"]
-        marked = (brush[0] - self._length, brush[1] - self._length) if brush else None
+        self.chosen = choice["head"]
+        brush = choice["brush"]
+        marked = None
+        if brush:
+            marked = (brush[0] - self._length, brush[1] - self._length)
         self._choose(tuple(self._names[at] for at in choice["ablated"]), marked)
 
     def _choose(self, ablated: tuple[str, ...], marked: tuple[int, int] | None) -> None:
         """Forecast what is chosen, once each; what is refused changes nothing."""
-        run, self.error = self.run, ""
+        run = self.run
+        self.error = ""
         try:
             if (chosen := frozenset(ablated)) not in self._forecasts:
                 without = Variant("chosen", tuple(Zero(name) for name in ablated))
                 self._forecasts[chosen] = point_forecasts(run, [without])[0, 0]
             if marked and marked not in self._forecasts:
                 self._forecasts[marked] = point_ablated(run, 0, *marked, "mean")
-            self.ablated, self.marked, self.masked = (
-                ablated,
-                marked,
-                self._forecasts[marked] if marked else None,
-            )
+            self.ablated = ablated
+            self.marked = marked
+            self.masked = self._forecasts[marked] if marked else None
         except LensError as error:
             self.error = str(error)
         finally:
@@ -253,7 +258,8 @@ class Brush(widgets.VBox):
     """
 
     def __init__(self, run: Run, item: Item, reference: Reference) -> None:
-        self.run, self.reference = run.item(item), reference
+        self.run = run.item(item)
+        self.reference = reference
         self.series = 0
         self.marked: tuple[int, int] | None = None
         self._cache: dict[tuple[int, int, int], np.ndarray] = {}
@@ -386,10 +392,8 @@ class Brush(widgets.VBox):
             return
         name = self.run.batch.variates[self.series] or self.run.batch.ids[self.series]
         start, stop = self.marked
-        gap, unit = (
-            np.abs(self.without - self.median),
-            self.run.batch.units[0] or "data units",
-        )
+        gap = np.abs(self.without - self.median)
+        unit = self.run.batch.units[0] or "data units"
         change = (
             f"the median moves by {number(gap.mean())} {unit} on average, by"
             f" {number(gap.max())} at most"
@@ -401,11 +405,12 @@ class Brush(widgets.VBox):
             )
             change += f"; mean absolute error {before} → {after} {unit}"
         time = self._view.time
-        dates = (
-            ""
-            if time.stamps is None
-            else f" ({time.date(start)} to {time.date(stop - 1)})".replace(" 00:00", "")
-        )
+        if time.stamps is None:
+            dates = ""
+        else:
+            dates = f" ({time.date(start)} to {time.date(stop - 1)})".replace(
+                " 00:00", ""
+            )
         self.words.value = escape(
             f"without steps {start} to {stop - 1}{dates} of {name} {change}"
         )

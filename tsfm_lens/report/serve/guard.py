@@ -70,7 +70,9 @@ class Unwelcome(Matcher):
         """
         request.uri = request.path
         text = self._objection(request)
-        return None if text is None else {"target_kwargs": {"words": text}}
+        if text is None:
+            return None
+        return {"target_kwargs": {"words": text}}
 
     def _objection(self, request: HTTPServerRequest) -> str | None:
         headers = request.headers
@@ -103,7 +105,11 @@ def _token(request: HTTPServerRequest) -> bytes:
     header = IdentityProvider.auth_header_pat.match(
         request.headers.get("Authorization", "")
     )
-    return tokens[-1] if tokens else header[2].encode() if header else b""
+    if tokens:
+        return tokens[-1]
+    if header:
+        return header[2].encode()
+    return b""
 
 
 class Refusal(RequestHandler):
@@ -126,9 +132,9 @@ class Fresh(Matcher):
 
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
         """Match a request by its path and query."""
-        return (
-            {} if request.path == "/" and "run" not in request.query_arguments else None
-        )
+        if request.path == "/" and "run" not in request.query_arguments:
+            return {}
+        return None
 
 
 class Opening(RequestHandler):

@@ -131,7 +131,10 @@ class Columns(widgets.Accordion):
         read, which reading it will say.
         """
         try:
-            names = [] if path is None else list_columns(path)
+            if path is None:
+                names = []
+            else:
+                names = list_columns(path)
         except LensError:
             names = []
         self._quiet = True
@@ -176,11 +179,9 @@ class Page(widgets.VBox):
         self.run: Run | None = None
         self.shown = [False] * len(_TABS)
         self._notes = self._what = ""
-        self._sources, self._reading, self._options = (
-            list(sources),
-            dict(reading),
-            dict(options),
-        )
+        self._sources = list(sources)
+        self._reading = dict(reading)
+        self._options = dict(options)
         self._folder = tempfile.TemporaryDirectory(prefix="tsfm-lens-page-")
         self._lenses: dict[str, Lens] = {}
         logging.disable_progress_bar()
@@ -240,14 +241,16 @@ class Page(widgets.VBox):
         with self._task("reading …"):
             path = Path(self._folder.name) / Path(self.file.name).name
             path.write_bytes(bytes(self.file.content))
-            self._sources, self._reading = [str(path)], {}
+            self._sources = [str(path)]
+            self._reading = {}
             self.bundled.value = ""
             self.columns.offer(path)
             self._read()
 
     def _take_bundled(self, change: Any) -> None:
         if change["new"]:
-            self._sources, self._reading = [_BUNDLED + change["new"]], {}
+            self._sources = [_BUNDLED + change["new"]]
+            self._reading = {}
             self.columns.offer(None)
             self._read()
 
@@ -277,7 +280,8 @@ class Page(widgets.VBox):
             self._forecast()
 
     def _clear(self) -> None:
-        self.run, self.shown = None, [False] * len(_TABS)
+        self.run = None
+        self.shown = [False] * len(_TABS)
         for tab in self.tabs.children:
             tab.children = ()
 
@@ -313,13 +317,12 @@ class Page(widgets.VBox):
             # changes
             view = brush(run)
             self._clear()
-            self.run, self.shown[0] = run, True
+            self.run = run
+            self.shown[0] = True
             self.tabs.children[0].children = (view,)
-            shorter = (
-                f" One pass of {name} has {horizon} steps."
-                if horizon < self.horizon.value
-                else ""
-            )
+            shorter = ""
+            if horizon < self.horizon.value:
+                shorter = f" One pass of {name} has {horizon} steps."
             self._what = f"{name} on {self.series.label}, {horizon} steps."
             self._say(f"{self._what}{shorter}{self._notes}")
         self._show()
@@ -394,10 +397,14 @@ class Page(widgets.VBox):
 
     @property
     def _still(self) -> str:
-        return "" if self.run is None else f" The page still shows {self._what}"
+        if self.run is None:
+            return ""
+        return f" The page still shows {self._what}"
 
     def _say(self, words: str, *, error: bool = False) -> None:
-        colour = "color:#a1260d;font-weight:600" if error else "color:inherit"
+        colour = "color:inherit"
+        if error:
+            colour = "color:#a1260d;font-weight:600"
         self.status.value = (
             '<div role="status" aria-live="polite"'
             f' style="{colour}">{escape(words)}</div>'

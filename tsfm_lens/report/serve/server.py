@@ -85,7 +85,8 @@ def serve(
     need("serve", "voila")
     from tsfm_lens.report.serve.guard import Server
 
-    position, token = _free(port), secrets.token_hex(16)
+    position = _free(port)
+    token = secrets.token_hex(16)
     arguments = {
         "model": model,
         "sources": [

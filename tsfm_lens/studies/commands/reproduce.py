@@ -135,7 +135,9 @@ def reproduce(
 
     logging.disable_progress_bar()
     sweep = papers.find_item(name).sweep
-    series = (data if sweep else read_data(data, reading)) if data else None
+    series = None
+    if data:
+        series = data if sweep else read_data(data, reading)
     try:
         with SweepDisplay("cells" if sweep else "parts") as display:
             result = papers.reproduce(
@@ -267,12 +269,17 @@ def _cells(row: Mapping[Any, Any]) -> list[str]:
         "" if row[key] != row[key] else f"{row[key]:.4g}"
         for key in ("paper", "ours", "estimate", "low", "high", "difference")
     )
-    interval, text, unit = low and f"{low} to {high}", row["quantity"], row["unit"]
+    interval = low and f"{low} to {high}"
+    text = row["quantity"]
+    unit = row["unit"]
     if not row["verdict"]:
         return [text, paper, ours, "", interval, difference, unit, row["where"]]
-    paper = "holds" if unit else ""
+    paper = ""
+    if unit:
+        paper = "holds"
     if part_of := row["part_of"]:
-        paper, text = "", f"  - {text.removeprefix(part_of + ': ')}"
+        paper = ""
+        text = f"  - {text.removeprefix(part_of + ': ')}"
     return [
         text,
         paper,

@@ -147,15 +147,16 @@ class TrainConfig(Strict):
         # scoring functions make a model of either; the toy's windows and forecasts
         # differ in length
         both = isinstance(self.data, FileData)
-        candidates = (
-            (*MODELS, *REGRESSORS)
-            if both
-            else tuple(REGRESSORS)
-            if prompts
-            else tuple(MODELS)
-        )
+        if both:
+            candidates = (*MODELS, *REGRESSORS)
+        elif prompts:
+            candidates = tuple(REGRESSORS)
+        else:
+            candidates = tuple(MODELS)
         if self.model.name not in candidates:
-            kind = "prompts in context" if prompts else "series"
+            kind = "series"
+            if prompts:
+                kind = "prompts in context"
             raise ValueError(
                 f"model {self.model.name!r} is not for {kind}; there are"
                 f" {', '.join(candidates)}"

@@ -158,8 +158,11 @@ def _without(table: pd.DataFrame, over: str) -> pd.Series:
 
 def _seeds(errors: xr.DataArray) -> str:
     counts = errors.count("seed")
-    few, many = int(counts.min()), int(counts.max())
-    return f"{few} to {many} seeds" if few < many else f"{many} seeds"
+    few = int(counts.min())
+    many = int(counts.max())
+    if few < many:
+        return f"{few} to {many} seeds"
+    return f"{many} seeds"
 
 
 def read_in_context(ds: xr.Dataset) -> list[str]:
@@ -189,7 +192,9 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
     by = "rank_ratio"
     if "width" in ds.coords and len(np.unique(ds["width"])) > 1:
         by = "width"
-    group = "group" if "group" in ds.coords else "arm"
+    group = "arm"
+    if "group" in ds.coords:
+        group = "group"
     table = ds["by_pairs"].to_dataframe().reset_index()
     end = table["pairs"] == table["pairs"].max()
     largest = table[by] == table.groupby(group)[by].transform("max")

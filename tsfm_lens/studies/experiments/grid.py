@@ -42,7 +42,8 @@ __all__ = [
 ]
 
 WATCH = "watch.jsonl"
-MEANS, BY_WINDOW = ("entropy", "numerical_rank"), ("nuclear_norm", "diagonal_mass")
+MEANS = ("entropy", "numerical_rank")
+BY_WINDOW = ("nuclear_norm", "diagonal_mass")
 WATCHED = ("sharpness", "sharpness_residual", "lowest_curvature", *MEANS, *BY_WINDOW)
 _END_DIMS: Mapping[str, tuple[str, ...]] = {
     "sharpness": (),
@@ -263,7 +264,9 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         for at, (_, folder) in runs.items()
         if (folder / WATCH).exists()
     }
-    return data.assign(_watch_columns(watches, shape)) if watches else data
+    if watches:
+        return data.assign(_watch_columns(watches, shape))
+    return data
 
 
 def _watch_columns(

@@ -92,18 +92,18 @@ def toy_arms(
         >>> {name: config.optimizer.rho for name, config in experiments.toy_arms().items()}["transformer + SAM"]
         0.5
     """
-    more = (
-        {
+    if watch:
+        more = {
             "watch": {
                 "every": 3,
                 "measures": ["sharpness", "attention"],
                 "snapshots": True,
             }
         }
-        if watch
-        else {}
-    )
-    data, plan = {"kind": "toy", **sizes}, {"epochs": epochs, "patience": None}
+    else:
+        more = {}
+    data = {"kind": "toy", **sizes}
+    plan = {"epochs": epochs, "patience": None}
     return {
         name: _config(fields, data, {"learning_rate": 1e-2}, plan, **more)
         for name, fields in arms.items()
@@ -138,8 +138,13 @@ def benchmark_arms(
     }
     configs = {}
     for name, fields in arms.items():
-        rho = _FILE["radii"][fields["rho"]][data][horizon] if "rho" in fields else 0.0
-        sizes = _FILE["mixers"][data] if fields["model"] == "tsmixer" else {}
+        rho = 0.0
+        if "rho" in fields:
+            rho = _FILE["radii"][fields["rho"]][data][horizon]
+        if fields["model"] == "tsmixer":
+            sizes = _FILE["mixers"][data]
+        else:
+            sizes = {}
         configs[f"{data} {horizon} {name}"] = _config(
             fields, source, {"learning_rate": 1e-3, "rho": rho}, {}, sizes
         )
@@ -174,10 +179,8 @@ def encoder_arms(
         ['standard, T = 96', 'MLR attention 6+2, T = 96']
     """
     options = {"width": 32, "layers": 2, "heads": 4, "d_mlp": 64}
-    optimizer, plan = (
-        {"learning_rate": 2e-3, "warm_up": 20},
-        {"epochs": 1, "batch": 32, "patience": None},
-    )
+    optimizer = {"learning_rate": 2e-3, "warm_up": 20}
+    plan = {"epochs": 1, "batch": 32, "patience": None}
     source = {"kind": "file", "file": str(file), "split": "ett-hourly"}
     return {
         f"{title}, T = {steps}": _config(
@@ -217,10 +220,8 @@ def in_context_arms(
         "betas": [0.9, 0.95],
         "warm_up": 100,
     }
-    common, plan = (
-        {**optimizer, "base_width": widths[0]},
-        {"epochs": epochs, "batch": 32, "patience": None},
-    )
+    common = {**optimizer, "base_width": widths[0]}
+    plan = {"epochs": epochs, "batch": 32, "patience": None}
     configs = {}
     for width in widths:
         options = {"width": width, "layers": 2, "d_mlp": 2 * width, "tokens": tokens}
@@ -254,7 +255,9 @@ def transfer_arms(
     plan = {"epochs": 4, "batch": 32, "patience": None}
     configs = {}
     for title, fields in TRANSFER_ARMS.items():
-        base = widths[0] if title.startswith("μP") else 0
+        base = 0
+        if title.startswith("μP"):
+            base = widths[0]
         for width in widths:
             options = {
                 "width": width,
@@ -275,7 +278,8 @@ def score_form(fields: ModelFields) -> StructuredMatrix:
     """Return a head's scores as a matrix of the width, of the family that the model's
     name says.
     """
-    width, heads = fields.options["width"], fields.options["heads"]
+    width = fields.options["width"]
+    heads = fields.options["heads"]
     if fields.name == "bilinear-btt":
         return BlockTensorTrain(width, width, fields.options.get("rank", 1))
     if fields.name == "bilinear-mlr":
@@ -302,7 +306,8 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     data = gathered(arms, out)
     by_name = {arm.name: arm.config for arm in arms}
     configs = [by_name[str(name)] for name in data["arm"].values]
-    metadata, first = _facts(configs[0]), configs[0]
+    metadata = _facts(configs[0])
+    first = configs[0]
     inputs = metadata["inputs"]
     forms = [score_form(config.model) for config in configs]
     rank = np.array([form.generic_rank for form in forms])

@@ -88,7 +88,9 @@ def make_task(config: TrainConfig) -> ForecastTask | InContextTask:
             split=data.split,
             channels=data.channels or None,
         )
-        make = make_forecaster if config.model.name in REGRESSORS else make_model
+        make = make_model
+        if config.model.name in REGRESSORS:
+            make = make_forecaster
         model = _model(config, make, data.length, data.horizon, len(windows.channels))
         return BenchmarkTask(model, windows, **options, settings=settings)
     fields = data.model_dump(exclude={"kind", "problem_seed"})
@@ -107,13 +109,12 @@ def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
         raise InputError(f"model.options {config.model.options}: {error}") from error
     if config.optimizer.base_width:
         redraw(model, config.seed)
-    device = (
-        config.device
-        if config.device != "auto"
-        else "cuda"
-        if torch.cuda.is_available()
-        else "cpu"
-    )
+    if config.device != "auto":
+        device = config.device
+    elif torch.cuda.is_available():
+        device = "cuda"
+    else:
+        device = "cpu"
     return model.to(device)
 
 
@@ -142,7 +143,9 @@ def make_optimizer(
     base = kind(
         parameters, lr=fields.learning_rate, weight_decay=fields.weight_decay, **extra
     )
-    return SAM(base, fields.rho) if fields.rho else base
+    if fields.rho:
+        return SAM(base, fields.rho)
+    return base
 
 
 def make_schedule(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
@@ -152,10 +155,15 @@ def make_schedule(config: TrainConfig, epoch: int) -> Callable[[int], float] | N
     fields = config.optimizer
     falling = cosine_by_epoch(fields.learning_rate, epoch, epochs=config.plan.epochs)
     if not fields.warm_up:
-        return falling if fields.schedule == "cosine" else None
+        if fields.schedule == "cosine":
+            return falling
+        return None
 
     def rate(step: int) -> float:
-        full = falling(step) if fields.schedule == "cosine" else fields.learning_rate
+        if fields.schedule == "cosine":
+            full = falling(step)
+        else:
+            full = fields.learning_rate
         return full * min(1.0, (step + 1) / fields.warm_up)
 
     return rate
@@ -177,7 +185,8 @@ def prepare(
         (0, 2)
     """
     task = make_task(config)
-    fields, epoch = config.optimizer, task.batches_per_epoch
+    fields = config.optimizer
+    epoch = task.batches_per_epoch
     plan = Plan(
         steps=config.plan.epochs * epoch,
         save_every=epoch,
@@ -192,7 +201,9 @@ def prepare(
         out,
         rate=make_schedule(config, epoch),
     )
-    watch = _watch(config, task, run.out) if isinstance(task, ForecastTask) else None
+    watch = None
+    if isinstance(task, ForecastTask):
+        watch = _watch(config, task, run.out)
     if watch is not None:
         run.callbacks.append(watch)
     return run, task, watch
@@ -278,7 +289,8 @@ def train(
         2
     """
     folder = Path(out)
-    config_file, state = folder / CONFIG, folder / STATE
+    config_file = folder / CONFIG
+    state = folder / STATE
     if state.exists() and not resume:
         raise CheckpointError(
             f"{folder} holds a run; go on with it by --resume (resume=True), or give"

@@ -39,7 +39,8 @@ __all__ = ["SHIPPED", "benchmark", "measured"]
 
 REFERENCE = "mean"
 """Reference that replaces a masked step in the benchmark."""
-PARTS, MANY = 8, 8
+PARTS = 8
+MANY = 8
 """Segments of a case's target; forecasts for each of a method on which an order that
 looks at no model is scored.
 """
@@ -95,8 +96,13 @@ def _of_model(
 ) -> tuple[ExplanationCase, ...]:
     planted = _plant(mechanism, architecture, seed=seed)
     card = planted.card
-    lens = untrained(planted, seed) if twin else planted.lens()
-    noise = 0.0 if isinstance(card.rule, CovariateTimes) else 0.05
+    if twin:
+        lens = untrained(planted, seed)
+    else:
+        lens = planted.lens()
+    noise = 0.05
+    if isinstance(card.rule, CovariateTimes):
+        noise = 0.0
     run = evaluation_case(lens, card, series=series, noise=noise, seed=seed).clean
     backups = set(card.components("backup"))
     names = tuple(name for name in map(str, all_writers(lens)) if name not in backups)
@@ -108,10 +114,8 @@ def _of_model(
     true = np.array([name in carriers for name in names])
     forecasts = []
     for number in range(series):
-        item, parts = (
-            run.item(number),
-            segments(run, number, parts=PARTS, season=1, others="stretches"),
-        )
+        item = run.item(number)
+        parts = segments(run, number, parts=PARTS, season=1, others="stretches")
         labels = _labels(card, item, parts)
         forecasts.append(
             ExplanationCase(
@@ -134,16 +138,15 @@ def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
     """Label (segment, step) whether the rule reads the segment for the step; NaN where
     only a gate does.
     """
-    rule, values, horizon = (
-        card.rule,
-        [np.asarray(value) for value in run.batch.values],
-        card.horizon,
-    )
+    rule = card.rule
+    values = [np.asarray(value) for value in run.batch.values]
+    horizon = card.horizon
     if isinstance(rule, CovariateTimes):
         source = run.batch.roles.index("known")
         weights = rule.inputs(values[0], values[source], horizon)
     else:
-        source, weights = 0, rule.inputs(values[0], horizon)
+        source = 0
+        weights = rule.inputs(values[0], horizon)
 
     def within(weights: np.ndarray) -> np.ndarray:
         """Test whether any weight of a step (step, time) lies in a segment: (segment,
@@ -172,7 +175,8 @@ Scorer = Callable[[ExplanationCase], Any]
 """Function from a case to scores, more meaning more important: (segment, step) or
 (segment,) for inputs, (component,) for routes."""
 
-START, STOP = "<!-- from the explanations -->\n", "<!-- end of the explanations -->"
+START = "<!-- from the explanations -->\n"
+STOP = "<!-- end of the explanations -->"
 _TITLES = {
     "inputs": "Which inputs explain a forecast",
     "naive": "Orders of the inputs that ignore the model",
@@ -309,10 +313,8 @@ def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
     """Summarise one line a method, best first within a level; see :func:`benchmark`."""
     lines = []
     for (level, method), group in rows.groupby(["level", "method"], sort=False):
-        own, control = (
-            group[group["condition"] == PLANTED],
-            group[group["condition"] == UNTRAINED],
-        )
+        own = group[group["condition"] == PLANTED]
+        control = group[group["condition"] == UNTRAINED]
         mean, low, high = _over_models(own, "auroc")
         line: dict[str, Any] = {
             "method": method,
@@ -398,14 +400,17 @@ def _peak_attention(case: ExplanationCase) -> np.ndarray:
     """Return the largest mean attention of a head to any one token; MLPs attend to
     nothing.
     """
-    lens, run = case.run.lens, case.run
+    lens = case.run.lens
+    run = case.run
     largest: dict[str, float] = {}
     for stack in lens.wiring.stacks:
         for kind in stack.attention_kinds():
             pattern = attention_patterns(run, stack=stack.name, kind=kind)["pattern"]
             rest = [dim for dim in pattern.dims if dim not in ("layer", "head", "key")]
             most = pattern.mean(rest).max("key")
-            dot = f"{stack.name}." if stack.name else ""
+            dot = ""
+            if stack.name:
+                dot = f"{stack.name}."
             for layer in most["layer"].values:
                 for head in most["head"].values:
                     largest[f"{dot}{layer}.{kind}.{head}"] = float(
@@ -427,7 +432,8 @@ def _by_values(measure: Callable[[np.ndarray], Any]) -> Scorer:
     """
 
     def score(case: ExplanationCase) -> np.ndarray:
-        batch, scores = case.run.batch, []
+        batch = case.run.batch
+        scores = []
         ahead = batch.known_future(case.run.horizon)
         for part in case.parts:
             past = np.asarray(batch.values[part.row])
@@ -529,26 +535,29 @@ def main(
     """
     file = out.with_suffix(".explanations.csv")
     try:
-        before = pd.read_csv(file) if (read or only) and file.exists() else None
+        before = None
+        if (read or only) and file.exists():
+            before = pd.read_csv(file)
         if read and before is None:
             raise InputError(f"nothing was measured for {out} yet; leave out --read")
-        keys = [] if read else [key for key in SHIPPED if not only or key[1] in only]
+        if read:
+            keys = []
+        else:
+            keys = [key for key in SHIPPED if not only or key[1] in only]
         if only and not keys and not read:
             raise unknown_name("method", only[0], [name for _, name in SHIPPED])
         for level, name in keys:
             # orders that look at no model cost nothing, and are the same on twins
             many, twins = (MANY * series, False) if name in NAIVE else (series, True)
             now = measured(name, level, seeds=seeds, series=many, twins=twins)  # type: ignore[arg-type]
-            rest = (
-                None
-                if before is None
-                else before[(before["method"] != name) | (before["level"] != level)]
-            )
-            before = (
-                now
-                if rest is None or not len(rest)
-                else pd.concat([rest, now], ignore_index=True)
-            )
+            if before is None:
+                rest = None
+            else:
+                rest = before[(before["method"] != name) | (before["level"] != level)]
+            if rest is None or not len(rest):
+                before = now
+            else:
+                before = pd.concat([rest, now], ignore_index=True)
             # each method is written as soon as it is measured
             before.to_csv(file, index=False, float_format="%.3g")
         assert before is not None

@@ -21,7 +21,8 @@ def precision_at_size(scores: Scores, labels: Labels) -> float:
         return float("nan")
     values = _without_nan(scores)
     last = np.sort(values)[::-1][size - 1]
-    above, ties = values > last, values == last
+    above = values > last
+    ties = values == last
     room = (size - above.sum()) / ties.sum()
     return float((labels[above].sum() + room * labels[ties].sum()) / size)
 

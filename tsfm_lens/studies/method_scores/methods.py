@@ -26,7 +26,11 @@ from tsfm_lens.studies.method_scores.marks import Labels, Scores
 from tsfm_lens.studies.method_scores.series import EvaluationCase
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 
-PARTS, EDGES, INPUTS, REPAIRED, PAIRS = "parts", "edges", "inputs", "repaired", "pairs"
+PARTS = "parts"
+EDGES = "edges"
+INPUTS = "inputs"
+REPAIRED = "repaired"
+PAIRS = "pairs"
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,10 @@ def by_size(data: xr.Dataset, name: str) -> Ranking:
     """Score components by the size of an effect over series; claim those that a
     sentence would name.
     """
-    at = {"position": 0} if "position" in data[f"{name}_size"].dims else {}
+    if "position" in data[f"{name}_size"].dims:
+        at = {"position": 0}
+    else:
+        at = {}
     scores, statements = (
         item.isel(at).values
         for item in (data[f"{name}_size"], worth_naming(data, name))
@@ -115,7 +122,8 @@ def of_heads(
     names by stack and attention.
     """
     where = {**data.attrs, **at}
-    stack, kind = str(where.get("stack", "")), str(where["attention"])
+    stack = str(where.get("stack", ""))
+    kind = str(where["attention"])
     grid = [
         (int(layer), int(head))
         for layer in data["layer"].values
@@ -179,10 +187,8 @@ def _zero_of_range(case: EvaluationCase) -> Ranking:
     """Score by the share of the series' range; claim above the share below which we
     form no ratio elsewhere.
     """
-    data, scale = (
-        _ablation(case),
-        ranges(case.clean, case.clean.point)[case.clean.batch.is_target],
-    )
+    data = _ablation(case)
+    scale = ranges(case.clean, case.clean.point)[case.clean.batch.is_target]
     share = data["mean_shift"].transpose("component", "series").values / scale
     return Ranking(
         tuple(map(str, data["component"].values)),
@@ -302,14 +308,17 @@ def _norms(case: EvaluationCase) -> Ranking:
 
 
 def _circuit(case: EvaluationCase, ranking: str, contrast: bool) -> Ranking:
-    other = case.corrupted if contrast else None
+    other = None
+    if contrast:
+        other = case.corrupted
     options: dict[str, Any] = {
         "nodes": case.components,
         "ranking": ranking,
         "per_round": 8,
     }
     data = probes.minimal_circuit(case.clean, other, **options)
-    order, in_circuit = data["taken"].values, data["in_circuit"].values
+    order = data["taken"].values
+    in_circuit = data["in_circuit"].values
     # a component that is removed late matters more
     scores = np.where(in_circuit, len(order), order).astype(float)
     return Ranking(tuple(map(str, data["component"].values)), scores, in_circuit)
@@ -340,7 +349,9 @@ def _motif(case: EvaluationCase) -> int | None:
     """
     period = getattr(case.card.rule, "period", None)
     spans = case.clean.spans[case.lens.wiring.stacks[0].name]
-    return None if period is None else int(period) // (spans.stop[0] - spans.start[0])
+    if period is None:
+        return None
+    return int(period) // (spans.stop[0] - spans.start[0])
 
 
 @lru_cache(maxsize=1)
@@ -497,7 +508,8 @@ def _pairs(case: EvaluationCase) -> Ranking:
         - case.clean.point
     )
     shift = np.abs(shift)[..., later].mean(-1)
-    alone, together = shift[: len(components)], shift[len(components) :]
+    alone = shift[: len(components)]
+    together = shift[len(components) :]
     more = np.array(
         [two - alone[a] - alone[b] for two, (a, b) in zip(together, pairs, strict=True)]
     ).mean(-1)
@@ -576,7 +588,8 @@ def _rollout(run: Run) -> Scores:
     """Score by Abnar and Zuidema's attention rollout, behind the mean cross-attention
     if the context has a stack.
     """
-    own, out = run.lens.wiring.stacks[0].name, run.lens.wiring.output_stack.name
+    own = run.lens.wiring.stacks[0].name
+    out = run.lens.wiring.output_stack.name
     rollout = probes.attention_rollout(run, stack=own)["flow"].values[-1]
     if own == out:
         return np.asarray(rollout[_query_tokens(run.encoded.spans[own])].mean(0))

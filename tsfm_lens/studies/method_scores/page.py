@@ -16,7 +16,8 @@ from tsfm_lens.core.io import replacing
 from tsfm_lens.core.stats import FEWEST, mean_interval
 from tsfm_lens.studies.method_scores.methods import METHODS
 
-START, STOP = "<!-- from the scores -->\n", "<!-- end of the scores -->"
+START = "<!-- from the scores -->\n"
+STOP = "<!-- end of the scores -->"
 LEVELS = {
     "parts": "Which heads and MLPs",
     "edges": "Which edges",
@@ -33,7 +34,8 @@ DECOYS = {
 """Kinds of decoys by a pattern in their sentence on the card; the first that matches
 counts.
 """
-PLANTED, UNTRAINED = "planted", "untrained"
+PLANTED = "planted"
+UNTRAINED = "untrained"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ def write_page(scores: ScoreTables, page: Path) -> None:
 
 def replace_section(page: Path, start: str, stop: str, text: str) -> None:
     """Replace what stands between two marks of a page."""
-    full = page.read_text() if page.exists() else ""
+    full = ""
+    if page.exists():
+        full = page.read_text()
     if full.count(start) != 1 or full.count(stop) != 1:
         raise InputError(
             f"{page} has no marks {start.strip()} and {stop}, between which tables"
@@ -148,7 +152,8 @@ def _summary(rows: pd.DataFrame) -> str:
     ]
     table = [heads]
     for name, group in _methods(rows):
-        own, control = _planted_rows(group), group[group["condition"] == UNTRAINED]
+        own = _planted_rows(group)
+        control = group[group["condition"] == UNTRAINED]
         line = [
             name,
             _share(own["scope"]),
@@ -257,7 +262,9 @@ def _share(values: pd.Series) -> str:
 
 
 def _mean(values: pd.Series, form: str = "{:.1f}") -> str:
-    return form.format(values.mean()) if values.notna().any() else ""
+    if values.notna().any():
+        return form.format(values.mean())
+    return ""
 
 
 def markdown(table: list[list[str]]) -> str:

@@ -174,12 +174,16 @@ def score(
     methods: Iterable[str] | None = None,
 ) -> ScoreTables:
     """Run methods on one model and hold them against its card."""
-    names = list(METHODS) if methods is None else list(methods)
+    if methods is None:
+        names = list(METHODS)
+    else:
+        names = list(methods)
     for name in names:
         if name not in METHODS:
             raise unknown_name("method", name, list(METHODS))
     on = evaluation_case(lens, card, series=series, noise=noise, seed=seed)
-    rows, decoys = [], []
+    rows = []
+    decoys = []
     for item in (METHODS[name] for name in names):
         if not (has_answer(card, item) and item.applies(on)):
             continue
@@ -218,7 +222,8 @@ def truth(
     on: EvaluationCase, method: Method, names: Sequence[str]
 ) -> tuple[Labels, Labels, int]:
     """Label candidates by the card."""
-    card, counts = on.card, np.ones(len(names), dtype=bool)
+    card = on.card
+    counts = np.ones(len(names), dtype=bool)
     backups = [part for part in card.parts if part.role == "backup"]
     idle = {part.component for part in backups}
     match method.level:
@@ -249,8 +254,12 @@ def score_method(
 ) -> dict[str, float]:
     """Measure how well a method's result agrees with the card."""
     labels, counts, every = truth(on, method, result.names)
-    scope = float(labels.sum() / every) if every else float("nan")
-    scores, labels = result.scores[counts], labels[counts]
+    if every:
+        scope = float(labels.sum() / every)
+    else:
+        scope = float("nan")
+    scores = result.scores[counts]
+    labels = labels[counts]
     if method.level == INPUTS:
         # tokens are ranked within their series
         rows = np.array(
@@ -265,9 +274,10 @@ def score_method(
         }
     else:
         values = marks(scores, labels)
-    statements = (
-        {} if result.claims is None else claim_marks(result.claims[counts], labels)
-    )
+    if result.claims is None:
+        statements = {}
+    else:
+        statements = claim_marks(result.claims[counts], labels)
     return {"scope": scope, **values, **statements}
 
 
@@ -277,19 +287,16 @@ def _decoys(card: Card, method: Method, result: Ranking) -> list[dict[str, objec
     if method.level != PARTS or not true:
         return []
     positions = dict(zip(result.names, ranks(result.scores), strict=True))
-    statements = (
-        dict(zip(result.names, result.claims, strict=True))
-        if result.claims is not None
-        else {}
-    )
+    if result.claims is not None:
+        statements = dict(zip(result.names, result.claims, strict=True))
+    else:
+        statements = {}
 
     rows: list[dict[str, object]] = []
     for part in card.parts:
         if part.role == "decoy" and (name := part.component) in positions:
-            fooled, claimed = (
-                bool(positions[name] <= len(true)),
-                bool(statements[name]) if statements else None,
-            )
+            fooled = bool(positions[name] <= len(true))
+            claimed = bool(statements[name]) if statements else None
             rows.append(
                 dict(
                     zip(
@@ -315,7 +322,10 @@ def campaign(
     """Score methods on every mechanism, planted anew with every seed and under every
     condition.
     """
-    names = None if methods is None else list(methods)
+    if methods is None:
+        names = None
+    else:
+        names = list(methods)
     parts: list[ScoreTables] = []
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
         for seed, condition in product(range(seeds), conditions):
@@ -334,7 +344,10 @@ def campaign(
                     )
                     continue
                 planted = noisy
-            lens = untrained(planted, seed) if condition.twin else planted.lens()
+            if condition.twin:
+                lens = untrained(planted, seed)
+            else:
+                lens = planted.lens()
             draw: dict[str, Any] = {
                 "series": series,
                 "noise": condition.noise,
@@ -351,9 +364,10 @@ def campaign(
                 "error": forecast_error(evaluation_case(lens, planted.card, **draw))
             }
             # noise changes little in decoys, and twins have none
-            decoys = (
-                scores.decoys if condition.name == PLANTED else scores.decoys.iloc[:0]
-            )
+            if condition.name == PLANTED:
+                decoys = scores.decoys
+            else:
+                decoys = scores.decoys.iloc[:0]
             parts.append(
                 ScoreTables(scores.methods.assign(**about), decoys.assign(**about))
             )
@@ -409,13 +423,12 @@ def main(
 ) -> None:
     """Score every method on models whose mechanism is known, and write the page."""
     try:
-        scores = (
-            None
-            if read
-            else campaign(
+        if read:
+            scores = None
+        else:
+            scores = campaign(
                 *_select(only or []), seeds=seeds, log=console(stderr=True).print
             )
-        )
         if (read or only) and list_files(out)[0].exists():
             scores = renewed(read_scores(out), scores)
         if scores is None:
@@ -461,7 +474,8 @@ def renewed(before: ScoreTables, now: ScoreTables | None) -> ScoreTables:
 
 def _select(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]]:
     """Select pairs and conditions by name; of each kind all where none is named."""
-    pairs, conditions = list(mechanisms()), list(CONDITIONS)
+    pairs = list(mechanisms())
+    conditions = list(CONDITIONS)
     groups = [
         {one for one, _ in pairs},
         {other for _, other in pairs},

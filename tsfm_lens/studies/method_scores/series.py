@@ -90,11 +90,9 @@ def _with_covariates(
     """
     from tsfm_lens.zoo.planted.chronos2 import draw_cases
 
-    rest, noises, horizon = (
-        np.random.default_rng([seed, 1]),
-        np.random.default_rng([seed, 2]),
-        card.horizon,
-    )
+    rest = np.random.default_rng([seed, 1])
+    noises = np.random.default_rng([seed, 2])
+    horizon = card.horizon
     items: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     truth: tuple[list[Array], list[Array]] = ([], [])
     for target, covariate in draw_cases((SPAN, SPAN), series, seed=seed):
@@ -137,28 +135,25 @@ def _pair(
     scale = np.exp(rng.uniform(-1, 1))
     match rule:
         case SeasonalCopy():
-            values, order = (
-                _season(rule.period, length, rng),
-                _by_phase(rule.period, length, rng),
-            )
+            values = _season(rule.period, length, rng)
+            order = _by_phase(rule.period, length, rng)
         case LocalMean():
             # no whole number of patches, since a model may not know their order
-            values, order = (
-                _autoregression(length, rng),
-                np.roll(np.arange(length), length // 2 - 3),
-            )
+            values = _autoregression(length, rng)
+            order = np.roll(np.arange(length), length // 2 - 3)
         case LinearTrend():
             slope = rng.choice([-1.0, 1.0]) * rng.uniform(0.5, 1.5)
             values = slope * np.linspace(-1, 1, length) + rng.uniform(-0.5, 0.5)
             order = np.arange(length)[::-1]
         case Gate():
-            values, order = _season(rule.period, length, rng), rng.permutation(length)
+            values = _season(rule.period, length, rng)
+            order = rng.permutation(length)
     values = scale * (values + noise * values.std() * rng.standard_normal(length))
     control = values[order]
     # open and shut gates alternate
-    return (
-        (control, values) if isinstance(rule, Gate) and index % 2 else (values, control)
-    )
+    if isinstance(rule, Gate) and index % 2:
+        return (control, values)
+    return (values, control)
 
 
 def _season(period: int, length: int, rng: np.random.Generator) -> Array:
@@ -202,7 +197,10 @@ def untrained(planted: Planted, seed: int = 0) -> Lens:
     width = getattr(getattr(lens.adapter.model, "config", None), "d_kv", None)
     # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3
     # at any head size
-    dot_product = 1.0 if width is None else (3.0 / width**0.5) ** 0.5
+    if width is None:
+        dot_product = 1.0
+    else:
+        dot_product = (3.0 / width**0.5) ** 0.5
     spread_weights(
         lens.adapter.model,
         {".q.weight": dot_product, ".k.weight": dot_product},

@@ -117,7 +117,8 @@ class Context:
 
     def settings(self, *, over_seeds: bool = False) -> dict[str, str]:
         """Describe series and forecasts, in the words of the items' settings."""
-        batch, adapter = self.run.batch, self.model.adapter
+        batch = self.run.batch
+        adapter = self.model.adapter
         ids = ", ".join(batch.ids[:4]) + (" …" if len(batch) > 4 else "")
         text = {
             "series": (
@@ -133,7 +134,10 @@ class Context:
             )
             text["samples"] = str(self.run.num_samples or default)
         count = len(set(self.select_series(len(batch))))
-        over = f"{count} windows" if count == len(batch) else f"{count} series"
+        if count == len(batch):
+            over = f"{count} windows"
+        else:
+            over = f"{count} series"
         if over_seeds and self.stochastic:
             text["seeds"] = f"{self.seeds}, from {self.seed} on"
             text["intervals over"] = (

@@ -102,7 +102,9 @@ def _cells(
 def _entries(entries: Mapping[str, Any], where: str) -> Iterator[Value]:
     """Yield single values: each a number, the words of a claim, or a mapping."""
     for key, entry in entries.items():
-        metadata = {"paper": entry} if isinstance(entry, int | float) else entry
+        metadata = entry
+        if isinstance(entry, int | float):
+            metadata = {"paper": entry}
         if isinstance(metadata, str):
             metadata = {"claim": metadata}
         if "claim" in metadata:

@@ -32,7 +32,9 @@ def compare(
     """Compare two means with their sample deviations over seeds, by Welch's and by
     Student's pooled t-test.
     """
-    other = n if n_second is None else n_second
+    other = n_second
+    if n_second is None:
+        other = n
     difference = first[0] - second[0]
     if first[1] == second[1] == 0:
         return Comparison(difference, *(2 * [0.0 if difference else 1.0]))

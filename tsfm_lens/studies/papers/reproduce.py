@@ -128,13 +128,12 @@ def reproduce(
     where = Where(
         store, benchmark, configs, engine, workers, progress, dict(reading or {})
     )
-    several = (
-        []
-        if model is None
-        else [model]
-        if isinstance(model, str | Path | Lens)
-        else list(model)
-    )
+    if model is None:
+        several = []
+    elif isinstance(model, str | Path | Lens):
+        several = [model]
+    else:
+        several = list(model)
     options: dict[str, Any] = {
         "windows": windows,
         "horizon": horizon,
@@ -176,7 +175,10 @@ def reproduce(
     )
 
     def on(model: str | Lens) -> Context:
-        lens = model if isinstance(model, Lens) else load(model)
+        if isinstance(model, Lens):
+            lens = model
+        else:
+            lens = load(model)
         run, clusters = _make_run(item, lens, data, seed=seed, **options)
         return replace(context, optional_run=run, clusters=clusters)
 
@@ -184,7 +186,10 @@ def reproduce(
         names: list[str] = []
         result = measure(_with_unique_names(map(on, several or item.models), names))
         return _beside(item, result, names, {"model": ", ".join(names)})
-    source = several[0] if several else item.model
+    if several:
+        source = several[0]
+    else:
+        source = item.model
     if source == "":
         return compare(item, measure(context))
     context = on(source)
@@ -226,27 +231,22 @@ def _beside(
     item: Item, result: MeasuredValues, models: Sequence[str], attrs: Mapping[str, Any]
 ) -> xr.Dataset:
     """Put the paper's numbers beside measured ones, of models by name."""
-    theirs, other = (
-        tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others)))),
-        "",
-    )
+    theirs = tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others))))
+    other = ""
     if theirs and (rest := set(models) - set(theirs)):
-        kind = (
-            "embedded model: mechanics only"
-            if rest & {*checkpoint_names()}
-            else "not the paper's model"
-        )
+        kind = "not the paper's model"
+        if rest & {*checkpoint_names()}:
+            kind = "embedded model: mechanics only"
         other = f"{kind}; the paper's values are for {', '.join(theirs)}"
     # tables 2 and 3 of the tsfm-lens paper are of all its figures
     evaluation = next(
         (entry for entry in TABLE_3.values() if entry.model in (*models, item.model)),
         None,
     )
-    of_model = (
-        {"context": evaluation.context, "samples": evaluation.samples}
-        if evaluation
-        else {}
-    )
+    if evaluation:
+        of_model = {"context": evaluation.context, "samples": evaluation.samples}
+    else:
+        of_model = {}
     paper = {
         name: str(value) for name, value in of_model.items() if value is not None
     } | dict(item.settings)
@@ -287,9 +287,10 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
         *(name for name in names if name not in printed),
     ):
         value = printed.get(name)
-        paper = (
-            {} if value is None else {"paper": float(value.paper), "where": value.where}
-        )
+        if value is None:
+            paper = {}
+        else:
+            paper = {"paper": float(value.paper), "where": value.where}
         if name in result.claims:
             verdict = result.claims[name]
             if len(verdict.parts) == 1 and not verdict.parts[0].name:
@@ -308,7 +309,10 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
             continue
         number = float(result.values[name])
         low, high = result.intervals.get(name, (np.nan, np.nan))
-        unit = result.units.get(name, "") if value is None else value.unit
+        if value is None:
+            unit = result.units.get(name, "")
+        else:
+            unit = value.unit
         row = {
             "quantity": name,
             "ours": number,
@@ -334,18 +338,19 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
 
 def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:
     span = part.interval
-    numbers = (
-        {}
-        if span is None
-        else {"estimate": span.estimate, "low": span.low, "high": span.high}
-    )
+    if span is None:
+        numbers = {}
+    else:
+        numbers = {"estimate": span.estimate, "low": span.low, "high": span.high}
     row = {
         "quantity": quantity,
         "ours": AS_NUMBER.get(part.outcome, np.nan),
         "p": part.p,
         "verdict": part.outcome,
     }
-    unit = "" if part.outcome == NOT_RUN else HOLDS
+    unit = HOLDS
+    if part.outcome == NOT_RUN:
+        unit = ""
     return {**row, "why": part.why, "margin": part.of, "unit": unit, **numbers, **more}
 
 
@@ -366,19 +371,19 @@ def _make_run(
         raise InputError(f"windows is {windows}, expected 1 or more")
     default_horizon = lens.adapter.prediction_length
     stated = item.settings.get("horizon", "")
-    steps = (
-        horizon
-        if horizon is not None
-        else int(stated)
-        if stated.isdigit()
-        else default_horizon
-    )
+    if horizon is not None:
+        steps = horizon
+    elif stated.isdigit():
+        steps = int(stated)
+    else:
+        steps = default_horizon
     if lens.takes_ids and not item.models:
         raise InputError(
             f"{lens.model_id} reads tokens of text; the paper's numbers are of"
             " time-series models"
         )
-    count, length = windows or WINDOWS, lens.adapter.context_length + steps
+    count = windows or WINDOWS
+    length = lens.adapter.context_length + steps
     if data is not None:
         batch, clusters = last_windows(as_series(data), windows or 1, steps)
     else:
@@ -391,7 +396,9 @@ def _make_run(
         else:
             batch = chaotic_windows(1 if item.id == "S3-F21" else count, length, seed)
         clusters = batch.ids
-    samples = num_samples if lens.adapter.readout != "quantile" else None
+    samples = None
+    if lens.adapter.readout != "quantile":
+        samples = num_samples
     return (
         lens.run(batch, steps, holdout=True, num_samples=samples, seed=seed),
         clusters,
@@ -414,7 +421,10 @@ def last_windows(
         )
     windows = []
     for back in range(count):
-        window = batch if not back else batch.split(back * horizon)[0]
+        if not back:
+            window = batch
+        else:
+            window = batch.split(back * horizon)[0]
         if back:
             names, groups = (
                 [f"{name} -{back * horizon}" for name in labels]

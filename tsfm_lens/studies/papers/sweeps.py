@@ -95,7 +95,8 @@ def sweep_config(
     seed: int = 0,
 ) -> tuple[SweepConfig, Sequence[Subject]]:
     """Configure the sweep behind a table or figure, and list the models that it runs."""
-    design, where = DESIGNS[item.id], where or Where()
+    design = DESIGNS[item.id]
+    where = where or Where()
     sources = list(dict.fromkeys(models)) or item.model.split(", ")
     if design.single and len(sources) > 1:
         raise InputError(
@@ -105,7 +106,10 @@ def sweep_config(
     subjects = design.fit([open_subject(source) for source in sources])
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
-    path = None if where.benchmark is None else str(where.benchmark)
+    if where.benchmark is None:
+        path = None
+    else:
+        path = str(where.benchmark)
     benchmark = [{"source": "gift_eval", "path": path, "configs": list(where.configs)}]
     content = {
         "name": item.id,
@@ -138,7 +142,8 @@ def open_subject(source: str) -> Subject:
             f"{lens.model_id} reads tokens of text; the paper's numbers are of"
             " time-series models"
         )
-    stack, architecture = lens.wiring.output_stack, lens.wiring.architecture
+    stack = lens.wiring.output_stack
+    architecture = lens.wiring.architecture
     canonical = SAME_WEIGHTS.get(architecture, architecture)
     return Subject(
         str(source),
@@ -167,13 +172,12 @@ def _series(
     reading: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
     """Configure bundled series and files as sources of a sweep."""
-    entries = (
-        [data]
-        if isinstance(data, str | Path)
-        else list(data)
-        if isinstance(data, list | tuple)
-        else []
-    )
+    if isinstance(data, str | Path):
+        entries = [data]
+    elif isinstance(data, list | tuple):
+        entries = list(data)
+    else:
+        entries = []
     if not entries or not all(isinstance(entry, str | Path) for entry in entries):
         raise InputError(
             "a sweep reads its series in every worker: give names of bundled series or"
@@ -207,7 +211,10 @@ def _series(
         )
     if reading and not sources:
         raise InputError(f"{next(iter(reading))}=… applies to files, and none is given")
-    own = [{"source": "bundled", "names": list(names), **windowing}] if names else []
+    if names:
+        own = [{"source": "bundled", "names": list(names), **windowing}]
+    else:
+        own = []
     return [*own, *sources]
 
 
@@ -239,9 +246,10 @@ def _settings(
             sorted({str(dataset["horizon"]) for dataset in sets})
         )
     for subject, model in zip(subjects, config.models, strict=True):
-        title = (
-            subject.source if subject.evaluation is None else subject.evaluation.title
-        )
+        if subject.evaluation is None:
+            title = subject.source
+        else:
+            title = subject.evaluation.title
         text[f"context of {title}"] = str(
             sweep.provenance["models"][subject.source]["context_length"]
         )

@@ -23,13 +23,11 @@ from tsfm_lens.core.stats import (
 )
 
 LEVEL = 1 - CONFIDENCE
-HOLDS, FAILS, UNDECIDED, DEPENDS, NOT_RUN = (
-    "holds",
-    "does not hold",
-    "undecided",
-    "depends on ε",
-    "not run",
-)
+HOLDS = "holds"
+FAILS = "does not hold"
+UNDECIDED = "undecided"
+DEPENDS = "depends on ε"
+NOT_RUN = "not run"
 AS_NUMBER = {HOLDS: 1.0, FAILS: 0.0}
 NO_LEVEL = math.nan
 WINDOW = "series or window"
@@ -115,15 +113,13 @@ class Verdict:
             FAILS if FAILS in item else HOLDS if item == {HOLDS} else UNDECIDED
             for item in by_level.values()
         }
-        return (
-            DEPENDS
-            if {HOLDS, FAILS} <= found
-            else FAILS
-            if FAILS in found
-            else HOLDS
-            if found == {HOLDS}
-            else UNDECIDED
-        )
+        if {HOLDS, FAILS} <= found:
+            return DEPENDS
+        if FAILS in found:
+            return FAILS
+        if found == {HOLDS}:
+            return HOLDS
+        return UNDECIDED
 
     @property
     def why(self) -> str:
@@ -131,7 +127,9 @@ class Verdict:
         reasons = dict.fromkeys(
             part.why for part in self.parts if part.outcome == UNDECIDED
         )
-        return "; ".join(reasons) if self.outcome == UNDECIDED else ""
+        if self.outcome == UNDECIDED:
+            return "; ".join(reasons)
+        return ""
 
 
 def judged(
@@ -155,7 +153,9 @@ def judged_trends(
     """Test that margins rise with the places of their few units, by Spearman's
     correlation in every order of them.
     """
-    intervals, p_values, across = [], [], rankdata(places) - (len(places) + 1) / 2
+    intervals = []
+    p_values = []
+    across = rankdata(places) - (len(places) + 1) / 2
     for part in parts:
         # the first order is the one at hand; ranks are halves of whole numbers, so that
         # ties are exact
@@ -202,7 +202,8 @@ def percentiles(part: Resampled) -> tuple[Interval, float]:
     """Compute the interval of a quantity over draws, and the p-value of 0; see
     :func:`judged_together`.
     """
-    units, finite = part.units, part.draws[np.isfinite(part.draws)]
+    units = part.units
+    finite = part.draws[np.isfinite(part.draws)]
     known = bool(np.isfinite(part.margin)) and len(finite) > 0
     if units < FEWEST or not known or len(finite) < CONFIDENCE * len(part.draws):
         return Interval(part.margin, np.nan, np.nan, units * known), 1.0
@@ -222,17 +223,13 @@ def _decide(
     """Decide every part, corrected for their number."""
     tests = []
     for part, item, p in zip(parts, intervals, holm(np.array(p_values)), strict=True):
-        outcome, why = (
-            _side(item) if p <= LEVEL and item.count >= minimum else UNDECIDED,
-            "",
-        )
+        outcome = _side(item) if p <= LEVEL and item.count >= minimum else UNDECIDED
+        why = ""
         if outcome == UNDECIDED:
             few = _few(item.count, minimum, len(parts), over)
-            unknown = (
-                "undefined in too many draws"
-                if isinstance(part, Resampled) and math.isnan(item.low)
-                else ""
-            )
+            unknown = ""
+            if isinstance(part, Resampled) and math.isnan(item.low):
+                unknown = "undefined in too many draws"
             why = (
                 few
                 or unknown
@@ -256,7 +253,11 @@ def _side(interval: Interval) -> str:
         interval.estimate if math.isnan(end) else end
         for end in (interval.low, interval.high)
     )
-    return HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED
+    if low > 0:
+        return HOLDS
+    if high < 0:
+        return FAILS
+    return UNDECIDED
 
 
 def _few(count: int, minimum: int, parts: int, over: str) -> str:
@@ -264,14 +265,20 @@ def _few(count: int, minimum: int, parts: int, over: str) -> str:
     recorded = over in RECORDED
     if not count and not recorded:
         return "it is not defined here"
-    units = f"one {over}" if count == 1 else f"{count or 'no'} {over}s"
-    need = (
-        f"{parts} parts need {minimum} or more"
-        if parts > 1
-        else f"one part needs {minimum} or more"
-    )
-    text = "not testable with this record" if recorded else "too few for a test"
-    return f"{units}, {text}: {need}" if count < minimum else ""
+    if count == 1:
+        units = f"one {over}"
+    else:
+        units = f"{count or 'no'} {over}s"
+    if parts > 1:
+        need = f"{parts} parts need {minimum} or more"
+    else:
+        need = f"one part needs {minimum} or more"
+    text = "too few for a test"
+    if recorded:
+        text = "not testable with this record"
+    if count < minimum:
+        return f"{units}, {text}: {need}"
+    return ""
 
 
 def undecided(why: str, of: str) -> Verdict:
@@ -297,14 +304,15 @@ def larger(more: Interval, less: Interval, of: str, words: str = "") -> Verdict:
     high = difference + math.hypot(more.high - more.estimate, less.estimate - less.low)
     found = Interval(difference, low, high)
     finite = math.isfinite(low) and math.isfinite(high)
-    outcome = _side(found) if finite else UNDECIDED
-    why = (
-        ""
-        if outcome != UNDECIDED
-        else "interval contains 0"
-        if finite
-        else "too few series for an interval"
-    )
+    outcome = UNDECIDED
+    if finite:
+        outcome = _side(found)
+    if outcome != UNDECIDED:
+        why = ""
+    elif finite:
+        why = "interval contains 0"
+    else:
+        why = "too few series for an interval"
     return Verdict((Tested(words, of, outcome, found, why=why),))
 
 
@@ -321,12 +329,14 @@ def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
     """
     table = _by_cluster(values, clusters, "mean")
     count = table.shape[1]
-    mean = float(table.mean()) if count else np.nan
-    distance = (
-        math.hypot(half_width(table.mean(0)), half_width(table.mean(1)))
-        if count >= FEWEST
-        else np.nan
-    )
+    if count:
+        mean = float(table.mean())
+    else:
+        mean = np.nan
+    if count >= FEWEST:
+        distance = math.hypot(half_width(table.mean(0)), half_width(table.mean(1)))
+    else:
+        distance = np.nan
     return Interval(mean, mean - distance, mean + distance, count)
 
 

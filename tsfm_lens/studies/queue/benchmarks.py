@@ -16,7 +16,8 @@ from tsfm_lens.studies.experiments.config import TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, run_arms
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace
 
-RUNS, RADII = "samformer_runs", "samformer_radii"
+RUNS = "samformer_runs"
+RADII = "samformer_radii"
 IDS = {
     RUNS: (
         "S1-T1 S1-T6 S1-T7 S1-T9 S1-T10 S1-F5 S1-F6 S1-F7 S1-F8 S1-F9 S1-F10 S1-F12"
@@ -69,7 +70,8 @@ def _radii(
 ) -> Iterator[QueueCell]:
     for seed in part["seeds"]:
         for name in part["data"]:
-            file, horizon = data / plan["files"][name], part["horizon"]
+            file = data / plan["files"][name]
+            horizon = part["horizon"]
             seconds = expected_seconds(plan, "SAMformer", name, horizon)
             for title, config in grids.rho_arms(
                 file, name, horizon, part["rho"]

@@ -163,7 +163,8 @@ class Queue:
 
     def __init__(self, cells: Sequence[QueueCell], records: Path, state: Path) -> None:
         self.cells = sorted(cells, key=lambda cell: cell.order)
-        self.records, self.state = records, state
+        self.records = records
+        self.state = state
         keys = [cell.key for cell in cells]
         twice = (
             [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
@@ -218,7 +219,9 @@ class Queue:
         """
         for folder in (self.state, self.records):
             folder.mkdir(parents=True, exist_ok=True)
-        done, finished, failed = 0, self.finished(), self.failures()
+        done = 0
+        finished = self.finished()
+        failed = self.failures()
         with self._alone(), self._until_stopped():
             for cell in self.cells:
                 if cell.key in finished or cell.key in failed:
@@ -233,8 +236,11 @@ class Queue:
     def _run(self, cell: QueueCell, say: Callable[[str], None]) -> bool:
         folder = self.state / "work" / cell.folder
         folder.mkdir(parents=True, exist_ok=True)
-        spent, start = folder / "spent", time.process_time()
-        before = float(spent.read_text()) if spent.exists() else 0.0
+        spent = folder / "spent"
+        start = time.process_time()
+        before = 0.0
+        if spent.exists():
+            before = float(spent.read_text())
         try:
             part = cell.run(Workplace(folder, self.records))
             seconds = before + time.process_time() - start
@@ -302,12 +308,16 @@ class Queue:
         What remains is the mean of finished cells of the same group, or what was
         expected where none is finished.
         """
-        finished, failed = self.finished(), self.failures()
+        finished = self.finished()
+        failed = self.failures()
         measured = _means(self.cells, finished)
         rows = []
         for cell in self.cells:
             took = finished.get(cell.key)
-            left = 0.0 if took is not None else measured.get(_group(cell), cell.seconds)
+            if took is not None:
+                left = 0.0
+            else:
+                left = measured.get(_group(cell), cell.seconds)
             rows.append(
                 {
                     "order": cell.order,

@@ -39,9 +39,13 @@ from tsfm_lens.studies.structured.training import redraw
 from tsfm_lens.training import Plan, Training, read_log
 from tsfm_lens.training.state import LOG, STATE
 
-ORDER, LAST_ORDER = 4, 6
-LANGUAGE, RATES = "language_runs", "transfer_rates"
-SINGLE, ENCODERS, LEVELLED = "in_context_single", "encoder_runs", "chronos_level_runs"
+ORDER = 4
+LAST_ORDER = 6
+LANGUAGE = "language_runs"
+RATES = "transfer_rates"
+SINGLE = "in_context_single"
+ENCODERS = "encoder_runs"
+LEVELLED = "chronos_level_runs"
 IDS = {
     LANGUAGE: "S2-LM S2-F4 S2-F13",
     RATES: "S2-F5 S2-MUPX",
@@ -90,7 +94,9 @@ class LanguageTask:
         arm: str,
     ) -> None:
         self.model: nn.Module = model
-        self.seed, self.batch, self.tokens = seed, plan["batch"], plan["tokens"]
+        self.seed = seed
+        self.batch = plan["batch"]
+        self.tokens = plan["tokens"]
         self.training = torch.from_numpy(text.training.astype(np.int64))
         self.held_out = self._windows(
             torch.from_numpy(text.held_out.astype(np.int64)), plan["held_out"], 0, 1
@@ -151,13 +157,17 @@ def operations(
     d_head = width // heads
     scores = values = rest = 0.0
     for form in forms:
-        projections, seen = 4 * width**2, tokens
+        projections = 4 * width**2
+        seen = tokens
         if isinstance(form, TokenLevels):
             scores += heads * float(level_attention_operations(tokens, form.ranks))
             projections = 2 * width * heads * sum(form.ranks) + 2 * width**2
         else:
             assert isinstance(form, Standard)
-            seen = tokens if form.window is None else min(tokens, form.window + 1)
+            if form.window is None:
+                seen = tokens
+            else:
+                seen = min(tokens, form.window + 1)
             scores += heads * tokens * seen * d_head
         values += heads * tokens * seen * d_head
         rest += tokens * (projections + 8 * width**2)
@@ -184,7 +194,8 @@ def language_run(
     redraw(model, seed)
     task = LanguageTask(model, text, plan, seed, arm)
     fields = OptimizerFields(**plan["training"]["optimizer"])
-    steps, every = plan["training"]["steps"], plan["training"]["evaluate_every"]
+    steps = plan["training"]["steps"]
+    every = plan["training"]["evaluate_every"]
     falling = cosine_by_epoch(fields.learning_rate, 1, epochs=steps, floor=0.0)
 
     def rate(step: int) -> float:
@@ -311,7 +322,8 @@ def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
         ).items():
             longer = config.plan.model_copy(update={"epochs": encoders["epochs"]})
             arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
-            seconds, horizon = encoders["seconds"], title.rpartition(" ")[2]
+            seconds = encoders["seconds"]
+            horizon = title.rpartition(" ")[2]
             function = partial(grid_run, ENCODERS, arm)
             yield QueueCell(
                 LAST_ORDER,

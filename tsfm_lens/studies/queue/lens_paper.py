@@ -61,7 +61,9 @@ METRICS = ("MASE", "sMAPE", "NRMSE", "CRPS", "MSIS")
 EVERY = ("MASE", "CRPS")
 """Metrics that are kept of every variant."""
 DISTANCE = "spearman_distance"
-PLAIN, NAIVE, MODEL = "plain", "seasonal naive", "model"
+PLAIN = "plain"
+NAIVE = "seasonal naive"
+MODEL = "model"
 TOLERANCE = 0.01
 ABLATIONS, TWINS, LAYERS, HEADS, PATCHES = (
     f"lens_{name}"
@@ -115,7 +117,9 @@ class SeriesWindows:
             for pair in zip(self.contexts.values, self.truth, strict=True)
         ]
         batch = SeriesBatch(tuple(full), self.contexts.ids)
-        samples = plan["samples"] if _draws(lens) else None
+        samples = None
+        if _draws(lens):
+            samples = plan["samples"]
         return lens.run(
             batch,
             self.truth.shape[1],
@@ -136,7 +140,11 @@ def cut_windows(plan: Mapping[str, Any], context: int) -> SeriesWindows:
     sets = _sets(
         plan["horizon"], plan["bundled_windows"], tuple(chaos["systems"]), *sizes
     )
-    batches, truths, scales, naive, series = [], [], [], [], []
+    batches = []
+    truths = []
+    scales = []
+    naive = []
+    series = []
     for item in sets:
         contexts, truth = item.batch(range(len(item)), context)
         ids = tuple(f"{item.name} {name}" for name in contexts.ids)
@@ -182,7 +190,9 @@ def write_code(parts: Parts, letter: str = "h") -> str:
     """Write a set of parts as a code."""
     texts = []
     for layer, (heads, mlp) in sorted(parts.items()):
-        digits = letter + "".join(map(str, sorted(heads))) if heads else ""
+        digits = ""
+        if heads:
+            digits = letter + "".join(map(str, sorted(heads)))
         if digits or mlp:
             texts.append(f"{layer}:{digits}{'m' if mlp else ''}")
     return " ".join(texts)
@@ -190,7 +200,8 @@ def write_code(parts: Parts, letter: str = "h") -> str:
 
 def read_components(lens: Lens, code: str) -> list[Component]:
     """Return the components that a code names."""
-    stack, found = lens.wiring.output_stack, list[Component]()
+    stack = lens.wiring.output_stack
+    found = list[Component]()
     for word in code.split():
         layer, _, letters = word.partition(":")
         for letter, digits in re.findall(r"([hxmc])(\d*)", letters):
@@ -235,7 +246,8 @@ def write_codes(
     chosen.
     """
     stack = lens.wiring.output_stack
-    layers, heads = range(stack.n_layers), range(stack.n_heads)
+    layers = range(stack.n_layers)
+    heads = range(stack.n_heads)
     rng = np.random.default_rng(plan["draw_seed"])
     draws = plan["draws"]
     if family in ("layers", "ranges") and not heads:
@@ -346,11 +358,10 @@ def _branch_codes(layers: int, family: str) -> Iterator[str]:
         range(max(middle - distance, 0), min(middle + distance, layers - 1) + 1)
         for distance in range(1, middle + 1)
     ]
-    spans = (
-        [range(layer, layer + 1) for layer in range(layers)]
-        if family == "layers"
-        else [*pairs, *growing]
-    )
+    if family == "layers":
+        spans = [range(layer, layer + 1) for layer in range(layers)]
+    else:
+        spans = [*pairs, *growing]
     for letters in ("cm", "c", "m"):
         for span in spans:
             yield " ".join(f"{layer}:{letters}" for layer in span)
@@ -364,7 +375,8 @@ def _sharp_codes(
     """
     windows = cut_windows(plan, lens.adapter.context_length)
     entropy = head_entropy(windows.run(lens, plan))
-    stack, codes = lens.wiring.output_stack, dict[str, str]()
+    stack = lens.wiring.output_stack
+    codes = dict[str, str]()
     for count in plan["sharp_counts"]:
         for text, chosen in (
             ("sharpest", sharp_heads(entropy, count)),
@@ -460,13 +472,12 @@ def ablated(
     data = data.assign_coords(variant=list(names))
     # the further metrics of table 4 only of what it has: recipes, and the forecasts
     # that they are compared with
-    rows = (
-        {family: codes["chosen"]}
-        if "chosen" in codes
-        else {PLAIN: PLAIN, NAIVE: NAIVE}
-        if family == "layers"
-        else {}
-    )
+    if "chosen" in codes:
+        rows = {family: codes["chosen"]}
+    elif family == "layers":
+        rows = {PLAIN: PLAIN, NAIVE: NAIVE}
+    else:
+        rows = {}
     if rows:
         more = (
             scores[[name for name in METRICS if name not in EVERY]]
@@ -491,7 +502,9 @@ def compute_scores(
     variants += [
         replace(Variant.zero(*read_components(lens, code)), name=code) for code in codes
     ]
-    samples = plan["samples"] if _draws(lens) else None
+    samples = None
+    if _draws(lens):
+        samples = plan["samples"]
     options: dict[str, Any] = {
         "quantiles": LEVELS,
         "num_samples": samples,
@@ -503,7 +516,10 @@ def compute_scores(
     )
     rows = []
     for position in range(len(variants)):
-        drawn = None if result.samples is None else result.samples[position]
+        if result.samples is None:
+            drawn = None
+        else:
+            drawn = result.samples[position]
         sums = window_scores(
             windows.truth,
             result.quantiles[position],
@@ -581,7 +597,9 @@ def _attrs(record: str, plan: Mapping[str, Any], **more: str) -> dict[str, Any]:
 def _subject(model: str, number: int, plan: Mapping[str, Any]) -> tuple[Lens, str]:
     """Open a model, or its twin of a number; -1 is the model itself."""
     lens = load(plan["models"][model]["source"])
-    return (lens, MODEL) if number < 0 else (make_twin(lens, number), f"twin {number}")
+    if number < 0:
+        return (lens, MODEL)
+    return (make_twin(lens, number), f"twin {number}")
 
 
 def layers_measured(
@@ -592,7 +610,8 @@ def layers_measured(
     """
     lens, subject = _subject(model, number, plan)
     windows = cut_windows(plan, lens.adapter.context_length)
-    full, parts = windows.run(lens, plan), []
+    full = windows.run(lens, plan)
+    parts = []
     for first in range(0, len(windows.series), 8):
         run = full.select(list(range(first, min(first + 8, len(windows.series)))))
         read = logit_lens(run)
@@ -628,7 +647,8 @@ def heads_measured(
     """
     lens, subject = _subject(model, number, plan)
     windows = cut_windows(plan, lens.adapter.context_length)
-    run, labels = windows.run(lens, plan), np.array(windows.series)
+    run = windows.run(lens, plan)
+    labels = np.array(windows.series)
     rows = [np.flatnonzero(labels == name).tolist() for name in windows.names]
     entropy = np.stack(
         [head_entropy(run.select(row))["entropy"].values for row in rows]
@@ -658,7 +678,8 @@ def _induction(lens: Lens, plan: Mapping[str, Any]) -> dict[str, Any]:
     """Score induction by blocks of sequences, NaN where no token that was rolled out is
     in the context.
     """
-    stack, found = lens.wiring.output_stack, []
+    stack = lens.wiring.output_stack
+    found = []
     sizes = {
         "motif": plan["motif"],
         "repeats": plan["repeats"],
@@ -690,7 +711,8 @@ def patches_measured(
     """Measure cross-attention between patches along a long forecast of Lorenz-63
     (figure 21).
     """
-    lens, part = load(plan["models"][model]["source"]), plan["patches"]
+    lens = load(plan["models"][model]["source"])
+    part = plan["patches"]
     (lorenz,) = dysts_sets(
         ["Lorenz"], part["horizon"], points=part["points"], periods=part["periods"]
     )
@@ -716,7 +738,8 @@ def patches_measured(
 
 def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
     """List the cells: the models themselves first, then their twins."""
-    costs, cell = plan["seconds"], partial(QueueCell, ORDER)
+    costs = plan["seconds"]
+    cell = partial(QueueCell, ORDER)
     for model, metadata in plan["models"].items():
         if metadata["heads"]:
             for record, measured in (

@@ -47,12 +47,10 @@ from tsfm_lens.training.losses import Stage, trapezoid_rate
 from tsfm_lens.training.state import STATE
 
 ORDER = 3
-PAIRS, BOLT, SCHEDULES, VOCABULARIES = (
-    "text_and_series",
-    "bolt_sizes",
-    "bolt_schedules",
-    "vocabulary_sizes",
-)
+PAIRS = "text_and_series"
+BOLT = "bolt_sizes"
+SCHEDULES = "bolt_schedules"
+VOCABULARIES = "vocabulary_sizes"
 IDS = {
     PAIRS: "S0-F2 S0-F4 S0-F10 S0-T2",
     BOLT: "S0-F3 S0-F4 S0-F9 S0-F12",
@@ -179,7 +177,9 @@ def _make_run(lens: Lens, run: RecipeRun, *, some: int | None = None) -> Run:
         series = series.select(
             np.linspace(0, len(series) - 1, some).astype(int).tolist()
         )
-    samples = 20 if lens.adapter.readout == "token" else None
+    samples = None
+    if lens.adapter.readout == "token":
+        samples = 20
     return lens.run(
         series, run.recipe.stages[-1].horizon, holdout=True, num_samples=samples, seed=0
     )
@@ -204,7 +204,8 @@ def bolt_recipe(
         **plan["base"],
         **{key: options[key] for key in ("width", "patch", "heads") if key in options},
     }
-    width, full = sizes["width"], recipe("bolt-nano")
+    width = sizes["width"]
+    full = recipe("bolt-nano")
     config = full.config | {
         "d_model": width,
         "d_kv": width // sizes["heads"],
@@ -215,11 +216,9 @@ def bolt_recipe(
         "num_heads": sizes["heads"],
         "chronos_config": full.config["chronos_config"] | patches,
     }
-    rank = (
-        AttentionRank(**options["attention_rank"])
-        if options.get("attention_rank")
-        else None
-    )
+    rank = None
+    if options.get("attention_rank"):
+        rank = AttentionRank(**options["attention_rank"])
     changes = {
         **_stages(plan),
         "name": name,
@@ -364,7 +363,8 @@ class TextTask:
         self, model: PreTrainedModel, plan: Mapping[str, Any], seed: int
     ) -> None:
         self.model: torch.nn.Module = model
-        self.stage, self.seed = plan["stage"], seed
+        self.stage = plan["stage"]
+        self.seed = seed
         self.training, self.held_out = map(
             torch.from_numpy, encoded_text(plan["tokens"])
         )
@@ -381,7 +381,8 @@ class TextTask:
         """Draw contexts (row, token), with the end of a sequence, and what follows
         them.
         """
-        context, horizon = self.stage["context"], self.stage["horizon"]
+        context = self.stage["context"]
+        horizon = self.stage["horizon"]
         starts = torch.randint(
             len(ids) - context - horizon, (count,), generator=stream(*parts)
         )
@@ -429,7 +430,8 @@ def text_lens(
     }
     torch.manual_seed(seed)
     model = T5ForConditionalGeneration(T5Config(**(config | _sizes(plan, width))))
-    task, steps = TextTask(model, plan, seed), plan["steps"]
+    task = TextTask(model, plan, seed)
+    steps = plan["steps"]
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=plan["learning_rate"],
@@ -438,7 +440,8 @@ def text_lens(
     )
 
     def rate(step: int) -> float:
-        warm, decay = steps // 12, steps // 4
+        warm = steps // 12
+        decay = steps // 4
         return trapezoid_rate(
             step, plan["learning_rate"], first=0, last=steps, warmup=warm, decay=decay
         )
@@ -448,7 +451,9 @@ def text_lens(
     )
     if (place.folder / "text" / STATE).exists():
         run.resume()
-    return (load(model.eval(), check=False), task) if run.run(quiet=True) else None
+    if run.run(quiet=True):
+        return (load(model.eval(), check=False), task)
+    return None
 
 
 def pair_run(
@@ -478,7 +483,8 @@ def pair_run(
         opened = trained_lens(recipe_run, place, plain_embedding=True)
         if opened is None:
             return None
-        lens, run = opened, _make_run(opened, recipe_run, some=MEASURED)
+        lens = opened
+        run = _make_run(opened, recipe_run, some=MEASURED)
         batch = _series_batch(lens, recipe_run)
     trimmed = cut_off(lens, batch)
     title = f"{kind}, d = {width}"
@@ -497,7 +503,8 @@ def _ids(count: int) -> tuple[str, ...]:
 
 def _series_recipe(plan: Mapping[str, Any], width: int, seed: int) -> RecipeRun:
     """Return the run of Chronos at the sizes of the model of text."""
-    full, tokens = recipe("chronos-nano"), plan["tokens"]
+    full = recipe("chronos-nano")
+    tokens = plan["tokens"]
     stage = plan["stage"]
     chronos = {
         "n_tokens": tokens,
@@ -528,7 +535,8 @@ def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
     """Return the tokens of held-out series as the native model takes them, without
     values that are missing.
     """
-    stage, series = run.recipe.stages[-1], draw_held_out(run)
+    stage = run.recipe.stages[-1]
+    series = draw_held_out(run)
     rows = torch.from_numpy(np.stack(series.values)).float()
     full = torch.isfinite(rows).all(1)
     tokenizer = lens.adapter.native.tokenizer
@@ -557,7 +565,9 @@ def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
         for name, matrix in matrices.items()
     }
     full, likeliest = _token_scores(lens, batch)
-    losses, overlaps, epsilons = [full], [1.0], [0.0]
+    losses = [full]
+    overlaps = [1.0]
+    epsilons = [0.0]
     for ratio in RATIOS:
         epsilon, ranks = at_ratio(spectra, forms, ratio)
         loss, rest = _token_scores(compress.factorised(lens, ranks), batch)

@@ -67,7 +67,8 @@ class AttentionWeights:
         """
         inner, outer = SCALINGS[scaling]
         query, key, value = np.random.default_rng(seed).normal(size=(3, width, width))
-        small, large = float(width) ** inner, float(width) ** outer
+        small = float(width) ** inner
+        large = float(width) ** outer
         return cls.stacked(small * query, small * key, large * value, heads)
 
     @property
@@ -231,7 +232,8 @@ def compression_errors(
     ranks, (rank,) (S0-J1a).
     """
     directions, singular, right = np.linalg.svd(vocabulary, full_matrices=False)
-    coordinates, inner = singular[:, None] * right, weights.times(directions)
+    coordinates = singular[:, None] * right
+    inner = weights.times(directions)
     full = attention(coordinates, inner)
     errors = []
     for rank in ranks:
@@ -330,7 +332,8 @@ def _head_logits(
     tokens: np.ndarray, weights: AttentionWeights, head: int
 ) -> np.ndarray:
     """Compute the scores (t, j) of one head."""
-    query, key = weights.query[head], weights.key[head] / np.sqrt(weights.head_width)
+    query = weights.query[head]
+    key = weights.key[head] / np.sqrt(weights.head_width)
     if weights.width < weights.head_width:
         return np.asarray(tokens.T @ (query.T @ (key @ tokens)))
     return np.asarray((query @ tokens).T @ (key @ tokens))

@@ -116,7 +116,8 @@ def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
     """
     values = positive_and_falling(singular_values, len(singular_values))
     values = values / values[0]
-    size, floor = len(values) // heads, np.zeros(len(values))
+    size = len(values) // heads
+    floor = np.zeros(len(values))
     for head in range(heads):
         position = -(-np.arange(1, len(values) + 1) // (head + 1)) - 1
         k = np.flatnonzero(position < size - 1)
@@ -140,11 +141,10 @@ def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
     basis = orth((sketch @ matrix).T)
     residual = matrix - (matrix @ basis) @ basis.T
     # the Gram matrix of the residual is small and as exact as this number needs
-    gram = (
-        residual @ residual.T
-        if len(residual) <= residual.shape[1]
-        else residual.T @ residual
-    )
+    if len(residual) <= residual.shape[1]:
+        gram = residual @ residual.T
+    else:
+        gram = residual.T @ residual
     return float(np.sqrt(max(np.linalg.eigvalsh(gram)[-1], 0.0)))
 
 
@@ -171,7 +171,8 @@ def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.nda
             f"{heads} heads of rank {rank} do not divide a width of {width}"
         )
     rng = np.random.default_rng(seed)
-    rows, entries = rank * heads, width // heads
+    rows = rank * heads
+    entries = width // heads
     positions = rng.permuted(np.tile(np.arange(width), (rows, 1)), axis=1)[:, :entries]
     sketch = np.zeros((rows, width))
     np.put_along_axis(sketch, positions, rng.normal(size=positions.shape), axis=1)
@@ -236,9 +237,12 @@ def head_sketch(
     alpha = np.sqrt(size) * np.log(np.sqrt(2) * n_tokens**2 / epsilon) / gap
     both = np.tile(np.sqrt(alpha) * directions / diagonal, (heads, 1, 1))
     weights = AttentionWeights(both, both, np.eye(width).reshape(heads, size, width))
-    head, row = np.arange(heads)[:, None], np.arange(rank)
-    leading, outside = size * head + row, np.where(head[:, 0] == 0, rank, 0)
-    value, query = np.zeros((heads, rank, width)), np.zeros((heads, 1, width))
+    head = np.arange(heads)[:, None]
+    row = np.arange(rank)
+    leading = size * head + row
+    outside = np.where(head[:, 0] == 0, rank, 0)
+    value = np.zeros((heads, rank, width))
+    query = np.zeros((heads, 1, width))
     key = np.tile(1 / diagonal, (heads, 1, 1))
     value[head, row, leading], query[head[:, 0], 0, outside], key[head, 0, leading] = (
         1,

@@ -153,7 +153,8 @@ class ResidualMlpEmbedding(Embedding):
         """Draw Gaussian weights whose variance is one over the inputs of each, with 4d
         hidden units unless given.
         """
-        units, rng = hidden or 4 * dimension, np.random.default_rng(seed)
+        units = hidden or 4 * dimension
+        rng = np.random.default_rng(seed)
         inner, skip = (
             rng.normal(size=(rows, patch)) / np.sqrt(patch)
             for rows in (units, dimension)

@@ -80,7 +80,8 @@ def fit_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Compute the slope of the least-squares line of log y over log x, along the last
     axis, (…).
     """
-    across, up = np.log(x), np.log(y)
+    across = np.log(x)
+    up = np.log(y)
     centred = across - across.mean()
     return np.asarray(
         (centred * (up - up.mean(-1, keepdims=True))).sum(-1) / (centred**2).sum()
@@ -136,7 +137,8 @@ def compression_by_rank(
             bounds[position, draw] = compression_bound(
                 vocabulary, weights, ranks, n_tokens
             )
-    following, inner = singular[ranks], np.array(ranks) <= 0.75 * width
+    following = singular[ranks]
+    inner = np.array(ranks) <= 0.75 * width
     data = {
         "error": (("scaling", "draw", "rank"), errors),
         "bound": (("scaling", "draw", "rank"), bounds),
@@ -206,10 +208,8 @@ def compression_by_width(
         },
     }
     coords = {"weights": list(kinds), "draw": range(draws), "width": list(widths)}
-    title, where = (
-        "Error of a layer cut to a fixed rank, by width",
-        "appendix J.1, figure 15 right (S0-J1b)",
-    )
+    title = "Error of a layer cut to a fixed rank, by width"
+    where = "appendix J.1, figure 15 right (S0-J1b)"
     sizes: dict[str, Any] = {
         "rank": rank,
         "n_tokens": n_tokens,
@@ -307,10 +307,12 @@ def spectra_by_heads(
         >>> spectra["rank"].sel(input="times √L").values.tolist()
         [[10, 13]]
     """
-    counts, singular = list(heads), np.exp(-np.arange(width) / decay)
+    counts = list(heads)
+    singular = np.exp(-np.arange(width) / decay)
     scales = {"times √L": np.sqrt(n_tokens), "of norm 1": 1.0}
     shape = (len(scales), draws, len(counts))
-    spectra, deviations = np.empty((*shape, width)), np.empty(shape)
+    spectra = np.empty((*shape, width))
+    deviations = np.empty(shape)
     for draw, child in enumerate(children(seed, draws)):
         tokens = of_spectrum(singular, n_tokens, np.random.default_rng(child))
         for column, count in enumerate(counts):
@@ -375,7 +377,8 @@ def chebyshev_curves(
     """
     points = np.linspace(-largest, largest, n_points)
     count = min(max(ranks) + 1, dimension)
-    coordinates, spectra = [], []
+    coordinates = []
+    spectra = []
     for rank in ranks:
         tokens = ChebyshevEmbedding.random(dimension, rank, largest=largest, seed=seed)(
             points

@@ -99,7 +99,8 @@ def read_head_spectra(ds: xr.Dataset) -> list[str]:
     """Describe ranks by heads where scores differ and where they do not."""
     ranks = np.median(array(ds, "rank", "input", "draw", "heads"), axis=1)
     deviation = array(ds, "logit_deviation", "input", "draw", "heads").mean(axis=(1, 2))
-    heads, least = names(ds, "heads"), int(ds["input_rank"])
+    heads = names(ds, "heads")
+    least = int(ds["input_rank"])
     return [
         f"Input {name}, whose scores deviate by {num(scores)}: from rank {least} to"
         f" {listed([f'{num(rank)} ({count})' for rank, count in zip(of, heads, strict=True)])},"

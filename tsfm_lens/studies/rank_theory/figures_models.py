@@ -41,7 +41,8 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
         'Vocabulary of chronos-nano along its two leading directions'
     """
     across, up = array(ds, "coordinate", "direction", "token")
-    values, tokens = array(ds, "value", "token"), names(ds, "token")
+    values = array(ds, "value", "token")
+    tokens = names(ds, "token")
     first, second = array(ds, "share", "direction")
     drawn = blank(320)
     panel = drawn.panel()
@@ -162,7 +163,8 @@ def read_plane(ds: xr.Dataset) -> list[str]:
     """Describe the share of two directions, and the distance of tokens with
     neighbouring ids there.
     """
-    share, ratio = float(ds["share"].sum()), float(ds["neighbour_ratio"])
+    share = float(ds["share"].sum())
+    ratio = float(ds["neighbour_ratio"])
     return [
         (
             f"Along two directions lie {percent(share)} of the vocabulary's sum of"
@@ -178,10 +180,8 @@ def read_plane(ds: xr.Dataset) -> list[str]:
 def read_patches(ds: xr.Dataset) -> list[str]:
     """Describe the rank of embedded noise by patch size."""
     position = level_position(ds, None)
-    ranks, full = (
-        array(ds, "epsilon_rank", "embedding", epsilon=position),
-        np.asarray(ds["full"].values),
-    )
+    ranks = array(ds, "epsilon_rank", "embedding", epsilon=position)
+    full = np.asarray(ds["full"].values)
     texts = [
         f"{label} {int(rank)} of {int(most)}"
         + f" (patch {patch})" * (origin == "model")

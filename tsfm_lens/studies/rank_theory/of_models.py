@@ -194,7 +194,10 @@ def spectra_by_patch(
         [2]
     """
     levels = checked_levels(epsilon)
-    runs = [run] if isinstance(run, Run) else list(run)
+    if isinstance(run, Run):
+        runs = [run]
+    else:
+        runs = list(run)
     entries: list[tuple[str, int, int, str, np.ndarray, float]] = []
     for item in runs:
         lens = item.lens
@@ -250,7 +253,8 @@ def spectra_by_patch(
             "epsilon": levels,
         },
     )
-    title, source = "Spectra by patch size", "Flow of ranks, figure 3 a (S0-F3)"
+    title = "Spectra by patch size"
+    source = "Flow of ranks, figure 3 a (S0-F3)"
     data.attrs = runs[0].describe("spectra_by_patch", title, source, signal_seed=seed)
     data.attrs["model"] = ", ".join(str(entry.lens.model_id) for entry in runs)
     return data
@@ -298,10 +302,14 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
             f"{lens.model_id} embeds patches, not tokens of a vocabulary; Chronos and"
             " T5 have one"
         )
-    first = 0 if lens.takes_ids else lens.first_value_token
+    if lens.takes_ids:
+        first = 0
+    else:
+        first = lens.first_value_token
     rows = table.detach().cpu().double()[first:]
     values, vectors = torch.linalg.eigh(rows.T @ rows)
-    leading, sizes = vectors.flip(1)[:, :2].numpy(), values.flip(0).clamp_min(0).numpy()
+    leading = vectors.flip(1)[:, :2].numpy()
+    sizes = values.flip(0).clamp_min(0).numpy()
     leading = leading * np.sign(leading[np.abs(leading).argmax(0), [0, 1]])
     plane = rows.numpy() @ leading
     of_bins = np.full(len(plane), np.nan)
@@ -326,9 +334,7 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
         },
         coords={"token": np.arange(first, first + len(plane)), "direction": [1, 2]},
     )
-    title, source = (
-        "Vocabulary on two directions",
-        "Flow of ranks, figure 2 b and c (S0-F2)",
-    )
+    title = "Vocabulary on two directions"
+    source = "Flow of ranks, figure 2 b and c (S0-F2)"
     data.attrs = lens.describe("vocabulary_plane", title, source, d_model=rows.shape[1])
     return data

@@ -83,7 +83,10 @@ def real_rows(path: Path) -> NDArray[np.float32]:
     with open_arrays(path) as arrays:
         for name in sorted(key for key in arrays if key.startswith("training/")):
             series = arrays[name]
-            pieces = 1 if len(series) <= LENGTH else -(-len(series) // OVERLAP)
+            if len(series) <= LENGTH:
+                pieces = 1
+            else:
+                pieces = -(-len(series) // OVERLAP)
             series = np.concatenate(
                 [np.full(max(0, LENGTH - len(series)), np.nan, np.float32), series]
             )
@@ -180,7 +183,10 @@ def load_corpus(
     path = cache / f"corpus-{hashlib.sha256(title.encode()).hexdigest()[:12]}.npz"
     if not path.exists():
         # a wrong file is refused before the user has to wait
-        real_values = None if real is None else real_rows(real)
+        if real is None:
+            real_values = None
+        else:
+            real_values = real_rows(real)
         cache.mkdir(parents=True, exist_ok=True)
         console(stderr=True).print(
             f"drawing the series to train on, once, into {path}: minutes"

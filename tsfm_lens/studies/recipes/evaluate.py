@@ -75,7 +75,10 @@ def windows(case: SkillCase, horizon: int) -> Iterator[ForecastWindow]:
         end = len(case.values) - index * horizon
         if end - horizon < _least_context(case):
             return
-        covariates = None if case.covariates is None else case.covariates[:, :end]
+        if case.covariates is None:
+            covariates = None
+        else:
+            covariates = case.covariates[:, :end]
         yield ForecastWindow(
             case,
             case.values[: end - horizon],
@@ -132,7 +135,10 @@ def forecasts(
     batches.
     """
     torch.manual_seed(seed)
-    options = {} if samples is None else {"num_samples": samples}
+    if samples is None:
+        options = {}
+    else:
+        options = {"num_samples": samples}
     quantiles_of_tasks: list[Array] = []
     settings = getattr(getattr(pipeline, "model", None), "config", None)
     paths: int = samples or getattr(settings, "num_samples", None) or 1
@@ -228,7 +234,8 @@ def measure(
     return means[["MASE"]].assign(**dict(zip(RATIOS, ratios, strict=True)))
 
 
-VALIDATION_SEED, TEST_SEED = 20_261_120, 20_261_122
+VALIDATION_SEED = 20_261_120
+TEST_SEED = 20_261_122
 """Seeds [seed, step] of training are pairs; these stand alone, so no training row is
 drawn again.
 """
@@ -263,18 +270,12 @@ def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase
     rng = np.random.default_rng(seed)
     cases = []
     for row in range(count):
-        kind, season = (
-            ("rough", "smooth", "wave")[row % 3],
-            int(rng.choice(CALENDAR_PERIODS)),
-        )
-        drift, noise_scale = (
-            rng.normal() * np.linspace(0, 1, length),
-            rng.choice([0.05, 0.1, 0.2, 0.4]),
-        )
-        noise, level = (
-            noise_scale * rng.standard_normal(length),
-            rng.choice([0.0, 3.0, 10.0]),
-        )
+        kind = ("rough", "smooth", "wave")[row % 3]
+        season = int(rng.choice(CALENDAR_PERIODS))
+        drift = rng.normal() * np.linspace(0, 1, length)
+        noise_scale = rng.choice([0.05, 0.1, 0.2, 0.4])
+        noise = noise_scale * rng.standard_normal(length)
+        level = rng.choice([0.0, 3.0, 10.0])
         values = level + drift + np.resize(_cycle(rng, kind, season), length) + noise
         cases.append(
             SkillCase(
@@ -342,7 +343,8 @@ def hourly_cases(
     hour = np.arange(length)
     cases = []
     for row in range(count):
-        kind, noise_scale = ("smooth", "wave")[row % 2], rng.choice([0.01, 0.03, 0.1])
+        kind = ("smooth", "wave")[row % 2]
+        noise_scale = rng.choice([0.01, 0.03, 0.1])
         work, rest = (
             np.convolve(np.tile(_cycle(rng, kind, 24), 3), np.ones(3) / 3, "same")[
                 24:48
@@ -358,16 +360,15 @@ def hourly_cases(
             + rng.choice([0.0, 0.1, 0.3]) * _drift(rng, length, 120)
             + noise_scale * _drift(rng, length, 3)
         )
-        base, sign = base / base.std(), int(rng.choice([-1, 1]))
+        base = base / base.std()
+        sign = int(rng.choice([-1, 1]))
         heat = np.sin(2 * np.pi * (hour + rng.uniform(0, 24)) / 24) + rng.uniform(
             0.1, 1.0
         ) * _drift(rng, length, 48)
         heat = heat / heat.std()
         values = rng.uniform(3, 30) + base + sign * heat * heated
-        name, temperature = (
-            f"{row}: {kind} days, noise {noise_scale}",
-            15 + rng.uniform(3, 8) * heat,
-        )
+        name = f"{row}: {kind} days, noise {noise_scale}"
+        temperature = 15 + rng.uniform(3, 8) * heat
         cases.append(
             SkillCase(name, values, 24, temperature[None] if heated else None, sign)
         )
@@ -444,11 +445,9 @@ def covariate_signs(
     ]
     tasks = [next(windows(case, horizon)) for case in cases]
     forecast = partial(forecasts, pipeline, horizon=horizon, seed=0, covariates=True)
-    before, signs, right = (
-        forecast(tasks),
-        np.array([case.sign for case in cases]),
-        np.ones(len(cases), dtype=bool),
-    )
+    before = forecast(tasks)
+    signs = np.array([case.sign for case in cases])
+    right = np.ones(len(cases), dtype=bool)
     for rise in (0.0, 1.0):
         rest = [_changed(task, horizon, rise=rise) for task in tasks]
         for row, (old, new, task, other) in enumerate(
@@ -566,10 +565,14 @@ def main(
             )
         )
     if seed is None and type(pipeline).__name__ == "Chronos2Pipeline":
-        gain_seed = TEST_SEED if real is None else VALIDATION_SEED
+        gain_seed = VALIDATION_SEED
+        if real is None:
+            gain_seed = TEST_SEED
         gain = covariate_gain(pipeline, seed=gain_seed)
         low, high = gain["interval"]
-        which = "test" if real is None else "validation"
+        which = "validation"
+        if real is None:
+            which = "test"
         console().print(
             f"{which}: MASE with known covariates / without: {gain['ratio']:.3f}"
             f" ({low:.3f} to {high:.3f})"

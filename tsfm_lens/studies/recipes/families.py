@@ -112,7 +112,8 @@ def _smooth_shapes(rng: np.random.Generator, periods: NDArray[np.int64]) -> Arra
     """Draw random closed curves: Brownian bridges, half of them smoothed over
     neighbours.
     """
-    count, widest = len(periods), int(periods.max())
+    count = len(periods)
+    widest = int(periods.max())
     walk = np.cumsum(rng.standard_normal((count, widest)), axis=1)
     last = np.take_along_axis(walk, periods[:, None] - 1, axis=1)
     bridge = walk - last * (np.arange(1, widest + 1)[None] / periods[:, None])
@@ -189,7 +190,8 @@ def trend(rng: np.random.Generator, count: int, length: int) -> Array:
     """
     t = np.linspace(0, 1, length)[None]
     kind = rng.integers(4, size=count)[:, None]
-    knee, slope = rng.uniform(0.2, 0.8, (count, 1)), rng.normal(size=(count, 1))
+    knee = rng.uniform(0.2, 0.8, (count, 1))
+    slope = rng.normal(size=(count, 1))
     broken = t + slope * np.maximum(t - knee, 0)
     line = np.choose(
         kind, [t + 0 * knee, 1 - np.exp(-3 * t * knee), np.expm1(2 * t * knee), broken]
@@ -302,7 +304,8 @@ def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
     quieter: traffic, footfall.
     """
     steps = rng.choice([24, 24, 24, 12, 48, 8], count)
-    work, rest = _smooth_shapes(rng, steps), _smooth_shapes(rng, steps)
+    work = _smooth_shapes(rng, steps)
+    rest = _smooth_shapes(rng, steps)
     alike = rng.uniform(0, 1, (count, 1))
     rest = alike * work + (1 - alike) * rest - rng.uniform(0, 1.5, (count, 1))
     start = rng.integers(7 * steps)
@@ -368,10 +371,8 @@ def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
     t = np.arange(length)[None]
     slow = rng.uniform(0.2, 2.0, (count, 1)) * random_walk(rng, count, length)
     for _ in range(3):
-        at, fade = (
-            rng.integers(length, size=(count, 1)),
-            np.exp(rng.uniform(np.log(2), np.log(120), (count, 1))),
-        )
+        at = rng.integers(length, size=(count, 1))
+        fade = np.exp(rng.uniform(np.log(2), np.log(120), (count, 1)))
         jump = rng.normal(0, 2.5, (count, 1)) * some(rng, count, 0.6)
         slow = slow + jump * np.where(
             t >= at, np.exp(-np.maximum(t - at, 0) / fade), 0.0
@@ -490,7 +491,9 @@ def kernel_bank(
     """
     grid = torch.linspace(0.0, 1.0, length, dtype=torch.float64, device=device)
     gap = (grid[:, None] - grid[None, :]).abs()
-    steps = gap * (length - 1) if length > 1 else gap
+    steps = gap
+    if length > 1:
+        steps = gap * (length - 1)
     product = grid[:, None] * grid[None, :]
     same = torch.eye(length, dtype=torch.float64, device=device)
     return torch.stack(
@@ -514,9 +517,10 @@ def compose(bank: Tensor, indices: np.ndarray, sums: np.ndarray) -> Tensor:
     """Join kernels of the bank left to right: a covariance (length, length)."""
     covariance = bank[indices[0]].clone()
     for index, by_sum in zip(indices[1:], sums[1:], strict=True):
-        covariance = (
-            covariance.add_(bank[index]) if by_sum else covariance.mul_(bank[index])
-        )
+        if by_sum:
+            covariance = covariance.add_(bank[index])
+        else:
+            covariance = covariance.mul_(bank[index])
     return covariance
 
 

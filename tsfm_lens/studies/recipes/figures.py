@@ -23,24 +23,25 @@ def read_training(ds: xr.Dataset) -> list[str]:
     """Describe each arm's change of skill, its size beside the variation over seeds,
     and its change of time.
     """
-    out, arms = [], names(ds, "arm")
+    out = []
+    arms = names(ds, "arm")
     verdict = finding(ds, "mase_rise", "arm")
     assert verdict is not None
-    share, time = array(ds, "stored_ratio", "arm"), array(ds, "step_time", "arm")
+    share = array(ds, "stored_ratio", "arm")
+    time = array(ds, "step_time", "arm")
     for row, arm in enumerate(arms):
         estimate, low, high = (
             100 * float(item[row]) for item in (verdict.size, verdict.low, verdict.high)
         )
         if estimate or low != high:
-            units, needed = int(verdict.facts["units"]), int(verdict.facts["needed"])
-            unsure = (
-                f"{units} seeds cannot decide, {needed} could"
-                if units < needed
-                else "not significant over seeds"
-            )
-            comparison = (
-                "significant over seeds" if verdict.significant[row] else unsure
-            )
+            units = int(verdict.facts["units"])
+            needed = int(verdict.facts["needed"])
+            unsure = "not significant over seeds"
+            if units < needed:
+                unsure = f"{units} seeds cannot decide, {needed} could"
+            comparison = unsure
+            if verdict.significant[row]:
+                comparison = "significant over seeds"
             out.append(
                 f"{arm!r}, with {num(100 * share[row])} % of the numbers in attention,"
                 f" moves MASE by {signed(estimate)} % ({signed(low)} to"
@@ -60,7 +61,8 @@ def read_training(ds: xr.Dataset) -> list[str]:
 
 def read_vocabulary(ds: xr.Dataset) -> list[str]:
     """Describe the ranks at the end by the vocabulary's, in W_Q and in its change."""
-    numbers, out = names(ds, "vocabulary"), []
+    numbers = names(ds, "vocabulary")
+    out = []
     at = len(names(ds, "epsilon")) // 2 - 1
     epsilon = float(ds["epsilon"].values[at])
     for name, text in (
@@ -91,7 +93,8 @@ def read_spectra(ds: xr.Dataset) -> list[str]:
         ds, "singular_value", "training_step", "layer", "seed", "index"
     ).mean(axis=2)
     steps = names(ds, "training_step")
-    largest, middle = values[..., 0], np.median(values, axis=-1)
+    largest = values[..., 0]
+    middle = np.median(values, axis=-1)
     return [
         f"From step {steps[0]} to step {steps[-1]} the largest singular value of W_Q"
         " grows"
@@ -154,7 +157,8 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     )
     drawn = sheet([300], [0.5, 0.5], column_gap=0.06, shared_yaxes=True)
     left, right = drawn
-    share, time = 100 * ds["stored_ratio"].values, ds["step_time"].values
+    share = 100 * ds["stored_ratio"].values
+    time = ds["step_time"].values
     for panel, positions in ((left, share), (right, time)):
         panel.level(0.0, colour=GREY, dash="dot")
         for position, arm in enumerate(table["arm"]):

@@ -42,7 +42,10 @@ def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
     """Build the model of a recipe before its first step, with the widths of its end:
     the start of training.
     """
-    variant = recipe if seed is None else recipe.model_copy(update={"seed": seed})
+    if seed is None:
+        variant = recipe
+    else:
+        variant = recipe.model_copy(update={"seed": seed})
     return _open(
         build_model(variant, recipe.steps),
         f"{recipe.name} (initial weights, seed {variant.seed})",
@@ -54,7 +57,8 @@ class TrainingHistory(Mapping[int, Lens]):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        state, log = self.folder / STATE, self.folder / LOG
+        state = self.folder / STATE
+        log = self.folder / LOG
         if not state.exists() or not log.exists():
             raise CheckpointError(
                 f"no training run in {folder}: expected {STATE} and {LOG} of"

@@ -64,17 +64,17 @@ def level_record(
     """Compute the losses of runs below ``out`` that have ended, on so many series of
     each family.
     """
-    names, seeds = (
-        list(dict.fromkeys(run.name for run in runs)),
-        sorted({run.seed for run in runs}),
-    )
+    names = list(dict.fromkeys(run.name for run in runs))
+    seeds = sorted({run.seed for run in runs})
     stage = runs[0].recipe.stages[-1].model_copy(update={"smoothing": 0.0})
     held_out = build_corpus(
         dict.fromkeys(runs[0].recipe.corpus, per_family), seed=HELD_OUT_SEED
     )
     series = torch.from_numpy(held_out.values[:, -stage.context - stage.horizon :])
-    past, future = series[:, : stage.context], series[:, stage.context :]
-    loss, curves = np.full((len(names), len(seeds)), np.nan), {}
+    past = series[:, : stage.context]
+    future = series[:, stage.context :]
+    loss = np.full((len(names), len(seeds)), np.nan)
+    curves = {}
     for run in runs:
         trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
         trainer.resume()

@@ -40,7 +40,10 @@ from tsfm_lens.training.losses import Stage
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
 
-DENSE, SEEDS, CORPUS_SEED, HELD_OUT_SEED = "dense", 3, 0, 20_261_123
+DENSE = "dense"
+SEEDS = 3
+CORPUS_SEED = 0
+HELD_OUT_SEED = 20_261_123
 
 
 _FULL = recipe("chronos-nano")
@@ -107,7 +110,10 @@ class RecipeRun(NamedTuple):
 
 def make_run(name: str, seed: int, steps: int | None, **changes: Any) -> RecipeRun:
     """Return a run of :data:`BASE` with some changes, in so many steps."""
-    shorter = {} if steps is None else {"steps": steps, "decay": steps // 4}
+    if steps is None:
+        shorter = {}
+    else:
+        shorter = {"steps": steps, "decay": steps // 4}
     return RecipeRun(
         name,
         seed,
@@ -174,7 +180,8 @@ def attention_record(
             f" {DENSE!r}"
         )
     first = runs[DENSE][seeds[0]][0]
-    series, steps = draw_held_out(first), first.recipe.stages[-1].horizon
+    series = draw_held_out(first)
+    steps = first.recipe.stages[-1].horizon
     values: dict[str, list[list[Any]]] = {
         name: [[] for _ in names] for name in (*SCORES, "overlap")
     }
@@ -238,11 +245,10 @@ def _sizes(
         forms: dict[str, BlockShape] = {
             key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()
         }
-        ranks = (
-            {key: form.full for key, form in forms.items()}
-            if target is None
-            else attention_ranks(dense, target)
-        )
+        if target is None:
+            ranks = {key: form.full for key, form in forms.items()}
+        else:
+            ranks = attention_ranks(dense, target)
         numbers = sizes(lenses[name])
         # the first of each layer
         by_layer = {
@@ -303,9 +309,11 @@ def vocabulary_record(
     """Compute ranks of W_Q of the encoder over training, by the rank of a fixed
     vocabulary and seed.
     """
-    numbers, seeds = sorted(runs), sorted(next(iter(runs.values())))
+    numbers = sorted(runs)
+    seeds = sorted(next(iter(runs.values())))
     first = runs[numbers[0]][seeds[0]][0]
-    series, steps = draw_held_out(first), first.recipe.stages[-1].horizon
+    series = draw_held_out(first)
+    steps = first.recipe.stages[-1].horizon
     spectra = [
         [_spectra(runs[number][seed][1]) for seed in seeds] for number in numbers
     ]

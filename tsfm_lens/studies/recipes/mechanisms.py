@@ -72,7 +72,8 @@ def measure(
     batch, future = motifs(count, motif, repeats, horizon, seed)
     run = lens.run(batch, horizon, truth=future, rollout=True, num_samples=20)
     entropy = head_entropy(run.select(range(min(count, 6))), kind="cross_attn")
-    is_induction, is_sharp = test["induction"].values, entropy["sharp"].values
+    is_induction = test["induction"].values
+    is_sharp = entropy["sharp"].values
     every = [(_head(lens, layer, head),) for layer, head in np.ndindex(*is_sharp.shape)]
     alone = _copy_errors(run, every).reshape(is_sharp.shape)
     # widest first; heads that also induce come after those that do not
@@ -85,7 +86,8 @@ def measure(
     def heads(mask: np.ndarray) -> tuple[Component, ...]:
         return tuple(_head(lens, layer, head) for layer, head in np.argwhere(mask))
 
-    induction, sharp = heads(is_induction), heads(is_sharp)
+    induction = heads(is_induction)
+    sharp = heads(is_sharp)
     both = heads(is_induction & is_sharp)
     sets = {
         "plain": (),
@@ -147,7 +149,8 @@ def main(
             if component in getattr(scores, kind)
         ]
         at = {"layer": layer, "head": head}
-        test, entropy = scores.test.isel(at), scores.entropy.isel(at)
+        test = scores.test.isel(at)
+        entropy = scores.entropy.isel(at)
         arrays = (
             test.prefix_matching,
             test.copy_score,
@@ -161,7 +164,10 @@ def main(
     out.print(table)
     out.print(f"copy accuracy on random tokens {float(scores.test.copy_accuracy):.2f}")
     for name, value in scores.copy_error.items():
-        heads = "all heads" if name == "plain" else f"the heads that are {name} ablated"
+        if name == "plain":
+            heads = "all heads"
+        else:
+            heads = f"the heads that are {name} ablated"
         out.print(
             f"copy error of a repeated motif, {heads}: {value:.3f} standard deviations"
         )

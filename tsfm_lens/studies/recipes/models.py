@@ -48,15 +48,15 @@ def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
     """Return the rank of every attention matrix, or of each of its heads, by the
     matrix's name.
     """
-    by_head, layers = (
-        target.sketch == "by head",
-        {stack.name: stack.n_layers for stack in lens.wiring.stacks},
-    )
+    by_head = target.sketch == "by head"
+    layers = {stack.name: stack.n_layers for stack in lens.wiring.stacks}
     ranks = {}
     for name, matrix in matrices(lens).items():
         full = matrix.form(by_head=by_head).full
         if not 1 <= target.rank <= full:
-            of = f"each head of {name}" if by_head else name
+            of = name
+            if by_head:
+                of = f"each head of {name}"
             raise InputError(f"rank {target.rank} of {of}; expected 1 to {full}")
         schedule = rank_schedule(target.rank, target.growth, layers[matrix.stack], full)
         ranks[name] = int(schedule[matrix.layer])
@@ -67,7 +67,8 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
     """Replace every attention matrix by factors, in the model itself."""
     mode = model.training
     lens = load(as_pipeline(model.eval()), check=False)
-    by_head, by_name = target.sketch == "by head", matrices(lens)
+    by_head = target.sketch == "by head"
+    by_name = matrices(lens)
     for name, rank in attention_ranks(lens, target).items():
         matrix = by_name[name]
         if rank < matrix.form(by_head=by_head).full:
@@ -83,11 +84,10 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
                 .sqrt()
             )
             gain = (weight.norm() / product(Factors(down, up)).norm()).sqrt()
-            over = (
-                lengths.reshape(len(up), 1, rank)
-                if up.ndim == 3
-                else lengths.reshape(1, -1)
-            )
+            if up.ndim == 3:
+                over = lengths.reshape(len(up), 1, rank)
+            else:
+                over = lengths.reshape(1, -1)
             factors = Factors(down / lengths * gain, up * over * gain)
             replace_layer(
                 model, matrix.path, LowRankLinear(factors, layer.bias, matrix.gain)
@@ -144,7 +144,8 @@ def spread(x: Tensor, ranks: Sequence[int]) -> Tensor:
     """Spread queries or keys so that dot products are scores by nested blocks: a level
     has a place for each block.
     """
-    tokens, parts = x.shape[-2], []
+    tokens = x.shape[-2]
+    parts = []
     at = torch.arange(tokens, device=x.device)
     sizes = token_blocks(tokens, len(ranks))
     for part, block, count in zip(
@@ -166,7 +167,8 @@ def attend(
     """Compute T5's attention, by the module's levels where it has some."""
     ranks = getattr(module, "level_ranks", ())
     if ranks:
-        query, key = spread(query, ranks), spread(key, ranks)
+        query = spread(query, ranks)
+        key = spread(key, ranks)
     return eager_attention_forward(module, query, key, value, mask, **options)
 
 
@@ -218,7 +220,8 @@ def widened(
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         wider = type(model)(config).to(model.dtype)
-    old, weights = model.state_dict(), wider.state_dict()
+    old = model.state_dict()
+    weights = wider.state_dict()
     for name in old:
         if "relative_attention_bias" in name:
             weights[name] = _finer_table(
@@ -255,14 +258,18 @@ def _wider(
     same_gain: bool,
 ) -> Tensor:
     """Return the weight `old` in the corner of one of `shape`."""
-    kind, heads = name.split(".")[-2], config.num_heads
+    kind = name.split(".")[-2]
+    heads = config.num_heads
     if name.endswith("bias"):
         return torch.cat([old, old.new_zeros(shape[0] - len(old))])
     random = (
         NEW_SHARE * old.std() * torch.randn(shape, generator=generator, dtype=old.dtype)
     )
     if old.ndim == 1:
-        gain = 1.0 if same_gain else (len(old) / shape[0]) ** 0.5
+        if same_gain:
+            gain = 1.0
+        else:
+            gain = (len(old) / shape[0]) ** 0.5
         return torch.cat([gain * old, old.new_full((shape[0] - len(old),), gain)])
     if kind in ("q", "k", "v"):
         new = random.view(heads, -1, shape[1])
@@ -271,11 +278,10 @@ def _wider(
             new[:, config.d_kv :] = 0.0
         new[:, : config.d_kv, : config.d_model] = old.view(heads, config.d_kv, -1)
         return new.reshape(shape)
-    new = (
-        random
-        if kind in ("wi", "hidden_layer")
-        else torch.zeros(shape, dtype=old.dtype)
-    )
+    if kind in ("wi", "hidden_layer"):
+        new = random
+    else:
+        new = torch.zeros(shape, dtype=old.dtype)
     if kind == "o":
         new = new.view(shape[0], heads, -1)
         new[: config.d_model, :, : config.d_kv] = old.view(-1, heads, config.d_kv)
@@ -353,10 +359,8 @@ def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
     else:
         model = T5ForConditionalGeneration(config)
         first_bin = recipe.config["chronos_config"]["n_special_tokens"] + 1
-        generator, sizes = (
-            torch.Generator().manual_seed(recipe.seed),
-            (config.vocab_size, config.d_model),
-        )
+        generator = torch.Generator().manual_seed(recipe.seed)
+        sizes = (config.vocab_size, config.d_model)
         model.shared.weight.data.copy_(
             ordinal_embedding(*sizes, first_bin, generator, finest=recipe.finest)
         )

@@ -34,13 +34,18 @@ def orthogonalised(matrices: Tensor) -> Tensor:
     """Bring the singular values of matrices (matrix, row, column) near 1 by five rounds
     of Newton and Schulz.
     """
-    wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
+    if matrices.shape[1] <= matrices.shape[2]:
+        wide = matrices
+    else:
+        wide = matrices.mT
     wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     first, second, third = COEFFICIENTS
     for _ in range(ROUNDS):
         gram = wide @ wide.mT
         wide = first * wide + (second * gram + third * gram @ gram) @ wide
-    return wide if matrices.shape[1] <= matrices.shape[2] else wide.mT
+    if matrices.shape[1] <= matrices.shape[2]:
+        return wide
+    return wide.mT
 
 
 class Muon(torch.optim.Optimizer):

@@ -64,10 +64,8 @@ class TrainingRecipe(BaseModel):
 
     @model_validator(mode="after")
     def _in_order(self) -> TrainingRecipe:
-        starts, restarts = (
-            [stage.start for stage in self.stages],
-            [restart.at for restart in self.restarts],
-        )
+        starts = [stage.start for stage in self.stages]
+        restarts = [restart.at for restart in self.restarts]
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
             raise ValueError(
                 f"stages start at {starts}; expected 0 first, then each after the one"
@@ -102,7 +100,9 @@ class TrainingRecipe(BaseModel):
     def phase(self, step: int) -> Phase | None:
         """Return the phase of `step`; None in the first."""
         earlier = [restart for restart in self.restarts if restart.at <= step]
-        return earlier[-1] if earlier else None
+        if earlier:
+            return earlier[-1]
+        return None
 
     def select_config(self, step: int) -> dict[str, Any]:
         """Return the configuration of the model that takes `step`."""
@@ -115,12 +115,17 @@ class TrainingRecipe(BaseModel):
 
     def rate(self, step: int) -> float:
         """Compute the learning rate at `step`."""
-        first, last, peak, decay = 0, self.steps, self.learning_rate, self.decay
+        first = 0
+        last = self.steps
+        peak = self.learning_rate
+        decay = self.decay
         for restart in self.phases_within():
             if step < restart.at:
                 last = restart.at
                 break
-            first, peak, decay = restart.at, restart.learning_rate, restart.decay
+            first = restart.at
+            peak = restart.learning_rate
+            decay = restart.decay
         return trapezoid_rate(
             step, peak, first=first, last=last, warmup=self.warmup, decay=decay
         )

@@ -35,7 +35,8 @@ from tsfm_lens.training.state import (
 )
 
 SAVE_EVERY = 200
-CHECKPOINTS, LATER_CHECKPOINTS = 20, 9
+CHECKPOINTS = 20
+LATER_CHECKPOINTS = 9
 GRADIENT_NORM = 1.0
 
 
@@ -43,7 +44,8 @@ class RecipeTask:
     """Recipe as a task of the training loop, on series of a corpus and on a device."""
 
     def __init__(self, recipe: TrainingRecipe, corpus: Corpus, device: str) -> None:
-        self.recipe, self.device = recipe, device
+        self.recipe = recipe
+        self.device = device
         self.model = build_model(recipe).to(device)
         self.source = SeriesSource(corpus, seed=recipe.seed, device=device)
 
@@ -103,7 +105,8 @@ def _optimizer(
     model: PreTrainedModel, recipe: TrainingRecipe, phase: Phase | None
 ) -> torch.optim.Optimizer:
     """Make a fresh optimiser of a phase; None is the first."""
-    rate, decay = recipe.learning_rate, recipe.weight_decay
+    rate = recipe.learning_rate
+    decay = recipe.weight_decay
     if phase is not None and phase.optimizer == "Muon":
         return MuonAdamW(model, lr=rate, weight_decay=decay)
     free = [weight for weight in model.parameters() if weight.requires_grad]
@@ -186,10 +189,8 @@ class Trainer(Training):
         self._begin(phase)
 
     def _enter_phase(self, phase: Phase | None) -> None:
-        self.optimizer, self._phase_of = (
-            _optimizer(self.model, self.recipe, phase),
-            phase.at if phase else None,
-        )
+        self.optimizer = _optimizer(self.model, self.recipe, phase)
+        self._phase_of = phase.at if phase else None
 
     def _begin(self, phase: Phase) -> None:
         if phase.config:

@@ -68,11 +68,10 @@ def spectral_norm(weight: Tensor) -> Tensor:
     """Compute the largest singular value of a matrix, exact, and differentiable twice
     where it is single.
     """
-    gram = (
-        weight @ weight.mT
-        if weight.shape[-2] < weight.shape[-1]
-        else weight.mT @ weight
-    )
+    if weight.shape[-2] < weight.shape[-1]:
+        gram = weight @ weight.mT
+    else:
+        gram = weight.mT @ weight
     return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0).sqrt()
 
 
@@ -135,11 +134,9 @@ class SingleHead(nn.Module):
         if self.gamma is not None:
             x = self.gamma / spectral_norm(x).max() * x
         q, k, v = (part(x).unsqueeze(1) for part in (self.q, self.k, self.v))
-        mask = (
-            torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
-            if self.identity
-            else None
-        )
+        mask = None
+        if self.identity:
+            mask = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
         return self.o(
             F.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1)
         )
@@ -230,16 +227,12 @@ class ChannelTransformer(nn.Module):
             for name, value in arguments.items()
             if (name, value) not in usual.items()
         }
-        self.length, self.horizon, self.channels, self.over = (
-            length,
-            horizon,
-            channels,
-            attention,
-        )
-        self.size, self.width = (
-            length if channels is None or attention != "time" else channels,
-            width,
-        )
+        self.length = length
+        self.horizon = horizon
+        self.channels = channels
+        self.over = attention
+        self.size = length if channels is None or attention != "time" else channels
+        self.width = width
         with _drawn(self, seed):
             self.embed: RevIN | nn.Identity = (
                 RevIN(channels) if normalise and channels else nn.Identity()
@@ -276,15 +269,21 @@ class ChannelTransformer(nn.Module):
         units.
         """
         statistics = self.statistics(x)
-        stream = self.embed(x, *statistics) if statistics else self.embed(x)
-        stream = stream.mT if self.over == "time" else stream
+        if statistics:
+            stream = self.embed(x, *statistics)
+        else:
+            stream = self.embed(x)
+        if self.over == "time":
+            stream = stream.mT
         for block in self.blocks:
             stream = block(stream)
         return self.forecast(stream, statistics)
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return RevIN's statistics of windows (…, channel, L); None without RevIN."""
-        return self.embed.statistics(x) if isinstance(self.embed, RevIN) else None
+        if isinstance(self.embed, RevIN):
+            return self.embed.statistics(x)
+        return None
 
     def forecast(
         self, stream: Tensor, statistics: tuple[Tensor, Tensor] | None
@@ -293,11 +292,9 @@ class ChannelTransformer(nn.Module):
         units of the windows.
         """
         out = self.readout(stream.mT if self.over == "time" else stream)
-        return (
-            self.embed.inverse(out, *statistics)
-            if isinstance(self.embed, RevIN) and statistics
-            else out
-        )
+        if isinstance(self.embed, RevIN) and statistics:
+            return self.embed.inverse(out, *statistics)
+        return out
 
 
 @contextmanager
@@ -358,7 +355,9 @@ class LinearForecaster(nn.Module):
                 "channels is None, but RevIN is made for a number of channels"
             )
         self.settings = arguments
-        self.length, self.horizon, self.channels = length, horizon, channels
+        self.length = length
+        self.horizon = horizon
+        self.channels = channels
         with _drawn(self, seed):
             self.revin = RevIN(channels) if normalise and channels else None
             self.readout = nn.Linear(length, horizon, bias=bias)
@@ -367,11 +366,9 @@ class LinearForecaster(nn.Module):
         """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same
         units.
         """
-        return (
-            self.readout(x)
-            if self.revin is None
-            else self.revin.around(x, self.readout)
-        )
+        if self.revin is None:
+            return self.readout(x)
+        return self.revin.around(x, self.readout)
 
 
 def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
@@ -402,7 +399,8 @@ class MixerBlock(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(_WholeBatchNorm(channels * length) for _ in range(2))
         self.time = nn.Linear(length, length)
-        self.up, self.down = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
+        self.up = nn.Linear(channels, hidden)
+        self.down = nn.Linear(hidden, channels)
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -449,7 +447,9 @@ class TSMixer(nn.Module):
         if not 0 <= dropout < 1:
             raise InputError(f"dropout={dropout}, expected from 0 to below 1")
         self.settings = arguments
-        self.length, self.horizon, self.channels = length, horizon, channels
+        self.length = length
+        self.horizon = horizon
+        self.channels = channels
         with _drawn(self, seed):
             self.revin = RevIN(channels) if normalise else None
             self.blocks = nn.ModuleList(
@@ -462,7 +462,9 @@ class TSMixer(nn.Module):
         units.
         """
         mix = nn.Sequential(*self.blocks, self.readout)
-        return mix(x) if self.revin is None else self.revin.around(x, mix)
+        if self.revin is None:
+            return mix(x)
+        return self.revin.around(x, mix)
 
 
 class _WholeBatchNorm(nn.BatchNorm1d):

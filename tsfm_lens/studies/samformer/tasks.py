@@ -74,7 +74,8 @@ class LinearToy:
         """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first,
         then those of validation.
         """
-        weight, pairs = self.weight(), []
+        weight = self.weight()
+        pairs = []
         # drawn in blocks, so that one pair is the same whichever others are asked for
         for block in range(start // BLOCK, -(-stop // BLOCK)):
             generator = stream(self.seed, PAIRS, block)
@@ -189,11 +190,16 @@ def benchmark(
     refuse_sizes(length=length, horizon=horizon)
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)
-    file = Path(source) if isinstance(source, str | Path) else None
+    file = None
+    if isinstance(source, str | Path):
+        file = Path(source)
     if file:
         batch = read_series(file, header=False if ".txt" in file.suffixes else None)
     else:
-        batch = source if isinstance(source, SeriesBatch) else as_series([source])
+        if isinstance(source, SeriesBatch):
+            batch = source
+        else:
+            batch = as_series([source])
     if channels is not None:
         batch = batch.select(list(channels))
     if len(set(batch.lengths)) > 1:
@@ -231,7 +237,8 @@ def _split(
     name: str,
 ) -> Benchmark:
     """Split and standardise complete values (channel, time)."""
-    total, rows = values.shape[1], SPLITS[split]
+    total = values.shape[1]
+    rows = SPLITS[split]
     if rows is None:
         rows = (
             int(total * 0.7),
@@ -244,7 +251,8 @@ def _split(
             " choose '70/10/20'"
         )
     training = values[:, : rows[0]]
-    mean, deviation = training.mean(axis=1), training.std(axis=1)
+    mean = training.mean(axis=1)
+    deviation = training.std(axis=1)
     constant = np.flatnonzero(
         training.max(axis=1, initial=-np.inf) == training.min(axis=1, initial=np.inf)
     )
@@ -256,9 +264,12 @@ def _split(
     standard = torch.from_numpy(
         ((values - mean[:, None]) / deviation[:, None]).astype(np.float32)
     )
-    parts, start = [], 0
+    parts = []
+    start = 0
     for part, count in zip(("training", "validation", "test"), rows, strict=True):
-        first = max(start - length, 0) if start else 0
+        first = 0
+        if start:
+            first = max(start - length, 0)
         short = length + horizon - (start + count - first)
         if short > 0:
             raise InputError(
@@ -276,7 +287,8 @@ class HeldPairs:
     """Windows and the steps that follow them in memory, as two tensors."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
+        self.x = x
+        self.y = y
 
     def __len__(self) -> int:
         return len(self.x)
@@ -319,13 +331,12 @@ class ForecastTask:
                 f"{len(training)} training pairs, {len(validation)} of validation and"
                 f" batches of {batch}; expected at least 1 each"
             )
-        self.name, self.model, self.training, self.validation = (
-            name,
-            model,
-            training,
-            validation,
-        )
-        self.batch, self.seed = batch, seed
+        self.name = name
+        self.model = model
+        self.training = training
+        self.validation = validation
+        self.batch = batch
+        self.seed = seed
         self.batches_per_epoch = math.ceil(len(training) / batch)
         settings_of = dict(getattr(model, "settings", {}))
         own = {
@@ -380,7 +391,8 @@ def compute_errors(
     """Compute mean squared ("mse") and absolute ("mae") errors over windows, channels
     and steps, in evaluation mode.
     """
-    training, device = model.training, next(model.parameters()).device
+    training = model.training
+    device = next(model.parameters()).device
     model.eval()
     squared = absolute = torch.zeros((), dtype=torch.float64)
     count = 0
@@ -389,10 +401,8 @@ def compute_errors(
             for start in range(0, len(pairs), at_once):
                 x, y = pairs.take(torch.arange(start, min(start + at_once, len(pairs))))
                 error = (model(x.to(device)).cpu() - y).double()
-                squared, absolute = (
-                    squared + error.square().sum(),
-                    absolute + error.abs().sum(),
-                )
+                squared = squared + error.square().sum()
+                absolute = absolute + error.abs().sum()
                 count += error.numel()
     finally:
         model.train(training)

@@ -38,7 +38,8 @@ class ChannelAdapter(Adapter):
 
     def __init__(self, native: ChannelTransformer) -> None:
         self.native = self.model = native
-        self.context_length, self.prediction_length = native.length, native.horizon
+        self.context_length = native.length
+        self.prediction_length = native.horizon
         self.n_variates = native.channels
         self.over_time = native.over == "time"
         q, k, v, o = (Projection(f"attn.{letter}") for letter in "qkvo")
@@ -58,7 +59,8 @@ class ChannelAdapter(Adapter):
         self.wiring = Wiring(NAME, (stack,), unembed, "embed", native.horizon)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        length, channels = self.context_length, batch.n_variates
+        length = self.context_length
+        channels = batch.n_variates
         if self.n_variates not in (None, channels):
             raise InputError(
                 f"items have {channels} variates each, but this model was made for"

@@ -51,7 +51,9 @@ class StructuredLayer(nn.Module):
 
     def __init__(self, width: int, heads: int, features: int) -> None:
         super().__init__()
-        self.in_features, self.heads, self.features = width, heads, features
+        self.in_features = width
+        self.heads = heads
+        self.features = features
         self.out_features = heads * features
 
     def of_tokens(self, flat: Tensor) -> Tensor:
@@ -92,7 +94,8 @@ class LevelFactor(StructuredLayer):
     """
 
     def __init__(self, width: int, heads: int, ranks: Sequence[int]) -> None:
-        self.ranks, self.blocks = refuse_ranks(ranks, width), level_blocks(len(ranks))
+        self.ranks = refuse_ranks(ranks, width)
+        self.blocks = level_blocks(len(ranks))
         inside = [
             rank * count for rank, count in zip(self.ranks, self.blocks, strict=True)
         ]
@@ -139,7 +142,11 @@ class TrainFactor(StructuredLayer):
             whole(rank, "rank"), min(a, d), "the rank of the slices"
         )
         super().__init__(width, heads, b * c * rank)
-        self.a, self.b, self.c, self.d, self.side = a, b, c, d, side
+        self.a = a
+        self.b = b
+        self.c = c
+        self.d = d
+        self.side = side
         queries = side == "queries"
         shape, fan_in = (
             ((b, a, heads, c * rank), c * rank)
@@ -388,7 +395,10 @@ def token_blocks(
         ((16, 8, 4), (16, 8, 4))
     """
     whole(tokens, "the number of tokens")
-    total = tokens if length is None else whole(length, "length")
+    if length is None:
+        total = tokens
+    else:
+        total = whole(length, "length")
     if tokens > total:
         raise InputError(
             f"{tokens} tokens are more than the {total} that the levels divide; make"

@@ -92,10 +92,8 @@ class StructuredMatrix(nn.Module, ABC):
 
     def __init__(self, out_features: int, in_features: int) -> None:
         super().__init__()
-        self.out_features, self.in_features = (
-            whole(out_features, "out_features"),
-            whole(in_features, "in_features"),
-        )
+        self.out_features = whole(out_features, "out_features")
+        self.in_features = whole(in_features, "in_features")
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -147,7 +145,8 @@ class MultiLevelLowRank(StructuredMatrix):
                 f"{len(self.ranks)} ranks for {len(self.blocks)} levels; give one rank"
                 " for each level"
             )
-        self.left, self.right = nn.ParameterList(), nn.ParameterList()
+        self.left = nn.ParameterList()
+        self.right = nn.ParameterList()
         for rank, count in zip(self.ranks, self.blocks, strict=True):
             rows = refuse_remainder(out_features, count, "a height")
             columns = refuse_remainder(in_features, count, "a width")
@@ -183,7 +182,8 @@ class MultiLevelLowRank(StructuredMatrix):
         """Rank from the finest level up: R_l = min(block, r_l + blocks inside ·
         R_{l+1}); levels must be nested.
         """
-        below, finer = 0, self.blocks[-1]
+        below = 0
+        finer = self.blocks[-1]
         for rank, count in zip(
             reversed(self.ranks), reversed(self.blocks), strict=True
         ):
@@ -193,7 +193,8 @@ class MultiLevelLowRank(StructuredMatrix):
                     f" divide {finer}"
                 )
             block = min(self.out_features, self.in_features) // count
-            below, finer = min(block, rank + finer // count * below), count
+            below = min(block, rank + finer // count * below)
+            finer = count
         return finer * below
 
 
@@ -297,10 +298,8 @@ def nearest_tensor_train(
     slices = matrix.detach().reshape(out.a, out.b, out.c, out.d).permute(1, 2, 0, 3)
     u, sigma, v = torch.linalg.svd(slices, full_matrices=False)
     share = sigma[..., :rank].sqrt()
-    left, right = (
-        u[..., :rank] * share[..., None, :],
-        v[..., :rank, :].mT * share[..., None, :],
-    )
+    left = u[..., :rank] * share[..., None, :]
+    right = v[..., :rank, :].mT * share[..., None, :]
     _copy_values(out.left, left.permute(0, 2, 1, 3).flatten(2))
     _copy_values(out.right, right.permute(1, 2, 0, 3).flatten(2))
     return out

@@ -48,12 +48,10 @@ class ScoredAttention(nn.Module):
         causal: bool = True,
     ) -> None:
         super().__init__()
-        self.width, self.n_heads, self.form, self.causal = (
-            whole(width, "width"),
-            n_heads,
-            form,
-            causal,
-        )
+        self.width = whole(width, "width")
+        self.n_heads = n_heads
+        self.form = form
+        self.causal = causal
         self.d_head = refuse_remainder(width, n_heads, "a width for heads")
         self.q, self.k, self.d_score = form.projections(width, n_heads, self.d_head)
         self.v = nn.Linear(width, n_heads * self.d_head, bias=False)
@@ -91,12 +89,11 @@ class EncoderBlock(nn.Module):
         self, width: int, n_heads: int, form: ScoringForm, d_mlp: int, *, causal: bool
     ) -> None:
         super().__init__()
-        self.norm1, self.attn = (
-            nn.LayerNorm(width),
-            ScoredAttention(width, n_heads, form, causal=causal),
-        )
+        self.norm1 = nn.LayerNorm(width)
+        self.attn = ScoredAttention(width, n_heads, form, causal=causal)
         self.norm2 = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, d_mlp), nn.Linear(d_mlp, width)
+        self.up = nn.Linear(width, d_mlp)
+        self.down = nn.Linear(d_mlp, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, token, width) to the same shape."""
@@ -150,7 +147,8 @@ class TokenEmbedding(nn.Module):
         tokens: int,
     ) -> None:
         super().__init__()
-        self.read_in, self.tokens = nn.Linear(inputs, width), tokens
+        self.read_in = nn.Linear(inputs, width)
+        self.tokens = tokens
         self.positions = nn.Parameter(0.02 * torch.randn(tokens, width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,14 +187,13 @@ class InContextRegressor(nn.Module):
         super().__init__()
         if tokens not in ("single", "pairs"):
             raise unknown_name("kind of tokens", tokens, ("single", "pairs"))
-        self.d_input, self.points, self.paired = (
-            whole(d_input, "d_input"),
-            whole(points, "points"),
-            tokens == "pairs",
-        )
+        self.d_input = whole(d_input, "d_input")
+        self.points = whole(points, "points")
+        self.paired = tokens == "pairs"
         sizes = (2 * d_input + 1, points) if self.paired else (d_input, 2 * points)
         self.embed = TokenEmbedding(sizes[0], width, sizes[1])
-        self.encoder, self.read_out = encoder, nn.Linear(width, 1)
+        self.encoder = encoder
+        self.read_out = nn.Linear(width, 1)
         if not all(block.attn.causal for block in encoder.blocks):  # type: ignore[union-attr]
             raise InputError(
                 "the encoder is not causal, so that every y would be seen; make it with"
@@ -217,7 +214,9 @@ class InContextRegressor(nn.Module):
                 [x, F.pad(y[..., None], (0, self.d_input - 1))], 2
             ).flatten(1, 2)
         out: Tensor = self.read_out(self.encoder(self.embed(tokens)))
-        return out[..., 0] if self.paired else out[:, ::2, 0]
+        if self.paired:
+            return out[..., 0]
+        return out[:, ::2, 0]
 
 
 @extensible
@@ -240,11 +239,13 @@ class StepForecaster(nn.Module):
     ) -> None:
         super().__init__()
         self.length = self.horizon = whole(length, "length")
-        self.channels, self.width = whole(channels, "channels"), width
+        self.channels = whole(channels, "channels")
+        self.width = width
         self.settings = {"length": length, "channels": channels, **(settings or {})}
         self.revin = RevIN(channels)
         self.embed = TokenEmbedding(channels, width, length)
-        self.encoder, self.read_out = encoder, nn.Linear(width, channels)
+        self.encoder = encoder
+        self.read_out = nn.Linear(width, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map windows (batch, channel, T) to forecasts of the same shape, in the same

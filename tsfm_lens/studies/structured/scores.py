@@ -69,14 +69,20 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
     for q, k, block in reversed(list(zip(queries, keys, reach.blocks, strict=True))):
         count = reach.blocks[0] // block
         blocks = q.unflatten(-2, (count, block)) @ k.unflatten(-2, (count, block)).mT
-        total = blocks if total is None else blocks + _in_pairs(total)
+        if total is None:
+            total = blocks
+        else:
+            total = blocks + _in_pairs(total)
     assert total is not None
     scores = total.squeeze(-3)[..., :tokens, :tokens]
     if reach.by_depth:
         scores = scores / block_depth(tokens, reach.blocks).to(scores.device)
     at = torch.arange(tokens, device=query.device)
     ahead = at - at[:, None]
-    hidden = ahead > 0 if reach.causal else torch.zeros_like(ahead, dtype=torch.bool)
+    if reach.causal:
+        hidden = ahead > 0
+    else:
+        hidden = torch.zeros_like(ahead, dtype=torch.bool)
     if reach.window is not None:
         hidden = hidden | (ahead.abs() > reach.window)
     # added, since a gradient passes a sum without a copy

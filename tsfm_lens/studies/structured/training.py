@@ -28,7 +28,8 @@ __all__ += [
     "redraw",
 ]
 
-TRAINING, HELD_OUT = 0, 1
+TRAINING = 0
+HELD_OUT = 1
 FIRST_DIMENSIONS = 4
 
 
@@ -50,13 +51,16 @@ class Prompts:
     @property
     def count(self) -> int:
         """N."""
-        return 2 * self.inputs if self.points is None else self.points
+        if self.points is None:
+            return 2 * self.inputs
+        return self.points
 
     def sizes(self, step: int) -> tuple[int, int]:
         """Return the number of non-zero dimensions, and of points, at a step."""
         if step >= self.curriculum:
             return self.inputs, self.count
-        share, first = step / self.curriculum, min(FIRST_DIMENSIONS, self.inputs)
+        share = step / self.curriculum
+        first = min(FIRST_DIMENSIONS, self.inputs)
         points = min(2 * first, self.count)
         return first + int(share * (self.inputs - first)), points + int(
             share * (self.count - points)
@@ -91,7 +95,8 @@ def least_squares_in_context(x: Tensor, y: Tensor) -> Tensor:
         >>> bool(error.abs().max() < 1e-3)
         True
     """
-    x, y = x.double(), y.double()
+    x = x.double()
+    y = y.double()
     out = torch.zeros_like(y)
     for pairs in range(1, x.shape[1]):
         weight = torch.linalg.pinv(x[:, :pairs]) @ y[:, :pairs, None]
@@ -151,7 +156,8 @@ def errors_by_pairs(
     """Compute the mean squared error of x (prompt, point, d) and y (prompt, point)
     after 0, 1, … pairs, (point,).
     """
-    training, device = model.training, next(model.parameters()).device
+    training = model.training
+    device = next(model.parameters()).device
     model.eval()
     total = torch.zeros(y.shape[1], dtype=torch.float64)
     try:
@@ -188,8 +194,10 @@ class InContextTask:
     ) -> None:
         self.name = "regression in context"
         self.model: torch.nn.Module = model
-        self.prompts, self.seed = prompts, seed
-        self.batch, self.batches_per_epoch = batch, epoch
+        self.prompts = prompts
+        self.seed = seed
+        self.batch = batch
+        self.batches_per_epoch = epoch
         self.x, self.y = prompts.draw(held_out, 0, HELD_OUT)
         forms = [repr(form) for form in model.encoder.forms]
         sizes = {name: list(part.shape) for name, part in model.named_parameters()}
@@ -218,7 +226,8 @@ class InContextTask:
     def loss(self, step: int) -> Tensor:
         """Compute the mean squared error over the points of the prompts of a step."""
         x, y = self.prompts.draw(self.batch, self.seed, TRAINING, step, step=step)
-        x, y = x.to(self.device), y.to(self.device)
+        x = x.to(self.device)
+        y = y.to(self.device)
         error: Tensor = self.model(x, y) - y
         return error.square().mean()
 
@@ -253,7 +262,9 @@ def find_fan_in(module: nn.Module, name: str) -> int | None:
     if isinstance(module, LevelFactor):
         return int(module.factors[int(name.rpartition(".")[2])].shape[1])
     if isinstance(module, TrainFactor):
-        return module.c * module.rank if module.side == "queries" else module.d
+        if module.side == "queries":
+            return module.c * module.rank
+        return module.d
     if isinstance(module, nn.Linear) and name == "weight":
         return module.in_features
     return None
@@ -275,7 +286,10 @@ def parameter_groups(
     """
     groups: dict[float, dict[str, Any]] = {}
     for path, parameter, fan_in in _parameters(model):
-        own = rate if fan_in is None else rate * base_width / fan_in
+        if fan_in is None:
+            own = rate
+        else:
+            own = rate * base_width / fan_in
         group = groups.setdefault(own, {"params": [], "lr": own, "names": []})
         group["params"].append(parameter)
         group["names"].append(path)
@@ -306,11 +320,10 @@ def redraw(model: nn.Module, seed: int) -> None:
             if fan_in is not None:
                 # structured factors have as variance one over what they sum; a dense
                 # matrix may be narrower than that
-                deviation = (
-                    first_deviation(len(parameter), fan_in)
-                    if parameter.ndim == 2
-                    else fan_in**-0.5
-                )
+                if parameter.ndim == 2:
+                    deviation = first_deviation(len(parameter), fan_in)
+                else:
+                    deviation = fan_in**-0.5
                 parameter.copy_(
                     0.0 * draw if id(parameter) in last else deviation * draw
                 )
@@ -336,7 +349,8 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int | Non
             # a list of factors comes after the layer that it belongs to
             owners.setdefault(id(parameter), (module, name))
     for path, parameter in model.named_parameters():
-        fan_in = (
-            None if id(parameter) in read_in else find_fan_in(*owners[id(parameter)])
-        )
+        if id(parameter) in read_in:
+            fan_in = None
+        else:
+            fan_in = find_fan_in(*owners[id(parameter)])
         yield path, parameter, fan_in

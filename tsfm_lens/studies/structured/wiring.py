@@ -24,8 +24,10 @@ class StepAdapter(ChannelAdapter):
 
     def __init__(self, native: StepForecaster) -> None:
         self.native = self.model = native
-        self.context_length, self.prediction_length = native.length, native.horizon
-        self.n_variates, self.over_time = native.channels, True
+        self.context_length = native.length
+        self.prediction_length = native.horizon
+        self.n_variates = native.channels
+        self.over_time = True
         unembed = Site("read_out", layout="batch pos d_out")
         self.wiring = Wiring(
             self.architecture,
@@ -66,7 +68,10 @@ def describe_stack(model: StepForecaster) -> Stack:
 
 def _attention(block: EncoderBlock) -> Attention:
     q, k, v, o = (Projection(f"attn.{name}") for name in "qkvo")
-    d_score = block.attn.d_score if block.attn.d_score != block.attn.d_head else 0
+    if block.attn.d_score != block.attn.d_head:
+        d_score = block.attn.d_score
+    else:
+        d_score = 0
     return Attention(
         "attn",
         "attn",
@@ -83,7 +88,8 @@ def _attention(block: EncoderBlock) -> Attention:
 
 def _mlp() -> Mlp:
     hidden = "batch pos d_mlp"
-    pre, post = Site("up", layout=hidden), Site("down", "in", layout=hidden)
+    pre = Site("up", layout=hidden)
+    post = Site("down", "in", layout=hidden)
     inner = Projection("up", "d_mlp")
     return Mlp(
         Site("down"),

@@ -27,7 +27,9 @@ from tsfm_lens.sweep.data.evaluation import (
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
 """Relative and absolute tolerance of each integrator."""
 _HINT = "dysts_systems() lists all; no delay equations, no maps."
-REFERENCE_POINTS, REFERENCE_PERIODS, TRANSIENT = 1000, 10, 200
+REFERENCE_POINTS = 1000
+REFERENCE_PERIODS = 10
+TRANSIENT = 200
 """Points and periods of the path that initial conditions are drawn from, and its
 transient steps off the attractor.
 """

@@ -225,8 +225,13 @@ class EvaluationSet:
             )
             start = self._stamp(window, skip)
             for number, context in enumerate(window.context):
-                variate = str(number) if window.n_variates > 1 else ""
-                name = f"{window.id}/{variate}" if variate else window.id
+                variate = ""
+                if window.n_variates > 1:
+                    variate = str(number)
+                if variate:
+                    name = f"{window.id}/{variate}"
+                else:
+                    name = window.id
                 values, note = _usable(context, skip, name)
                 notes += note
                 rows.append(
@@ -328,12 +333,16 @@ class EvaluationSet:
         unknown or past pandas' era.
         """
         if window.start is None or self.freq is None:
-            return window.start if not skip else None
+            if not skip:
+                return window.start
+            return None
         offset = read_offset(self.freq)
         try:
             first = offset.rollforward(window.start.as_unit("ns"))
             _ = first + (window.context.shape[1] + self.horizon) * offset
-            return first + skip * offset if skip else window.start
+            if skip:
+                return first + skip * offset
+            return window.start
         except (pd.errors.OutOfBoundsDatetime, OverflowError):
             return None
 
@@ -347,9 +356,9 @@ def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str
         return context, []
     finite = row[np.isfinite(row)]
     context[-1] = finite[-1] if len(finite) else 0.0
-    what = (
-        "the last value before them" if len(finite) else "0, as the series has no value"
-    )
+    what = "0, as the series has no value"
+    if len(finite):
+        what = "the last value before them"
     return context, [
         f"{name}: the {len(context)} steps of context are all missing; the last was"
         f" given {what}"
@@ -367,7 +376,8 @@ def rolling_windows(
     """Cut the last windows of one item, in time order; each context is the whole
     history before its label.
     """
-    stride = horizon if stride is None else stride
+    if stride is None:
+        stride = horizon
     for name, number in (
         ("horizon", horizon),
         ("windows", windows),
@@ -409,7 +419,9 @@ def scored_windows(
         InputError: the series up to its last value is too short for the windows.
     """
     present = np.isfinite(values).any(0)
-    length = int(np.flatnonzero(present)[-1]) + 1 if present.any() else 0
+    length = 0
+    if present.any():
+        length = int(np.flatnonzero(present)[-1]) + 1
     notes = []
     if length < values.shape[-1]:
         notes.append(

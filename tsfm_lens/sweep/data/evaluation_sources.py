@@ -53,9 +53,9 @@ def holdout_sets(
         ['bundled/co2', 'bundled/nile']
     """
     trimmed = horizon, windows, stride
-    names = (
-        [series] if isinstance(series, str) and series in bundled_names() else series
-    )
+    names = series
+    if isinstance(series, str) and series in bundled_names():
+        names = [series]
     if (
         isinstance(names, list | tuple)
         and names
@@ -66,7 +66,9 @@ def holdout_sets(
             _sets(bundled(i.name), f"bundled/{i.name}", *trimmed, i.source, i.field)[0]
             for i in infos
         ]
-    file = Path(series).name if isinstance(series, str | Path) else None
+    file = None
+    if isinstance(series, str | Path):
+        file = Path(series).name
     label, source = (
         (file.split(".")[0], f"file {file}")
         if file
@@ -105,7 +107,10 @@ def _sets(
     freqs = [freq for freq, _ in windows_of_kind]
     sets = []
     for (freq, season), all_windows in windows_of_kind.items():
-        label = name if len(freqs) == 1 else f"{name}/{freq or 'unknown'}"
+        if len(freqs) == 1:
+            label = name
+        else:
+            label = f"{name}/{freq or 'unknown'}"
         label += f"/season-{season}" if freqs.count(freq) > 1 else ""
         sets.append(
             EvaluationSet(
@@ -178,13 +183,17 @@ def gluonts_set(
             or entry.get("freq")
         )
         values = np.atleast_2d(to_floats(entry["target"], f"series {item!r}"))
-        stamp = find_start(start, freq) if start is not None and freq else None
+        stamp = None
+        if start is not None and freq:
+            stamp = find_start(start, freq)
         trimmed, remarks = scored_windows(
             item, values, horizon=horizon, windows=windows, stride=stride, start=stamp
         )
         all_windows += trimmed
         notes += remarks
-    stamps = stamp_frequency(freq) if freq else None
+    stamps = None
+    if freq:
+        stamps = stamp_frequency(freq)
     season = seasonality or find_season(stamps)
     return [
         EvaluationSet(

@@ -37,7 +37,8 @@ TERMS = {"short": 1, "medium": 10, "long": 15}
 """Multiples of the short horizon."""
 HORIZONS = {"M": 12, "W": 8, "D": 30, "H": 48, "T": 48, "S": 60}
 M4_HORIZONS = {"A": 6, "Q": 8, "M": 18, "W": 13, "D": 14, "H": 48}
-TEST_SHARE, MOST_WINDOWS = 0.1, 20
+TEST_SHARE = 0.1
+MOST_WINDOWS = 20
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,18 @@ def find_source(dataset: str) -> str:
     of its other terms.
     """
     parts = dataset.split("/")
-    return parts[0] if len(parts) > 1 and parts[-1] in TERMS else dataset
+    if len(parts) > 1 and parts[-1] in TERMS:
+        return parts[0]
+    return dataset
 
 
 def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
     """Return the number of steps that the benchmark forecasts."""
     if term not in TERMS:
         raise unknown_name("term", term, TERMS)
-    horizons = M4_HORIZONS if "m4" in folder else HORIZONS
+    horizons = HORIZONS
+    if "m4" in folder:
+        horizons = M4_HORIZONS
     letter = parse_frequency(freq)[1]
     if letter not in horizons:
         raise InputError(
@@ -94,10 +99,8 @@ def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
         table = pd.read_csv(handle, keep_default_na=False)
     for row in table.to_dict("records"):
         _, freq, term = row["key"].split("/")
-        horizon, season = (
-            gift_eval_horizon(row["folder"], freq, term),
-            find_season(stamp_frequency(freq)),
-        )
+        horizon = gift_eval_horizon(row["folder"], freq, term)
+        season = find_season(stamp_frequency(freq))
         metadata = {name: row[name] for name in ("key", "folder", "variates", "domain")}
         configs.append(
             GiftEvalConfig(
@@ -145,7 +148,9 @@ def gift_eval(
         "gift_eval_configs() lists all 97.",
     )
     selection = [by_key[key] for key in keys]
-    position = os.environ.get(VARIABLE) if path is None else path
+    position = path
+    if path is None:
+        position = os.environ.get(VARIABLE)
     if not position:
         raise InputError(
             "where is GIFT-Eval? Give its folder, or set the environment variable"
@@ -154,7 +159,10 @@ def gift_eval(
         )
     root = local_path(position)
     if not root.is_dir():
-        where = "" if path is not None else f", to which {VARIABLE} is set"
+        if path is not None:
+            where = ""
+        else:
+            where = f", to which {VARIABLE} is set"
         raise InputError(f"there is no folder {str(root)!r}{where}")
     absent = [config for config in selection if not (root / config.folder).is_dir()]
     if absent:
@@ -169,13 +177,15 @@ def gift_eval(
             )
         warnings.warn(message, stacklevel=2)
     # terms of one dataset follow one another
-    sets, rows_of = [], lru_cache(maxsize=1)(read_folder)
+    sets = []
+    rows_of = lru_cache(maxsize=1)(read_folder)
     for config in selection:
         if config in absent:
             continue
         folder, rows = config.folder, rows_of(root / config.folder)
         # the stored frequency may be anchored
-        freq, variates = rows[0].freq or config.freq, len(rows[0].values)
+        freq = rows[0].freq or config.freq
+        variates = len(rows[0].values)
         if parse_frequency(freq)[:2] != parse_frequency(config.freq)[:2]:
             raise InputError(
                 f"{root / folder} has frequency {freq!r}, expected {config.freq!r} for"
@@ -266,14 +276,20 @@ def _set(
         )
     # a tenth of the shortest series
     share = math.ceil(TEST_SHARE * min(row.values.shape[1] for row in rows) / horizon)
-    windows = 1 if "m4" in folder else min(max(1, share), MOST_WINDOWS)
+    if "m4" in folder:
+        windows = 1
+    else:
+        windows = min(max(1, share), MOST_WINDOWS)
     least = steps_needed(horizon, windows, horizon)
     all_windows: list[Window] = []
     notes: list[str] = []
     times: Counter[str] = Counter()
     for row in rows:
         times[row.item] += 1
-        item = row.item if times[row.item] == 1 else f"{row.item}#{times[row.item]}"
+        if times[row.item] == 1:
+            item = row.item
+        else:
+            item = f"{row.item}#{times[row.item]}"
         if row.values.shape[1] < least:
             notes.append(
                 f"{item}: left out, its {row.values.shape[1]} steps are too few for"

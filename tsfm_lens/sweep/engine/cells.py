@@ -87,7 +87,9 @@ def run(
                     f"{model} on {dataset}, chunk {number}, {len(group)} variants",
                 )
             )
-    shared = {} if lenses is None or engine != "single" else lenses
+    shared = lenses
+    if lenses is None or engine != "single":
+        shared = {}
     return run_groups(
         tasks,
         CellWorker,
@@ -129,9 +131,11 @@ def run_cells(
     """Forecast and score variants on a chunk, ``cells`` by key, together with the plain
     model.
     """
-    windows, model = shared.chunk.load(), shared.model
+    windows = shared.chunk.load()
+    model = shared.model
     assert model is not None
-    horizon, reference = windows.truth.shape[1], None
+    horizon = windows.truth.shape[1]
+    reference = None
     if hows := sorted({spec.how for spec in specs} & {"mean", "resample"}):
         # a sweep with one of them has reference windows
         assert shared.reference is not None
@@ -157,9 +161,10 @@ def run_cells(
     count = len(specs)
     # all variants are scored at once: series of every variant stand one below the other
     quantiles = _stack_variants(forecasts.quantiles[1:])
-    samples = (
-        None if forecasts.samples is None else _stack_variants(forecasts.samples[1:])
-    )
+    if forecasts.samples is None:
+        samples = None
+    else:
+        samples = _stack_variants(forecasts.samples[1:])
     scores = window_scores(
         np.tile(windows.truth, (count, 1)),
         quantiles,

@@ -112,7 +112,8 @@ def _compute(
     """Compute all groups; those that another process holds, or that were lost, come
     again, last.
     """
-    pending, idle = deque(tasks), list(team)
+    pending = deque(tasks)
+    idle = list(team)
     running: dict[Future[pa.Table], tuple[Worker, GroupTask, float, ExitStack]] = {}
     losses: Counter[GroupTask] = Counter()
     try:
@@ -126,14 +127,17 @@ def _compute(
                     elif store.holds(task.cells):
                         report(GroupDone(task, "skipped"))
                     else:
-                        worker, start = idle.pop(), time.perf_counter()
+                        worker = idle.pop()
+                        start = time.perf_counter()
                         future = worker.submit(task)
                         running[future] = worker, task, start, lock.pop_all()
             pending += held
             if not running:
                 time.sleep(_RETRY_SECONDS if pending else 0)
                 continue
-            timeout = _RETRY_SECONDS if held else None
+            timeout = None
+            if held:
+                timeout = _RETRY_SECONDS
             for future in wait(running, timeout, FIRST_COMPLETED).done:
                 worker, task, start, lock = running.pop(future)
                 idle.append(worker)
@@ -195,7 +199,9 @@ def _process_workers(
     pack = lru_cache(maxsize=1)(pickle.dumps)
     workers: list[Worker] = []
     for index in range(count):
-        device = devices[index % len(devices)] if devices else None
+        device = None
+        if devices:
+            device = devices[index % len(devices)]
         how = RemoteWork(parts, device, threads)
         workers.append(_ProcessWorker(context, how, pack))
     return workers
@@ -210,11 +216,14 @@ class _ProcessWorker(Worker):
         how: RemoteWork,
         pack: Callable[[Any], bytes],
     ) -> None:
-        self._context, self._how, self._pack = context, how, pack
+        self._context = context
+        self._how = how
+        self._pack = pack
         self._executor: ProcessPoolExecutor | None = None
 
     def submit(self, task: GroupTask) -> Future[pa.Table]:
-        bare, data = replace(task, data=None), self._pack(task.data)
+        bare = replace(task, data=None)
+        data = self._pack(task.data)
         if self._executor is not None:
             with suppress(BrokenExecutor):
                 return self._executor.submit(compute_remotely, self._how, bare, data)

@@ -55,7 +55,9 @@ def ray_workers(
     threads = 1
     if not gpu:
         threads = max(1, int(min(useful)) // ceil(count / len(useful)))
-        device = devices[0] if devices else None
+        device = None
+        if devices:
+            device = devices[0]
     # inside a task, the GPU that Ray gave it is the only one that it sees; lost tasks
     # are repeated here
     remote = _ray().remote(num_cpus=threads, num_gpus=int(gpu), max_retries=0)
@@ -70,11 +72,14 @@ class _RayWorker(Worker):
     """A place in the cluster for one task at a time."""
 
     def __init__(self, call: Any, how: Any, pack: Callable[[Any], Any]) -> None:
-        self._call, self._how, self._pack = call, how, pack
+        self._call = call
+        self._how = how
+        self._pack = pack
         self._reference: Any = None
 
     def submit(self, task: GroupTask) -> Future[pa.Table]:
-        bare, data = replace(task, data=None), self._pack(task.data)
+        bare = replace(task, data=None)
+        data = self._pack(task.data)
         self._reference = self._call.remote(self._how, bare, data)
         future: Future[pa.Table] = self._reference.future()
         return future

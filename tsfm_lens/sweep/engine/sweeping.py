@@ -76,7 +76,8 @@ class SweepProgress:
     """
 
     def __init__(self, progress: Progress | None, workers: int) -> None:
-        self._progress, self._workers = progress, workers
+        self._progress = progress
+        self._workers = workers
         self._last: deque[tuple[int, float]] = deque(maxlen=_PACE)
         self._later: dict[str, int] = {}
         self._title = ""
@@ -171,7 +172,9 @@ def _status(plan: SweepPlan, folder: Path) -> SweepStatus:
         .replace({"model": {SEASONAL_NAIVE: "seasonal naive"}})
     )
     later = sum(model.later for model in plan.models.values())
-    text = f"; up to {later} further variants depend on results" if later else ""
+    text = ""
+    if later:
+        text = f"; up to {later} further variants depend on results"
     keys = set(plan.first["key"])
     records: list[Any] = parts.to_dict("records")
     return SweepStatus(len(keys), len(keys & finished), records, text, plan.notes)
@@ -216,7 +219,9 @@ def run_sweep(
     if engine == "ray":
         require_packages("ray", "the engine ray")
     # one process is one worker, so that it takes the first device
-    device = config.devices[0] if engine == "single" and config.devices else None
+    device = None
+    if engine == "single" and config.devices:
+        device = config.devices[0]
     plan = SweepPlan(config, device)
     store = Store(folder)
     store.remove_leftovers()
@@ -262,8 +267,11 @@ class _Sweep:
         progress: SweepProgress,
         outcome: Outcome,
     ) -> None:
-        self.plan, self.store, self.progress = plan, store, progress
-        self.outcome, self._run = outcome, run_missing
+        self.plan = plan
+        self.store = store
+        self.progress = progress
+        self.outcome = outcome
+        self._run = run_missing
         self.entries: list[PlanEntry] = []
         self.cells: dict[str, tuple[Any, ...]] = {}
 
@@ -300,7 +308,8 @@ class _Sweep:
                 later -= len({entry.spec.id for entry in stage.entries})
             self.progress.expect(model.name, max(0, later) * len(model.tasks))
             keys = set(stage.cells["key"])
-            pending, fresh = keys - self.store.done(), keys - earlier
+            pending = keys - self.store.done()
+            fresh = keys - earlier
             title = f"{model.name}: {stage.title}"
             self.progress.begin(title, len(fresh - pending), len(pending))
             self._run(stage.cells, self.store, on_done=self._on_done)

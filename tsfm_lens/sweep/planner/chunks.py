@@ -42,8 +42,10 @@ class Chunk:
         context_length: int | None,
         univariate: bool = False,
     ) -> None:
-        self._set, self._indices = dataset, tuple(indices)
-        self._context, self._univariate = context_length, univariate
+        self._set = dataset
+        self._indices = tuple(indices)
+        self._context = context_length
+        self._univariate = univariate
         self.dataset = dataset.name
         self.fingerprint = dataset.fingerprint(self._indices)
         self.series = sum(len(dataset.windows[index].label) for index in self._indices)

@@ -82,13 +82,13 @@ class HeadsAtConfig(Strict):
     def _errors(self) -> HeadsAtConfig:
         from tsfm_lens.sweep.statistics.scores import METRICS, SUMS_OF_ERRORS
 
-        metrics = SUMS_OF_ERRORS if self.search == "sequential" else METRICS
+        metrics = METRICS
+        if self.search == "sequential":
+            metrics = SUMS_OF_ERRORS
         if self.metric not in metrics:
-            why = (
-                "a sequential test needs a mean of errors"
-                if self.metric in METRICS
-                else "it is no metric"
-            )
+            why = "it is no metric"
+            if self.metric in METRICS:
+                why = "a sequential test needs a mean of errors"
             raise ValueError(
                 f"metric {self.metric!r} cannot be used: {why}; there are"
                 f" {', '.join(metrics)}"
@@ -145,11 +145,9 @@ class Statistics(Strict):
     @classmethod
     def _without_replicates(cls, content: Any) -> Any:
         # stores from before 0.2 say how many; nothing is drawn any more
-        return (
-            {k: v for k, v in content.items() if k != "replicates"}
-            if isinstance(content, dict)
-            else content
-        )
+        if isinstance(content, dict):
+            return {k: v for k, v in content.items() if k != "replicates"}
+        return content
 
 
 class SweepConfig(Strict):
@@ -276,12 +274,9 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
             return value
         there = (folder / value).resolve()
         # a glob stands for files, none of which has its name
-        return (
-            str(there)
-            if there.exists()
-            or any(folder.glob(value) if value[:1] not in "/~" else ())
-            else value
-        )
+        if there.exists() or any(folder.glob(value) if value[:1] not in "/~" else ()):
+            return str(there)
+        return value
 
     def path(value: Any) -> Any:
         # a bare word is a name, of an embedded model or a recipe, whatever lies beside
@@ -291,7 +286,9 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
             and Path(value).name == value
             and not Path(value).suffix
         )
-        return value if bare else beside(value)
+        if bare:
+            return value
+        return beside(value)
 
     # what was read is nobody else's
     for source in content["data"] if isinstance(content.get("data"), list) else []:

@@ -76,10 +76,13 @@ def log_change(
         raise InputError(
             "an error is not a number; leave out the series whose error is not defined"
         )
-    values, variances, freedoms = [], [], []
+    values = []
+    variances = []
+    freedoms = []
     for group in np.unique(groups):
         inside = groups == group
-        a, p = ablated[inside & visible], plain[inside & visible]
+        a = ablated[inside & visible]
+        p = plain[inside & visible]
         if not p.sum() > 0:
             # no change is defined on such a data set, which the mean over data sets
             # leaves out
@@ -88,7 +91,9 @@ def log_change(
             # the ratio of sums, and each unit's first-order part of its logarithm
             values.append(np.log(a.sum()) - np.log(p.sum()))
             by_unit = a / a.mean() - p / p.mean()
-            variance = by_unit.var(ddof=1) if len(by_unit) > 1 else 0.0
+            variance = 0.0
+            if len(by_unit) > 1:
+                variance = by_unit.var(ddof=1)
         variances.append(variance / len(by_unit) * (1 - len(by_unit) / inside.sum()))
         freedoms.append(max(len(by_unit) - 1, 1))
     if not values:
@@ -116,7 +121,8 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
     bounds: list[float] = []
     # density of the running sum of information-weighted estimates that no bound has
     # stopped
-    grid, weight = np.zeros(1), np.ones(1)
+    grid = np.zeros(1)
+    weight = np.ones(1)
     before = 0.0
     for now, cost in zip(information, np.diff(costs, prepend=0.0), strict=True):
         step = np.sqrt(now - before)
@@ -128,7 +134,9 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
         density = (weight * norm.pdf((fresh[:, None] - grid) / step) / step).sum(axis=1)
         width = np.full(_GRID, fresh[1] - fresh[0])
         width[[0, -1]] /= 2
-        grid, weight, before = fresh, density * width, now
+        grid = fresh
+        weight = density * width
+        before = now
     return tuple(bounds)
 
 
@@ -150,4 +158,6 @@ def student_bound(bound: float, freedom: float) -> float:
     """Return the bound of the same tail probability where the variance is estimated
     with so many degrees of freedom.
     """
-    return bound if np.isinf(freedom) else float(t.isf(norm.sf(bound), freedom))
+    if np.isinf(freedom):
+        return bound
+    return float(t.isf(norm.sf(bound), freedom))

@@ -97,7 +97,10 @@ def _values(setting: Any) -> Any:
         setting = setting.to_dict()
     elif not isinstance(setting, dict):
         holds_settings = type(setting).__name__.lower().endswith(("config", "settings"))
-        setting = getattr(setting, "__dict__", {}) if holds_settings else {}
+        if holds_settings:
+            setting = getattr(setting, "__dict__", {})
+        else:
+            setting = {}
     return {
         str(key): _values(value)
         for key, value in setting.items()
@@ -108,8 +111,6 @@ def _values(setting: Any) -> Any:
 def shown_steps(lens: Lens, config: ModelConfig) -> int:
     """Return the steps of context that a model is shown."""
     longest = int(lens.adapter.context_length)
-    return (
-        longest
-        if config.context_length is None
-        else min(longest, config.context_length)
-    )
+    if config.context_length is None:
+        return longest
+    return min(longest, config.context_length)

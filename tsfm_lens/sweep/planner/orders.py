@@ -60,11 +60,9 @@ def order_words(order: str) -> str:
     name, _, end = order.partition(":")
     if name == "random":
         return f"random order {end}"
-    return (
-        f"{end} {name.replace('_', ' ')} first"
-        if end
-        else f"by {name.replace('_', ' ')}"
-    )
+    if end:
+        return f"{end} {name.replace('_', ' ')} first"
+    return f"by {name.replace('_', ' ')}"
 
 
 def _seeds(text: str, rest: str) -> range:

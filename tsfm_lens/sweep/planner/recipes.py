@@ -167,7 +167,9 @@ class Recipe(Strict):
     @property
     def lists(self) -> Released | None:
         """Released lists that the recipe refers to."""
-        return released_lists()[self.released] if self.released else None
+        if self.released:
+            return released_lists()[self.released]
+        return None
 
     @property
     def measured(self) -> bool:
@@ -267,7 +269,10 @@ def to_entries(
         and not recipe.measured
     )
     explicit = explicit and (recipe.lists is None or recipe.lists.heads is not None)
-    selection = "listed" if explicit else recipe.order.partition(":")[0]
+    if explicit:
+        selection = "listed"
+    else:
+        selection = recipe.order.partition(":")[0]
     keep = {
         layer: planner.stack.n_heads - len(indices) for layer, indices in heads.items()
     }
@@ -283,8 +288,11 @@ class _FittedRecipe:
     def __init__(
         self, recipe: Recipe, lens: Lens, measured: HeadRanking | None
     ) -> None:
-        self.recipe, self.lens, self.measured = recipe, lens, measured
-        self.stack, self.fits = lens.wiring.output_stack, is_applicable(recipe, lens)
+        self.recipe = recipe
+        self.lens = lens
+        self.measured = measured
+        self.stack = lens.wiring.output_stack
+        self.fits = is_applicable(recipe, lens)
         self.attending = [
             layer
             for layer in range(self.stack.n_layers)
@@ -297,7 +305,8 @@ class _FittedRecipe:
 
     def heads(self) -> dict[int, list[int]]:
         """Return the ablated heads by layer."""
-        listed, counted = self.recipe.heads, self.recipe.kept_heads
+        listed = self.recipe.heads
+        counted = self.recipe.kept_heads
         heads: dict[int, list[int]] = {}
         counts = {
             layer: self.of_heads - len(set(indices))

@@ -57,7 +57,8 @@ class Search:
     """Search under way: the next ``requests``, none once there is a ``result``."""
 
     def __init__(self, of: int, steps: Steps) -> None:
-        self.of, self._steps = of, steps
+        self.of = of
+        self._steps = steps
         self.requests = next(steps)
         self.result: SearchResult | None = None
 
@@ -72,7 +73,8 @@ class Search:
         try:
             self.requests = self._steps.send(values)
         except StopIteration as end:
-            self.requests, self.result = [], end.value
+            self.requests = []
+            self.result = end.value
 
 
 def better(results: Mapping[str, SearchResult]) -> tuple[str, SearchResult]:
@@ -105,7 +107,8 @@ def bisection(of: int, tolerance: float) -> Steps:
     below the result.
     """
     changes: dict[int, float] = {}
-    fails, smallest = -1, of
+    fails = -1
+    smallest = of
     while smallest - fails > 1:
         middle = (fails + smallest) // 2
         answers = yield [(middle, 0)]
@@ -128,7 +131,10 @@ def _changes(answers: Mapping[Evaluation, Answer]) -> dict[int, float]:
 
 
 def _result(of: int, kept: int, changes: Mapping[int, float]) -> SearchResult:
-    change = 0.0 if kept == of else changes[kept]
+    if kept == of:
+        change = 0.0
+    else:
+        change = changes[kept]
     is_exact = set(range(kept)) <= set(changes)
     return SearchResult(of, kept, change, float(len(changes)), is_exact)
 
@@ -141,7 +147,8 @@ def sequential(of: int, looks: Looks, tolerance: float, alpha: float) -> Steps:
     # that is
     bounds = [*spending_bounds(looks.shares, alpha / of), 0.0]
     limit = float(np.log1p(tolerance))
-    evaluations, is_exact = 0, True
+    evaluations = 0
+    is_exact = True
     for retained in range(of):
         ablated, plain = np.full((2, looks.total), np.nan)
         visible = np.zeros(looks.total, dtype=bool)

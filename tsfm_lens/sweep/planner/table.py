@@ -117,7 +117,8 @@ class SweepPlan:
         }
         _check_recipes(config.variants.recipes, list(self.models.values()))
         self.name = plan_name(config)
-        self.block, self.devices = config.block, config.devices
+        self.block = config.block
+        self.devices = config.devices
         self.naive = _naive_cells(self.sets, config.chunk)
         tables = [self.naive, *(model.first.cells for model in self.models.values())]
         self.all_cells = pd.concat(tables, ignore_index=True)
@@ -210,7 +211,9 @@ class ModelPlan:
         lens: Lens,
         sets: Sequence[EvaluationSet],
     ) -> None:
-        self.lens, self.name, self.variants = lens, model.title, config.variants
+        self.lens = lens
+        self.name = model.title
+        self.variants = config.variants
         self.planner = VariantPlanner(lens, self.name, config.how, config.seed)
         self.fingerprint = model_fingerprint(lens, model)
         heads_at = self.variants.heads_at
@@ -273,7 +276,8 @@ class ModelPlan:
         for task in self.tasks:
             if looks is not None and task.look >= looks:
                 continue
-            dataset, series = task.chunk.dataset, task.chunk.series
+            dataset = task.chunk.dataset
+            series = task.chunk.series
             for name, spec in specs.items():
                 names = self._key(spec, task), self.name, name, dataset
                 rows.append((*names, task.number, series, spec, task))
@@ -395,14 +399,18 @@ class ModelPlan:
         self, sets: Sequence[EvaluationSet], seed: int
     ) -> dict[str, dict[int, list[int]]]:
         """Rank the heads of every layer, by order."""
-        heads_at, per_layer = self.variants.heads_at, self.variants.heads_per_layer
+        heads_at = self.variants.heads_at
+        per_layer = self.variants.heads_per_layer
         names = [
             *(heads_at.orders if heads_at else ()),
             *(per_layer.orders if per_layer else ()),
         ]
-        series, horizon = None, None
+        series = None
+        horizon = None
         if any(map(needs_series, parse_orders(names))):
-            count = heads_at.windows_for_orders if heads_at else 16
+            count = 16
+            if heads_at:
+                count = heads_at.windows_for_orders
             series, horizon = _windows_for_orders(self.lens, sets, count, seed)
         return rankings(self.lens, names, series, horizon, seed=seed)
 
@@ -415,7 +423,8 @@ class ModelPlan:
             for layer, heads in self._rankings[order].items():
                 if settings.layers is not None and layer not in settings.layers:
                     continue
-                of, tolerance = len(heads), settings.tolerance
+                of = len(heads)
+                tolerance = settings.tolerance
                 if self._schedule is not None:
                     looks = self._schedule.looks
                     steps = sequential(of, looks, tolerance, settings.alpha)
@@ -435,7 +444,8 @@ class ModelPlan:
 
     def _static(self) -> list[PlanEntry]:
         """Plan the families that depend on no result."""
-        variants, planner = self.variants, self.planner
+        variants = self.variants
+        planner = self.planner
         entries: list[PlanEntry] = []
         if variants.layers:
             entries += planner.layers(variants.layers.parts, variants.layers.sizes)
@@ -458,7 +468,10 @@ class ModelPlan:
         """Plan recipes with as many heads at random, those that go by heads@k or the
         others.
         """
-        heads_at_k = self._heads_at_k() if measured else {}
+        if measured:
+            heads_at_k = self._heads_at_k()
+        else:
+            heads_at_k = {}
         entries: list[PlanEntry] = []
         for recipe in self._recipes:
             if recipe.measured != measured:

@@ -222,7 +222,10 @@ class VariantPlanner:
         of = self.stack.n_layers
         spans = []
         for size in sizes:
-            length = of if size == "all" else int(size)
+            if size == "all":
+                length = of
+            else:
+                length = int(size)
             if not 1 <= length <= of:
                 raise InputError(
                     f"a group of {size} layers does not fit a stack of {of}; expected"
@@ -273,7 +276,8 @@ class VariantPlanner:
 
     def _span(self, family: str, part: str, first: int, last: int) -> list[PlanEntry]:
         """Plan one range of layers; no entry where it has no such part."""
-        stack, layers = self.stack, range(first, last + 1)
+        stack = self.stack
+        layers = range(first, last + 1)
         components = {
             "both": [Component(stack.name, layer) for layer in layers],
             "mlp": [mlp for layer in layers for mlp in select_mlps(stack, layer)],
@@ -281,18 +285,22 @@ class VariantPlanner:
         }[part]
         if not components:
             return []
-        text = f"layer {first}" if first == last else f"layers {first} to {last}"
-        rows = (
-            "MLP"
-            if all(component.kind == "mlp" for component in components)
-            else "rest"
-        )
+        if first == last:
+            text = f"layer {first}"
+        else:
+            text = f"layers {first} to {last}"
+        rows = "rest"
+        if all(component.kind == "mlp" for component in components):
+            rows = "MLP"
         label = {
             "both": "",
             "heads": "all heads of ",
             "mlp": f"{rows}{'s' * (last > first)} of ",
         }[part] + text
-        single = {"layer": first} if first == last else {}
+        if first == last:
+            single = {"layer": first}
+        else:
+            single = {}
         return [
             self._entry(
                 family, label, components, part=part, first=first, last=last, **single
@@ -301,16 +309,15 @@ class VariantPlanner:
 
     def heads(self, *, paired: bool = False) -> list[PlanEntry]:
         """Plan every head by itself."""
-        stack, entries = self.stack, []
+        stack = self.stack
+        entries = []
         for layer in range(stack.n_layers):
             kinds = list_kinds(stack, layer, paired=paired)
             for group in [kinds] if paired and kinds else [[kind] for kind in kinds]:
                 text = "+".join(group)
                 for head in range(stack.n_heads):
-                    label, heads = (
-                        f"head {head} of layer {layer} ({text})",
-                        select_heads(stack, layer, [head], group),
-                    )
+                    label = f"head {head} of layer {layer} ({text})"
+                    heads = select_heads(stack, layer, [head], group)
                     tags = {
                         **_in_layer(layer, text),
                         "head": head,
@@ -330,7 +337,8 @@ class VariantPlanner:
         """Plan the first k heads of a layer in some order, for several k; none of them
         is the plain model.
         """
-        of, entries = self.stack.n_heads, []
+        of = self.stack.n_heads
+        entries = []
         tags = {
             **_in_layer(layer, "+".join(list_kinds(self.stack, layer))),
             "order": order,
@@ -348,7 +356,8 @@ class VariantPlanner:
         self, order: str, rankings: Mapping[int, Sequence[int]], counts: Sequence[int]
     ) -> list[PlanEntry]:
         """Plan the first k heads of several layers at once, for several k."""
-        of, entries = self.stack.n_heads, []
+        of = self.stack.n_heads
+        entries = []
         tags: dict[str, str | int] = {
             "part": "heads",
             "first": min(rankings),
@@ -413,10 +422,8 @@ class VariantPlanner:
         total = stack.n_heads * sum(
             bool(list_kinds(stack, layer)) for layer in range(stack.n_layers)
         )
-        count, n_mlps = (
-            sum(len(set(indices)) for indices in heads.values()),
-            len(set(mlps)),
-        )
+        count = sum(len(set(indices)) for indices in heads.values())
+        n_mlps = len(set(mlps))
         share = f"{count} of {total} heads" + (
             f" and {n_mlps} MLP{'s' * (n_mlps > 1)}" if n_mlps else ""
         )
@@ -425,7 +432,9 @@ class VariantPlanner:
             f"{name}: {share},"
             f" {text.get(selection, 'by ' + selection.replace('_', ' '))}"
         )
-        family = "random" if selection == "random" else "recipes"
+        family = "recipes"
+        if selection == "random":
+            family = "random"
         tags: dict[str, str | int] = {
             "recipe": name,
             "selection": selection,

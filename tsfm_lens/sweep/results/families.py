@@ -97,10 +97,8 @@ class Results:
             families = visible.get(
                 metric, (*HEAVY, "head_counts") if metric == self.judged_by else HEAVY
             )
-            confidence, pairs = (
-                self.statistics.confidence,
-                list(self._contrasts(model, metric)),
-            )
+            confidence = self.statistics.confidence
+            pairs = list(self._contrasts(model, metric))
             rows = self.rows(model, self.of(model, *families)["variant"])
             table = (
                 changes(rows, metric=metric, confidence=confidence)
@@ -136,10 +134,8 @@ class Results:
         recipe with random heads.
         """
         if self.limits is not None and metric == self.judged_by:
-            counts, best = (
-                self.of(model, "head_counts"),
-                self.limits[self.limits["better"]],
-            )
+            counts = self.of(model, "head_counts")
+            best = self.limits[self.limits["better"]]
             for row in best[best["model"] == model].to_dict("records"):
                 here = counts[
                     (counts["layer"] == row["layer"])
@@ -230,6 +226,7 @@ class Results:
 
 def chosen_and_drawn(lines: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Split the entries of a recipe into its own, and random draws of other heads."""
-    own, draws = lines[lines["family"] == "recipes"], lines[lines["family"] == "random"]
+    own = lines[lines["family"] == "recipes"]
+    draws = lines[lines["family"] == "random"]
     # a draw of the very heads that were chosen is no other choice
     return own, draws[~draws["variant"].isin(own["variant"])]

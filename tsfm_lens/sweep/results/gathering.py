@@ -157,11 +157,10 @@ def curves(
         return None
     table = pd.concat(parts, ignore_index=True)
     table["share"] = table["ablated"].astype(float) / table["of"].astype(float)
-    best = (
-        pd.DataFrame(columns=_BETTER_COLUMNS)
-        if kept is None
-        else kept[kept["better"]][_BETTER_COLUMNS]
-    )
+    if kept is None:
+        best = pd.DataFrame(columns=_BETTER_COLUMNS)
+    else:
+        best = kept[kept["better"]][_BETTER_COLUMNS]
     table = table.drop(columns=list(LEADS)).merge(
         best.rename(columns={"order": "better_order", "ablated": "within"}),
         on=["model", "layer"],
@@ -235,11 +234,10 @@ def tabulate_heads(
             .drop_duplicates("layer")
             .set_index("layer")["variant"]
         )
-        leads = (
-            results.leads(counts[counts["variant"].isin(full)])
-            if len(full)
-            else pd.DataFrame(columns=LEADS)
-        )
+        if len(full):
+            leads = results.leads(counts[counts["variant"].isin(full)])
+        else:
+            leads = pd.DataFrame(columns=LEADS)
         for name in LEADS:
             table.loc[own.index, name] = own["layer"].map(full.map(leads[name]))
         if set(counts["variant"]) - {PLAIN}:
@@ -313,10 +311,8 @@ def by_dataset(
         "change",
         "largest_within",
     ]
-    title, about = (
-        "Error on each dataset over heads ablated",
-        {"tolerance": tolerance, "cap": cap},
-    )
+    title = "Error on each dataset over heads ablated"
+    about = {"tolerance": tolerance, "cap": cap}
     return _table(results, "datasets", title, parts, names, **about)
 
 
@@ -491,11 +487,13 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     """
     store = Store(folder, create=False)
     record = store.read_plan(name)
-    about, cells = record.about, record.cells
+    about = record.about
+    cells = record.cells
     config = parse_config(about["config"], f"the configuration in {folder}")
     is_finished = cells["key"].isin(store.done())
     comparable, gaps = _comparable(cells, is_finished)
-    entries, keys = record.entries, ["model", "variant"]
+    entries = record.entries
+    keys = ["model", "variant"]
     plan = entries[
         pd.MultiIndex.from_frame(entries[keys]).isin(
             pd.MultiIndex.from_frame(comparable[keys])
@@ -514,8 +512,12 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
             "the seasonal naive forecast, against which errors are shown, is not in"
             f" {folder}: `tsfm-lens sweep` resumes {record.name!r} and makes it"
         )
-    settings, search_rows = config.variants.heads_at, about["tabulate_heads"]
-    judged_by = "MASE" if settings is None else settings.metric
+    settings = config.variants.heads_at
+    search_rows = about["tabulate_heads"]
+    if settings is None:
+        judged_by = "MASE"
+    else:
+        judged_by = settings.metric
     sums, same = counted_once(_sums(store, comparable, judged_by))
     results = Results(
         sums,
@@ -533,12 +535,14 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
             "distance_steps": config.distance_steps,
         },
     )
-    tolerance = TOLERANCE if settings is None else settings.tolerance
-    retained = (
-        None
-        if settings is None
-        else tabulate_heads(results, tolerance, settings.search)
-    )
+    if settings is None:
+        tolerance = TOLERANCE
+    else:
+        tolerance = settings.tolerance
+    if settings is None:
+        retained = None
+    else:
+        retained = tabulate_heads(results, tolerance, settings.search)
     by_name = {
         "effects": effects(results),
         "heads": single_heads(results),
@@ -570,7 +574,8 @@ def _comparable(
     """Select the finished cells that can be compared: of each model, all variants on
     the same windows.
     """
-    parts, texts = [], []
+    parts = []
+    texts = []
     for model, cells_of_model in cells.groupby("model", sort=False):
         flags = is_finished[cells_of_model.index]
         # a search may have run a variant on a part of the windows only
@@ -597,10 +602,8 @@ def _comparable(
         if not usable:
             continue
         parts.append(cells_of_model[max(usable, key=lambda keep: keep.sum())])
-        count, total = (
-            parts[-1]["dataset"].nunique(),
-            cells_of_model["dataset"].nunique(),
-        )
+        count = parts[-1]["dataset"].nunique()
+        total = cells_of_model["dataset"].nunique()
         if count < total and len(parts[-1]):
             texts.append(
                 f"{model} is shown on the {count} of {total} datasets that are finished"
@@ -659,7 +662,8 @@ def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
             .sum()
         )
     first: dict[tuple[int, ...], str] = {}
-    notes, again = [], set()
+    notes = []
+    again = set()
     for name, hashes in data.groupby(naive["dataset"], sort=True):
         other = first.setdefault(tuple(sorted(set(hashes))), str(name))
         if other != name:
@@ -671,7 +675,9 @@ def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 def _notes(
     record: SavedPlan, is_finished: pd.Series, n_unused: int, gaps: list[str]
 ) -> list[str]:
-    notes, about, missing = [], record.about, int((~is_finished).sum())
+    notes = []
+    about = record.about
+    missing = int((~is_finished).sum())
     if not missing and not about["complete"]:
         notes.append(
             "This sweep is not finished: what it will run next depends on results."

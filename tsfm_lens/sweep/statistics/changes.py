@@ -90,11 +90,9 @@ class _Pairs:
             value, baseline = (
                 np.asarray(formula(self.metric)[1](*side)) for side in sides
             )
-            return (
-                (np.log(value), np.log(baseline))
-                if self.metric in METRICS
-                else (value, 0 * value)
-            )
+            if self.metric in METRICS:
+                return (np.log(value), np.log(baseline))
+            return (value, 0 * value)
 
     def masked(self, usable: np.ndarray) -> _Pairs:
         """Return the same with zeros for series that are not usable, (variant, series)."""
@@ -125,7 +123,8 @@ class _Pairs:
         )[0]
         if sources.max() > 0:
             by_source = pd.DataFrame(change.T).groupby(sources)
-            mean, counts = by_source.mean(), by_source.count()
+            mean = by_source.mean()
+            counts = by_source.count()
             influence = counts / counts[counts > 0].mean() * (mean - size) + size
             return (
                 mean.to_numpy().T,
@@ -306,7 +305,8 @@ def difference(
         over units; the others count as fixed. ``n_worse`` of the ``n_others`` that are
         measured on the same series cost more.
     """
-    own, rest = table.loc[chosen], table.loc[list(dict.fromkeys(others))]
+    own = table.loc[chosen]
+    rest = table.loc[list(dict.fromkeys(others))]
     rest = rest[rest["pattern"] == own["pattern"]]
     if rest.empty:
         return pd.Series(

@@ -89,12 +89,13 @@ def _parts(
     """Return the parts of a forecast that gluonts's measures ask for, each (series,
     step).
     """
-    source = arrays["samples"] if "samples" in arrays else arrays["quantiles"]
+    if "samples" in arrays:
+        source = arrays["samples"]
+    else:
+        source = arrays["quantiles"]
     # (row, all steps of all series), so that one gluonts forecast holds all series
-    rows, shape = (
-        np.moveaxis(source, 1, 0).reshape(source.shape[1], -1),
-        (len(source), source.shape[-1]),
-    )
+    rows = np.moveaxis(source, 1, 0).reshape(source.shape[1], -1)
+    shape = (len(source), source.shape[-1])
     names = [str(float(level)) for level in levels]
     if "samples" in arrays:
         forecast = gluonts_module("model.forecast").SampleForecast(rows, _ANY_DATE)
@@ -125,7 +126,8 @@ def window_scores(
     """Sum over the known steps of each series, by gluonts's measures and rules; a
     (series,) array for each of SUMS.
     """
-    truth, scale = np.asarray(truth, dtype=float), np.asarray(scale, dtype=float)
+    truth = np.asarray(truth, dtype=float)
+    scale = np.asarray(scale, dtype=float)
     inputs = {"samples": samples, "mean": mean} | (
         {"quantiles": quantiles} if samples is None else {}
     )
@@ -181,10 +183,8 @@ def forecast_distances(
     # the package of the engine loads torch, which a report of stored rows does not need
     from tsfm_lens.ablation import metrics
 
-    point, plain = (
-        np.asarray(point, dtype=float)[:, :steps],
-        np.asarray(plain, dtype=float)[:, :steps],
-    )
+    point = np.asarray(point, dtype=float)[:, :steps]
+    plain = np.asarray(plain, dtype=float)[:, :steps]
     with np.errstate(all="ignore"):
         if point.shape[1] < 2:
             distances = {name: np.full(len(point), np.nan) for name in DISTANCES}
@@ -194,7 +194,10 @@ def forecast_distances(
                 for name in DISTANCES
                 if name != "mean_shift"
             }
-            shapeless = _is_flat(plain) if flat is None else _is_flat(plain) | flat
+            if flat is None:
+                shapeless = _is_flat(plain)
+            else:
+                shapeless = _is_flat(plain) | flat
             for name in _OF_SHAPE:
                 finite = np.isfinite(point).all(axis=1)
                 lost = np.where(finite & _is_flat(point), 1.0, distances[name])
@@ -285,7 +288,8 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     by = frame.groupby(list(KEYS), sort=True, observed=True)
     group = by.ngroup().to_numpy()
     out = by.size().rename("n_rows").reset_index()
-    window, variate = frame["window"].to_numpy(), frame["variate"].to_numpy()
+    window = frame["window"].to_numpy()
+    variate = frame["variate"].to_numpy()
     # the sum of 64-bit hashes tells one set of windows and variates from another
     which = np.zeros(len(out), dtype=np.uint64)
     np.add.at(
@@ -313,7 +317,9 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
 
 def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     """Return `per_series` of stored rows, or the frame itself if it is that already."""
-    return frame if "n_rows" in frame else per_series(frame, measures)
+    if "n_rows" in frame:
+        return frame
+    return per_series(frame, measures)
 
 
 def dataset_metrics(

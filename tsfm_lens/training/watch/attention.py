@@ -62,11 +62,10 @@ def attention_measures(
         >>> {name: float(value) for name, value in found.items() if name != "entropy"}
         {'nuclear_norm': 4.0, 'diagonal_mass': 1.0, 'numerical_rank': 4.0, 'stable_rank': 4.0}
     """
-    values = (
-        pattern.detach().double().cpu().numpy()
-        if isinstance(pattern, Tensor)
-        else np.asarray(pattern, float)
-    )
+    if isinstance(pattern, Tensor):
+        values = pattern.detach().double().cpu().numpy()
+    else:
+        values = np.asarray(pattern, float)
     if values.ndim < 2 or not values.size:
         raise InputError(
             f"attention of shape {values.shape}; expected (…, query, key) with at least"
@@ -83,11 +82,10 @@ def attention_measures(
     largest = singular[..., :1]
     share = np.divide(singular, largest, out=np.zeros_like(singular), where=largest > 0)
     square = values.shape[-1] == values.shape[-2]
-    diagonal = (
-        np.diagonal(values, axis1=-2, axis2=-1).mean(-1)
-        if square
-        else np.full(values.shape[:-2], np.nan)
-    )
+    if square:
+        diagonal = np.diagonal(values, axis1=-2, axis2=-1).mean(-1)
+    else:
+        diagonal = np.full(values.shape[:-2], np.nan)
     return {
         # what rounding leaves of a row with one key is no entropy
         "entropy": np.maximum(row_entropy(values).mean(-1), 0.0),
@@ -126,11 +124,10 @@ def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         )
     for name, pattern in patterns.items():
         if not isinstance(pattern, Tensor) or pattern.ndim < 3:
-            got = (
-                f"shape {tuple(pattern.shape)}"
-                if isinstance(pattern, Tensor)
-                else type(pattern).__name__
-            )
+            if isinstance(pattern, Tensor):
+                got = f"shape {tuple(pattern.shape)}"
+            else:
+                got = type(pattern).__name__
             raise InputError(
                 f"attention {name!r} has {got}; expected a tensor (…, head, query, key)"
             )

@@ -35,7 +35,9 @@ from tsfm_lens.training.watch.sharpness import gradient_noise, sharpness
 
 __all__ = ["Watch", "read_watch", "together"]
 
-RECORD, PATTERNS, _FILE = "watch.jsonl", "patterns", "step-{:08d}.npz"
+RECORD = "watch.jsonl"
+PATTERNS = "patterns"
+_FILE = "step-{:08d}.npz"
 _HEAD = -1  # the step of the first line, which says what is watched
 _SOURCE = "SAMformer, figures 3, 6 and 7 (S1-LMAX, S1-AENT, S1-NUC, S1-DIAG)"
 Row = dict[str, Any]
@@ -114,11 +116,15 @@ class Watch:
             raise InputError("snapshots keep attention: give patterns=…")
         model_name = type(model).__name__
         if isinstance(model, Lens):
-            model_name, model = model.model_id, model.adapter.model
+            model_name = model.model_id
+            model = model.adapter.model
         self.model: nn.Module = model
-        self.every, self.snapshots = every, snapshots
-        self.epsilon, self.seed = epsilon, seed
-        self._patterns, self._inputs = patterns, inputs
+        self.every = every
+        self.snapshots = snapshots
+        self.epsilon = epsilon
+        self.seed = seed
+        self._patterns = patterns
+        self._inputs = inputs
         losses = [] if loss is None else listed(loss)
         how = {"steps": products, "tolerance": tolerance, "seed": seed}
         builtin: dict[str, Measure] = {}
@@ -272,7 +278,8 @@ class Watch:
                             f" {self.settings.get(key)!r}; continue with that, or give"
                             " another folder"
                         )
-                self.rows, self.seen = rows, read_patterns(folder)
+                self.rows = rows
+                self.seen = read_patterns(folder)
         if not file.exists():
             append(file, {"step": _HEAD, "settings": self.settings})
 
@@ -374,7 +381,10 @@ def read_watch(folder: str | Path) -> xr.Dataset:
 
 def read_lines(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
     """Read settings and rows of a record; None where not even the first line is whole."""
-    lines = read_log(folder / RECORD) if (folder / RECORD).exists() else []
+    if (folder / RECORD).exists():
+        lines = read_log(folder / RECORD)
+    else:
+        lines = []
     if not lines:
         return None, []
     if (
@@ -454,7 +464,9 @@ def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Data
 
 def plain(value: float) -> float | None:
     """Return a number that JSON can keep."""
-    return float(value) if math.isfinite(value) else None
+    if math.isfinite(value):
+        return float(value)
+    return None
 
 
 def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Dataset:
@@ -514,7 +526,8 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
         if name in data
     }
     data = data.drop_vars(list(sizes)).assign_coords(sizes)
-    data = data.isel(seed=0, drop=True) if len(data["seed"]) == 1 else data
+    if len(data["seed"]) == 1:
+        data = data.isel(seed=0, drop=True)
     data.attrs = {**every[0].attrs, "model": ", ".join(each)}
     return data
 

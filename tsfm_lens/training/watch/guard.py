@@ -21,10 +21,16 @@ Losses = Loss | Sequence[Loss]
 
 def listed(loss: Losses) -> list[Loss]:
     """Return losses as a list."""
-    losses = [loss] if callable(loss) else list(loss)
+    if callable(loss):
+        losses = [loss]
+    else:
+        losses = list(loss)
     wrong = next((item for item in losses if not callable(item)), None)
     if wrong is not None or not losses:
-        got = "no loss" if not losses else f"a {type(wrong).__name__} as loss"
+        if not losses:
+            got = "no loss"
+        else:
+            got = f"a {type(wrong).__name__} as loss"
         raise InputError(
             f"got {got}; expected a function without arguments that gives a scalar, or"
             " several"
@@ -66,11 +72,10 @@ _TWICE = (torch.float32, torch.float64)
 def finite(value: Tensor) -> Tensor:
     """Return a loss that can be used, as a scalar."""
     if not isinstance(value, Tensor) or value.numel() != 1:
-        got = (
-            f"shape {tuple(value.shape)}"
-            if isinstance(value, Tensor)
-            else type(value).__name__
-        )
+        if isinstance(value, Tensor):
+            got = f"shape {tuple(value.shape)}"
+        else:
+            got = type(value).__name__
         raise InputError(
             f"the loss has {got}; expected a tensor with one number, such as its mean"
             " over the batch"
@@ -118,7 +123,8 @@ def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
         # code of users may draw from the global generators, which are put back below
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
-    start, generators = _states(), _OwnGenerators()
+    start = _states()
+    generators = _OwnGenerators()
 
     def again(*, own: bool = True) -> None:
         _restore(start)
@@ -134,13 +140,16 @@ def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
 
 
 def _states() -> tuple[Any, ...]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    if torch.cuda.is_initialized():
+        cuda = torch.cuda.get_rng_state_all()
+    else:
+        cuda = None
     return (
         torch.get_rng_state(),
         cuda,
-        np.random.get_state(),
+        np.random.get_state(),  # noqa: NPY002
         random.getstate(),
-    )  # noqa: NPY002
+    )
 
 
 def _restore(states: tuple[Any, ...]) -> None:

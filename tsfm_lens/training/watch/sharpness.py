@@ -114,7 +114,8 @@ def sharpness(
             f"steps={steps}, tolerance={tolerance}; expected steps of 1 or more and a"
             " tolerance in [0, 1)"
         )
-    losses, weights = listed(loss), trainable(parameters)
+    losses = listed(loss)
+    weights = trainable(parameters)
     with draws_kept() as again:
         hessian = Hessian(losses, weights, again)
         krylov = _lanczos(hessian, hessian.start(seed), steps, tolerance)
@@ -152,13 +153,16 @@ class Hessian:
             raise InputError(
                 "there are no derivatives under torch.inference_mode(); leave it"
             )
-        self.losses, self.weights, self._again = losses, weights, again
+        self.losses = losses
+        self.weights = weights
+        self._again = again
         self.size = sum(weight.numel() for weight in weights)
         self.dtype = max(
             (weight.dtype for weight in weights),
             key=lambda dtype: torch.finfo(dtype).bits,
         )
-        self.value, self._is_twice_differentiable = 0.0, False
+        self.value = 0.0
+        self._is_twice_differentiable = False
         self._one = self._graph(losses[0]) if len(losses) == 1 else None
 
     def _graph(self, loss: Loss) -> list[tuple[int, Tensor]]:
@@ -249,7 +253,8 @@ def _refuse_cut(gradients: Iterable[Tensor]) -> None:
     """Refuse what torch marks as differentiable once: a product would pass it by and be
     wrong without an error.
     """
-    visited, stack = set(), [gradient.grad_fn for gradient in gradients]
+    visited = set()
+    stack = [gradient.grad_fn for gradient in gradients]
     while stack:
         node = stack.pop()
         if node is None or node in visited:
@@ -307,7 +312,8 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
     beside: list[float] = []
     first = 0.0
     for step in range(steps):
-        vector, rest = basis[step], product(basis[step])
+        vector = basis[step]
+        rest = product(basis[step])
         if not step:
             first = _length(rest) ** 2
         diagonal.append(float(torch.dot(vector, rest)))
@@ -343,7 +349,9 @@ def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
         if after > 0.7 * before:
             return after
         before = after
-    return after if after > torch.finfo(rest.dtype).eps * first else 0.0
+    if after > torch.finfo(rest.dtype).eps * first:
+        return after
+    return 0.0
 
 
 def _tridiagonal(diagonal: list[float], beside: list[float]) -> np.ndarray:
@@ -361,7 +369,8 @@ def _rayleigh(krylov: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tenso
     )
     image.add_(krylov.rest, alpha=float(mixture[-1]))
     length = _length(vector)
-    vector, image = vector.div_(length), image.div_(length)
+    vector = vector.div_(length)
+    image = image.div_(length)
     value = float(torch.dot(vector.double(), image.double()))
     image.sub_(vector, alpha=value)
     return value, _length(image), vector

@@ -116,7 +116,9 @@ class Bolt(patches.PatchModel):
 
     def keys_from(self, stack: str, attention: Any) -> str:
         """Name the stack whose stream keys and values read."""
-        return "encoder" if attention in self.attentions("decoder")[1::2] else stack
+        if attention in self.attentions("decoder")[1::2]:
+            return "encoder"
+        return stack
 
     def mlp(self, stack: str, layer: int) -> tuple[Tensor, Tensor]:
         """Return an MLP without its noise: reading (unit, stream) and writing (stream,

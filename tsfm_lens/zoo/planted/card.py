@@ -142,7 +142,9 @@ def read_card(folder: str | Path) -> Card:
         )
     try:
         content = json.loads(path.read_text())
-        seal = content.pop(SEAL, None) if isinstance(content, dict) else None
+        seal = None
+        if isinstance(content, dict):
+            seal = content.pop(SEAL, None)
         card = Card.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors()[0]

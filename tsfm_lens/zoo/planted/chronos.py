@@ -19,16 +19,14 @@ from tsfm_lens.zoo.planted.draft import Basis, Draft, add_weight_noise, orthogon
 from tsfm_lens.zoo.planted.planting import Planted
 
 NAME = "chronos"
-WIDTH, HEADS, CHANNELS, D_FF, VOCABULARY, CONTEXT, LIMIT, BUCKETS = (
-    64,
-    4,
-    24,
-    32,
-    1024,
-    128,
-    5.0,
-    128,
-)
+WIDTH = 64
+HEADS = 4
+CHANNELS = 24
+D_FF = 32
+VOCABULARY = 1024
+CONTEXT = 128
+LIMIT = 5.0
+BUCKETS = 128
 PAD = 0
 EOS = 1
 FIRST = 3
@@ -154,7 +152,9 @@ class ChronosBuilder:
         biases, and so the choice.
         """
         stack, _, kind = place.split(".")
-        group = f"{stack}.{kind}" if kind == "self_attn" else place
+        group = place
+        if kind == "self_attn":
+            group = f"{stack}.{kind}"
         if group not in self._free:
             self._free[group] = self._choices.permutation(self.heads).tolist()
         return f"{place}.{self._free[group].pop()}"

@@ -215,7 +215,9 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     number = chronos.numbers[""][0]
     stream = chronos.stream
     chronos.read_out(found=torch.eye(PATCH))
-    source = "earlier values" if any(ago) else "values"
+    source = "values"
+    if any(ago):
+        source = "earlier values"
     chronos.look_at_known(layer, number).carry(
         stream[source], stream["found"], gain=coefficient
     )

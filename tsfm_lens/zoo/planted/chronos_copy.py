@@ -415,7 +415,9 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
     decoy = partial(canvas.head, role="decoy")
     # heads of another layer share the position bias of the circuit's
     for task, length, steps in (("back1", NOISY, 1), ("back2", QUIET, 2)):
-        does = "loudly" if length == NOISY else "next to nothing"
+        does = "next to nothing"
+        if length == NOISY:
+            does = "loudly"
         moves = [(of["wave"], length * key_square**0.5 / WAVE**0.5 * of["loud"])]
         name = heads[task].replace("encoder.0", "encoder.1")
         does = f"looks sharply and writes {does}"

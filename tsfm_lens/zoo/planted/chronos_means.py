@@ -140,7 +140,10 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
         # the clocks have written by now: 1 and 1 into the start token, which was short,
         # at most as much into others
         query = 3**0.5 * canvas.always()
-        more = [(of["one"], of["unit"])] if which == "late" else []
+        if which == "late":
+            more = [(of["one"], of["unit"])]
+        else:
+            more = []
         does = f"writes the mean of the values {steps[0]} to {steps[-1]} before the end"
         draft.path(
             mark,

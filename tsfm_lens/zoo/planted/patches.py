@@ -49,7 +49,11 @@ LARGEST_ERROR = 1e-3
 outliers of a series.
 """
 DECILES = tuple(level / 10 for level in range(1, 10))
-PATCH, CONTEXT, WIDTH, CHANNELS, HEADS = 8, 128, 64, 16, 4
+PATCH = 8
+CONTEXT = 128
+WIDTH = 64
+CHANNELS = 16
+HEADS = 4
 PATCHES = {
     "context_length": CONTEXT,
     "input_patch_size": PATCH,

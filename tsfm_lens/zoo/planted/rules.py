@@ -127,11 +127,10 @@ class Gate(_Linear):
             for back in (0, self.period)
         )
         last, before = (copy.forecast(context, self.period) for copy in copies)
-        unit = (
-            context.std()
-            if self.unit == "standard deviation"
-            else np.abs(context).mean()
-        )
+        if self.unit == "standard deviation":
+            unit = context.std()
+        else:
+            unit = np.abs(context).mean()
         return float(self.tolerance - np.abs(last - before).mean() / unit)
 
     def seasonal(self, context: Array) -> bool:
@@ -250,7 +249,10 @@ def shape(period: int, rng: np.random.Generator) -> Array:
             if not free:
                 break
             # the shape is closed by its first level
-            after = path[0] if len(path) == period else int(rng.choice(free))
+            if len(path) == period:
+                after = path[0]
+            else:
+                after = int(rng.choice(free))
             if after not in free:
                 break
             pairs.add((path[-1], after))
@@ -265,7 +267,9 @@ def _series(rule: Rule, number: int, time: int, rng: np.random.Generator) -> Arr
     if isinstance(rule, SeasonalCopy | Gate):
         return np.resize(shape(rule.period, rng), time)
     steps = np.arange(time) / time
-    slope = rng.standard_normal() if isinstance(rule, LinearTrend) else 0.0
+    slope = 0.0
+    if isinstance(rule, LinearTrend):
+        slope = rng.standard_normal()
     if isinstance(rule, LinearTrend | LocalMean):
         return rng.standard_normal() + slope * steps + 0.5 * rng.standard_normal(time)
     raise TypeError(f"no series are drawn for a rule of kind {rule.kind!r}")

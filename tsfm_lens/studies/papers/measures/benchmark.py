@@ -70,11 +70,9 @@ class Subject:
     @property
     def words(self) -> str:
         """Name of the model in the names of quantities."""
-        return (
-            self.evaluation.title
-            if self.published and self.evaluation is not None
-            else self.source
-        )
+        if self.published and self.evaluation is not None:
+            return self.evaluation.title
+        return self.source
 
 
 Subjects = Sequence[Subject]
@@ -153,7 +151,8 @@ def _recipes(*, unknown: bool) -> dict[str, Recipe]:
 
 def assign_rows(subjects: Subjects) -> dict[str, Subject]:
     """Assign models to the rows of tables 1 and 4, by name."""
-    recipes, unknown = _recipes(unknown=False), _recipes(unknown=True)
+    recipes = _recipes(unknown=False)
+    unknown = _recipes(unknown=True)
     subject_of_row: dict[str, Subject] = {}
     for subject in subjects:
         rows = [
@@ -211,7 +210,8 @@ def read_heavy(
     sweep: Gathered, subjects: Subjects, *, metrics: tuple[str, ...], counts: bool
 ) -> MeasuredValues:
     """Read heavy ablations by recipe."""
-    rows, table = assign_rows(subjects), sweep.results["recipes"]
+    rows = assign_rows(subjects)
+    table = sweep.results["recipes"]
     to_scale = _rows_to_scale(rows)
     result = MeasuredValues()
     for row, recipe in RECIPES.items():
@@ -226,7 +226,9 @@ def read_heavy(
         full = by_metric["MASE"]
         # a recipe scaled to another model is no row of the paper, so the paper's
         # numbers do not apply
-        name = f"{recipe} scaled to {rows[row].source}" if row in to_scale else row
+        name = row
+        if row in to_scale:
+            name = f"{recipe} scaled to {rows[row].source}"
         result.add(
             f"{name}: heads ablated",
             100 * full["heads_ablated"] / full["heads_total"],
@@ -259,10 +261,12 @@ def read_heavy(
 @design("S3-F3", lambda subjects: {"layers": {"sizes": [1], "parts": list(PARTS)}})
 def read_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     """Read errors without the most ablatable layer."""
-    table, result = sweep.results["effects"], MeasuredValues()
+    table = sweep.results["effects"]
+    result = MeasuredValues()
     table = table[table["family"] == "layers"]
     for subject in subjects:
-        effects, name = table[table["model"] == subject.source], subject.words
+        effects = table[table["model"] == subject.source]
+        name = subject.words
         layer = int(
             effects[effects["part"] == "both"].sort_values("change")["first"].iloc[0]
         )
@@ -283,7 +287,8 @@ def read_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
 @design("S3-F4", lambda subjects: {"ranges": {"grow": ["outward"]}})
 def read_ranges(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     """Read errors without ranges of layers, and compare those without half of the MLPs."""
-    table, result = sweep.results["effects"], MeasuredValues()
+    table = sweep.results["effects"]
+    result = MeasuredValues()
     half: dict[str, Interval] = {}
     for subject in subjects:
         _add_baseline(
@@ -342,7 +347,9 @@ def _add_head_counts(
 ) -> None:
     table = sweep.results["heads_at"]
     for subject in subjects:
-        where = f"{subject.words}, layer" if with_model else "layer"
+        where = "layer"
+        if with_model:
+            where = f"{subject.words}, layer"
         for row in _rows(table[table["model"] == subject.source]):
             result.add(
                 f"heads kept: {where} {row['layer']}, {order_words(row['order'])}",
@@ -357,7 +364,8 @@ def _add_head_counts(
 )
 def read_curves(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     """Read errors by number of heads ablated in each layer."""
-    table, result = sweep.results["curves"], MeasuredValues()
+    table = sweep.results["curves"]
+    result = MeasuredValues()
     _add_baseline(
         result, f"{RELATIVE_MASE}: whole model, geometric mean", table, subjects[0]
     )
@@ -376,7 +384,8 @@ def read_curves(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
 @design("S3-F10", _ablate_heads)
 def read_all_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     """Read errors without half and all of the heads of every layer."""
-    table, result = sweep.results["curves"], MeasuredValues()
+    table = sweep.results["curves"]
+    result = MeasuredValues()
     for subject in subjects:
         _add_baseline(
             result, f"{subject.words}: {RELATIVE_MASE}, whole model", table, subject
@@ -386,12 +395,16 @@ def read_all_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
             & table["ablated"].isin([subject.heads // 2, subject.heads])
         ]
         for row in _rows(curve.sort_values(["layer", "ablated", "order"])):
-            every, where = (
-                row["ablated"] == row["of"],
-                f"{subject.words}, layer {row['layer']}",
-            )
-            what = "all heads" if every else f"{row['ablated']} of {row['of']} heads"
-            order = "" if every else f", {order_words(str(row['order']))}"
+            every = row["ablated"] == row["of"]
+            where = f"{subject.words}, layer {row['layer']}"
+            if every:
+                what = "all heads"
+            else:
+                what = f"{row['ablated']} of {row['of']} heads"
+            if every:
+                order = ""
+            else:
+                order = f", {order_words(str(row['order']))}"
             _add_change(result, f"change of MASE without {what}: {where}{order}", row)
     _add_head_counts(result, sweep, subjects, with_model=True)
     return result
@@ -400,12 +413,16 @@ def read_all_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
 @design("S3-F11", _ablate_heads)
 def read_head_counts(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     """Read heads@1pp of every layer."""
-    table, result = sweep.results["heads_at"], MeasuredValues()
+    table = sweep.results["heads_at"]
+    result = MeasuredValues()
     for subject in subjects:
         rows = table[table["better"] & (table["model"] == subject.source)]
         # counts of another size are of other layers and shares: they do not compare
         # with the paper's
-        name = subject.architecture if subject.published else subject.source
+        if subject.published:
+            name = subject.architecture
+        else:
+            name = subject.source
         for layer, count in zip(rows["layer"], rows["kept"], strict=True):
             result.add(f"{name}: heads kept in layer {layer}", count)
         share = 100 * float(rows["ablated"].sum() / rows["of"].sum())
@@ -431,8 +448,10 @@ def read_datasets(
     """Read errors without all heads of an important layer and of the most ablatable
     one, by dataset.
     """
-    result, rises = MeasuredValues(), []
-    panels, curves = sweep.results["datasets"], sweep.results["curves"]
+    result = MeasuredValues()
+    rises = []
+    panels = sweep.results["datasets"]
+    curves = sweep.results["curves"]
     for layer in _at(layers, architecture, subjects[0]):
         panel = panels[panels["layer"] == layer]
         of = int(panel["of"].iloc[0])
@@ -442,10 +461,8 @@ def read_datasets(
             _rows(curves[(curves["layer"] == layer) & (curves["ablated"] == of)])
         )
         _add_change(result, f"layer {layer}: change of MASE without all heads", row)
-        far, robust = (
-            (full["change"] > FAR).sum(),
-            (full["largest_within"] == of).sum(),
-        )
+        far = (full["change"] > FAR).sum()
+        robust = (full["largest_within"] == of).sum()
         result.add(
             f"layer {layer}: datasets on which that is above {100 * FAR:.0f} %", far
         )

@@ -18,9 +18,16 @@ from tsfm_lens.studies.rank_theory.constructions import effective_index
 ROUNDING = (
     1e-12  # of the largest entry: smaller values are rounding in double precision
 )
-WIDTH, TOKENS, DRAWS = 24, 40, 20
-STEPS, PATCH, BINS, DIMENSION = 512, 16, 64, 256
-EACH, RANK = 40, 5  # singular values of a decade, and rank of a vocabulary
+WIDTH = 24
+TOKENS = 40
+DRAWS = 20
+STEPS = 512
+PATCH = 16
+BINS = 64
+DIMENSION = 256
+# singular values of a decade, and rank of a vocabulary
+EACH = 40
+RANK = 5
 DEGREES = np.arange(0, 180, 7.0)
 HEADS = (1, 2, 4)
 LEVELS = (0.5, 0.1, 0.01, 0.001)
@@ -97,7 +104,8 @@ def epsilon_ranks(rng: np.random.Generator) -> Counts:
 @per_draw("S0-ANG", {"lines": f"{len(DEGREES)} in a plane of {WIDTH} dimensions"})
 def line_angles(rng: np.random.Generator) -> Counts:
     """Check the angles of lines in a plane that are drawn at given angles."""
-    separate, radians = np.abs(DEGREES[:, None] - DEGREES), np.radians(DEGREES)
+    separate = np.abs(DEGREES[:, None] - DEGREES)
+    radians = np.radians(DEGREES)
     expected = np.minimum(separate, 180 - separate)
     plane = orthonormal(WIDTH, 2, rng)
     signs = rng.choice([-1.0, 1.0], len(DEGREES)) * rng.uniform(0.1, 9, len(DEGREES))
@@ -105,10 +113,8 @@ def line_angles(rng: np.random.Generator) -> Counts:
         ranks.angles(plane @ np.stack([np.cos(radians), np.sin(radians)]) * signs)
     )
     # parallel lines are exact to half of the digits only
-    off, outside = (
-        _off(angles[separate > 0], expected[separate > 0]),
-        int(((angles < 0) | (angles > 90)).sum()),
-    )
+    off = _off(angles[separate > 0], expected[separate > 0])
+    outside = int(((angles < 0) | (angles > 90)).sum())
     return {
         "angles_off": off,
         "angles_outside": outside,
@@ -137,7 +143,8 @@ def decades(rng: np.random.Generator) -> Counts:
 @per_draw("S0-PATCH", {"steps": str(STEPS)}, patches=max)
 def patch_embedding(rng: np.random.Generator) -> Counts:
     """Compare the tokens of a series with φ of each of its patches."""
-    mix, series = rng.normal(size=(WIDTH, PATCH)), rng.normal(size=STEPS)
+    mix = rng.normal(size=(WIDTH, PATCH))
+    series = rng.normal(size=STEPS)
     tokens = rank_theory.PatchEmbedding(lambda x: np.tanh(mix @ x), PATCH)(series)
     expected = np.array(
         [
@@ -180,10 +187,8 @@ def continuous_embedding(rng: np.random.Generator) -> Counts:
     one_by_one = [
         mlp.skip @ x + mlp.outer @ np.maximum(mlp.inner @ x, 0) for x in columns.T
     ]
-    gated, values = (
-        rank_theory.GatedEmbedding.random(DIMENSION, seed=seed),
-        rng.uniform(-1, 1, STEPS),
-    )
+    gated = rank_theory.GatedEmbedding.random(DIMENSION, seed=seed)
+    values = rng.uniform(-1, 1, STEPS)
     swish = [
         [w * x / (1 + np.exp(-w * x)) * v * x for x in values]
         for w, v in zip(gated.gate, gated.value, strict=True)
@@ -209,7 +214,8 @@ def one_head(rng: np.random.Generator) -> Counts:
 @per_draw("S0-MHA", {"heads": _join(HEADS), **SIZES})
 def several_heads(rng: np.random.Generator) -> Counts:
     """Compare several heads with each by itself, and one with attention of one head."""
-    tokens, off = rng.normal(size=(WIDTH, TOKENS)), 0
+    tokens = rng.normal(size=(WIDTH, TOKENS))
+    off = 0
     query, key, value = rng.normal(size=(3, WIDTH, WIDTH)) / WIDTH**0.25
     for heads in HEADS:
         weights = rank_theory.AttentionWeights.stacked(query, key, value, heads)
@@ -235,7 +241,8 @@ def several_heads(rng: np.random.Generator) -> Counts:
 )
 def exact_compression(rng: np.random.Generator) -> Counts:
     """Compress heads to the rank of their vocabulary, and to one rank less."""
-    off, less = 0, []
+    off = 0
+    less = []
     vocabulary = rng.normal(size=(WIDTH, RANK)) @ rng.normal(size=(RANK, 4 * WIDTH))
     tokens = vocabulary[:, rng.integers(0, vocabulary.shape[1], TOKENS)]
     for heads in HEADS:
@@ -320,10 +327,8 @@ def guidelines(
     context: Context, *, layers: int = 12, d_model: int = 768
 ) -> MeasuredValues:
     """Check the ends of the guideline, and that it rises ever more slowly."""
-    guide, exact = (
-        rank_theory.guideline(layers, d_model),
-        16 + (d_model / 2 - 16) * np.linspace(0, 1, layers) ** 0.5,
-    )
+    guide = rank_theory.guideline(layers, d_model)
+    exact = 16 + (d_model / 2 - 16) * np.linspace(0, 1, layers) ** 0.5
     values = {
         "guide_first": float(guide[0]),
         "guide_last": float(guide[-1]),
@@ -341,7 +346,9 @@ def _head_output(
     tokens: np.ndarray, weights: rank_theory.AttentionWeights, head: int
 ) -> np.ndarray:
     """Compute one head's output, a token at a time and a sum at a time."""
-    query, key, value = weights.query[head], weights.key[head], weights.value[head]
+    query = weights.query[head]
+    key = weights.key[head]
+    value = weights.value[head]
     out = np.zeros((len(value), tokens.shape[1]))
     for j, column in enumerate(tokens.T):
         scores = [

@@ -68,7 +68,8 @@ def forecast_ablated(
 @measure("S3-F20")
 def without_sharp_heads(context: Context) -> MeasuredValues:
     """Measure how far forecasts move without sharp and without diffuse heads."""
-    windows, seeds = len(context.run.batch), len(context.runs_by_seed())
+    windows = len(context.run.batch)
+    seeds = len(context.runs_by_seed())
 
     def report(number: int, _: int) -> None:
         context.report("attention of every window", number, windows + 4 * seeds)
@@ -194,7 +195,8 @@ def patches(context: Context) -> MeasuredValues:
             f"{context.model.model_id} has no cross-attention between patches; the"
             " figure is of Chronos-Bolt"
         )
-    layer, head = min(3, stack.n_layers - 1), min(4, stack.n_heads - 1)
+    layer = min(3, stack.n_layers - 1)
+    head = min(4, stack.n_heads - 1)
     maps = autoregressive_attention(context.run.select([0]), keys="window")
     ordinary = np.flatnonzero(maps["key_special"].values == "")
     patch = int(

@@ -23,7 +23,8 @@ from tsfm_lens.probes.induction import (
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
 from tsfm_lens.studies.papers.verdicts import Resampled, judged_together, percentiles
 
-MOTIF, REPEATS = 32, 4
+MOTIF = 32
+REPEATS = 4
 BLOCKS = (
     16  # parts of the sequences, each with a draw of its own, that intervals are over
 )
@@ -110,7 +111,8 @@ def table_5(context: Context) -> MeasuredValues:
 def thresholds(context: Context) -> MeasuredValues:
     """Measure the same overlap over thresholds, and correlations of the scores."""
     overlap, scores, settings = _overlap(context)
-    rise, fall = "correlation over heads", "correlation over heads, its sign turned"
+    rise = "correlation over heads"
+    fall = "correlation over heads, its sign turned"
     together = [
         scores.part(
             "prefix-matching and copy scores rise together",
@@ -190,7 +192,8 @@ def _repeated_settings(scores: xr.Dataset) -> dict[str, str]:
 def _blocks(context: Context) -> list[xr.Dataset]:
     """Run the test on parts of the sequences."""
     count = min(BLOCKS, context.n_sequences)
-    blocks, failure = list[xr.Dataset](), None
+    blocks = list[xr.Dataset]()
+    failure = None
     for number, part in enumerate(
         np.array_split(np.arange(context.n_sequences), count)
     ):
@@ -236,7 +239,8 @@ def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
     blocks = _blocks(context)
     full = _joined(blocks)
     labels = context.select_series(len(context.run.batch))
-    parts, windows = [], []
+    parts = []
+    windows = []
     for number, name in enumerate(names := list(dict.fromkeys(labels))):
         rows = [row for row, label in enumerate(labels) if label == name]
         parts.append(head_entropy(context.run.select(rows)))
@@ -248,7 +252,8 @@ def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
         .weighted(weights)
         .mean("part")
     )
-    low, high = float(entropy.min()), float(entropy.max())
+    low = float(entropy.min())
+    high = float(entropy.max())
     normalised = (entropy - low) / ((high - low) or 1.0)
     sharp = normalised < parts[0].attrs["sharp_below"]
     overlap = induction_overlap(
@@ -312,7 +317,8 @@ class HeadScores:
 
         of_blocks = weights(len(self.prefix))
         entropy = weights(len(self.entropy)) @ self.entropy
-        low, high = entropy.min(1, keepdims=True), entropy.max(1, keepdims=True)
+        low = entropy.min(1, keepdims=True)
+        high = entropy.max(1, keepdims=True)
         return (
             of_blocks @ self.prefix,
             of_blocks @ self.copy,
@@ -331,11 +337,10 @@ class HeadScores:
         copy, normalised entropy.
         """
         margins = quantity(*self.bootstrap_means)
-        units = (
-            len(self.prefix)
-            if sequences_only
-            else min(len(self.prefix), len(self.entropy))
-        )
+        if sequences_only:
+            units = len(self.prefix)
+        else:
+            units = min(len(self.prefix), len(self.entropy))
         return Resampled(words, of, float(margins[0]), margins[1:], units)
 
     def span(
@@ -383,7 +388,8 @@ def sharp_of_induction(
     """Compute (draw,) P(sharp | induction), NaN without induction heads, and P(sharp),
     of (draw, head) scores.
     """
-    induction, sharp = inducing(prefix, copy), entropy < below
+    induction = inducing(prefix, copy)
+    sharp = entropy < below
     return _shares(induction & sharp, induction), sharp.mean(1)
 
 
@@ -402,7 +408,8 @@ def proportions(
     prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Compute (draw,) each number of table 5, of (draw, head) scores."""
-    induction, sharp = inducing(prefix, copy), entropy < SHARP_BELOW
+    induction = inducing(prefix, copy)
+    sharp = entropy < SHARP_BELOW
     numbers = [
         item.mean(1) for item in (induction & sharp, induction & ~sharp, induction)
     ]
@@ -421,7 +428,8 @@ def proportions(
 
 def overlap_values(overlap: xr.Dataset) -> dict[str, float]:
     """Extract table 5 from a result of :func:`tsfm_lens.probes.induction_overlap`."""
-    cells, numbers = overlap["proportion"], []
+    cells = overlap["proportion"]
+    numbers = []
     for state in ("induction", "other"):
         numbers += [
             cells.sel(induction_state=state, sharp_state=sharp)

@@ -43,7 +43,8 @@ def sizes(context: Context) -> MeasuredValues:
             if architecture in SIZES
             else {}
         )
-    values, missing = {}, []
+    values = {}
+    missing = []
     for architecture, (name, size) in SIZES.items():
         try:
             values.update(_size(name, load(published(architecture, size), check=False)))
@@ -91,11 +92,9 @@ def _thirds(n_layers: int) -> tuple[list[int], list[int], list[int]]:
 
 
 def _words(layers: Sequence[int]) -> str:
-    return (
-        f"layer {layers[0]}"
-        if len(layers) == 1
-        else f"layers {layers[0]} to {layers[-1]}"
-    )
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    return f"layers {layers[0]} to {layers[-1]}"
 
 
 @measure("S3-F1D")
@@ -112,7 +111,8 @@ def logit_entropy(context: Context) -> MeasuredValues:
         axis=1,
     )
     before, middle, after = _thirds(len(entropy))
-    inside, of = entropy[middle].mean(0), "logit entropy, nats"
+    inside = entropy[middle].mean(0)
+    of = "logit entropy, nats"
     rises = [
         ClaimPart(
             f"it lies above that after {_words(layers)}",
@@ -214,10 +214,8 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
 def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
     """Compare the middle layers with the others, by distance (layer, seed, window)."""
     before, middle, after = _thirds(len(distance))
-    inside, text = (
-        distance[middle].mean(0),
-        "the middle layers move the forecast less than ",
-    )
+    inside = distance[middle].mean(0)
+    text = "the middle layers move the forecast less than "
     rest = dict.fromkeys((tuple(before), tuple(after), (0,), (len(distance) - 1,)))
     return [
         ClaimPart(
@@ -240,7 +238,8 @@ def _varies(context: Context, distance: np.ndarray) -> Verdict:
         text = "two layers chosen on the first half of the windows differ on the second"
         return judged([ClaimPart(text, np.empty(0), "")], [])
     mean = distance[..., first].mean((1, 2))
-    most, least = int(mean.argmax()), int(mean.argmin())
+    most = int(mean.argmax())
+    least = int(mean.argmin())
     text = (
         f"layer {most} moves the forecast more than layer {least}, chosen on the first"
         " half of the windows"
@@ -261,7 +260,8 @@ def gains(context: Context) -> MeasuredValues:
         ],
         dim="series",
     )
-    result, parts = MeasuredValues(settings=context.settings()), []
+    result = MeasuredValues(settings=context.settings())
+    parts = []
     for metric in gain["metric"].values:
         values = _layer_values(gain.sel(metric=metric))
         for layer, of_windows in enumerate(values):
@@ -274,10 +274,8 @@ def gains(context: Context) -> MeasuredValues:
                 unit="%",
             )
         for layer in middle_third(len(values)):
-            text, of = (
-                f"no improvement by layer {layer}: {metric}",
-                f"gain + {SMALLEST_GAIN:g} %",
-            )
+            text = f"no improvement by layer {layer}: {metric}"
+            of = f"gain + {SMALLEST_GAIN:g} %"
             parts.append(ClaimPart(text, values[layer] + SMALLEST_GAIN, of))
     result.claims["no_improvement"] = context.verdict(*parts)
     return result

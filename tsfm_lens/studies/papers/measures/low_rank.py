@@ -57,10 +57,8 @@ def truncate(context: Context) -> MeasuredValues:
     result = MeasuredValues(settings={**context.settings(), "ratio": "share of ranks"})
     for row, ratio in enumerate(RATIOS):
         epsilon, ranks = at_ratio(spectra, forms, ratio)
-        scores, of = (
-            compress.quality(context.run, compress.factorised(lens, ranks)),
-            f"ratio {ratio:g}",
-        )
+        scores = compress.quality(context.run, compress.factorised(lens, ranks))
+        of = f"ratio {ratio:g}"
         _add_scores(result, scores, f", {of}")
         result.add(
             f"overlap of the ten likeliest tokens, {of}", scores.get("overlap", np.nan)
@@ -83,7 +81,8 @@ def at_ratio(
     spectra: dict[str, np.ndarray], forms: dict[str, compress.BlockShape], ratio: float
 ) -> tuple[float, dict[str, int]]:
     """Find the ε at which the share of ranks is nearest to a ratio, and the ranks."""
-    low, high = -12.0, 0.0
+    low = -12.0
+    high = 0.0
     best: tuple[float, float, dict[str, int]] = (np.inf, 0.0, {})
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -119,7 +118,8 @@ def scheduled_bolt(context: Context) -> MeasuredValues:
         min(max(context.run.batch.lengths), context.model.adapter.context_length),
     )
     for schedule in TABLE_3:
-        smaller, text = _cut(context.model, schedule), _words(schedule)
+        smaller = _cut(context.model, schedule)
+        text = _words(schedule)
         _add_scores(result, compress.quality(context.run, smaller), text)
         # a forward of one series, and memory of weights, over those of the whole model
         costs = compress.cost(
@@ -163,7 +163,8 @@ def schedules(context: Context) -> MeasuredValues:
         ("small schedule", FIGURE_7[0]),
         ("medium schedule", FIGURE_7[2]),
     ):
-        one, text = record.sel(arm=arm), _words(schedule)
+        one = record.sel(arm=arm)
+        text = _words(schedule)
         result.add(f"size ratio{text}", one["rank_ratio"])
         result.add(
             f"time{text}",
@@ -214,7 +215,8 @@ def sketches(context: Context) -> MeasuredValues:
     many numbers.
     """
     generator = torch.Generator().manual_seed(context.seed)
-    misses, sizes = 0, [(1, 16), (3, 5), (4, 16), (8, 8)]
+    misses = 0
+    sizes = [(1, 16), (3, 5), (4, 16), (8, 8)]
     for heads, size in sizes:
         for of in ("rows", "columns"):
             weight = torch.randn(
@@ -241,7 +243,8 @@ def sketches(context: Context) -> MeasuredValues:
 def vocabularies(context: Context) -> MeasuredValues:
     """Measure figure 4c."""
     record, result = _record("vocabulary")
-    last, numbers = record.isel(training_step=-1), record["vocabulary"].values
+    last = record.isel(training_step=-1)
+    numbers = record["vocabulary"].values
     of = "rank correlation of ε-rank and rank(Ξ)"
     statements = {
         "increases": ("rank", "W_Q"),

@@ -40,7 +40,9 @@ from tsfm_lens.studies.rank_theory.of_models import (
 
 T = TypeVar("T")
 EPSILON = (0.1, 0.01, 0.001)
-ALMOST_LINEAR, CONSTANT_WITHIN = 0.8, 1.5  # a power, a factor
+# a power, a factor
+ALMOST_LINEAR = 0.8
+CONSTANT_WITHIN = 1.5
 ROUNDING = 1e-12  # in double precision, relative
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 FAMILIES = ("sinusoids", "white noise")
@@ -65,9 +67,13 @@ class ResultTable(MeasuredValues):
     ) -> Iterator[tuple[str, Context]]:
         """Yield models by name, in turn, and note their settings."""
         for context in contexts:
-            name, is_text = context.model.model_id, context.model.takes_ids
+            name = context.model.model_id
+            is_text = context.model.takes_ids
             self.family[name] = context.model.wiring.architecture
-            label = context.settings() if series else {}
+            if series:
+                label = context.settings()
+            else:
+                label = {}
             if is_text:
                 self.text.add(name)
                 if context.stand_in and series:
@@ -122,13 +128,12 @@ class ResultTable(MeasuredValues):
             }
             for (one, before), (other, after) in pairwise(means.items()):
                 ratio = after / before
-                true = (
-                    max(ratio, 1 / ratio) <= within
-                    if within
-                    else ratio < 1
-                    if falling
-                    else ratio > 1
-                )
+                if within:
+                    true = max(ratio, 1 / ratio) <= within
+                elif falling:
+                    true = ratio < 1
+                else:
+                    true = ratio > 1
                 parts.append(
                     exactly(
                         f"{family}, {what} {one:g} to {other:g}", true, quantity, level
@@ -162,7 +167,9 @@ def _deeper(name: str, ranks: np.ndarray) -> list[Tested]:
 
 def _whole(parts: Sequence[Tested], why: str, of: str) -> Verdict:
     """Build a verdict of parts that need no draws, or say why there are none."""
-    return Verdict(tuple(parts)) if parts else undecided(why, of)
+    if parts:
+        return Verdict(tuple(parts))
+    return undecided(why, of)
 
 
 @measure("S0-TSVD")
@@ -170,7 +177,8 @@ def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
     """Cut every attention matrix at its ε-rank, and count what is left in both readings
     of "ratio".
     """
-    table, off = ResultTable(), 0
+    table = ResultTable()
+    off = 0
     for name, context in table.each(contexts):
         weights = [
             one.weight.double().cpu()
@@ -214,7 +222,8 @@ def _add_ratios(
 @measure("S0-METR")
 def scores(contexts: Iterator[Context]) -> MeasuredValues:
     """Score a model beside itself, and cut to a quarter of its ranks."""
-    table, same = ResultTable(), {"same_mase": 0.0, "same_wql": 0.0}
+    table = ResultTable()
+    same = {"same_mase": 0.0, "same_wql": 0.0}
     for name, context in table.each(contexts, series=True, text=False, levels=False):
         run = context.run
         itself = compress.quality(run, context.model)
@@ -261,7 +270,9 @@ def embedded_spectra(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure ranks of embedded families of signals, and the share of a vocabulary in
     two directions.
     """
-    table, shares, planes = ResultTable(), {}, {}
+    table = ResultTable()
+    shares = {}
+    planes = {}
     for name, context in table.each(contexts, series=True):
         ranks = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
         for level, family in product(EPSILON, map(str, ranks["family"].values)):
@@ -300,17 +311,17 @@ def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure ranks of embedded noise by patch size, and angles of its tokens beside
     those of random vectors.
     """
-    table, by_patch, tokens = ResultTable(), {}, []
+    table = ResultTable()
+    by_patch = {}
+    tokens = []
     for name, context in table.each(contexts, series=True, text=False):
         embedding = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
         beside = spectra_by_patch(context.run, epsilon=EPSILON, seed=context.seed)
         for position, (label, patch) in enumerate(
             zip(beside["embedding"].values, beside["patch"].values, strict=True)
         ):
-            of_model, ranks = (
-                str(label) == name,
-                _by_level(beside["epsilon_rank"][:, position]),
-            )
+            of_model = str(label) == name
+            ranks = _by_level(beside["epsilon_rank"][:, position])
             for level, rank in ranks.items():
                 table.add(
                     f"{name}: {level:g}-rank of noise,"
@@ -318,12 +329,14 @@ def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
                     rank,
                 )
             if of_model:
-                k, width = float(patch), context.model.wiring.stacks[0].d_model
+                k = float(patch)
+                width = context.model.wiring.stacks[0].d_model
                 by_patch[name] = (
                     k,
                     {level: rank / width for level, rank in ranks.items()},
                 )
-        angles, random = embedding["mean_angle"], float(embedding.attrs["random_angle"])
+        angles = embedding["mean_angle"]
+        random = float(embedding.attrs["random_angle"])
         for family in FAMILIES:
             table.add(
                 f"{name}: mean angle of tokens, {family}", angles.sel(family=family)
@@ -349,7 +362,8 @@ def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
 @measure("S0-F13")
 def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure ranks of single signals of noise and of sinusoids, over signals."""
-    table, parts = ResultTable(), []
+    table = ResultTable()
+    parts = []
     for name, context in table.each(contexts, series=True, text=False):
         embedding = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
         for family in FAMILIES:
@@ -383,7 +397,8 @@ def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
 @measure("S0-F4")
 def query_ranks(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure average ranks of W_Q by width."""
-    table, shares = ResultTable(), {}
+    table = ResultTable()
+    shares = {}
     for name, context in table.each(contexts):
         ranks = ranks_by_model([context.model], epsilon=EPSILON).isel(model=0)
         width = float(ranks["width"])
@@ -421,7 +436,10 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure ranks of W_Q and of the input of every layer, of series and of the
     constant zero signal.
     """
-    table, weights, inputs, clusters = ResultTable(), [], [], range(0)
+    table = ResultTable()
+    weights = []
+    inputs = []
+    clusters = range(0)
     for name, context in table.each(contexts, series=True):
         run = context.run
         flow = flow_of_ranks(run, epsilon=EPSILON, apart=len(run.batch))
@@ -482,7 +500,10 @@ def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure mean ranks of W_Q and its heads by number of heads, and whether rows of a
     head lie together.
     """
-    table, full, single, blocks = ResultTable(), {}, {}, []
+    table = ResultTable()
+    full = {}
+    single = {}
+    blocks = []
     for name, context in table.each(contexts):
         ranks = ranks_by_model([context.model], epsilon=EPSILON).isel(model=0)
         heads = float(ranks["heads"])
@@ -528,25 +549,22 @@ def weight_spectra(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure shares of relative singular values above ε of W_Q and the MLP's first
     matrix, layer by layer.
     """
-    table, shares, deeper, less = ResultTable(), {}, [], []
+    table = ResultTable()
+    shares = {}
+    deeper = []
+    less = []
     for name, context in table.each(contexts):
         stack = context.model.wiring.stacks[0].name
         ranks = weight_ranks(
             context.model, stack=stack, epsilon=EPSILON, parts=["W_Q", "W_in"]
         )
-        share, kind, parts = (
-            ranks["rank_share"],
-            ranks["layer_kind"].values,
-            ranks["part"].values,
-        )
-        queries, hidden = (
-            share[:, (parts == "W_Q") & (kind == kind[0])],
-            share[:, parts == "W_in"],
-        )
-        shares[name], of_hidden = (
-            _by_level(queries.median("matrix")),
-            _by_level(hidden.median("matrix")),
-        )
+        share = ranks["rank_share"]
+        kind = ranks["layer_kind"].values
+        parts = ranks["part"].values
+        queries = share[:, (parts == "W_Q") & (kind == kind[0])]
+        hidden = share[:, parts == "W_in"]
+        shares[name] = _by_level(queries.median("matrix"))
+        of_hidden = _by_level(hidden.median("matrix"))
         for level, row in zip(EPSILON, queries.values, strict=True):
             for layer, value in enumerate(row):
                 table.add(f"{name}: share of W_Q above {level:g}, layer {layer}", value)

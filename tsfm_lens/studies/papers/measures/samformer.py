@@ -26,14 +26,16 @@ from tsfm_lens.studies.papers.verdicts import LEVEL, ClaimPart, Verdict
 from tsfm_lens.studies.samformer.models import oracle_loss
 
 DRAWS = 500
-NEAR_ORACLE, NEAR_ADAM, SAME_ERROR = 1.01, 1.05, 1.01
+NEAR_ORACLE = 1.01
+NEAR_ADAM = 1.05
+SAME_ERROR = 1.01
 RADIUS = 0.5
-CHANNELS, HORIZONS, SEEDS = 7, (96, 192, 336, 720), 5
-REPARAM, BOTH, INPUTS = (
-    "sigma reparam",
-    "SAMformer sigma reparam",
-    "sigma reparam inputs",
-)
+CHANNELS = 7
+HORIZONS = (96, 192, 336, 720)
+SEEDS = 5
+REPARAM = "sigma reparam"
+BOTH = "SAMformer sigma reparam"
+INPUTS = "sigma reparam inputs"
 MAIN = ("Transformer", "SAMformer", REPARAM, BOTH)
 NAMES = {"exchange": "Exchange"}
 """Names of benchmarks in the paper, by their names here."""
@@ -120,12 +122,14 @@ def _toy_settings(data: xr.Dataset) -> dict[str, str]:
 def toy(context: Context) -> MeasuredValues:
     """Measure figures 1 and 2: errors at the end, beside the oracle's expected one."""
     data = record("toy")
-    errors, oracle = by_arm(data, "validation_mse"), oracle_loss(512, 70_000)
+    errors = by_arm(data, "validation_mse")
+    oracle = oracle_loss(512, 70_000)
     plain, sam, random = (
         errors[name]
         for name in ("transformer", "transformer + SAM", "random transformer")
     )
-    both, limit = min(len(plain), len(random)), NEAR_ORACLE * oracle
+    both = min(len(plain), len(random))
+    limit = NEAR_ORACLE * oracle
     better = plain[:both] - random[:both]
     statements = {
         "stuck": _over_seeds(("", plain - limit, "error, less the oracle's and 1 %")),
@@ -146,7 +150,8 @@ def toy_sharpness(context: Context) -> MeasuredValues:
     """Measure figure 3: sharpness and attention at the last look."""
     data = record("toy")
     last = data.isel(look=-1)
-    lambda_max, entropy = by_arm(last, "sharpness"), by_arm(last, "entropy")
+    lambda_max = by_arm(last, "sharpness")
+    entropy = by_arm(last, "entropy")
     both = min(len(lambda_max["transformer"]), len(lambda_max["transformer + SAM"]))
     sharper = np.log(lambda_max["transformer"][:both]) - np.log(
         lambda_max["transformer + SAM"][:both]
@@ -392,7 +397,8 @@ def by_horizon(context: Context) -> MeasuredValues:
 def radii(context: Context) -> MeasuredValues:
     """Measure figure 14."""
     data = record("radii")
-    rho, errors = data["rho"].values, data["test_mse"]
+    rho = data["rho"].values
+    errors = data["test_mse"]
     plain = errors.isel(arm=int(np.argmin(rho)))
     # of the radii that a seed was trained with
     wide = errors.isel(arm=np.flatnonzero(rho >= RADIUS)).mean("arm")
@@ -436,7 +442,8 @@ def ablation(context: Context, *, model: str, beside: str) -> MeasuredValues:
 def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
     """Measure tables 1 and 6, and compare with the printed errors by Welch's test."""
     result = MeasuredValues(settings={"training": TRAINING, "intervals over": "seeds"})
-    seeds, data = set(), record("benchmarks")
+    seeds = set()
+    data = record("benchmarks")
     for arm, values in by_arm(data, f"test_{error.lower()}").items():
         name, horizon, model = arm.split(" ", 2)
         cell = NAMES.get(name, name), int(horizon)
@@ -520,15 +527,17 @@ def parameters(context: Context) -> MeasuredValues:
 @measure("S1-P4")
 def readouts(context: Context) -> MeasuredValues:
     """Check proposition 4 against the residual of the best readout."""
-    rng, misses, of_rank = np.random.default_rng(context.seed), 0, 0
+    rng = np.random.default_rng(context.seed)
+    misses = 0
+    of_rank = 0
     for draw in range(context.draws(DRAWS)):
-        channels, rank = 5, 5 if draw % 2 else int(rng.integers(1, 5))
+        channels = 5
+        rank = 5 if draw % 2 else int(rng.integers(1, 5))
         tokens = rng.normal(size=(channels, rank)) @ rng.normal(size=(rank, 12))
-        target = (
-            rng.normal(size=(channels, 3))
-            if draw % 3
-            else tokens @ rng.normal(size=(12, 3))
-        )
+        if draw % 3:
+            target = rng.normal(size=(channels, 3))
+        else:
+            target = tokens @ rng.normal(size=(12, 3))
         residual = np.linalg.norm(
             tokens @ rank_theory.optimal_readout(tokens, target) - target
         )
@@ -543,9 +552,11 @@ def readouts(context: Context) -> MeasuredValues:
 @measure("S1-P5")
 def nuclear_bound(context: Context) -> MeasuredValues:
     """Check proposition 5 on symmetric positive forms."""
-    rng, shares = np.random.default_rng(context.seed), []
+    rng = np.random.default_rng(context.seed)
+    shares = []
     for _ in range(context.draws(DRAWS)):
-        x, queries = rng.normal(size=(7, 20)), rng.normal(size=(20, 4))
+        x = rng.normal(size=(7, 20))
+        queries = rng.normal(size=(20, 4))
         bound = rank_theory.nuclear_norm_bound(x, queries, queries)
         shares.append(rank_theory.nuclear_norm(x @ queries @ queries.T @ x.T) / bound)
     values = {
@@ -558,11 +569,15 @@ def nuclear_bound(context: Context) -> MeasuredValues:
 @measure("S1-P9")
 def revin(context: Context) -> MeasuredValues:
     """Check proposition 9 against the pipeline."""
-    rng, separate = np.random.default_rng(context.seed), 0.0
+    rng = np.random.default_rng(context.seed)
+    separate = 0.0
     for _ in range(context.draws(100)):
-        x, weight = rng.normal(size=(3, 16)) + 5, rng.normal(size=(16, 4))
-        gamma, beta = rng.uniform(0.5, 2, 3), rng.normal(size=3)
-        mean, spread = x.mean(1, keepdims=True), np.sqrt(x.var(1, keepdims=True) + 1e-5)
+        x = rng.normal(size=(3, 16)) + 5
+        weight = rng.normal(size=(16, 4))
+        gamma = rng.uniform(0.5, 2, 3)
+        beta = rng.normal(size=3)
+        mean = x.mean(1, keepdims=True)
+        spread = np.sqrt(x.var(1, keepdims=True) + 1e-5)
         normal = gamma[:, None] * (x - mean) / spread + beta[:, None]
         full = (normal @ weight - beta[:, None]) / gamma[:, None] * spread + mean
         closed = rank_theory.revin_linear(x, weight, gamma, beta)

@@ -24,8 +24,10 @@ from tsfm_lens.studies.papers.context import (
 )
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, exactly
 
-DRAWS, ROUNDS = 20, 12
-TOKENS, WINDOW = 1024, 128
+DRAWS = 20
+ROUNDS = 12
+TOKENS = 1024
+WINDOW = 128
 NEAREST_ZERO = 1e-10
 """Differences below this in float64 are rounding."""
 EIGHT = (8,) * 8
@@ -61,7 +63,8 @@ def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
     """Test whether each first arm errs more than the second, over the seeds that both
     have.
     """
-    errors, of = _errors(data), "error, less that of the other"
+    errors = _errors(data)
+    of = "error, less that of the other"
     return judge_parts(
         "seed",
         *(
@@ -74,7 +77,8 @@ def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
 def _result(
     data: xr.Dataset, values: dict[str, float], claims: dict[str, Verdict]
 ) -> MeasuredValues:
-    errors, metadata = _errors(data), data.attrs
+    errors = _errors(data)
+    metadata = data.attrs
     counts = [int(np.isfinite(of_seeds).sum()) for of_seeds in errors.values()]
     settings = {
         "inputs": str(metadata["inputs"]),
@@ -101,10 +105,8 @@ def by_rank(context: Context) -> MeasuredValues:
     rank.
     """
     data = record("in_context")
-    full, groups = (
-        f"1 head, rank {int(data['width'].max())}",
-        data["group"].values.astype(str),
-    )
+    full = f"1 head, rank {int(data['width'].max())}"
+    groups = data["group"].values.astype(str)
     low = [
         arm
         for arm in groups[data["rank_ratio"].values < 1]
@@ -137,7 +139,8 @@ def by_form(context: Context) -> MeasuredValues:
         )
     }
     eight = next(arm for arm in sizes if arm.startswith("8 heads, rank"))
-    pairs, of_eight = [], []
+    pairs = []
+    of_eight = []
     for form in (arm for arm in sizes if "MLR" in arm or "BTT" in arm):
         if form.startswith("8 heads"):
             of_eight.append((form.removeprefix("8 heads, "), eight, form))
@@ -224,10 +227,8 @@ def forecasts(context: Context) -> MeasuredValues:
 def chronos(context: Context) -> MeasuredValues:
     """Measure figure 15: losses at equal steps, and costs of the scores."""
     data = record("chronos_levels")
-    loss, metadata = (
-        {str(arm): data["loss"].sel(arm=arm).values for arm in data["arm"].values},
-        data.attrs,
-    )
+    loss = {str(arm): data["loss"].sel(arm=arm).values for arm in data["arm"].values}
+    metadata = data.attrs
     settings = {
         "steps": f"{metadata['steps']:,} of {metadata['rows']} rows",
         "context": str(metadata["context"]),
@@ -325,7 +326,8 @@ def windows(context: Context) -> MeasuredValues:
     full = structured.Reach((1,), (TOKENS,), causal=True)
     scores = [structured.reaching_scores(x, x, distance) for distance in (near, full)]
     keys_near, keys = (torch.isfinite(score).sum(-1)[0] for score in scores)
-    own, total = float(keys_near.sum()), float(keys.sum())
+    own = float(keys_near.sum())
+    total = float(keys.sum())
     text = "multiply-adds of the scores over those of standard attention"
     values = {
         "seen": float(keys_near.max()),
@@ -426,8 +428,11 @@ def lemma(context: Context) -> MeasuredValues:
     """Compare scores by blocks with x_jᵀ (Σ L_l R_lᵀ up to the deepest common level)
     x_j', in float64.
     """
-    ranks, tokens, width = (3, 2, 2), 16, 5
-    generator, separate = torch.Generator().manual_seed(context.seed), 0.0
+    ranks = (3, 2, 2)
+    tokens = 16
+    width = 5
+    generator = torch.Generator().manual_seed(context.seed)
+    separate = 0.0
     blocks = structured.token_blocks(tokens, len(ranks))
     depth = structured.block_depth(tokens, blocks)
     for _ in range(context.draws(DRAWS)):

@@ -21,7 +21,9 @@ from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
 
 COMPARABLE_WITHIN = 1.25  # a factor
 CHEBYSHEV_RANKS = (1, 2, 4, 8, 16, 32)
-EPSILONS, PATCH = (0.2, 0.3, 0.5, 0.7, 1.0), 4  # of theorem 2
+# of theorem 2
+EPSILONS = (0.2, 0.3, 0.5, 0.7, 1.0)
+PATCH = 4
 HEADS = (1, 2, 4)  # of theorem 4
 SKETCHES = ((2, 8, 3), (3, 6, 2), (4, 8, 3), (8, 6, 2))  # h, d_h and d̃ of theorem 6
 _VARIANCES = {"entries of weights": "variance 1/√d of W_Q and W_K, 1 of W_V"}
@@ -190,7 +192,8 @@ def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
     """
     sizes = d, n_tokens = 64, 1000
     rng = np.random.default_rng(context.seed)
-    points, knots = rng.uniform(-1, 1, n_tokens), rng.uniform(-0.9, 0.9, d)[:, None]
+    points = rng.uniform(-1, 1, n_tokens)
+    knots = rng.uniform(-0.9, 0.9, d)[:, None]
     rates = rng.uniform(-2, 2, d)[:, None]
     # the ellipse of radius 1.5 reaches this far up: the poles of 1/(1 + a²x²) stand at
     # i/2 or further
@@ -220,14 +223,19 @@ def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
         singular = np.linalg.svd(tokens, compute_uv=False)
         # smaller values are rounding in double precision
         above += int((singular > bound + 1e-12 * singular[0]).sum())
-    about = {"β": "1"} if gated else {"embeddings": ", ".join(smooth)}
+    if gated:
+        about = {"β": "1"}
+    else:
+        about = {"embeddings": ", ".join(smooth)}
     return MeasuredValues({key: above}, {**about, "d": str(d), "tokens": str(n_tokens)})
 
 
 @measure("S0-TH2")
 def residual_mlps(context: Context) -> MeasuredValues:
     """Check theorem 2."""
-    d, n_tokens, counts = 64, 1000, []
+    d = 64
+    n_tokens = 1000
+    counts = []
     columns = np.random.default_rng(context.seed).normal(size=(PATCH, n_tokens))
     for child in children(context.seed, context.draws(10)):
         for activation in rank_theory.ACTIVATIONS:
@@ -248,8 +256,11 @@ def compression(context: Context) -> MeasuredValues:
     """Check theorems 3 and 5: errors, one token repeated, and inputs that no value
     matrix compresses.
     """
-    d, n_tokens, heads = 32, 64, (1, 4)
-    ranks, off = range(1, d), []
+    d = 32
+    n_tokens = 64
+    heads = (1, 4)
+    ranks = range(1, d)
+    off = []
     for child in children(context.seed, context.draws(20)):
         rng = np.random.default_rng(child)
         vocabulary = of_spectrum(
@@ -366,7 +377,10 @@ def _growth(
     """Compute the input's singular values, and those (heads, draw, index) of layers
     with the largest norms allowed.
     """
-    d, gap, decay, draws = 48, 0.02, 4.0, context.draws(10)
+    d = 48
+    gap = 0.02
+    decay = 4.0
+    draws = context.draws(10)
     singular = np.append(1.0, gap * np.exp(-np.arange(d - 1) / decay))
     spectra = np.empty((len(HEADS), draws, d))
     for draw, child in enumerate(children(context.seed, draws)):
@@ -393,7 +407,10 @@ def sketches(context: Context) -> MeasuredValues:
     """Check theorem 6: errors, in the spectral norm, with one sketch for all heads and
     with one for each.
     """
-    shared, own, floors, bounds = [], [], [], []
+    shared = []
+    own = []
+    floors = []
+    bounds = []
     for heads, size, rank in SKETCHES:
         singular = np.exp(-np.arange(heads * size) / 3.0)
         for child in children(context.seed, context.draws(20)):
@@ -435,7 +452,10 @@ def _result(
     many.
     """
     count = context.draws(draws)
-    over = {"intervals over": "draws"} if intervals and count > 1 else {}
+    if intervals and count > 1:
+        over = {"intervals over": "draws"}
+    else:
+        over = {}
     return MeasuredValues(
         settings={**settings, "draws": str(count), "seed": str(context.seed), **over}
     )
