@@ -75,7 +75,7 @@ PLANS = {
 
 
 def published(name: str, size: str, device: str) -> Lens:
-    """A model of published size with random weights, so large that every head matters."""
+    """A model of published size with random weights: every head matters."""
     # with the library's initialisation a head moves a forecast by 1e-7, and comparing
     # results would mean nothing
     return load(testing.published(name, size), check=False).to(device)
@@ -98,7 +98,7 @@ def series(lens: Lens, count: int, length: int = 512) -> list[np.ndarray]:
 
 
 def idle(lens: Lens, rounds: int, count: int = 2) -> Row:
-    """(a) A forecast through the lens with no hook set, against the library's own call."""
+    """(a) A forecast through the lens without hooks, against the library's own call."""
     batch = series(lens, count)
     token = lens.adapter.readout == "token"
     if token:

@@ -44,6 +44,7 @@ SHIFTS = (1, 2, 3, 4, 5)
 _OLD = 20
 _NEW = 4
 _SIZES = (2, 3, 8, 30)
+_UNITS = (6, 9, 20)
 
 
 def _clustered(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
@@ -249,7 +250,7 @@ def _simulated(trials: int) -> Iterator[str]:
     worst = [
         [name]
         + [
-            f"{100 * max(false_leaders(draw, k, n, trials=trials) for n in (6, 9, 20)):.1f}"
+            f"{100 * max(false_leaders(draw, k, n, trials=trials) for n in _UNITS):.1f}"
             for k in _SIZES
         ]
         for name, draw in DRAWS.items()
@@ -325,7 +326,7 @@ def main(
         int, typer.Option(min=1, help="planted models of each mechanism")
     ] = 4,
 ) -> None:
-    """Measure how often pages claim what is not so, and write the tables into a page."""
+    """Measure how often pages claim what is not so, and write tables into a page."""
     replace_section(
         out,
         START,

@@ -34,7 +34,7 @@ NOT_NAMED = "the same, and not named"
 
 
 def drawn_run(model: str, case: int, seed: int) -> Run:
-    """Draw a series with a season and known covariates that move it, and forecast it."""
+    """Draw a series with a season and known covariates that move it; forecast it."""
     rng = np.random.default_rng([seed, case])
     # future values of different sizes give the covariates effects of different sizes
     drivers = rng.normal(size=(DRIVERS, STEPS + HORIZON))

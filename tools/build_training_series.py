@@ -430,7 +430,7 @@ def validation(folder: Path) -> Iterator[tuple[str, pd.Series, int]]:
 
 
 def trimmed(series: pd.Series) -> np.ndarray:
-    """Values from the first to the last known one; an infinite one counts as missing."""
+    """Values from the first to the last known one; infinite ones are missing."""
     values = pd.to_numeric(series, errors="coerce").to_numpy(np.float64)
     values[~np.isfinite(values)] = np.nan
     known = np.flatnonzero(~np.isnan(values))

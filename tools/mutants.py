@@ -206,7 +206,7 @@ MUTANTS = [
 
 
 def run_tests(file: str) -> None:
-    """Run tests of the copy in which this process stands, and end with pytest's code."""
+    """Run tests of the copy in which this process is; end with pytest's code."""
     # a process begins with the paths of this one, which lead to the package as it is
     sys.path.insert(0, str(Path.cwd()))
     import pytest

@@ -1,4 +1,4 @@
-"""Pages of the site that follow from the code, written before Sphinx reads its sources."""
+"""Pages of the site that follow from the code, written before Sphinx reads them."""
 
 from __future__ import annotations
 

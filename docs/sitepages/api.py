@@ -295,7 +295,7 @@ def _inherited(thing: Any) -> str:
 
 
 def _first(thing: Any) -> str:
-    """First paragraph of the docstring of a function, class or module; "" for a value."""
+    """First paragraph of a docstring of a function, class or module; "" for a value."""
     if not (
         inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing)
     ):

@@ -1,4 +1,4 @@
-"""The reference of the command line, as typer writes it from the commands themselves."""
+"""The reference of the command line, as typer writes it from the commands."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def _kept(scene: Scene, make: Callable[[], Drawn]) -> Drawn:
 
 
 class _Watched:
-    """A module of figures, which remembers what one of its functions drew, and of what."""
+    """A module of figures, which remembers what one of its functions drew, of what."""
 
     def __init__(self, module: Any, name: str) -> None:
         self._module = module

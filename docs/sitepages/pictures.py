@@ -1,4 +1,4 @@
-"""Static pictures of interactive figures, all drawn in one page of a headless Chromium."""
+"""Static pictures of interactive figures, drawn in one page of a headless Chromium."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def remove_others() -> None:
 
 
 def plain(text: str) -> str:
-    """A text in which nothing is markup of MyST, with code in backticks left as code."""
+    """A text without markup of MyST, with code in backticks left as code."""
     parts = re.split(r"(`[^`]+`)", text)
     return "".join(
         part if part[:1] == "`" else re.sub(r"([\\*_<>\[\]$|#{}])", r"\\\1", part)

@@ -206,7 +206,7 @@ def test_a_covariate_of_two_values_is_held_at_each() -> None:
 
 
 def test_words_that_a_change_leaves_out_of_the_context_keep_their_numbers() -> None:
-    """Chronos-2 numbers words by the context, in which a constant past has one alone."""
+    """Chronos-2 numbers words by the context; a constant past has one alone."""
     days = pd.date_range("2025-01-01", periods=120, freq="D")
     rng = np.random.default_rng(0)
     text = np.where(rng.random(120) < 0.3, "yes", "no")

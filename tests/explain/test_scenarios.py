@@ -115,7 +115,7 @@ WORDS = np.resize(["dry", "wet", "wet", "dry", "dry"], 40 + HORIZON)
 
 
 def of_words(lens: Lens, ahead: list[str], before: tuple[str, ...] = ()) -> Run:
-    """A run in which the target follows a known covariate of words, from ``before`` on."""
+    """A run whose target follows a known covariate of words, from ``before`` on."""
     text = np.r_[before, WORDS[:40]].astype(str)
     values = 100 + 50 * (text == "wet") + np.sin(np.arange(len(text))[::-1])
     item = {

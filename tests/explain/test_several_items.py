@@ -1,4 +1,4 @@
-"""Runs of several items: one is named, or all are explained; none is taken in silence."""
+"""Runs of several items: one is named, or all are explained."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def unanimity(players: int, seed: int) -> Planted:
 
 
 def airport(players: int, seed: int) -> Planted:
-    """The largest cost of those shown; each part of it is shared by all that need it."""
+    """The largest cost of those shown; each part is shared by all that need it."""
     costs = np.sort(np.random.default_rng(seed).exponential(size=players))
     parts = np.diff(costs, prepend=0.0) / np.arange(players, 0, -1)
     return Planted(

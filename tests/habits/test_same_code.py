@@ -1,4 +1,4 @@
-"""The same lines on a model behind TransformerLens and on ours give the same numbers."""
+"""The same lines behind TransformerLens and on our lens give the same numbers."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_caching_takes_the_same_arguments(name: str) -> None:
 
 
 # --- an encoder and a decoder
-# ---------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A hook that cannot act says so: nothing that passes hooks by does it without a word."""
+"""A hook that cannot act says so; nothing passes hooks by without a word."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_edit_that_the_model_never_meets_is_an_error(name: str) -> None:
 
 
 def test_only_the_encoder_ran(token_lens: Lens) -> None:
-    """What stands in the decoder was not to be passed; what stands in the encoder was."""
+    """Hooks of the decoder were not to be passed by; those of the encoder were."""
     ids = torch.ones(1, 4, dtype=torch.long)
     encoder = token_lens.adapter.model.encoder
     with token_lens.ablate("encoder.0.mlp", "decoder.0.mlp"):
@@ -174,7 +174,7 @@ def test_a_module_replaced_after_the_lens_was_made_is_named() -> None:
 @pytest.mark.parametrize("reentrant", [True, False])
 @EACH
 def test_gradient_checkpoints_are_refused(name: str, reentrant: bool) -> None:
-    """backward() runs a checkpointed block again, after the context without its hooks."""
+    """backward() runs a checkpointed block again, after the context of its hooks."""
     lens = fresh(name)
     encoded = example_case(lens, n_series=1).encoded
     stack = lens.wiring.output_stack

@@ -191,7 +191,7 @@ def test_the_files_that_were_read_are_named(beside: Path) -> None:
 
 
 # --- refusals
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def refused(folder: Path, *words: str, kind: type[Exception] = CheckpointError) -> str:

@@ -31,7 +31,7 @@ def nano() -> Lens:
 def drawn(
     count: int, steps: int = STEPS, horizon: int = HORIZON, *, text: bool = False
 ) -> list[dict[str, Any]]:
-    """Items with a past covariate, "a", and known ones, "k" and perhaps "w", of words."""
+    """Items with a past covariate "a", known "k", and perhaps "w" of words."""
     rng = np.random.default_rng(count)
     items = []
     for _ in range(count):

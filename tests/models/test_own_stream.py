@@ -44,7 +44,7 @@ def rebuilt(model: Forecaster, block: type[Block]) -> Forecaster:
 
 
 class PostNorm(Wired):
-    """A table of plain sums, as one would write it for a model with norms after them."""
+    """A table of plain sums, as one writes it for a model with norms after them."""
 
     def stack(self) -> Stack:
         stack = super().stack()

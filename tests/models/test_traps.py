@@ -15,7 +15,7 @@ from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import native_traces
 
 # --- TimesFM
-# ------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def test_a_compiled_timesfm_is_refused() -> None:
@@ -55,7 +55,7 @@ def test_flip_invariance_runs_two_passes_and_is_not_recorded_as_one(
 
 
 # --- Toto
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def test_toto_is_read_in_evaluation_mode(
@@ -72,7 +72,7 @@ def test_toto_is_read_in_evaluation_mode(
 
 
 # --- Chronos-2 and Moirai
-# -----------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["time_attn", "group_attn"])

@@ -82,7 +82,7 @@ def in_report(ids: Sequence[str] = IDS, **options: Any) -> dict[str, xr.Dataset]
 
 
 def everything() -> dict[str, xr.Dataset]:
-    """Every planted dataset, by name, as it is made unless other values are asked for."""
+    """Every planted dataset by name, as it is made by default."""
     rest = {
         "lens_logits": lens_logits(),
         "ablation_recipes": recipes(),

@@ -1,4 +1,4 @@
-"""Planted effects of single components: ablated, attributed, written, repaired, kept."""
+"""Planted effects of components: ablated, attributed, written, repaired, kept."""
 
 from __future__ import annotations
 

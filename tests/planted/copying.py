@@ -38,7 +38,7 @@ def parroting(on: xr.Dataset = THREE) -> xr.Dataset:
 
 
 def seasonality(on: xr.Dataset = THREE) -> xr.Dataset:
-    """The forecast has half of the context's amplitude at period 4; the truth keeps it."""
+    """The forecast has half of the context's amplitude at period 4, the truth all."""
     ds = described(on, "seasonality_bias", patch=3)
     n = ds.sizes["series"]
     ds = ds.assign_coords(

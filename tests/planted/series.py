@@ -57,16 +57,16 @@ def series(
 
 def rivers_and_roads(*, dated: bool = False) -> xr.Dataset:
     """Two series a hundred apart, from t and h, one of them without a unit."""
-    return series(
-        ("rivers", "roads"), time=30, horizon=6, level=0.0, apart=100.0, units=("m³/s", ""), dated=dated
-    )  # fmt: skip
+    sizes = {"time": 30, "horizon": 6}
+    values = {"level": 0.0, "apart": 100.0, "units": ("m³/s", "")}
+    return series(("rivers", "roads"), **sizes, **values, dated=dated)
 
 
 THREE = series()
 
 
 def described(on: xr.Dataset | None, kind: str, **attrs: object) -> xr.Dataset:
-    """A result on some series, or on none, with the attributes that every result has."""
+    """A result on some series, or on none, with the attributes of every result."""
     if on is None:
         made = xr.Dataset()
     else:
@@ -81,7 +81,7 @@ def components(
     *,
     whole: bool = True,
 ) -> list[Row]:
-    """Heads of every layer, its MLP and, unless told otherwise, the layer as a whole."""
+    """Heads of every layer, its MLP and, by default, the layer as a whole."""
     rows = []
     for layer in range(layers):
         name = f"decoder.{layer}"

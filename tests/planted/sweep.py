@@ -361,7 +361,10 @@ def recipes(
             }
             against.append(row)
     heavy = table(in_families(rows, "metric"), "sweep_recipes")
-    counts = "heads_ablated heads_total n_mlps metric n_resilient n_improved n_datasets".split()
+    counts = [
+        *("heads_ablated", "heads_total", "n_mlps"),
+        *("metric", "n_resilient", "n_improved", "n_datasets"),
+    ]
     choice = heavy[heavy["metric"] == "MASE"].drop(columns=counts)
     keys = ["model", "recipe", "selection"]
     choice = choice.merge(pd.DataFrame(against), on=keys, how="left")

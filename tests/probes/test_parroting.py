@@ -1,4 +1,4 @@
-"""Parroting and seasons against series whose copies, amplitudes and periods are known."""
+"""Parroting and seasons on series with known copies, amplitudes and periods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activation, attribution and path patching against identities that hold for any model."""
+"""Activation, attribution and path patching against identities of any model."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_a_receiver_hears_the_sender_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
 def test_the_last_branch_acts_directly(name: str) -> None:
-    """Nothing comes after it, so its path to the output is all that patching it does."""
+    """Nothing comes after it, so its path to the output is all of its patching."""
     last = writers(lens_of(name).wiring)[-1]
     paths = path_patching(*make_runs(name), senders=[last])
     full = activation_patching(

@@ -60,7 +60,7 @@ def gathered(folder: Path) -> Gathered:
 
 @pytest.fixture(scope="module")
 def mase(folder: Path) -> pd.DataFrame:
-    """(dataset, variant): pooled MASE from the stored rows, in three lines of pandas."""
+    """(dataset, variant): pooled MASE of the stored rows, in three lines of pandas."""
     store = Store(folder, create=False)
     rows = store.read(store.done()).to_pandas()
     sums = rows.groupby(["dataset", "variant"], observed=True)[

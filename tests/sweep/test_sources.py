@@ -273,7 +273,7 @@ def test_folders_in_the_layout_of_gift_eval(tmp_path: Path) -> None:
 
 
 # --- values that are not there
-# -------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def with_gap(values: np.ndarray, gap: slice) -> np.ndarray:

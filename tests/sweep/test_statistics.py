@@ -38,7 +38,7 @@ STEPS = 24.0
 def row(
     variant: str, dataset: str, item: str, error: float, **more: Any
 ) -> dict[str, Any]:
-    """A stored row whose mean scaled error is ``error``; every metric follows from it."""
+    """A stored row of mean scaled error ``error``; every metric follows from it."""
     sums = dict.fromkeys(SUMS, error * STEPS) | {
         "n_invalid": 0.0,
         "abs_label": 2 * STEPS,

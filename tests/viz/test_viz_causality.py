@@ -1,4 +1,4 @@
-"""Figures of patching, paths, effects and circuits show the numbers of planted results."""
+"""Figures of patching, paths, effects and circuits show planted numbers."""
 
 from __future__ import annotations
 

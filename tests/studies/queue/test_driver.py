@@ -229,7 +229,8 @@ KILLED = """
             if seed == deadly and not (root / "killed").exists():
                 (root / "killed").touch()
                 os.kill(os.getpid(), signal_number)
-            return xr.Dataset({"error": ("seed", [float(seed)])}, coords={"seed": [seed]})
+            error = ("seed", [float(seed)])
+            return xr.Dataset({"error": error}, coords={"seed": [seed]})
         return run
 
     cells = [QueueCell(1, "toy", f"seed {seed}", run_of(seed)) for seed in range(4)]

@@ -1,4 +1,4 @@
-"""Commands tell what is wrong in a line before they draw series, and write over no run."""
+"""Commands tell what is wrong before they draw series, and write over no run."""
 
 from __future__ import annotations
 
