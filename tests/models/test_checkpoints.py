@@ -62,7 +62,7 @@ def open_checkpoints(
         real,
         open=lambda folder, *args: change(folder, lambda: real.open(folder, *args)),
     )
-    monkeypatch.setattr(opening, "architecture_of", lambda *_args: own)
+    monkeypatch.setattr(opening, "find_architecture", lambda *_args: own)
 
 
 # --- complete

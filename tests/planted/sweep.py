@@ -396,7 +396,7 @@ def sweep(
         "layers": effects(made),
         "heads": single_heads(made),
         "curves": steps,
-        "tabulate_heads": tabulate_heads(steps),
+        "heads_at": tabulate_heads(steps),
         "datasets": maps(made, counts, harm),
         "recipes": heavy,
         "selection": choice,

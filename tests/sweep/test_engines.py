@@ -44,8 +44,8 @@ def expected(tasks: list[GroupTask]) -> pd.DataFrame:
 def test_kills_end_in_the_table_of_an_undisturbed_run(
     tmp_path: Path,
     kill_often: KillOften,
-    wait_for: Wait,
-    table_of: ReadTable,
+    wait_for_condition: Wait,
+    parse_table: ReadTable,
     engine: str,
 ) -> None:
     groups = 300
@@ -59,10 +59,10 @@ def test_kills_end_in_the_table_of_an_undisturbed_run(
     def at_work() -> None:
         # a group is noted before it is written; of so many, one worker has noted two,
         # and has written the first
-        wait_for(lambda: len(toys.notes_of(tmp_path, "computed")) > before + workers)
+        wait_for_condition(lambda: len(toys.list_notes(tmp_path, "computed")) > before + workers)
 
     for turn in range(kills):
-        before = len(toys.notes_of(tmp_path, "computed"))
+        before = len(toys.list_notes(tmp_path, "computed"))
         hit = kill_often(
             toys.run_toy,
             path,
@@ -83,11 +83,11 @@ def test_kills_end_in_the_table_of_an_undisturbed_run(
         "resumed": finished // 4,
         "finished": groups - finished // 4,
     }
-    pd.testing.assert_frame_equal(table_of(path), expected(tasks))
+    pd.testing.assert_frame_equal(parse_table(path), expected(tasks))
 
 
 def test_two_processes_share_a_store_and_compute_each_group_once(
-    tmp_path: Path, start_process: Start, table_of: ReadTable
+    tmp_path: Path, start_process: Start, parse_table: ReadTable
 ) -> None:
     groups = 40
     common = {"notes": tmp_path, "together": 2}
@@ -98,21 +98,21 @@ def test_two_processes_share_a_store_and_compute_each_group_once(
     for process in both:
         process.join()
         assert process.exitcode == 0
-    computed = toys.notes_of(tmp_path, "computed")
+    computed = toys.list_notes(tmp_path, "computed")
     assert Counter(Counter(key for key, *_ in computed).values()) == {1: groups}
     # both did a part, and each waited for the other's last group
     assert len({pid for _, pid in computed}) == 2
     tasks = toys.toy_tasks(groups)
-    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
+    pd.testing.assert_frame_equal(parse_table(tmp_path / "store"), expected(tasks))
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
 def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
     tmp_path: Path,
     start_process: Start,
-    wait_for: Wait,
+    wait_for_condition: Wait,
     alive: IsAlive,
-    table_of: ReadTable,
+    parse_table: ReadTable,
     engine: str,
 ) -> None:
     groups = 100
@@ -121,27 +121,27 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
     process = start_process(
         toys.run_until_interrupted, tmp_path / "store", groups, common, engine
     )
-    wait_for(lambda: len(toys.notes_of(tmp_path, "computed")) == 6)
+    wait_for_condition(lambda: len(toys.list_notes(tmp_path, "computed")) == 6)
     os.kill(process.pid, signal.SIGINT)
     process.join()
     assert process.exitcode == 0
-    assert toys.notes_of(tmp_path, "ended") == [["interrupted"]]
-    workers = [int(pid) for pid, _ in toys.notes_of(tmp_path, "workers")]
+    assert toys.list_notes(tmp_path, "ended") == [["interrupted"]]
+    workers = [int(pid) for pid, _ in toys.list_notes(tmp_path, "workers")]
     assert len(workers) == running
-    wait_for(lambda: not any(alive(pid) for pid in workers))
+    wait_for_condition(lambda: not any(alive(pid) for pid in workers))
     retained = len(Store(tmp_path / "store").done()) // 4
     # what a worker had noted last may not have been written
     assert 6 - running <= retained <= 6
     toys.check_whole(tmp_path / "store")
     tasks = toys.toy_tasks(groups)
     assert toys.ends(run(tmp_path / "store", tasks))["resumed"] == retained
-    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
+    pd.testing.assert_frame_equal(parse_table(tmp_path / "store"), expected(tasks))
 
 
 def test_workers_end_when_their_driver_is_killed(
     tmp_path: Path,
     start_process: Start,
-    wait_for: Wait,
+    wait_for_condition: Wait,
     alive: IsAlive,
 ) -> None:
     # a group that takes longer than any test: only the death of the driver can end it
@@ -152,18 +152,18 @@ def test_workers_end_when_their_driver_is_killed(
         {"seconds": 600, "notes": tmp_path},
         "processes",
     )
-    wait_for(lambda: len(toys.notes_of(tmp_path, "workers")) == 2)
+    wait_for_condition(lambda: len(toys.list_notes(tmp_path, "workers")) == 2)
     process.kill()
     process.join()
-    wait_for(
+    wait_for_condition(
         lambda: (
-            not any(alive(int(pid)) for pid, _ in toys.notes_of(tmp_path, "workers"))
+            not any(alive(int(pid)) for pid, _ in toys.list_notes(tmp_path, "workers"))
         )
     )
 
 
 def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(
-    tmp_path: Path, table_of: ReadTable
+    tmp_path: Path, parse_table: ReadTable
 ) -> None:
     tasks = toys.toy_tasks(8, misbehave="die once", which=3)
     # the only one: what is computed after its death is computed by its successor
@@ -176,15 +176,15 @@ def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(
             workers=1,
         )
     ) == {"finished": 8}
-    ((dead,),) = toys.notes_of(tmp_path, "died")
-    before, after = (pid for pid, _ in toys.notes_of(tmp_path, "workers"))
+    ((dead,),) = toys.list_notes(tmp_path, "died")
+    before, after = (pid for pid, _ in toys.list_notes(tmp_path, "workers"))
     assert (before, after != dead) == (dead, True)
     assert [
         pid
-        for key, pid, *_ in toys.notes_of(tmp_path, "computed")
+        for key, pid, *_ in toys.list_notes(tmp_path, "computed")
         if key == tasks[3].key
     ] == [after]
-    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
+    pd.testing.assert_frame_equal(parse_table(tmp_path / "store"), expected(tasks))
 
 
 def test_a_group_that_always_kills_its_worker_is_given_up_and_all_others_finish(
@@ -271,14 +271,14 @@ def test_shared_data_is_sent_to_a_worker_once_and_devices_are_dealt_out(
     tasks = [*toys.toy_tasks(10, data=data), *toys.toy_tasks(12)[10:]]
     common = {"notes": tmp_path, "together": 2}
     run(tmp_path / "store", tasks, common, engine="processes", devices=("cpu", "meta"))
-    assert 1 <= len(toys.notes_of(tmp_path, "sent")) <= 2
-    assert Counter(device for _, device in toys.notes_of(tmp_path, "workers")) == {
+    assert 1 <= len(toys.list_notes(tmp_path, "sent")) <= 2
+    assert Counter(device for _, device in toys.list_notes(tmp_path, "workers")) == {
         "cpu": 1,
         "meta": 1,
     }
     # each task got its own data, not those of the one before
     assert Counter(
-        " ".join(where) for _, _, *where in toys.notes_of(tmp_path, "computed")
+        " ".join(where) for _, _, *where in toys.list_notes(tmp_path, "computed")
     ) == {"counted": 10, "": 2}
 
 

@@ -91,14 +91,14 @@ def run(
 
 
 def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
-    tmp_path: Path, cluster: Any, table_of: ReadTable
+    tmp_path: Path, cluster: Any, parse_table: ReadTable
 ) -> None:
     tasks = toys.toy_tasks(40, data=toys.Counted(tmp_path))
     common = {"notes": tmp_path, "seconds": 0.1}
     workers_then = []
 
     def kill_a_node(done: GroupDone) -> None:
-        pids = {pid for _, pid, *_ in toys.notes_of(tmp_path, "computed")}
+        pids = {pid for _, pid, *_ in toys.list_notes(tmp_path, "computed")}
         if not workers_then and len(pids) == 2:
             workers_then.append(pids)
             # at once, its raylet and its worker with it
@@ -111,10 +111,10 @@ def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
     assert not cluster.worker_nodes
     # both nodes took part, and what the dead one had in hand was computed again
     assert len(workers_then) == 1
-    computed = Counter(key for key, *_ in toys.notes_of(tmp_path, "computed"))
+    computed = Counter(key for key, *_ in toys.list_notes(tmp_path, "computed"))
     assert set(computed) == {task.key for task in tasks}
     # data went into the cluster's memory once, not with every task
-    assert len(toys.notes_of(tmp_path, "sent")) == 1
+    assert len(toys.list_notes(tmp_path, "sent")) == 1
     run_groups(
         toys.toy_tasks(40),
         toys.make_toy,
@@ -122,12 +122,12 @@ def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
         Store(tmp_path / "single"),
     )
     pd.testing.assert_frame_equal(
-        table_of(tmp_path / "ray"), table_of(tmp_path / "single")
+        parse_table(tmp_path / "ray"), parse_table(tmp_path / "single")
     )
 
 
 def test_workers_that_die_and_groups_that_fail_are_told(
-    tmp_path: Path, cluster: Any, table_of: ReadTable
+    tmp_path: Path, cluster: Any, parse_table: ReadTable
 ) -> None:
     common = {"notes": tmp_path}
     tasks = [
@@ -156,12 +156,12 @@ def test_workers_that_die_and_groups_that_fail_are_told(
         Store(tmp_path / "single"),
     )
     pd.testing.assert_frame_equal(
-        table_of(tmp_path / "store"), table_of(tmp_path / "single")
+        parse_table(tmp_path / "store"), parse_table(tmp_path / "single")
     )
 
 
 def test_a_sweep_of_a_model_gives_the_table_of_one_process(
-    tmp_path: Path, cluster: Any, table_of: ReadTable
+    tmp_path: Path, cluster: Any, parse_table: ReadTable
 ) -> None:
     config = parse_config(
         {
@@ -178,8 +178,8 @@ def test_a_sweep_of_a_model_gives_the_table_of_one_process(
     )
     assert (outcome.failed, outcome.finished) == ([], outcome.cells)
     run_sweep(config, tmp_path / "single")
-    actual = table_of(tmp_path / "ray")
-    expected = table_of(tmp_path / "single")
+    actual = parse_table(tmp_path / "ray")
+    expected = parse_table(tmp_path / "single")
     pd.testing.assert_frame_equal(
         actual[list(KEY_COLUMNS)], expected[list(KEY_COLUMNS)]
     )
@@ -195,7 +195,7 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     victim: str,
     alive: IsAlive,
     start_process: Start,
-    wait_for: Wait,
+    wait_for_condition: Wait,
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "rfc3987_syntax.py").write_text("raise ImportError('not in tests')")
@@ -209,8 +209,8 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     common = {"notes": tmp_path, "most": 2}
     # Ray ends the process of its driver when its own services fail
     process = start_process(toys.run_toy, tmp_path / "store", 5, common, "ray")
-    wait_for(
-        lambda: len(toys.notes_of(tmp_path, "computed")) >= 2 or not process.is_alive()
+    wait_for_condition(
+        lambda: len(toys.list_notes(tmp_path, "computed")) >= 2 or not process.is_alive()
     )
     if not process.is_alive():
         pytest.skip(
@@ -225,7 +225,7 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     ]
     service.kill()
     process.join()
-    wait_for(lambda: not [item for item in started if alive(item.pid)])
+    wait_for_condition(lambda: not [item for item in started if alive(item.pid)])
     store = Store(tmp_path / "store")
     tasks = toys.toy_tasks(5)
     toys.check_whole(store.path)

@@ -82,10 +82,10 @@ def list_entries(path: Path, name: str = "small") -> pd.DataFrame:
 
 
 def test_rows_are_those_of_plain_forecasts(
-    undisturbed: Path, lens: Lens, table_of: ReadTable
+    undisturbed: Path, lens: Lens, parse_table: ReadTable
 ) -> None:
     rows = (
-        table_of(undisturbed)
+        parse_table(undisturbed)
         .set_index(["variant", "dataset", "item", "window"])
         .sort_index()
     )
@@ -155,7 +155,7 @@ def test_a_plan_that_cannot_be_read_is_written_anew(
 def test_some_rows_of_a_plan_can_be_run(
     undisturbed: Path,
     tmp_path: Path,
-    table_of: ReadTable,
+    parse_table: ReadTable,
     monkeypatch: pytest.MonkeyPatch,
     engine: str,
 ) -> None:
@@ -171,8 +171,8 @@ def test_some_rows_of_a_plan_can_be_run(
     outcomes = run(some, store, engine, workers=1, block=2)
     assert {group.how for group in outcomes} == {"finished"}
     assert store.done() == set(some["key"])
-    found = table_of(store.path)
-    expected = table_of(undisturbed, list(some["key"]))
+    found = parse_table(store.path)
+    expected = parse_table(undisturbed, list(some["key"]))
     assert found["cell"].equals(expected["cell"])
     # other variants stand beside them in a batch
     close_in_float32(found["scaled_error"], expected["scaled_error"], depth=1000)
@@ -180,7 +180,7 @@ def test_some_rows_of_a_plan_can_be_run(
 
 
 def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
-    undisturbed: Path, tmp_path: Path, table_of: ReadTable
+    undisturbed: Path, tmp_path: Path, parse_table: ReadTable
 ) -> None:
     path = tmp_path / "store"
     sweep(str(path), CONTENT)
@@ -203,8 +203,8 @@ def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
     # shown
     assert outcome.resumed == 4
     cells = Store(path).read_plan("short").cells
-    short = table_of(path, list(cells["key"]))
-    long = table_of(undisturbed)
+    short = parse_table(path, list(cells["key"]))
+    long = parse_table(undisturbed)
     together = short.merge(
         long, on=["variant", "dataset", "item", "window"], suffixes=("", "_long")
     )
@@ -213,7 +213,7 @@ def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
     assert not np.isclose(together["scaled_error"], together["scaled_error_long"])[
         moved
     ].all()
-    assert table_of(
+    assert parse_table(
         path, list(Store(path).read_plan(plan_name(config())).cells["key"])
     ).equals(long)
 
@@ -248,13 +248,13 @@ def test_what_decides_a_number_decides_the_cell(
 def test_processes_give_the_same_table(
     undisturbed: Path,
     tmp_path: Path,
-    table_of: ReadTable,
+    parse_table: ReadTable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # as many threads a worker as the other run had: one
     monkeypatch.setattr(engines, "cores", lambda: 2)
     sweep(str(tmp_path / "store"), CONTENT, "processes")
-    same_numbers(table_of(tmp_path / "store"), table_of(undisturbed))
+    same_numbers(parse_table(tmp_path / "store"), parse_table(undisturbed))
 
 
 def test_kills_end_in_the_same_table(
@@ -262,7 +262,7 @@ def test_kills_end_in_the_same_table(
     tmp_path: Path,
     kill_often: KillOften,
     start_process: Start,
-    table_of: ReadTable,
+    parse_table: ReadTable,
 ) -> None:
     path = tmp_path / "store"
     hits = 0
@@ -271,7 +271,7 @@ def test_kills_end_in_the_same_table(
         if turn:
             # so few kills let it finish: it is whole, and the next ones hit a sweep
             # that begins anew
-            same_numbers(table_of(path), table_of(undisturbed))
+            same_numbers(parse_table(path), parse_table(undisturbed))
             shutil.rmtree(path)
         hits += kill_often(
             sweep,
@@ -286,7 +286,7 @@ def test_kills_end_in_the_same_table(
     process = start_process(sweep, str(path), CONTENT)
     process.join()
     assert process.exitcode == 0
-    same_numbers(table_of(path), table_of(undisturbed))
+    same_numbers(parse_table(path), parse_table(undisturbed))
 
 
 def same_numbers(found: pd.DataFrame, expected: pd.DataFrame) -> None:

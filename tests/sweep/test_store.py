@@ -202,7 +202,7 @@ def test_another_schema_is_never_mixed_in(store: Store, version: int) -> None:
 def test_a_lock_excludes_others_until_it_ends(
     store: Store,
     start_process: Start,
-    wait_for: Wait,
+    wait_for_condition: Wait,
     tmp_path: Path,
 ) -> None:
     with (
@@ -216,7 +216,7 @@ def test_a_lock_excludes_others_until_it_ends(
     # the kernel frees the lock of a process that is killed; its file stays, and is in
     # nobody's way
     process = start_process(toys.hold_lock, store.path, "key", tmp_path)
-    wait_for(lambda: toys.notes_of(tmp_path, "lock") == [["True"]])
+    wait_for_condition(lambda: toys.list_notes(tmp_path, "lock") == [["True"]])
     with store.lock("key") as taken:
         assert not taken
     process.kill()

@@ -473,7 +473,7 @@ def _single_passes(
     """Forecast one pass of each variant by the library's own code, with replay; None
     where that cannot be done.
     """
-    # replay may, because the pass reads the series alone, which rows_apart declares,
+    # replay may, because the pass reads the series alone, which declare_row_independent declares,
     # and is one pass, which is counted
     lens, adapter = request.lens, request.lens.adapter
     if (

@@ -131,7 +131,7 @@ def compute_ratio(
         all readings are given.
 
     Example:
-        >>> compress.ratio_of([compress.BlockShape(1, 64, 64)], [16])
+        >>> compress.compute_ratio([compress.BlockShape(1, 64, 64)], [16])
         Ratio(ranks=0.25, factors=0.5, stored=0.5)
     """
     shapes: dict[Any, BlockShape] = (

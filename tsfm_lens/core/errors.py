@@ -28,7 +28,8 @@ DISTRIBUTION = "tsfm-lens-toolbox"
 class LensError(Exception):
     """Base of every error that tsfm-lens raises on purpose.
 
-    Why: What is not a LensError is a defect of the package, or of code that was handed
+    Why:
+        What is not a LensError is a defect of the package, or of code that was handed
         to it.
 
     Cure:
@@ -46,11 +47,13 @@ class LensError(Exception):
 class InputError(LensError, ValueError):
     """A series, file or argument cannot be used as it is.
 
-    Why: It is empty, of another shape or type, or out of range; a file can be read in
+    Why:
+        It is empty, of another shape or type, or out of range; a file can be read in
         two ways; or the definition of a measurement does not allow this model, horizon
         or series.
 
-    Cure: Give what the message expects. The page on your own data has the options for
+    Cure:
+        Give what the message expects. The page on your own data has the options for
         files; ``tsfm-lens measurements`` says which models a measurement is defined
         for.
 
@@ -67,9 +70,10 @@ class UnknownNameError(LensError, KeyError):
     Why:
         The name is misspelt or of another model, or a pattern matches nothing.
 
-    Cure: Take one of the nearest names in the message. ``lens.components()`` and
-        ``lens.hook_table()`` list those of a model, ``tsfm-lens hooks MODEL``,
-        ``tsfm-lens data`` and ``tsfm-lens models`` do on the command line.
+    Cure:
+        Take one of the nearest names in the message. ``lens.components()`` and
+        ``lens.hook_table()`` list those of a model, ``tsfm-lens hooks MODEL``, ``tsfm-
+        lens data`` and ``tsfm-lens models`` do on the command line.
 
     Example:
         >>> lens.components("decoder.9.mlp")
@@ -85,14 +89,16 @@ class UnknownNameError(LensError, KeyError):
 class WiringError(LensError, ValueError):
     """The model's configuration or modules are not as a wiring describes them.
 
-    Why: No wiring knows the model or a setting of its configuration; dropout or
+    Why:
+        No wiring knows the model or a setting of its configuration; dropout or
         compilation would make two forwards differ; or a wiring of your own names a
         module, side or size that the model does not have.
 
-    Cure: For a known model, put it into evaluation mode, uncompiled, with the version
-        of its library that ``tsfm-lens doctor`` shows. For your own, fix the row that
-        the message names: ``check_wiring`` says which oracle fails, and
-        ``CONTRIBUTING.md`` what to look at then.
+    Cure:
+        For a known model, put it into evaluation mode, uncompiled, with the version of
+        its library that ``tsfm-lens doctor`` shows. For your own, fix the row that the
+        message names: ``check_wiring`` says which oracle fails, and ``CONTRIBUTING.md``
+        what to look at then.
 
     Example:
         >>> tsfm_lens.load(torch.nn.Linear(2, 2))
@@ -104,11 +110,13 @@ class WiringError(LensError, ValueError):
 class CheckpointError(LensError, OSError):
     """No loadable checkpoint is there.
 
-    Why: The folder has no safetensors file, or not all of them; a file is cut off or
+    Why:
+        The folder has no safetensors file, or not all of them; a file is cut off or
         belongs to another configuration; or the hub cannot be reached. Pickled weights
         are never opened. Records of trainings raise it, too.
 
-    Cure: Download the files named in the message elsewhere (``hf download OWNER/NAME``)
+    Cure:
+        Download the files named in the message elsewhere (``hf download OWNER/NAME``)
         and load the folder, or point ``HF_HOME`` to a cache that has them.
 
     Example:
@@ -121,12 +129,14 @@ class CheckpointError(LensError, OSError):
 class HookError(LensError, RuntimeError):
     """An intervention does not fit the activation it meets.
 
-    Why: What was recorded has another number of series or positions than the run that
-        it is put into; a hook returned another shape; or the kind of intervention has
-        no meaning for the component.
+    Why:
+        What was recorded has another number of series or positions than the run that it
+        is put into; a hook returned another shape; or the kind of intervention has no
+        meaning for the component.
 
-    Cure: Record the source on as many series and steps as the run has, or say which
-        with ``rows=`` and ``positions=``.
+    Cure:
+        Record the source on as many series and steps as the run has, or say which with
+        ``rows=`` and ``positions=``.
 
     Example:
         >>> from tsfm_lens.hooks import EditPattern
@@ -140,21 +150,25 @@ class HookError(LensError, RuntimeError):
 class MissingExtraError(LensError, ImportError):
     """An optional package is not installed.
 
-    Why: Some models, Ray, chaotic systems and the linked view of notebooks each need a
+    Why:
+        Some models, Ray, chaotic systems and the linked view of notebooks each need a
         library of their own.
 
-    Cure: Run the command in the message. ``tsfm-lens doctor`` shows what is there and
-        how to add the rest.
+    Cure:
+        Run the command in the message. ``tsfm-lens doctor`` shows what is there and how
+        to add the rest.
     """
 
 
 class RenderError(LensError, RuntimeError):
     """A figure could not be written in the format asked for.
 
-    Why: A .png, .svg or .pdf is drawn by a browser through kaleido, and one of the two
+    Why:
+        A .png, .svg or .pdf is drawn by a browser through kaleido, and one of the two
         is missing or failed.
 
-    Cure: Install the extra ``static`` and a Chrome or Chromium, or name it in
+    Cure:
+        Install the extra ``static`` and a Chrome or Chromium, or name it in
         ``BROWSER_PATH``. A .html or .json needs neither.
     """
 
@@ -162,11 +176,13 @@ class RenderError(LensError, RuntimeError):
 class StoreError(LensError, OSError):
     """A sweep's store cannot be written or read.
 
-    Why: The folder is not a store, is full or read-only, or was written by another
+    Why:
+        The folder is not a store, is full or read-only, or was written by another
         version.
 
-    Cure: Give the folder that ``tsfm-lens sweep`` printed, or make room; the same
-        command then resumes.
+    Cure:
+        Give the folder that ``tsfm-lens sweep`` printed, or make room; the same command
+        then resumes.
 
     Example:
         >>> sweep.gather(folder)
@@ -178,10 +194,12 @@ class StoreError(LensError, OSError):
 class SweepFailedError(LensError, RuntimeError):
     """Some groups of a sweep could not be computed; all others are kept.
 
-    Why: A model could not be opened or did not fit into memory for some variants, or
-        the machines of a cluster are gone.
+    Why:
+        A model could not be opened or did not fit into memory for some variants, or the
+        machines of a cluster are gone.
 
-    Cure: The message has the first failure. Fix it and run the same command: finished
+    Cure:
+        The message has the first failure. Fix it and run the same command: finished
         cells are not computed again.
     """
 

@@ -218,7 +218,7 @@ def declare_row_independent(predict: Predict) -> Predict:
     model's input does not depend on its forecast. A function that overrides or wraps it
     has to state so itself; without it variants run one by one.
     """
-    predict.rows_apart = predict  # type: ignore[attr-defined]
+    predict.row_independent = predict  # type: ignore[attr-defined]
     return predict
 
 
@@ -227,7 +227,7 @@ def is_row_independent(adapter: Any) -> bool:
     :func:`declare_row_independent`.
     """
     function = getattr(adapter.predict, "__func__", adapter.predict)
-    return getattr(function, "declare_row_independent", None) is function
+    return getattr(function, "row_independent", None) is function
 
 
 def adapter_traits(adapter: Any) -> frozenset[str]:

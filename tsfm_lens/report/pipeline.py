@@ -127,7 +127,7 @@ def select_defined(
         InputError: it allows none.
 
     Example:
-        >>> pipeline.defined_for(lens, ("forecast", "covariate_use"), {})
+        >>> pipeline.select_defined(lens, ("forecast", "covariate_use"), {})
         ['forecast']
     """
     allowed: list[str] = []

@@ -133,7 +133,7 @@ def draw_errors(ds: xr.Dataset, over: str = "rho") -> go.Figure:
             single ones are left out.
 
     Example:
-        >>> figures.run_errors_over(experiments.record("benchmarks"), "horizon").layout.meta["title"]
+        >>> figures.draw_errors(experiments.record("benchmarks"), "horizon").layout.meta["title"]
         'Test error by horizon'
     """
     if over not in ("rho", "horizon"):

@@ -268,7 +268,7 @@ def tabulate_heads(
     title = "Heads that each layer must keep"
     return _table(
         results,
-        "tabulate_heads",
+        "heads_at",
         title,
         [table],
         [*names, *LEADS, "evaluations", "total"],
@@ -513,7 +513,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
             f" {folder}: `tsfm-lens sweep` resumes {record.name!r} and makes it"
         )
     settings = config.variants.heads_at
-    search_rows = about["tabulate_heads"]
+    search_rows = about["heads_at"]
     if settings is None:
         judged_by = "MASE"
     else:
@@ -547,7 +547,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         "effects": effects(results),
         "heads": single_heads(results),
         "curves": curves(results, retained, tolerance),
-        "tabulate_heads": retained,
+        "heads_at": retained,
         "datasets": (
             None if retained is None else by_dataset(results, retained, tolerance)
         ),

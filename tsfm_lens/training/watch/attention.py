@@ -101,7 +101,7 @@ def compute_patterns(lens: Lens, series: Any) -> dict[str, Tensor]:
     layer, in one forward pass.
 
     Example:
-        >>> sorted(training.patterns_of(lens, run.batch))[0]
+        >>> sorted(training.compute_patterns(lens, run.batch))[0]
         'decoder.0.cross_attn'
     """
     with torch.no_grad():
@@ -158,7 +158,7 @@ def attention_norms(
         a layer has fewer heads or inputs.
 
     Example:
-        >>> found = training.attention_norms(training.patterns_of(lens, run.batch))
+        >>> found = training.attention_norms(training.compute_patterns(lens, run.batch))
         >>> dict(found["nuclear_norm"].sizes)
         {'layer': 9, 'head': 4, 'input': 1}
     """

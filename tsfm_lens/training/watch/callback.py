@@ -63,7 +63,7 @@ class Watch:
         loss: function that returns the scalar loss of fixed data; for several, the
             sharpness is that of their mean.
         patterns: gives the attention by layer, (…, head, query, key); for a lens
-            ``lambda: training.patterns_of(lens, series)``.
+            ``lambda: training.compute_patterns(lens, series)``.
         snapshots: steps between two records of the patterns of ``inputs`` inputs; never
             if None.
         products, tolerance: see :func:`tsfm_lens.training.sharpness`.
