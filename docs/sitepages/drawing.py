@@ -23,7 +23,7 @@ from sitepages.scenes import (
     find_scene,
     scene_of_pair,
 )
-from tsfm_lens.core.registry import Figure, FigurePanel, Measurement, measurements
+from tsfm_lens.core.registry import Figure, Measurement, measurements
 from tsfm_lens.core.results import Results
 from tsfm_lens.models import Run
 from tsfm_lens.viz.theme import untitled
@@ -219,8 +219,9 @@ def _caption(name: str, watched: _Watched, names: dict[str, Any]) -> str:
 
     if "run" not in names or name not in figures():
         return ""
-    panel = FigurePanel(watched.figure, results=watched.results)
-    return DrawnFigure(figures()[name], (panel,), names["run"].run).caption()
+    run = names["run"].run
+    drawn = DrawnFigure(figures()[name], watched.figure, watched.results, run)
+    return drawn.caption()
 
 
 @contextmanager
