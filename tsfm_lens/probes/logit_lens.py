@@ -2,7 +2,7 @@
 
 :func:`logit_lens` applies the model's own final norm and output head to each residual
 stream; :func:`layer_gain` turns its result into the gain of each layer. No readout is
-trained, so early streams may lie outside of what the head was made for.
+trained, so early streams may lie outside of what the head was trained on.
 """
 
 from __future__ import annotations
