@@ -23,7 +23,7 @@ from tsfm_lens.viz.select import (
     positions,
     value_title,
 )
-from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.sheet import Panel, Style, sheet
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import BLUE, INK, nats, number, percent, plain
@@ -202,8 +202,8 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     panel.cells(z, x, y, hover, text=texts, xgap=0, ygap=0)
     marks = []
     for side, part, where in (
-        (keys, panel.upright, "right of"),
-        (queries, panel.level, "under"),
+        (keys, panel.vline, "right of"),
+        (queries, panel.hline, "under"),
     ):
         if side.timed and len(side.axis.aside):
             part(side.end, dash="dot")
@@ -226,7 +226,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     index = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
     title = f"{sentence_start(ds)}, {index} of {name_model(ds)}"
     cells = "tokens as wide as the time they cover"
-    return canvas.dress(
+    return canvas.finalize(
         title,
         single_series(ds),
         entropy,
@@ -290,7 +290,7 @@ def attention_grid(
     column_names = names(trimmed, "head")
     height = int(np.clip(560 / max(rows, columns), 52, 150))
     least = 70 if columns <= _MAX_NUMBERED else 60
-    room: Look = {
+    room: Style = {
         "row_gap": 8,
         "column_gap": 0.08 / columns,
         "min_width": max(420, 130 + least * columns),
@@ -328,13 +328,13 @@ def attention_grid(
         )
         panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=index, xgap=0, ygap=0)
         if len(x.axis.aside) and len(x.axis.timed):
-            panel.upright(x.end, dash="dot")
+            panel.vline(x.end, dash="dot")
     canvas.fig.update_annotations(font_size=12)
     canvas.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), tickangle=0)
     canvas.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3))
     canvas.colours(weight_colours(limit))
     marks = ", ".join(x.axis.aside_labels())
-    return canvas.dress(
+    return canvas.finalize(
         f"{sentence_start(ds)} of every head of {name_model(ds)}",
         single_series(ds),
         "the same axes and colours in every panel",

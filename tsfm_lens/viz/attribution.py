@@ -180,10 +180,10 @@ def attribution_bars(
             panel.note(
                 f"<b>{number(value)}</b>", end, label, xanchor=side, bgcolor="#FFFFFF"
             )
-    panel.upright(0)
+    panel.vline(0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
     panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
-    return canvas.dress(
+    return canvas.finalize(
         f"Contributions to the forecast of {shares.series} by {name_model(ds)}:"
         f" {shares.decomposition}",
         f"mean over {shares.steps}",
@@ -238,7 +238,7 @@ def attribution_heatmap(
     fewer = ""
     if len(keep) < len(size):
         fewer = f"the {len(keep)} largest of {len(size)} components"
-    return canvas.dress(title, shares.note, fewer)
+    return canvas.finalize(title, shares.note, fewer)
 
 
 class _Shares(NamedTuple):

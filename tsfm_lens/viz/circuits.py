@@ -125,7 +125,7 @@ def circuit_graph(
         mixed(PURPLE, 0.85),
         mixed(PURPLE, 0.3),
     }
-    return sheet.dress(
+    return sheet.finalize(
         f"Circuit of {name_model(ds)} for {_behaviour(ds)} of"
         f" {shown(names(ds, 'series'))}: {int(mask.sum())} of {len(mask)} components",
         _quality(ds),

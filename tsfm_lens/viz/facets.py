@@ -19,7 +19,7 @@ from tsfm_lens.viz.printing import (
     least_width,
     millimetres,
 )
-from tsfm_lens.viz.theme import LETTER, TEMPLATE, dress, plain
+from tsfm_lens.viz.theme import LETTER, TEMPLATE, finalize, plain
 
 __all__ = ["compare", "compose"]
 _HEADING = 30  # pixels over a figure for its name or letter
@@ -64,7 +64,7 @@ def compare(
     if subtitle != second["subtitle"]:
         subtitle = f"{names[0]}: {subtitle}; {names[1]}: {second['subtitle']}"
     margin = joint.layout.margin
-    return dress(
+    return finalize(
         joint,
         title or first["title"],
         subtitle,
@@ -205,8 +205,8 @@ def _arrange(
     for box, heading in zip(boxes, headings, strict=False):
         position = {"x": box["x"][0], "xshift": 8 - left, "xanchor": "left"}
         over = {"y": box["y"][1], "yshift": above - _HEADING, "yanchor": "bottom"}
-        look = {"xref": "paper", "yref": "paper", "font_size": 14}
-        sheet.add_annotation(text=f"<b>{heading}</b>", **position, **over, **look)
+        style = {"xref": "paper", "yref": "paper", "font_size": 14}
+        sheet.add_annotation(text=f"<b>{heading}</b>", **position, **over, **style)
     entries: set[str] = set()
     for trace in sheet.data:
         if trace.showlegend:

@@ -142,7 +142,7 @@ def forecast_fan(
     spread = "bands: central intervals of the forecast distribution"
     if len(paths):
         spread = "sampled paths"
-    return sheet.dress(f"Forecast of {view.id} by {name_model(ds)}", ahead, spread)
+    return sheet.finalize(f"Forecast of {view.id} by {name_model(ds)}", ahead, spread)
 
 
 @panels("forecast")

@@ -146,7 +146,7 @@ def _nothing(drawn: _Drawn) -> go.Figure:
     canvas.panel().note("none", 0.5, 0.5, xref="domain", yref="domain")
     canvas.x(visible=False)
     canvas.y(visible=False)
-    return canvas.dress(drawn.title, *drawn.remarks)
+    return canvas.finalize(drawn.title, *drawn.remarks)
 
 
 def generic_figure(
@@ -493,23 +493,23 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
     # beside few large values the others are still to be seen
     is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
     canvas.colours(_draw_map(drawn).colours(root=bool(is_skewed)))
-    look = {"type": "category", "ticks": ""}
+    style = {"type": "category", "ticks": ""}
     panel.x(
         _axis_title(drawn.ds, drawn.dims[1]),
         nticks=min(len(columns), 40),
         autotickangles=[0, -90],
-        **look,
+        **style,
     )
     panel.y(
         _axis_title(drawn.ds, drawn.dims[0]),
         autorange="reversed",
         nticks=min(len(rows), 40),
-        **look,
+        **style,
     )
     empty = ""
     if np.isnan(drawn.values).any():
         empty = "empty: no value"
-    return canvas.dress(drawn.title, *drawn.remarks, empty)
+    return canvas.finalize(drawn.title, *drawn.remarks, empty)
 
 
 def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
@@ -555,7 +555,7 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
         )
     panel.x(_axis_title(ds, along), **_category(along))
     panel.y(drawn.value_title, **settings)
-    return canvas.dress(drawn.title, *drawn.remarks, _whiskers(drawn))
+    return canvas.finalize(drawn.title, *drawn.remarks, _whiskers(drawn))
 
 
 def _whiskers(drawn: _Drawn) -> str:
@@ -626,7 +626,7 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
             across=True,
         )
     if noise is not None or (values < 0).any():
-        panel.upright(0.0)
+        panel.vline(0.0)
     panel.x(drawn.value_title)
     panel.y(
         _axis_title(ds, drawn.dims[0]),
@@ -635,7 +635,7 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
         range=[len(order) - 0.5, -0.5],
         gridcolor=mixed(GREY, 0.2),
     )
-    return canvas.dress(drawn.title, *drawn.remarks, _whiskers(drawn), remark)
+    return canvas.finalize(drawn.title, *drawn.remarks, _whiskers(drawn), remark)
 
 
 def _largest(values: np.ndarray, top: int, count: int) -> tuple[np.ndarray, str]:

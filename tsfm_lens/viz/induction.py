@@ -14,7 +14,7 @@ from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.select import array, name_model, names
-from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.sheet import Panel, Style, sheet
 from tsfm_lens.viz.summary import labelled, summary
 from tsfm_lens.viz.theme import (
     BLACK,
@@ -81,7 +81,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     which = "the last instance"
     if ds.attrs.get("offset", 1):
         which = "the token after the last instance"
-    ways: dict[str, tuple[str, str, str, Look]] = {
+    ways: dict[str, tuple[str, str, str, Style]] = {
         "prefix_matching": (
             "prefix matching",
             f"attention to {which}",
@@ -183,10 +183,10 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
         _scatter(panel, ds, *scores)
         panel.x(_AXES[across], nticks=5)
         panel.y(_AXES[upwards], nticks=5)
-        panel.upright(thresholds[across], dash="4px,3px")
-        panel.level(thresholds[upwards], dash="4px,3px")
+        panel.vline(thresholds[across], dash="4px,3px")
+        panel.hline(thresholds[upwards], dash="4px,3px")
     count = ds["count"].values
-    return canvas.dress(
+    return canvas.finalize(
         f"Induction and sharpness of the {int(count.sum())} heads of {name_model(ds)}",
         f"by their means {int(count[0].sum())} are induction heads,"
         f" {int(count[:, 0].sum())} sharp, {int(count[0, 0])} both",
@@ -210,13 +210,13 @@ def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None
         mask = (induction == is_induction) & (sharp == is_sharp)
         if mask.any():
             hover = f"%{{customdata}}: {plain(word)}<br>%{{x:.3g}}, %{{y:.3g}}"
-            look: Look = {
+            style: Style = {
                 "colour": colour,
                 "symbol": symbol,
                 "edge": INK,
                 "customdata": positions[mask],
             }
-            panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **look)
+            panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **style)
 
 
 generic_figure(

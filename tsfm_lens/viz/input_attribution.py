@@ -28,7 +28,7 @@ from tsfm_lens.viz.select import (
     position,
     series_position,
 )
-from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.sheet import Panel, Style, sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
@@ -274,7 +274,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     trimmed = fit(canvas, np.append(window.observations, forecast), reference, row=1)
     for line, positions in enumerate(strips.values()):
         _draw_strip(below, ds, view, window, positions, line)
-    ticks: Look = {
+    ticks: Style = {
         "tickvals": list(range(len(strips))),
         "ticktext": [plain(name) for name in strips],
     }
@@ -288,7 +288,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     canvas.colours(colour_scale(title, view.strength, low=0.0))
     arrows = "↑ up, ↓ down, ↕ up at some steps"
     title = f"Input effects on the forecast of {view.target} by {name_model(ds)}"
-    return canvas.dress(title, view.when, view.how, arrows, trimmed)
+    return canvas.finalize(title, view.when, view.how, arrows, trimmed)
 
 
 def is_additive(ds: xr.Dataset, place: int) -> bool:
@@ -394,7 +394,7 @@ def input_waterfall(
         "bars: what each segment adds; diamonds: both forecasts",
         view.sampled,
     ]
-    return canvas.dress(
+    return canvas.finalize(
         f"Effects from the reference to the forecast of {view.target} by"
         f" {name_model(ds)}",
         *remarks,
@@ -437,8 +437,8 @@ def _draw_way(
     )
     distance += [0.0] * (len(effects) - len(distance))
     if any(distance):
-        look = {"type": "data", "array": distance, "color": INK, "thickness": 1}
-        panel.dots(bounds, positions, size=1, error_x={**look, "width": 3})
+        style = {"type": "data", "array": distance, "color": INK, "thickness": 1}
+        panel.dots(bounds, positions, size=1, error_x={**style, "width": 3})
     for index, effect, end, width in zip(
         positions, effects, bounds, distance, strict=True
     ):
@@ -646,7 +646,7 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         f"forecast of {ds.attrs.get('target', '')}",
         f"area between the curves, random 0: {', '.join(areas)}",
     ]
-    return canvas.dress(f"Deletion and insertion on {name_model(ds)}", *remarks)
+    return canvas.finalize(f"Deletion and insertion on {name_model(ds)}", *remarks)
 
 
 def _steps_table(ds: xr.Dataset) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from tsfm_lens.viz.logit_lens import central_range, visible_rows
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, name_model, positions
-from tsfm_lens.viz.sheet import Look
+from tsfm_lens.viz.sheet import Style
 from tsfm_lens.viz.theme import BLACK, number, plain
 from tsfm_lens.viz.words import layer_names
 
@@ -85,11 +85,11 @@ def lens_logit_map(
             )
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    ticks: Look = {"tickvals": [-1, 0, 1], "ticktext": ["−1", "0", "1"]}
+    ticks: Style = {"tickvals": [-1, 0, 1], "ticktext": ["−1", "0", "1"]}
     grid.colours(
         colour_scale("logit / panel's limit", high=1.0, diverging=True, **ticks)
     )
-    return grid.dress(
+    return grid.finalize(
         f"Lens logits on {view.id}, layer by layer, in {name_model(ds)}",
         "the output head applied to the residual stream after each layer, less the mean"
         " over the values drawn",

@@ -75,7 +75,7 @@ def thought_lines(
     grid.x(nticks=2 if len(panels) > 2 else 4)
     grid.min_width *= 1.15
     count = int(ds["spurious"].values[lines].sum())
-    return grid.dress(
+    return grid.finalize(
         f"Lines of thought of {name_model(ds)} on {view.id}: {count} of {len(lines)}"
         " spurious",
         "logit lens after each layer, probability in colours",

@@ -27,7 +27,7 @@ from tsfm_lens.viz.select import (
     positions,
     varying,
 )
-from tsfm_lens.viz.sheet import Look, Sheet
+from tsfm_lens.viz.sheet import Sheet, Style
 from tsfm_lens.viz.summary import labelled, summarize
 from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import (
@@ -167,7 +167,7 @@ def logit_map(
     indices = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
     grid, text = logit_sheet(ds, view, indices, value_range, _ROWS)
-    return grid.dress(
+    return grid.finalize(
         f"Logit lens on {view.id}: next-value probabilities by layer of"
         f" {name_model(ds)}",
         *text,
@@ -252,13 +252,17 @@ def logit_sheet(
             width=1.2 * weight,
         )
         if view.has_truth:
-            look: Look = {"colour": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}
-            panel.line(future, view.truth, "truth", view.hover("truth"), **look)
+            style: Style = {
+                "colour": VERMILION,
+                "width": 1.3 * weight,
+                "dash": "4px,2px",
+            }
+            panel.line(future, view.truth, "truth", view.hover("truth"), **style)
         mark_start(panel, view.time)
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     ticks = np.arange(round(np.log10(FLOOR)), 1)
-    bar: Look = {
+    bar: Style = {
         "tickvals": ticks.tolist(),
         "ticktext": [f"{'≤ ' if t == ticks[0] else ''}{10.0**t:g}" for t in ticks],
     }
@@ -344,7 +348,7 @@ def lens_forecast(
         view.time.remark,
         trimmed,
     ]
-    return grid.dress(
+    return grid.finalize(
         f"Forecast of {view.id} read from each layer of {name_model(ds)}", *remarks
     )
 

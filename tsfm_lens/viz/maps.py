@@ -12,7 +12,7 @@ import xarray as xr
 
 from tsfm_lens.viz.findings import Finding
 from tsfm_lens.viz.select import names
-from tsfm_lens.viz.sheet import PRINTED, Look, sheet, shortened
+from tsfm_lens.viz.sheet import PRINTED, Style, sheet, shortened
 from tsfm_lens.viz.theme import DIVERGING, LABEL_TYPE, SEQUENTIAL, VERMILION, plain
 from tsfm_lens.viz.words import layer_names
 
@@ -142,7 +142,7 @@ class HeadMap:
         # white is for nothing, so a scale that does not start at nothing begins below
         # its lowest value
         pad = 0.1 * ((high - low) or 1.0)
-        bounds: Look = {
+        bounds: Style = {
             "low": low - pad * (not self.reverse) if self.low is None else self.low,
             "high": high + pad * self.reverse if self.high is None else self.high,
         }
@@ -190,7 +190,7 @@ def head_maps(
         printed = PRINTED
         if several:
             printed = _MAX_NUMBERED
-        look: Look = {
+        style: Style = {
             "coloraxis": axis,
             "name": one.title,
             "customdata": one.words,
@@ -203,7 +203,7 @@ def head_maps(
             one.hover,
             write=one.write or two_digits,
             printed=printed,
-            **look,
+            **style,
         )
         if several:
             position = canvas.fig.get_subplot(*canvas.places[index])
@@ -230,7 +230,7 @@ def head_maps(
     for row, col in canvas.places[len(maps) :]:
         canvas.panel(row, col).x(visible=False)
         canvas.panel(row, col).y(visible=False)
-    return canvas.dress(title, *remarks)
+    return canvas.finalize(title, *remarks)
 
 
 def under(place: Any, height: int) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def under(place: Any, height: int) -> dict[str, Any]:
     height together.
     """
     first, last = place.xaxis.domain
-    where: Look = {
+    where: Style = {
         "orientation": "h",
         "x": (first + last) / 2,
         "len": 0.9 * (last - first),

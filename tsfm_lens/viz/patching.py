@@ -25,7 +25,7 @@ from tsfm_lens.viz.select import (
     name_model,
     names,
 )
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.sheet import Panel, Sheet, Style, sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
@@ -157,7 +157,7 @@ def patching_map(
         )
     canvas, remark = _map(ds, positions, values, variable, pair, noise)
     differ = pair.differ
-    return canvas.dress(
+    return canvas.finalize(
         title,
         f"{positions.what()}: {about}",
         (
@@ -212,7 +212,7 @@ def _map(
     aside = any(len(axis.aside) for _, axis in axes)
     first: list[Any] = [{}, None] if aside else [{}]
     rest: list[Any] = [{}, {}] if aside else [{}]
-    room: Look = {"row_gap": _GAP, "column_gap": 0.1, "above": 14, "min_width": 420}
+    room: Style = {"row_gap": _GAP, "column_gap": 0.1, "above": 14, "min_width": 420}
     heights = [_UPPER, *(height for _ in axes)]
     widths = [0.9, 0.1] if aside else [1.0]
     canvas = sheet(heights, widths, specs=[first, *(rest for _ in axes)], **room)
@@ -247,7 +247,7 @@ def _map(
                 ygap=1 if len(labels) <= 40 else 0,
             )
             panel.y(autorange="reversed", showline=False, **places.ticks())
-            panel.partings(places.breaks)
+            panel.separators(places.breaks)
         canvas.panel(row, 1).y(f"{word} (variate {row - 1})" if len(axes) > 1 else word)
         if aside:
             canvas.panel(row, 2).y(showticklabels=False, ticks="")
@@ -272,7 +272,7 @@ def _colours(
     """Return colours around 0 with 1 written beside them, or of sizes from 0 up; the
     bar beside the maps.
     """
-    bar: Look = {"len": length, "y": 0, "yanchor": "bottom"}
+    bar: Style = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
         return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
     limit = min(
@@ -428,7 +428,7 @@ class Contrast:
         """
         view = self.view
         differ = self.differ
-        shade: Look = {
+        shade: Style = {
             "yref": "y domain",
             "layer": "below",
             "line_width": 0,

@@ -146,8 +146,8 @@ def _mark(trace: Any) -> None:
         return
     if trace.type == "bar":
         if colour in _HATCHES and trace.marker.pattern.shape is None:
-            look = {"shape": _HATCHES[colour], "size": 6, "solidity": 0.25}
-            trace.marker.pattern = look
+            style = {"shape": _HATCHES[colour], "size": 6, "solidity": 0.25}
+            trace.marker.pattern = style
         return
     mode = trace.mode or ""
     if "lines" in mode and trace.line.dash is None:

@@ -94,7 +94,7 @@ def overlay(
     about = "medians, mean over steps"
     if title:
         about = f"{view.id} by {name_model(first)}"
-    return figure.dress(
+    return figure.finalize(
         heading,
         about,
         f"{len(view.future)} steps ahead from {view.remark}",
@@ -137,7 +137,7 @@ def recipe_forecasts(
     trimmed = fit(grid, core, values[indices].ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    return grid.dress(
+    return grid.finalize(
         f"Forecasts of {view.id} by {name_model(ds)} under heavy ablation",
         f"{ds.sizes['step']} steps ahead from {view.remark}",
         "distance: 1 − rank correlation with the original",

@@ -168,7 +168,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
         f"step 0 stands at {number(start)}" if (steps == 0).any() else "",
         f"a line per head{spread}",
     ]
-    return canvas.dress(f"Heads of {name_model(ds)} over its training", *remarks)
+    return canvas.finalize(f"Heads of {name_model(ds)} over its training", *remarks)
 
 
 def _head_lines(

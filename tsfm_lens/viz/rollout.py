@@ -20,7 +20,7 @@ from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import draw_bands, scene
 from tsfm_lens.viz.select import array, name_model, names, position, positions
-from tsfm_lens.viz.sheet import Look, Sheet, blank
+from tsfm_lens.viz.sheet import Sheet, Style, blank
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import VERMILION, number, percent, plain
@@ -159,7 +159,7 @@ def autoregressive_attention_map(
     if heads == "sharp":
         word = "Sharpest"
     marks = ", ".join(keys.axis.aside_labels())
-    return grid.dress(
+    return grid.finalize(
         f"{word} heads of {name_model(ds)} along the forecast of {single_series(ds)}",
         attention_kind(ds),
         "steps from the start of the forecast",
@@ -211,7 +211,7 @@ def attention_rollout_map(
     stack = ""
     if ds.attrs.get("stack"):
         stack = f"the {ds.attrs['stack']} of "
-    return grid.dress(
+    return grid.finalize(
         f"Attention rollout through {stack}{name_model(ds)}",
         single_series(ds),
         "mean over heads and half a residual stream, multiplied layer by layer",
@@ -249,7 +249,7 @@ def _draw(
             ygap=0,
         )
         if keys.timed and len(keys.axis.aside):
-            (panel.level if upwards else panel.upright)(keys.end, dash="dot")
+            (panel.hline if upwards else panel.vline)(keys.end, dash="dot")
     across, up = (queries, keys) if upwards else (keys, queries)
     columns = max(col for _, col in grid.places)
     grid.x(
@@ -341,7 +341,7 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
             xgap=0,
             ygap=0,
         )
-    ticks: Look = {"nticks": 5} if ds.sizes["query"] > _FEW else {"dtick": 1}
+    ticks: Style = {"nticks": 5} if ds.sizes["query"] > _FEW else {"dtick": 1}
     grid.y(autorange="reversed", **ticks)
     grid.x(nticks=4)
     # a causal model has queries in its context too
@@ -354,7 +354,7 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     grid.colours(weight_colours(limit))
     special = [str(word) for word in ds["key_special"].values if str(word)]
     width = int((ds["key_stop"] - ds["key_start"]).max())
-    return grid.dress(
+    return grid.finalize(
         f"{sentence_start(ds)} of {layer_names(ds)[at]} of {name_model(ds)}",
         f"{names(ds, 'series')[0]}, {ds.sizes['step']} steps ahead",
         f"context tokens of {width} step{'s' * (width > 1)}"
@@ -391,14 +391,14 @@ def selected_patch(
     view.draw(panel)
     start = int(ds["argmax_start"].values[at, which])
     index = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}"
-    look: Look = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
-    panel.upright(view.time.scalar(float(start)), **look)
+    style: Style = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
+    panel.vline(view.time.scalar(float(start)), **style)
     view.title_axes(panel)
     title = (
         f"Forecast of {view.id} by {name_model(ds)}, and the patch that {index} selects"
     )
     share = percent(float(weights[which]))
-    return sheet.dress(
+    return sheet.finalize(
         title,
         f"{ds.sizes['step']} steps ahead from {view.remark}",
         f"dashed: the patch, from {view.time.label(start)} on",

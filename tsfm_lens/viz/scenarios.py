@@ -206,7 +206,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
     )
     below[-1].x(view.time.title)
     changes = str(ds.attrs.get("changes", ""))
-    return canvas.dress(
+    return canvas.finalize(
         f"Forecast of {target} by {name_model(ds)} with {changes}",
         f"{_statistic(ds)}, and interval between the outer quantiles",
         view.remark,

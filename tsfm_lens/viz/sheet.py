@@ -22,7 +22,7 @@ from tsfm_lens.viz.theme import (
     LETTER,
     PALE,
     USUAL,
-    dress,
+    finalize,
     fit_axes,
     mixed,
     number,
@@ -31,12 +31,12 @@ from tsfm_lens.viz.theme import (
     wrapped,
 )
 
-Look = dict[str, Any]
+Style = dict[str, Any]
 """Settings of a mark or an axis."""
 
 PRINTED = 500  # cells of a map that still have room for their number
 _MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
-_ALWAYS: Look = {
+_ALWAYS: Style = {
     "exclude_empty_subplots": False
 }  # or plotly leaves out what is drawn before the first trace
 # pixels beside the panels, and between their titles
@@ -106,11 +106,11 @@ class Sheet:
         if sign:
             self.signs[sign] = None
 
-    def dress(self, title: str, *remarks: str) -> go.Figure:
+    def finalize(self, title: str, *remarks: str) -> go.Figure:
         """Finish the figure."""
         fit_axes(self.fig, max(self.min_width, USUAL), self.plot_height)
         remarks = (*remarks, self._noise_words())
-        return dress(
+        return finalize(
             self.fig,
             title,
             true_minus("; ".join(remark for remark in remarks if remark)),
@@ -168,10 +168,10 @@ def sheet(
         for row in range(1, len(heights) + 1)
         for col in range(1, len(widths) + 1)
     ]
-    look = {"yanchor": "bottom", "font": {"size": title_type}, "showarrow": False}
+    style = {"yanchor": "bottom", "font": {"size": title_type}, "showarrow": False}
     # all at once: plotly looks at every note of a figure whenever one is added
     fig.layout.annotations = list(fig.layout.annotations) + [
-        {"text": plain(title).replace("\n", "<br>"), **_over(fig, position), **look}
+        {"text": plain(title).replace("\n", "<br>"), **_over(fig, position), **style}
         for position, title in zip(positions, titles or (), strict=False)
         if title
     ]
@@ -179,7 +179,7 @@ def sheet(
     return Sheet(fig, positions, total, above=room, min_width=min_width, below=below)
 
 
-def _over(fig: go.Figure, place: tuple[int, int]) -> Look:
+def _over(fig: go.Figure, place: tuple[int, int]) -> Style:
     """Return where the title of a panel stands."""
     plot = fig.get_subplot(*place)
     x, y = (axis.plotly_name.replace("axis", "") for axis in (plot.xaxis, plot.yaxis))
@@ -237,13 +237,13 @@ class Panel:
         **more: Any,
     ) -> None:
         """Draw a curve, with dots of a size on it."""
-        look: Look = {"color": colour, "width": width} | (
+        style: Style = {"color": colour, "width": width} | (
             {"dash": dash} if dash else {}
         )
-        marks: Look = {"marker": {"size": dots}} if dots else {}
-        options: Look = {
+        marks: Style = {"marker": {"size": dots}} if dots else {}
+        options: Style = {
             "mode": "lines+markers" if dots else "lines",
-            "line": look,
+            "line": style,
             **marks,
         }
         self.add(go.Scatter, name, hover, x=x, y=y, **{**options, **more})
@@ -259,13 +259,13 @@ class Panel:
         legend: bool = False,
     ) -> None:
         """Draw the area between two curves."""
-        look: Look = {
+        style: Style = {
             "x": x,
             "mode": "lines",
             "line": {"width": 0, "color": colour},
             "group": name,
         }
-        self.add(go.Scatter, f"{name} from", "", y=low, legend=False, **look)
+        self.add(go.Scatter, f"{name} from", "", y=low, legend=False, **style)
         self.add(
             go.Scatter,
             name,
@@ -274,7 +274,7 @@ class Panel:
             fill="tonexty",
             fillcolor=colour,
             legend=legend,
-            **look,
+            **style,
         )
 
     def dots(
@@ -295,9 +295,9 @@ class Panel:
         """Draw points, with whiskers (``across``: along the horizontal axis) and hollow
         where not significant.
         """
-        form: Look = {} if symbol is None else {"symbol": symbol}
-        outline: Look = {"line": {"color": edge, "width": 0.5}} if edge else {}
-        marker: Look = {
+        form: Style = {} if symbol is None else {"symbol": symbol}
+        outline: Style = {"line": {"color": edge, "width": 0.5}} if edge else {}
+        marker: Style = {
             "color": colour,
             "size": size,
             **form,
@@ -338,7 +338,7 @@ class Panel:
             where = {"x": lengths, "y": places, "orientation": "h"}
         else:
             where = {"x": places, "y": lengths}
-        marker: Look = {"color": colour}
+        marker: Style = {"color": colour}
         if noise is not None:
             shapes = ["/" * bool(faint) for faint in noise.pale]
             marker["pattern"] = {
@@ -388,7 +388,7 @@ class Panel:
             texts = np.where(faint, "(" + texts + ")", texts)
             # plotly chooses a type that the cells have room for
             more = {**more, "text": texts.tolist(), "texttemplate": "%{text}"}
-        options: Look = {
+        options: Style = {
             "coloraxis": "coloraxis",
             "xgap": 1,
             "ygap": 1,
@@ -408,11 +408,11 @@ class Panel:
                 sign = "pale"
             self.sheet.noisy(noise, sign * bool(faint.any()))
         if faint.any() and not numbered:
-            dots: Look = {
+            dots: Style = {
                 "text": np.where(faint, "·", "").tolist(),
                 "texttemplate": "%{text}",
             }
-            look: Look = (
+            style: Style = (
                 {**dots, "textfont": {"size": 14, "color": GREY}}
                 if dotted
                 else {"xgap": 1, "ygap": 1}
@@ -421,24 +421,24 @@ class Panel:
                 faint,
                 f"rgba(255,255,255,{0 if dotted else 0.6})",
                 name=NOT_SIGNIFICANT,
-                **look,
+                **style,
                 **where,
             )
 
     def cover(self, cells: np.ndarray, colour: str, **more: Any) -> None:
         """Draw one colour over some cells of a map."""
-        look: Look = {
+        style: Style = {
             "colorscale": [[0, colour], [1, colour]],
             "zmin": 0,
             "zmax": 1,
             "showscale": False,
         }
-        options: Look = {"hoverinfo": "skip", **look, **more}
+        options: Style = {"hoverinfo": "skip", **style, **more}
         self.sheet.fig.add_trace(
             go.Heatmap(z=np.where(cells, 0.0, np.nan), **options), **self.at
         )
 
-    def level(
+    def hline(
         self,
         y: float,
         *,
@@ -452,7 +452,7 @@ class Panel:
             y=y, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at
         )
 
-    def upright(
+    def vline(
         self,
         x: float | str,
         *,
@@ -466,21 +466,29 @@ class Panel:
             x=x, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at
         )
 
-    def shape(self, kind: str, x: Sequence[Any], y: Sequence[Any], **look: Any) -> None:
+    def shape(
+        self, kind: str, x: Sequence[Any], y: Sequence[Any], **style: Any
+    ) -> None:
         """Draw a plotly shape between two corners."""
         self.sheet.fig.add_shape(
-            type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **look, **self.at
+            type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **style, **self.at
         )
 
-    def partings(self, places: Sequence[float], *, across: bool = True) -> None:
+    def separators(self, places: Sequence[float], *, across: bool = True) -> None:
         """Draw thin lines across the panel, or from its foot to its top."""
         free, fixed = ("y", "x") if across else ("x", "y")
         refs = self._axes()
         refs[f"{fixed}ref"] += " domain"
-        look: Look = {"type": "line", **refs, "line": {"color": GREY, "width": 1}}
+        style: Style = {"type": "line", **refs, "line": {"color": GREY, "width": 1}}
         self._add_shapes(
             [
-                {f"{free}0": at, f"{free}1": at, f"{fixed}0": 0, f"{fixed}1": 1, **look}
+                {
+                    f"{free}0": at,
+                    f"{free}1": at,
+                    f"{fixed}0": 0,
+                    f"{fixed}1": 1,
+                    **style,
+                }
                 for at in places
             ]
         )
@@ -489,7 +497,7 @@ class Panel:
         """Draw a frame around each cell (row, column) of a map whose rows and columns
         are counted from 0.
         """
-        look: Look = {
+        style: Style = {
             "type": "rect",
             **self._axes(),
             "line": {"color": colour, "width": 2},
@@ -501,7 +509,7 @@ class Panel:
                     "x1": col + 0.46,
                     "y0": row - 0.44,
                     "y1": row + 0.44,
-                    **look,
+                    **style,
                 }
                 for row, col in np.argwhere(cells)
             ]
@@ -541,20 +549,27 @@ class Panel:
         if above.any() and noise.floor > np.abs(noise.size[above]).max():
             return
         self.sheet.noisy(noise)
-        self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)
+        self.background_band(
+            -noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across
+        )
         self.sheet.has_band = True
 
-    def stripe(
+    def background_band(
         self, low: float, high: float, colour: str, *, across: bool = False
     ) -> None:
         """Draw a stripe behind the marks, from side to side (``across``: from foot to
         top).
         """
-        look: Look = {"line_width": 0, "fillcolor": colour, "layer": "below", **_ALWAYS}
+        style: Style = {
+            "line_width": 0,
+            "fillcolor": colour,
+            "layer": "below",
+            **_ALWAYS,
+        }
         if across:
-            self.sheet.fig.add_vrect(x0=low, x1=high, **look, **self.at)
+            self.sheet.fig.add_vrect(x0=low, x1=high, **style, **self.at)
         else:
-            self.sheet.fig.add_hrect(y0=low, y1=high, **look, **self.at)
+            self.sheet.fig.add_hrect(y0=low, y1=high, **style, **self.at)
 
     def note(self, text: str, x: Any, y: Any, *, size: float = 11, **more: Any) -> None:
         """Write a few words; with "domain" for ``xref`` or ``yref``, placed in shares

@@ -232,7 +232,7 @@ def legend_height(fig: go.Figure, width: float) -> int:
     return LEGEND_ROW * ceil(wide / (width - 60))
 
 
-def dress(
+def finalize(
     fig: go.Figure,
     title: str,
     subtitle: str,

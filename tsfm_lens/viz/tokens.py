@@ -10,7 +10,6 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.viz.sheet import Look
 from tsfm_lens.viz.theme import plain
 
 
@@ -145,9 +144,12 @@ def ruler(axis: TokenAxis) -> Ruler:
         edges = np.append(edges, end + 0.04 * span)
         owner = np.append(owner, -1)
     aside = edges[-1] + 0.06 * span * np.arange(1, count + 1)
-    look: Look = {"owner": np.concatenate([owner, axis.aside]).astype(int)}
     return Ruler(
-        axis=axis, edges=np.concatenate([edges, aside]), timed=timed, end=end, **look
+        axis=axis,
+        edges=np.concatenate([edges, aside]),
+        owner=np.concatenate([owner, axis.aside]).astype(int),
+        timed=timed,
+        end=end,
     )
 
 

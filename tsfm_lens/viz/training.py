@@ -180,7 +180,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     bands = residual
     if "seed" in ds.dims:
         bands = "bands: all seeds"
-    return canvas.dress(
+    return canvas.finalize(
         f"Training measures of {name_model(ds)}",
         f"{len(steps)} measurements",
         mean,
@@ -244,7 +244,7 @@ def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
         "diagonal_mass": [(1 / d, "even")],
     }
     for level, text in levels[name]:
-        panel.level(level, dash="dot")
+        panel.hline(level, dash="dot")
         panel.note(
             text,
             1,
@@ -325,7 +325,7 @@ def attention_snapshots(
         f"input {row}; {count} snapshot{'s' * (count != 1)}; rows are queries, columns"
         " keys"
     )
-    return canvas.dress(f"Attention of {name_model(ds)} over training", about)
+    return canvas.finalize(f"Attention of {name_model(ds)} over training", about)
 
 
 def _maps(

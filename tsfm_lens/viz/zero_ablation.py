@@ -36,7 +36,7 @@ from tsfm_lens.viz.select import (
     positions,
     varying,
 )
-from tsfm_lens.viz.sheet import Look, Sheet, sheet
+from tsfm_lens.viz.sheet import Sheet, Style, sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.tables import steps_table
 from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
@@ -204,7 +204,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     middle = central_sizes(noise, effect)
     canvas = _draw(ds, middle, measure, noise)
     # by the root, since layers reach far beyond heads
-    scale: Look = (
+    scale: Style = (
         {"diverging": True, "tickformat": ".2~%"} if measure.relative else {"low": 0.0}
     )
     canvas.colours(colour_scale(measure.word, middle, root=True, **scale))
@@ -214,7 +214,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
         f" {stacks and f'the {stacks} of '}{name_model(ds)}: {measure.word}"
     )
     what = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
-    return canvas.dress(title, what, "zeroed one at a time")
+    return canvas.finalize(title, what, "zeroed one at a time")
 
 
 @figure("ablation_effects", "Forecasts without single components.")
@@ -268,7 +268,7 @@ def ablation_forecasts(
         f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated"
         " with the unablated one"
     )
-    return grid.dress(title, what, trimmed, view.time.remark)
+    return grid.finalize(title, what, trimmed, view.time.remark)
 
 
 @dataclass(frozen=True)
@@ -396,7 +396,7 @@ def _draw(
             noise=noise and noise.at(grid),
             customdata=[[texts[i] if i >= 0 else "" for i in row] for row in grid],
         )
-        ticks: Look = {
+        ticks: Style = {
             "tickvals": layers[:: -(-len(layers) // 12)],
             "ticks": "outside" if first else "",
         }

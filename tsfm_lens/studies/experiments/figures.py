@@ -28,7 +28,7 @@ from tsfm_lens.studies.curves import (
     read_means,
 )
 from tsfm_lens.viz.grid import LOG_AXIS
-from tsfm_lens.viz.sheet import Look, blank, sheet
+from tsfm_lens.viz.sheet import Style, blank, sheet
 from tsfm_lens.viz.words import listed, num
 
 __all__ = [
@@ -95,7 +95,7 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
     )
     text = "thin: seeds, thick: their geometric mean"
     about = str(ds.attrs.get("about", ""))
-    return drawn.dress("Validation error over training", text, about)
+    return drawn.finalize("Validation error over training", text, about)
 
 
 @figure("lab_runs", "Test error of every seed, arm by arm.", variables=("test_mse",))
@@ -114,9 +114,9 @@ def run_errors(ds: xr.Dataset) -> go.Figure:
     panel = drawn.panel()
     add_points(panel, table.assign(all=""), "place", "test_mse", "all", across=True)
     panel.x("test error (mean square)", **LOG_AXIS)
-    rows: Look = {"tickvals": list(range(len(arms))), "ticktext": arms}
+    rows: Style = {"tickvals": list(range(len(arms))), "ticktext": arms}
     panel.y(range=[len(arms) - 0.5, -0.5], showgrid=False, **rows)
-    return drawn.dress("Test error by arm", _seeds(ds["test_mse"]))
+    return drawn.finalize("Test error by arm", _seeds(ds["test_mse"]))
 
 
 @figure(
@@ -146,7 +146,7 @@ def draw_errors(ds: xr.Dataset, over: str = "rho") -> go.Figure:
     drawn.x(_X_TITLES[over])
     drawn.y("test error (mean square)")
     title = {"rho": "ρ", "horizon": "horizon"}[over]
-    return drawn.dress(f"Test error by {title}", _seeds(ds["test_mse"]))
+    return drawn.finalize(f"Test error by {title}", _seeds(ds["test_mse"]))
 
 
 def _without(table: pd.DataFrame, over: str) -> pd.Series:
@@ -210,7 +210,7 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
     drawn.y("squared error, of 1 without learning", rangemode="tozero")
     inputs = f"d = {ds.attrs.get('inputs', '?')}"
     remark = f"{_seeds(ds['by_pairs'].isel(pairs=-1))}, 95 % intervals of means"
-    return drawn.dress("Regression in context", inputs, remark)
+    return drawn.finalize("Regression in context", inputs, remark)
 
 
 def read_rates(ds: xr.Dataset) -> list[str]:
@@ -252,7 +252,9 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
         log="x",
         axes=("learning rate", "squared error, of 1 without learning"),
     )
-    return drawn.dress("Learning rates across widths", "thin: seeds, thick: their mean")
+    return drawn.finalize(
+        "Learning rates across widths", "thin: seeds, thick: their mean"
+    )
 
 
 def read_losses(ds: xr.Dataset) -> list[str]:
@@ -286,7 +288,7 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     drawn.x(cost, rangemode="tozero")
     drawn.y("cross-entropy in nats a step")
     steps = f"{ds.attrs.get('steps', '?')} steps"
-    return drawn.dress("Loss by what the scores cost", steps, _seeds(ds["loss"]))
+    return drawn.finalize("Loss by what the scores cost", steps, _seeds(ds["loss"]))
 
 
 @panels("lab_runs")

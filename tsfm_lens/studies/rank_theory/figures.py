@@ -168,7 +168,7 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     panel = drawn.panel()
     add_curves(panel, table, "cut", "bound", "bounds", dash="dot", width=1)
     drawn.y(**LOG_AXIS)
-    return drawn.dress(
+    return drawn.finalize(
         "Error of attention cut to a rank grows with the singular value that is"
         " cut off",
         list_parameters(ds),
@@ -218,7 +218,7 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
         axes=("width d", "error (Frobenius norm)"),
         reference=("slope 1/2", *_power(widths, first, 0.5)),
     )
-    return drawn.dress(
+    return drawn.finalize(
         f"Error of attention cut to rank {ds.attrs['rank']}, by width",
         list_parameters(ds),
     )
@@ -262,7 +262,7 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     left.y("singular value", **LOG_AXIS)
     right.x("heads h", **LOG_AXIS)
     right.y(**LOG_AXIS)
-    return drawn.dress(
+    return drawn.finalize(
         f"What sketches of {ds.attrs['rank']} rows a head miss of an input of width"
         f" {ds.attrs['width']}",
         list_parameters(ds),
@@ -307,7 +307,7 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
         reference=("input", ds["index"].values, np.where(first > LEAST, first, np.nan)),
     )
     drawn.y(range=[-8, 0.2])
-    return drawn.dress("Spectra of U + attention(U) by heads", list_parameters(ds))
+    return drawn.finalize("Spectra of U + attention(U) by heads", list_parameters(ds))
 
 
 @figure(
@@ -338,7 +338,7 @@ def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
     ):
         panel.line(rows["across"], rows["up"], f"rank {name}", "%{x:.3g}, %{y:.3g}")
     title_axes(grid, "coordinate 1", "coordinate 2")
-    return grid.dress(
+    return grid.finalize(
         f"Embeddings of Chebyshev polynomials: the first two of {ds.attrs['dimension']}"
         " coordinates",
         f"{ds.sizes['point']} values",

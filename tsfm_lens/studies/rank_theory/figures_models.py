@@ -16,7 +16,7 @@ from tsfm_lens.studies.curves import curve_sheet
 from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, name_model, names
-from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.sheet import Style, blank
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, mixed, percent
 from tsfm_lens.viz.weights import level_position, list_names, relative
 from tsfm_lens.viz.words import listed, num
@@ -46,7 +46,7 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     first, second = array(ds, "share", "direction")
     drawn = blank(320)
     panel = drawn.panel()
-    marks: Look = {"size": 4, "customdata": tokens}
+    marks: Style = {"size": 4, "customdata": tokens}
     if np.isfinite(values).any():
         panel.line(across, up, "", "", colour=mixed(GREY, 0.5), width=0.8)
         hover = "value %{marker.color:.3g}, token %{customdata}<br>%{x:.3g}, %{y:.3g}"
@@ -62,7 +62,7 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     panel.x(f"direction 1 ({percent(float(first))} of the sum of squares)")
     panel.y(f"direction 2 ({percent(float(second))})")
     title = f"Vocabulary of {name_model(ds)} along its two leading directions"
-    return drawn.dress(title, text)
+    return drawn.finalize(title, text)
 
 
 @figure(
@@ -99,7 +99,7 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
         dots=3,
     )
     text = "white noise before the first layer"
-    return drawn.dress("Spectra of embedded noise by patch size", text)
+    return drawn.finalize("Spectra of embedded noise by patch size", text)
 
 
 @figure(
@@ -156,7 +156,7 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width") -> go.Figure:
         "mean over the query matrices of a model, whiskers from the smallest to the"
         " largest"
     )
-    return grid.dress(f"Ranks of queries by {of}", text)
+    return grid.finalize(f"Ranks of queries by {of}", text)
 
 
 def read_plane(ds: xr.Dataset) -> list[str]:

@@ -160,7 +160,7 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     share = 100 * ds["stored_ratio"].values
     time = ds["step_time"].values
     for panel, positions in ((left, share), (right, time)):
-        panel.level(0.0, colour=GREY, dash="dot")
+        panel.hline(0.0, colour=GREY, dash="dot")
         for position, arm in enumerate(table["arm"]):
             at = slice(position, position + 1)
             whiskers = {
@@ -177,7 +177,7 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     left.x("numbers in attention (% of the dense)")
     right.x("CPU time of a training step (of the dense)")
     left.y("MASE: rise over the dense (%)")
-    return drawn.dress(
+    return drawn.finalize(
         "Skill of models trained at low rank, beside the dense one",
         f"{ds.attrs['steps']} steps each, mean over {ds.sizes['seed']} seeds",
         "95 % intervals over seeds",
@@ -222,7 +222,7 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
         dots=5,
         reference=("rank of the vocabulary", ranks, ranks),
     )
-    return drawn.dress(
+    return drawn.finalize(
         "Ranks of W_Q by the rank of a fixed vocabulary",
         f"width {ds.attrs['width']}, {ds.attrs['steps']} steps, mean over seeds",
         "singular values above ε of the largest",
@@ -254,7 +254,7 @@ def training_spectra(ds: xr.Dataset) -> go.Figure:
         width=1.2,
     )
     drawn.y(rangemode="tozero")
-    return drawn.dress(
+    return drawn.finalize(
         "Singular values of W_Q over training",
         f"encoder, {ds.attrs['heads']} heads of {ds.attrs['head_size']}, mean over"
         f" {ds.sizes['seed']} seeds",
