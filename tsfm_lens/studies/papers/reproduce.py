@@ -1,4 +1,10 @@
-"""Reported numbers of the papers beside the same measurements here."""
+"""Reported numbers of the papers beside the same measurements here.
+
+Read :func:`reproduce` first: it finds the item, prepares the run or sweep, calls the
+registered measure and returns one dataset of both numbers. How a number is measured is
+in :mod:`tsfm_lens.studies.papers.measures`, how a claim is decided in
+:mod:`tsfm_lens.studies.papers.verdicts`.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +69,7 @@ def reproduce(
     progress: Progress | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
-    """Measure what a table or figure of the paper reports, and put the paper's numbers
-    beside it.
+    """Measure what a table or figure of a paper reports, beside the paper's numbers.
 
     Errors over the benchmark under ablations run as a sweep, which the same call
     resumes after an interrupt.
@@ -122,18 +127,18 @@ def reproduce(
     item = find_item(name)
     if item.why:
         reason = Tested("", "", NOT_RUN, why=item.why)
-        return _beside(
+        return _compare_by_name(
             item, MeasuredValues(claims={item.title: Verdict((reason,))}), (), {}
         )
     where = Where(
         store, benchmark, configs, engine, workers, progress, dict(reading or {})
     )
     if model is None:
-        several = []
+        sources = []
     elif isinstance(model, str | Path | Lens):
-        several = [model]
+        sources = [model]
     else:
-        several = list(model)
+        sources = list(model)
     options: dict[str, Any] = {
         "windows": windows,
         "horizon": horizon,
@@ -144,22 +149,22 @@ def reproduce(
             raise InputError(
                 f"{item.id} is a sweep, which takes one seed and no number of seeds"
             )
-        return _beside(
-            item, *sweep_item(item, several, data, where, seed=seed, **options)
+        return _compare_by_name(
+            item, *sweep_item(item, sources, data, where, seed=seed, **options)
         )
     if where != Where(progress=progress):
         raise InputError(
             f"{item.id} is no sweep: it takes no store, benchmark, configurations,"
             " engine or workers"
         )
-    if len(several) > 1 and not item.models:
+    if len(sources) > 1 and not item.models:
         raise InputError(
-            f"{item.id} is measured on one model, and {len(several)} are given"
+            f"{item.id} is measured on one model, and {len(sources)} are given"
         )
     if seeds is not None and seeds < 1:
         raise InputError(f"seeds is {seeds}, expected 1 or more")
     if item.theory:
-        if several or any(option is not None for option in (data, *options.values())):
+        if sources or any(option is not None for option in (data, *options.values())):
             raise InputError(
                 f"{item.id} is of no model: it takes a seed and a number of seeds,"
                 " which are draws, and no model, series, windows, horizon or sample"
@@ -174,7 +179,7 @@ def reproduce(
         None, data is None, n_sequences, seed, seeds or 3, progress=progress
     )
 
-    def on(model: str | Lens) -> Context:
+    def open_context(model: str | Lens) -> Context:
         if isinstance(model, Lens):
             lens = model
         else:
@@ -184,24 +189,24 @@ def reproduce(
 
     if item.models:
         names: list[str] = []
-        result = measure(_with_unique_names(map(on, several or item.models), names))
-        return _beside(item, result, names, {"model": ", ".join(names)})
-    if several:
-        source = several[0]
+        result = measure(
+            _with_unique_names(map(open_context, sources or item.models), names)
+        )
+        return _compare_by_name(item, result, names, {"model": ", ".join(names)})
+    if sources:
+        source = sources[0]
     else:
         source = item.model
     if source == "":
         return compare(item, measure(context))
-    context = on(source)
+    context = open_context(source)
     return compare(item, measure(context), context.model)
 
 
 def _with_unique_names(
     contexts: Iterable[Context], names: list[str]
 ) -> Iterator[Context]:
-    """Yield contexts, each opened when its turn comes, and collect the names of their
-    models.
-    """
+    """Yield contexts, each opened when its turn comes, and collect names of models."""
     for context in contexts:
         if context.model.model_id in names:
             raise InputError(
@@ -219,7 +224,7 @@ def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.
             f"{item.id} reports no number for this model; it is about"
             f" {item.model or 'other models'}"
         )
-    return _beside(
+    return _compare_by_name(
         item,
         result,
         () if lens is None else (lens.model_id,),
@@ -227,17 +232,17 @@ def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.
     )
 
 
-def _beside(
+def _compare_by_name(
     item: Item, result: MeasuredValues, models: Sequence[str], attrs: Mapping[str, Any]
 ) -> xr.Dataset:
     """Put the paper's numbers beside measured ones, of models by name."""
     theirs = tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others))))
-    other = ""
-    if theirs and (rest := set(models) - set(theirs)):
+    caveat = ""
+    if theirs and (not_of_paper := set(models) - set(theirs)):
         kind = "not the paper's model"
-        if rest & {*checkpoint_names()}:
+        if not_of_paper & {*checkpoint_names()}:
             kind = "embedded model: mechanics only"
-        other = f"{kind}; the paper's values are for {', '.join(theirs)}"
+        caveat = f"{kind}; the paper's values are for {', '.join(theirs)}"
     # tables 2 and 3 of the tsfm-lens paper are of all its figures
     evaluation = next(
         (entry for entry in TABLE_3.values() if entry.model in (*models, item.model)),
@@ -247,12 +252,12 @@ def _beside(
         of_model = {"context": evaluation.context, "samples": evaluation.samples}
     else:
         of_model = {}
-    paper = {
-        name: str(value) for name, value in of_model.items() if value is not None
-    } | dict(item.settings)
-    paper |= {"model": ", ".join(theirs)} if theirs else {}
-    here = {**({"model": ", ".join(models)} if other else {}), **result.settings}
-    differ = {key: value for key, value in here.items() if value != paper.get(key)}
+    paper = {name: str(value) for name, value in of_model.items() if value is not None}
+    paper |= item.settings
+    if theirs:
+        paper["model"] = ", ".join(theirs)
+    ours = {**({"model": ", ".join(models)} if caveat else {}), **result.settings}
+    differ = {key: value for key, value in ours.items() if value != paper.get(key)}
     data = _table(item, result.by_key(item.words)).assign_coords(setting=list(differ))
     data["paper_setting"] = ("setting", [paper.get(key, "") for key in differ])
     data["our_setting"] = ("setting", list(differ.values()))
@@ -262,7 +267,7 @@ def _beside(
         "source": item.source,
         "paper_model": item.model,
         **attrs,
-        "note": "; ".join(part for part in (other, item.note, *result.notes) if part),
+        "note": "; ".join(part for part in (caveat, item.note, *result.notes) if part),
         "over": next((claim.over for claim in result.claims.values()), ""),
     }
     return data
@@ -276,8 +281,9 @@ _EMPTY: dict[str, Any] = {
 
 
 def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
-    """Tabulate numbers and claims over ``quantity``: printed ones first, each claim
-    followed by its parts.
+    """Tabulate numbers and claims over ``quantity``.
+
+    Printed ones come first, and each claim is followed by its parts.
     """
     printed = {value.quantity: value for value in item.values}
     names = dict.fromkeys((*result.claims, *result.values))
@@ -364,8 +370,9 @@ def _make_run(
     num_samples: int | None,
     seed: int,
 ) -> tuple[Run, tuple[str, ...]]:
-    """Run the windows that an item is measured on; return the series that each window
-    is from, too.
+    """Run the windows that an item is measured on.
+
+    The series that each window is from is returned too.
     """
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
@@ -408,7 +415,7 @@ def _make_run(
 def last_windows(
     batch: SeriesBatch, count: int, horizon: int
 ) -> tuple[SeriesBatch, tuple[str, ...]]:
-    """Cut the last windows of each series, whose held-out ends follow one another."""
+    """Cut the last windows of each series, whose held-out parts follow one another."""
     if count == 1:
         return batch, batch.groups
     shortest = min(range(len(batch)), key=batch.lengths.__getitem__)
@@ -421,11 +428,9 @@ def last_windows(
         )
     windows = []
     for back in range(count):
-        if not back:
-            window = batch
-        else:
-            window = batch.split(back * horizon)[0]
+        window = batch
         if back:
+            window = batch.split(back * horizon)[0]
             names, groups = (
                 [f"{name} -{back * horizon}" for name in labels]
                 for labels in (batch.ids, batch.groups)
@@ -436,8 +441,9 @@ def last_windows(
 
 
 def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
-    """Simulate windows of the first coordinate of Lorenz and Roessler trajectories, in
-    turn.
+    """Simulate windows of Lorenz and Roessler trajectories, in turn.
+
+    A window is the first coordinate of its trajectory.
     """
     starts = np.random.default_rng(seed).normal(size=(count, 3)) + np.array(
         [1.0, 1.0, 5.0]

@@ -1,4 +1,10 @@
-"""Errors of the paper over the whole benchmark: a sweep is run or resumed, and read."""
+"""Errors of the paper over the whole benchmark: a sweep is run or resumed, and read.
+
+Read :func:`sweep_item` first, which runs the sweep of one table or figure;
+:func:`sweep_config` says which sweep that is. The designs (which variants, and how
+results are read) are in :mod:`tsfm_lens.studies.papers.measures.benchmark`, the engine
+in :mod:`tsfm_lens.sweep`.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +100,7 @@ def sweep_config(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> tuple[SweepConfig, Sequence[Subject]]:
-    """Configure the sweep behind a table or figure, and list the models that it runs."""
+    """Configure the sweep behind a table or figure, and list the models it runs."""
     design = DESIGNS[item.id]
     where = where or Where()
     sources = list(dict.fromkeys(models)) or item.model.split(", ")
@@ -212,23 +218,21 @@ def _series(
     if reading and not sources:
         raise InputError(f"{next(iter(reading))}=… applies to files, and none is given")
     if names:
-        own = [{"source": "bundled", "names": list(names), **windowing}]
+        bundled_sources = [{"source": "bundled", "names": list(names), **windowing}]
     else:
-        own = []
-    return [*own, *sources]
+        bundled_sources = []
+    return [*bundled_sources, *sources]
 
 
 def _settings(
     item: Item, sweep: Gathered, subjects: Sequence[Subject], config: SweepConfig
 ) -> dict[str, str]:
-    """Describe series, windows, contexts and samples, in the words of the items'
-    settings.
-    """
-    sets = sweep.provenance["datasets"]
-    names = [dataset["name"] for dataset in sets]
+    """Describe series, windows, contexts and samples by the items' settings."""
+    datasets = sweep.provenance["datasets"]
+    names = [dataset["name"] for dataset in datasets]
     benchmark = config.data[0].source == "gift_eval"
     full = benchmark and str(len(names)) == item.settings["datasets"]
-    text = {
+    settings = {
         "series": (
             item.settings["series"]
             if full
@@ -238,21 +242,21 @@ def _settings(
         "windows": (
             "all"
             if benchmark and config.windows is None
-            else str(sum(dataset["windows"] for dataset in sets))
+            else str(sum(dataset["windows"] for dataset in datasets))
         ),
     }
     if not benchmark:
-        text["horizon"] = ", ".join(
-            sorted({str(dataset["horizon"]) for dataset in sets})
+        settings["horizon"] = ", ".join(
+            sorted({str(dataset["horizon"]) for dataset in datasets})
         )
     for subject, model in zip(subjects, config.models, strict=True):
         if subject.evaluation is None:
             title = subject.source
         else:
             title = subject.evaluation.title
-        text[f"context of {title}"] = str(
+        settings[f"context of {title}"] = str(
             sweep.provenance["models"][subject.source]["context_length"]
         )
         if model.num_samples is not None:
-            text[f"samples of {title}"] = str(model.num_samples)
-    return text
+            settings[f"samples of {title}"] = str(model.num_samples)
+    return settings
