@@ -1,4 +1,9 @@
-"""Use of covariates: forecasts without them, and with other values of theirs."""
+"""Use of covariates: forecasts without a covariate, and with other values of it.
+
+:func:`covariate_use` is the measurement. It edits covariates (:func:`_trials`),
+forecasts again, and reads the changes (:func:`_measure`). It does not attribute to
+stretches of a covariate: see :mod:`tsfm_lens.explain.attribution`.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +66,13 @@ def covariate_use(
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure the worth, the response and the share of each covariate by forecasts with
-    other values of it.
+    """Measure how each covariate moves the forecast, and whether it helps.
 
-    A covariate is "removed" with its row, "constant" at the mean of its context, or
-    "shuffled" several times, past and known future together. For the response its known
-    future, or else the last ``horizon`` steps of its past, is shifted by -2 to 2
-    standard deviations; a covariate of two values is held at each.
+    Every item is forecast again with other values of the covariate. It is "removed"
+    with its row, "constant" at the mean of its context, or "shuffled" several times,
+    past and known future together. For the response its known future, or else the last
+    ``horizon`` steps of its past, is shifted by -2 to 2 standard deviations; a
+    covariate of two values is held at each.
 
     Args:
         run: with covariates; a truth is needed to measure their worth.
@@ -132,13 +137,13 @@ def covariate_use(
     numbers = category_numbers(run.lens, batch)
     trials = {name: _trials(batch, run.horizon, name, shuffles, rng) for name in roles}
     count = 0
-    total = sum(len(edits) for entry in trials.values() for edits in entry.values())
+    total = sum(len(edits) for ways in trials.values() for edits in ways.values())
     measured = []
     for name, edits in trials.items():
         medians: dict[str | int, list[np.ndarray]] = {}
-        for trial, item in edits.items():
+        for trial, variants in edits.items():
             medians[trial] = []
-            for edit in item:
+            for edit in variants:
                 changed = _as_numbers(_with_covariate(batch, name, edit), numbers)
                 forecast = run.lens.forecast(
                     changed,
@@ -159,7 +164,7 @@ def covariate_use(
     axes = {"covariate": [*roles], "way": [*WAYS], "shift": [*SHIFTS], "part": [*PARTS]}
     data = data.assign_coords(axes | {"role_of": ("covariate", [*roles.values()])})
     for name, dims in _VARIABLES.items():
-        values = np.stack([entry[name] for entry in measured])
+        values = np.stack([variables[name] for variables in measured])
         data[name] = (
             ("covariate", *dims, "series"),
             values if name in _OF_COVARIATE else values / unit,
@@ -196,7 +201,7 @@ _OF_COVARIATE = ("value", "step_size")
 def _notify(
     progress: Progress | None, before: int, total: int, done: int, of: int
 ) -> None:
-    """Report the series of one of several forecasts, in per cent of all."""
+    """Report the progress of one of several forecasts, in per cent of all."""
     if progress is not None:
         progress((100 * before + 100 * done // of) // total, 100)
 
@@ -252,8 +257,10 @@ def _trials(
 def _shifted(
     batch: SeriesBatch, horizon: int, shift: int, row: int
 ) -> np.ndarray | None:
-    """Return the stretch that acts, shifted or held at one of two values; None where
-    neither is defined.
+    """Return the covariate's recent or future values, shifted by standard deviations.
+
+    They are the known future, or else the last ``horizon`` steps. A covariate of two
+    values is held at one of them. None where neither is defined.
     """
     past = batch.values[row]
     future = batch.futures[row]
@@ -277,34 +284,38 @@ def _with_shift(
     batch: SeriesBatch, horizon: int, shift: int, row: int, both: np.ndarray
 ) -> np.ndarray:
     stretch = _shifted(batch, horizon, shift, row)
-    start = batch.lengths[row] - (
-        0 if batch.futures[row] is not None or stretch is None else len(stretch)
-    )
-    if stretch is not None:
-        both[start : start + len(stretch)] = stretch
+    if stretch is None:
+        return both
+    start = batch.lengths[row]
+    if batch.futures[row] is None:
+        start -= len(stretch)
+    both[start : start + len(stretch)] = stretch
     return both
 
 
 def _unit_step(
     batch: SeriesBatch, row: int
 ) -> tuple[float, tuple[float, float] | None]:
-    """Return the step of a covariate's response, and its two values if it has no more;
-    NaN of more categories.
+    """Return the step for a covariate's response, and its two values if it has two.
+
+    The step is NaN for more than two categories.
     """
     values = whole(batch, row)
     levels = np.unique(values[np.isfinite(values)])
     if len(levels) == 2:
         return float(levels[1] - levels[0]), (float(levels[0]), float(levels[1]))
-    return (float(np.nanstd(values)) if batch.categories[row] is None else np.nan), None
+    if batch.categories[row] is None:
+        return float(np.nanstd(values)), None
+    return np.nan, None
 
 
 def _measure(
     run: Run, medians: dict[str | int, list[np.ndarray]], owners: list[int | None]
 ) -> dict[str, np.ndarray]:
-    """Compute the variables of one covariate, (…, series), from forecasts (series,
-    step) by trial, in data units.
+    """Compute the variables (…, series) of one covariate from its forecasts.
 
-    ``owners`` are the covariate's rows, by target; None where it tells nothing.
+    ``medians`` are median forecasts (series, step) by trial, in data units. ``owners``
+    are the covariate's rows, by target; None where it is not informative.
     """
     batch = run.batch
     targets = run.batch.is_target
@@ -330,14 +341,19 @@ def _measure(
             + blank
         )
     full = plain - medians["constant"][0]
-    ahead = np.zeros_like(full)
+    future_change = np.zeros_like(full)
     if PARTS[0] in medians:
-        ahead = (
+        future_change = (
             plain - medians[PARTS[1]][0] + medians[PARTS[0]][0] - medians["constant"][0]
         ) / 2
-    # along the whole, so that the parts of each series sum to its size
+    # with the sign of the full effect, so that the parts of a series sum to its size
     out["share"] = (
-        np.stack([(part * np.sign(full)).mean(-1) for part in (full - ahead, ahead)])
+        np.stack(
+            [
+                (part * np.sign(full)).mean(-1)
+                for part in (full - future_change, future_change)
+            ]
+        )
         + blank
     )
     out["response"], out["value"] = np.full((2, len(SHIFTS), len(owners)), np.nan)
@@ -368,8 +384,10 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _informative_rows(batch: SeriesBatch) -> list[int]:
-    """Return rows of the informative covariates; refuse one that never changes or is
-    the target in every series.
+    """Return the rows of informative covariates.
+
+    Raises:
+        InputError: a covariate never changes, or is the target, in every series.
     """
     if not batch.has_covariates:
         raise InputError(
@@ -391,9 +409,7 @@ def _informative_rows(batch: SeriesBatch) -> list[int]:
 
 
 def _fault(batch: SeriesBatch, row: int) -> str:
-    """Return the reason for which a covariate is not informative in its item; "" if it
-    is.
-    """
+    """Return why a covariate is not informative in its item; "" if it is."""
     name = batch.ids[row]
     values = whole(batch, row)
     finite = values[np.isfinite(values)]
