@@ -1,4 +1,9 @@
-"""Attention patterns of single heads and whole layers, and their entropies."""
+"""Attention patterns of single heads and whole layers, and their entropies.
+
+:func:`attention_map` draws one head of one series, :func:`attention_grid` all heads;
+:func:`head_entropy_map` compares their entropies over series. Attention along a whole
+forecast is in :mod:`tsfm_lens.viz.rollout`.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +51,9 @@ _RESTING = 0.5  # share of attention on tokens that stand for no step, above whi
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
-    """Name the sharpest and the most diffuse head, and count heads that attend mostly
-    to special tokens.
+    """Name the sharpest and the most diffuse head.
+
+    Heads that attend mostly to special tokens are counted.
     """
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     entropy = head_entropy(pattern)
@@ -113,8 +119,9 @@ def _commonest(values: np.ndarray) -> tuple[int, int]:
 
 
 def head_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Compute the entropy in nats of every head, mean over queries. ``pattern``:
-    (layer, head, query, key).
+    """Compute the entropy in nats of every head, mean over queries.
+
+    ``pattern`` is (layer, head, query, key).
     """
     return 0.0 - (pattern * np.log(np.where(pattern > 0, pattern, 1.0))).sum(
         axis=-1
@@ -122,8 +129,9 @@ def head_entropy(pattern: np.ndarray) -> np.ndarray:
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate entropy, largest weight and weight on special tokens, means over
-    queries, a row per head.
+    """Tabulate entropy, largest weight and weight on special tokens, a row per head.
+
+    All are means over queries.
     """
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     layers = names(ds, "layer")
@@ -153,8 +161,9 @@ def sentence_start(ds: xr.Dataset) -> str:
 
 
 def weight_colours(limit: float, word: str = "attention weight") -> dict[str, Any]:
-    """Return the colour axis of attention weights, or of what ``word`` says, from 0 to
-    ``limit``.
+    """Return the colour axis of attention weights, from 0 to ``limit``.
+
+    ``word`` names what the colours mean.
     """
     return colour_scale(word, low=0.0, high=limit, root=True)
 
@@ -170,8 +179,9 @@ def single_series(ds: xr.Dataset) -> str:
     options={"layer": -1},
 )
 def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.Figure:
-    """Draw the steps that a head reads: query × key weights, tokens as wide as the time
-    they cover.
+    """Draw which steps a head reads: its weights, query × key.
+
+    Tokens are as wide as the time that they cover.
     """
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)
@@ -265,8 +275,9 @@ def attention_grid(
     layers: Sequence[str | int] | None = None,
     heads: Sequence[str | int] | None = None,
 ) -> go.Figure:
-    """Draw layer × head small multiples of query × key weights, tokens as wide as the
-    time they cover.
+    """Draw the weights, query × key, of every layer and head as small multiples.
+
+    Tokens are as wide as the time that they cover.
 
     Args:
         layers, heads: labels and numbers to draw, all unless given.
@@ -384,8 +395,9 @@ def _attention(ds: xr.Dataset) -> Iterator[FigurePanel]:
     ),
 )
 def head_entropy_map(ds: xr.Dataset) -> go.Figure:
-    """Draw the layer × head map of the attention entropy: dark heads are sharp, light
-    ones diffuse.
+    """Draw the layer × head map of the attention entropy.
+
+    Dark heads are sharp, light ones diffuse.
     """
     normalised = array(ds, "normalised", "layer", "head")
     sharp = array(ds, "sharp", "layer", "head") > 0

@@ -1,4 +1,9 @@
-"""Attribution: contributions of components to the forecast, and to the residual stream."""
+"""Contributions of components to the forecast, and to the residual stream.
+
+:func:`attribution_bars` draws means over the forecast, :func:`attribution_heatmap`
+every step. All figures and tables show one decomposition of one series, which
+``_select_shares`` cuts from the result.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +84,10 @@ def _by_component(shares: _Shares, values: np.ndarray) -> xr.DataArray:
 
 
 def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
-    """Name the components of largest size over all series, on how many series, and for
-    what that holds.
+    """Name the components of largest size over all series.
+
+    Further sentences say on how many series they act, and for what they are
+    significant.
     """
     if ds.sizes["series"] < 2:
         return []
@@ -109,8 +116,9 @@ def read_attribution_steps(
 
 
 def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
-    """Tabulate mean size, signed mean, and the contribution at every step, a row per
-    component.
+    """Tabulate contributions, a row per component.
+
+    Columns are the mean size, the signed mean, and the contribution at every step.
     """
     shares = _select_shares(ds, decomposition, series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
@@ -135,8 +143,9 @@ def attribution_bars(
     quantile: float | None = None,
     top: int = 20,
 ) -> go.Figure:
-    """Draw the components of largest mean size, largest first: bars of signed means,
-    circles at the mean sizes.
+    """Draw the components of largest mean size, largest first.
+
+    Bars are signed means; circles stand at the mean sizes.
     """
     shares = _select_shares(ds, decomposition, series, quantile)
     values = shares.mean
@@ -242,8 +251,10 @@ def attribution_heatmap(
 
 
 class _Shares(NamedTuple):
-    """Attribution of one decomposition to one series; ``values``, ``later`` (component,
-    step), the latter for means.
+    """Attribution of one decomposition to one series.
+
+    ``values`` are (component, step); ``later`` are those of the steps that means are
+    over.
     """
 
     components: list[str]
@@ -265,8 +276,9 @@ def _select_shares(
     series: str | int,
     quantile: float | None = None,
 ) -> _Shares:
-    """Cut an attribution to one series, decomposition and quantile, without whole
-    layers (sums of the others).
+    """Cut an attribution to one series, decomposition and quantile.
+
+    Layers as a whole are left out: they are sums of the other components.
     """
     at = series_position(ds, series)
     if decomposition is None:

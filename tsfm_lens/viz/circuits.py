@@ -1,4 +1,8 @@
-"""Minimal circuit: its graph, curve and forecasts."""
+"""Minimal circuit: its graph, curve and forecasts.
+
+:func:`circuit_graph` draws the components and the edges between them; the curve and the
+forecasts are generic drawings.
+"""
 
 from __future__ import annotations
 
@@ -143,8 +147,9 @@ def circuit_graph(
 
 @dataclass(frozen=True)
 class _Board:
-    """Places of the components, the forecast and the layers: a column a branch, heads
-    from top to bottom.
+    """Coordinates of the components, the forecast and the layers in the graph.
+
+    A branch of the model is a column, with its heads from top to bottom.
     """
 
     x: np.ndarray
@@ -239,8 +244,9 @@ def _draw_edges(
     edges: xr.Dataset,
     most: int,
 ) -> int:
-    """Draw the strongest edges, weakest first so that the others lie above; return how
-    many.
+    """Draw the strongest edges, and return how many.
+
+    The weakest come first, so that the others lie above.
     """
     check(edges, "edge_attribution", "score")
     spots = {

@@ -1,4 +1,8 @@
-"""Use of covariates: worth, response and share of each."""
+"""Use of covariates: worth, response and share of each.
+
+:func:`read_use` states them in sentences, :func:`covariate_totals` lists them as
+numbers; the figures are generic drawings.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,9 @@ _IDLE = "removing it changes no forecast beyond rounding, so the model does not 
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
-    """State the worth, the response and the share of each covariate, of what moves the
-    forecast most first.
+    """State the worth, the response and the share of each covariate.
+
+    The covariate that moves the forecast most comes first.
     """
     size = np.nan_to_num(array(ds, "moved_size", "covariate", "way").max(1))
     return [
@@ -28,8 +33,9 @@ def read_use(ds: xr.Dataset) -> list[str]:
 
 
 def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """List worth, response and share of each covariate, medians over series in MASE;
-    None where not measured.
+    """List worth, response and share of each covariate, medians over series in MASE.
+
+    What was not measured is None.
 
     Shares of its parts sum to that of the covariate.
     """
@@ -81,8 +87,9 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
 
 
 def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
-    """Return what changes are multiplied by, (series,), and the unit that they then
-    have: MASE over several series.
+    """Return what changes are multiplied by, (series,), and the unit that they get.
+
+    Over several series the unit is MASE.
     """
     several = ds.sizes["series"] > 1
     if several:
@@ -99,8 +106,9 @@ def _steps(ds: xr.Dataset, place: int) -> str:
 
 
 def _way(ds: xr.Dataset, place: int) -> str:
-    """State in how many series forecasts rise with a covariate, and whether the
-    response bends.
+    """State in how many series forecasts rise with a covariate.
+
+    The text says too where the response bends.
     """
     slopes = array(ds, "slope", "covariate", "series")[place]
     count = int(np.isfinite(slopes).sum())
@@ -115,8 +123,9 @@ def _way(ds: xr.Dataset, place: int) -> str:
 
 
 def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:
-    """Return the part of a covariate's effect that its past and its known future have,
-    (part,), medians over series.
+    """Return the shares of a covariate's effect by its past and its known future.
+
+    They are (part,), medians over series.
 
     Medians of two parts of the same wholes sum to 1; NaN where the covariate has no
     effect in any series.

@@ -1,4 +1,8 @@
-"""Figures as panels of one: two beside each other, or several in rows with letters."""
+"""Figures as panels of one: two side by side, or several in rows with letters.
+
+:func:`compare` gives two figures shared axes, :func:`compose` makes a sheet for print.
+Traces and layouts are moved, nothing is computed anew.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,9 @@ Box = dict[str, tuple[float, float]]  # where a figure starts and ends, by "x" a
 def compare(
     figures: Sequence[go.Figure], names: Sequence[str], title: str = ""
 ) -> go.Figure:
-    """Draw two figures of the same renderer beside each other, on the same axes and
-    colours, as of two models.
+    """Draw two figures side by side, on the same axes and colours.
+
+    Both are made by the same function, of two models for example.
 
     Args:
         figures: two, of :mod:`tsfm_lens.viz`.
@@ -91,7 +96,7 @@ def _share_values(first: Any, second: Any) -> None:
 
 
 def _share_colours(first: Any, second: Any) -> None:
-    """Give two colour axes the same ends; one bar says it for both."""
+    """Give two colour axes the same limits, and one colour bar."""
     titles = [axis.colorbar.title.text for axis in (first, second)]
     meanings = [str(title).replace("<br>", " ") for title in titles]
     if meanings[0] != meanings[1]:
@@ -217,8 +222,9 @@ def _arrange(
 
 
 def _left(fig: go.Figure) -> float:
-    """Return about the pixels of names at the left: plotly gives them room at the side
-    of a sheet alone.
+    """Return about the pixels that names at the left of a figure take.
+
+    Plotly gives them room at the side of a sheet alone.
     """
     names = [axis.ticktext for axis in fig.select_yaxes() if axis.ticktext]
     names += [trace.y for trace in fig.data if trace.y is not None]
@@ -238,8 +244,9 @@ def _number(name: str) -> int:
 
 
 def _later(name: str, first: int) -> str:
-    """Return the name of an axis, such as "x2" or "y domain", with so many of other
-    figures before it.
+    """Return the name of an axis after so many axes of other figures.
+
+    Examples of names are "x2" and "y domain".
     """
     axis, _, domain = name.partition(" ")
     kind = axis.rstrip("0123456789")
@@ -250,12 +257,12 @@ def _later(name: str, first: int) -> str:
 
 
 def _within(ends: tuple[float, float], share: float) -> float:
-    """Return the place at a share from 0 to 1 of the way between two ends."""
+    """Return the point at a share from 0 to 1 of the way between two bounds."""
     return ends[0] + share * (ends[1] - ends[0])
 
 
 def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> None:
-    """Add a figure to its place on a sheet, after so many panels of others."""
+    """Add a figure to its box on a sheet, after so many panels of others."""
     columns = [first + _number(trace.xaxis or "x") for trace in figure.data]
     start = len(sheet.data)
     sheet.add_traces(figure.data, rows=[1] * len(columns), cols=columns)
@@ -298,7 +305,7 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
 
 
 def _placed(item: Part, first: int, box: Box) -> Part:
-    """Return a shape or a note of a figure at its place on a sheet."""
+    """Return a shape or a note of a figure, moved to its box on a sheet."""
     item = {"xref": "x", "yref": "y", **item}
     for side in "xy":
         if item[f"{side}ref"] == "paper":

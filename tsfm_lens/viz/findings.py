@@ -1,4 +1,9 @@
-"""Judged effects of a result, as figures mark them and sentences tell them."""
+"""Tested effects of a result, as figures mark them and sentences report them.
+
+:func:`finding` reads an effect with its range, noise floor and significance into a
+:class:`Finding`, whose methods write what holds for its members. The tests are made in
+:mod:`tsfm_lens.core.estimates`.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +36,7 @@ shows once.
 
 @dataclass(frozen=True)
 class Finding:
-    """Effect over its members: unit-free sizes and their range over series, and what is
-    said of each member.
+    """Tested effect over its members: unit-free sizes, ranges and significance.
 
     Attributes:
         size, low, high: median and range; the size alone where there is one series.
@@ -61,7 +65,7 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def at(self, which: Any) -> Finding:
-        """Return the members at some places, in their order."""
+        """Return the members at some positions, in the order given."""
         parts = {
             name: getattr(self, name)[which]
             for name in ("size", "low", "high", "acts", "significant")
@@ -70,8 +74,10 @@ class Finding:
 
     @property
     def pale(self) -> np.ndarray:
-        """Members that are not significant; none where no member is, so that a map
-        still shows its sizes.
+        """Members that are not significant.
+
+        There are none where no member is significant, so that a map still shows its
+        sizes.
         """
         return ~self.significant & self.significant.any()
 
@@ -135,8 +141,10 @@ class Finding:
         return text
 
     def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
-        """Return flat places of the members to name, the largest first: those above
-        their floor and worth a word.
+        """Return flat indices of the members to name, the largest first.
+
+        These are members above their floor whose size is worth a mention, at most
+        ``count``.
         """
         size = np.where(np.isfinite(self.size), np.abs(self.size), -1.0).ravel()
         if among is None:
@@ -148,18 +156,20 @@ class Finding:
 
     @property
     def large(self) -> np.ndarray:
-        """Members that act, by a size worth a word."""
+        """Members above their floor, by a size worth a mention."""
         return (self.acts > 0) & (np.abs(self.size) >= self.least)
 
     @property
     def least(self) -> float:
+        """Smallest size that is worth a mention."""
         return float(self.facts.get("smallest", WORTH_A_WORD))
 
     def told(
         self, flat: int, write: Callable[[float], str] = num, *, over: bool = False
     ) -> str:
-        """Write the size of a member with its range, where there is one, and with
-        ``over`` what that is over.
+        """Write the size of a member, with its range where there is one.
+
+        With ``over`` the text says what the range is over.
         """
         value, low, high = (
             write(float(item.flat[flat])) for item in (self.size, self.low, self.high)
@@ -173,16 +183,18 @@ class Finding:
 
     @property
     def basis(self) -> str:
-        """What sizes and ranges are, as a sentence puts it in brackets; "" of one
-        series.
+        """What sizes and ranges are, as a sentence puts it in brackets.
+
+        It is "" for one series.
         """
         if self.spread:
             return f" (median and range over {self.over})"
         return ""
 
     def for_others(self, flat: int = 0) -> str:
-        """Say whether a member is significant, and for what, or how many units a test
-        of it needs.
+        """Say whether a member is significant, and for what.
+
+        Where there are too few units for a test, the text says how many are needed.
         """
         if self.significant.flat[flat]:
             return f"significant for {self._target}"
@@ -198,8 +210,7 @@ class Finding:
     def standing(
         self, labels: Sequence[str], noun: str, among: np.ndarray | None = None
     ) -> list[str]:
-        """Say on how many series members act, which are significant and for what, and
-        which are learned.
+        """Say on how many series members act, and which are significant and learned.
 
         Args:
             labels: names of the members, by flat place.
@@ -221,7 +232,7 @@ class Finding:
 
     @property
     def flat_words(self) -> list[str]:
-        """Say how many series are left out since they are flat; nothing where none is."""
+        """Sentence on the series that are left out since they are flat, if any."""
         flat = int(self.facts.get("flat", 0))
         entries = self._number("entries")
         if not flat:
@@ -239,8 +250,10 @@ class Finding:
         return [f"{subject} left out: flat, or with a flat forecast."]
 
     def lead(self, flat: int) -> str:
-        """Say in how many bootstrap samples of series a member is largest, and whether
-        significantly so.
+        """Say in how many bootstrap samples of series a member is largest.
+
+        The text says too whether it is significantly larger than the rest. It is "" for
+        one series.
         """
         if self.lead_share is None or self._number("units") < 2:
             return ""
@@ -314,7 +327,7 @@ class Finding:
 
 
 def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:
-    """Say of a series that is flat why its members are not compared; nothing of others."""
+    """Say of a flat series why its members are not compared; nothing of others."""
     if not flat_series(ds)[series]:
         return []
     return [
@@ -324,8 +337,9 @@ def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:
 
 
 def central_sizes(effect: Finding | None, values: np.ndarray) -> np.ndarray:
-    """Return the sizes that sentences tell; the median over series, the last axis,
-    where nothing is judged.
+    """Return the sizes that sentences report.
+
+    Without a tested effect these are medians over series, the last axis.
     """
     if effect is None:
         return medians(values)
@@ -345,9 +359,7 @@ def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> s
 
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
-    """Average (seed,) values, with the 95 % interval by t where there are three or
-    more.
-    """
+    """Average (seed,) values, with the 95 % interval by t from three values on."""
     mean, low, high = (item[None] for item in mean_interval(values))
     return Finding(mean, low, high, np.array([1]), np.array([True]))
 
@@ -355,8 +367,9 @@ def mean_of_seeds(values: np.ndarray) -> Finding:
 def finding(
     ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int
 ) -> Finding | None:
-    """Read a judged effect over ``dims``, at positions along others; None where the
-    result has no test of it.
+    """Read a tested effect over ``dims``; None where the result has no test of it.
+
+    ``at`` has positions along the other dimensions.
     """
     variables = [
         f"{name}_{part}" for part in ("size", "low", "high", "acts", "significant")
@@ -407,7 +420,7 @@ def finding(
 
 
 def judged(ds: xr.Dataset, name: str, *dims: str, **at: Any) -> Finding:
-    """Read a judged effect; refuse a result without it."""
+    """Read a tested effect as :func:`finding` does; refuse a result without it."""
     effect = finding(ds, name, *dims, **at)
     if effect is None:
         raise InputError(

@@ -1,4 +1,8 @@
-"""Forecasts: median, quantiles and truth."""
+"""Forecasts: median, quantiles and truth.
+
+:func:`forecast_fan` draws the forecast of one series, :func:`read_forecast` describes
+it beside the naive one of :func:`naive_forecast`.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +37,9 @@ _MAX_SERIES = 24  # series with a figure of their own
 
 
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe course and width of the forecast of one series, and its error where the
-    truth is known.
+    """Describe course and width of the forecast of one series.
+
+    Its error is stated where the truth is known.
     """
     one = ds.isel(series=[series])
     levels = np.asarray(ds["quantile"].values, dtype=float)
@@ -71,8 +76,9 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
-    """Return the one baseline of a page in words, and its forecast (step,): the last
-    season repeated.
+    """Return the name and the values (step,) of the naive forecast of a page.
+
+    It is the last season repeated.
 
     It is the last value where no season is known or the context is shorter; there is no
     forecast without a context.
@@ -163,8 +169,9 @@ def _forecast(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 def as_html(thing: Any) -> str:
-    """Draw the fan of the first series of a run or forecast, under a line that says
-    what it is.
+    """Draw the fan of the first series of a run or forecast, as HTML.
+
+    A line above it says what it is.
     """
     data = as_dataset(thing)
     attrs = data.attrs

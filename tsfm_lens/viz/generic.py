@@ -1,5 +1,6 @@
-"""Drawing of any variable of a labelled result by its dimensions alone: a map, lines,
-or dots with intervals.
+"""Drawing of any variable of a labelled result by its dimensions alone.
+
+It becomes a map, lines, or dots with intervals.
 
 A kind without a figure of its own is drawn by it; read :func:`draw_variable` first.
 :func:`generic_figure` gives such a drawing its place among the figures of a kind, with
@@ -67,7 +68,7 @@ Args:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Values of a variable over one or two dimensions, and what a figure says of them."""
+    """Values over one or two dimensions, and what a figure says of them."""
 
     ds: xr.Dataset
     dims: tuple[str, ...]
@@ -157,8 +158,9 @@ def generic_figure(
     prepare: Callable[[Any], xr.Dataset] | None = None,
     **facts: Any,
 ) -> Callable[..., go.Figure]:
-    """Register the drawing of a variable as a figure of a kind, named
-    ``KIND_VARIABLE``, and return it.
+    """Register the drawing of a variable as a figure of a kind, and return it.
+
+    The name of the figure is ``KIND_VARIABLE``.
 
     Args:
         kind: of the measurement.
@@ -184,8 +186,9 @@ def generic_figure(
 
 
 def with_range(ds: xr.Dataset, values: xr.DataArray) -> xr.Dataset:
-    """Return the median of a variable over series, with its range, for
-    :func:`draw_variable`.
+    """Return the median of a variable over series, with its range.
+
+    :func:`draw_variable` draws the result.
     """
     name = str(values.name)
     parts = {
@@ -197,9 +200,7 @@ def with_range(ds: xr.Dataset, values: xr.DataArray) -> xr.Dataset:
 
 
 def first_variable(ds: xr.Dataset) -> str:
-    """Return the first variable of numbers that is no part of a judgement of another
-    one.
-    """
+    """Return the first variable of numbers that is no part of a test of another."""
     for name in map(str, ds.data_vars):
         stem, _, part = name.rpartition("_")
         is_part = part in _PARTS and stem in ds
@@ -209,8 +210,9 @@ def first_variable(ds: xr.Dataset) -> str:
 
 
 def table_of_first(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the first variable of a result, with what is judged of it where
-    dimensions agree.
+    """Tabulate the first variable of a result, and the tests of it.
+
+    Tests whose dimensions differ from those of the variable are left out.
     """
     name = first_variable(ds)
     tested = [f"{name}_{part}" for part in _JUDGEMENT if f"{name}_{part}" in ds]
@@ -219,8 +221,9 @@ def table_of_first(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def panel_of_first(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    """Draw the first variable of a result for a page, which makes no choice: at the
-    first label where one is needed.
+    """Draw the first variable of a result for a page, which makes no choice.
+
+    Where a label is needed, it is the first.
     """
     name = first_variable(ds)
     try:
@@ -239,7 +242,7 @@ default_figure(draw_variable, table_of_first, panel_of_first)
 def _drawn(
     ds: xr.Dataset, name: str, title: str, about: str, selection: Mapping[str, Any]
 ) -> _Drawn:
-    """Select, take medians where they are tested, and name what is left."""
+    """Select the values to draw, medians over series where these are tested."""
     values = ds[name]
     if values.dtype.kind not in "biuf":
         raise InputError(f"{name!r} holds text, not numbers; expected a number a label")
@@ -304,8 +307,9 @@ def _places(ds: xr.Dataset, name: str, selection: Mapping[str, Any]) -> dict[str
 def _without_labels_of_others(
     ds: xr.Dataset, name: str, at: Mapping[str, int]
 ) -> xr.Dataset:
-    """Drop labels that have values for other members alone, such as the layers of a
-    deeper model.
+    """Drop labels that have values for other members alone.
+
+    An example is the layers of a deeper model.
     """
     known = ds[name].notnull()
     chosen = known.isel(at)
@@ -330,9 +334,7 @@ def _place(ds: xr.Dataset, dim: str, value: str | int) -> int:
 def _effect(
     ds: xr.Dataset, name: str, dims: Sequence[str], at: dict[str, Any]
 ) -> Finding | None:
-    """Read a judged effect, or an interval or a test that stands beside a variable by
-    itself.
-    """
+    """Read a tested effect, or the interval or the test that a variable has itself."""
     tested = finding(ds, name, *dims, **at)
     if tested is not None or "series" in set(ds[name].dims) - set(at):
         return tested
@@ -393,8 +395,9 @@ def _labels(ds: xr.Dataset, dim: str) -> list[str]:
 
 
 def _legend_names(ds: xr.Dataset, dim: str) -> list[str]:
-    """Name the members along a dimension where no title of an axis says what their
-    numbers count.
+    """Name the members along a dimension for a legend.
+
+    No title of an axis says there what their numbers count.
     """
     labels = _labels(ds, dim)
     if dim in _MEMBERS:
@@ -414,8 +417,9 @@ def _axis_title(ds: xr.Dataset, dim: str) -> str:
 
 
 def _in_order(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
-    """Order dimensions as they are drawn: the axis of a curve last, heads to the right
-    of their layers.
+    """Order dimensions as they are drawn.
+
+    The axis of a curve comes last, and heads come after their layers.
     """
     if set(dims) == {"layer", "head"}:
         last = ["head"]
@@ -425,8 +429,10 @@ def _in_order(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
 
 
 def _axes(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
-    """Return the dimensions that are axes of curves: those of numbers, else the depth,
-    unless it is one of a map.
+    """Return the dimensions that are axes of curves.
+
+    These are the dimensions of numbers. Without one it is the depth, unless a map needs
+    it as an axis.
     """
     along = [dim for dim in dims if _is_axis(ds, dim)]
     of_pairs = any(dim.startswith("other_") for dim in dims)
@@ -442,8 +448,9 @@ def _is_axis(ds: xr.Dataset, dim: str) -> bool:
 
 
 def _draw_map(drawn: _Drawn) -> HeadMap:
-    """Return a map with colours around 0 where values have both signs, and never below
-    it where they have not.
+    """Return a map with colours around 0 where values have both signs.
+
+    Elsewhere its colours never start below 0.
     """
     values = drawn.values
     known = values[np.isfinite(values)]
@@ -513,8 +520,9 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
 
 
 def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
-    """Draw a line a member of ``across``, with dots where a test or an interval is
-    known.
+    """Draw a line for each member of ``across``.
+
+    Lines of up to 40 points, and lines with a test or an interval, have dots.
     """
     ds = drawn.ds
     effect = drawn.effect
@@ -639,8 +647,9 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
 
 
 def _largest(values: np.ndarray, top: int, count: int) -> tuple[np.ndarray, str]:
-    """Return the places of the members with the largest values, in their order, and a
-    remark on the others.
+    """Return the positions of the members with the largest values, in their order.
+
+    A remark says what is left out.
     """
     known = np.flatnonzero(np.isfinite(values).any(axis=1))
     if not len(known):

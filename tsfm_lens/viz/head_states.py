@@ -1,5 +1,8 @@
-"""Heads one at a time: what each reads, what it does to the forecast, and the forecast
-without it.
+"""Heads one at a time: what each reads, and what it does to the forecast.
+
+:func:`describe_attention` returns the :class:`Reading` of one head; :func:`heads_table`
+and :func:`read_explore` are over all heads of a result. The page that links them is in
+:mod:`tsfm_lens.viz.linked`.
 """
 
 from __future__ import annotations
@@ -94,8 +97,9 @@ class Reading:
 
 
 def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
-    """Read the attention of one head, all arguments positions: along the lag or at the
-    place that has more of it.
+    """Read the attention of one head; all arguments are positions.
+
+    The reading is along the lag or at the place, whichever has more of the attention.
     """
     one = ds.isel(series=series, layer=layer, head=head)
     ahead = float(one["attention_forecast"])
@@ -136,8 +140,9 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
 
 
 def effects_of_heads(ds: xr.Dataset, name: str) -> xr.DataArray:
-    """Return what components have, for the heads of the attention that is shown:
-    (layer, head, …).
+    """Return an effect of components for the heads whose attention is shown.
+
+    Its dimensions are (layer, head, …).
     """
     # by names, which a result that lacks them is refused for
     labels = ds.coords["component"]
@@ -169,8 +174,9 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
-    """Name the heads of the largest ablation effect, what the first of them reads, and
-    those that write most.
+    """Name the heads of the largest ablation effect.
+
+    Further sentences say what the first of them reads, and which heads write most.
     """
     if flat := flat_words(ds, series, "heads"):
         return flat
@@ -206,8 +212,9 @@ def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
 
 
 def component_name(ds: xr.Dataset, place: int) -> str:
-    """Name a component's layer, and its head; with the kind of attention where the
-    stack has several.
+    """Name a component's layer, and its head.
+
+    The kind of attention is named where the stack has several.
     """
     kinds = ds["component_kind"].values.astype(str)
     heads = ds["component_head"].values
@@ -222,7 +229,7 @@ def component_name(ds: xr.Dataset, place: int) -> str:
 
 
 def _of_heads(ds: xr.Dataset) -> xr.Dataset:
-    """Keep the effects of the heads that are shown, (layer, head, series)."""
+    """Select the effects of the heads that are shown, (layer, head, series)."""
     units = {find_unit(ds, position) for position in range(ds.sizes["series"])}
     metadata = {"long_name": "mean change", "units": "data units"}
     if len(units) == 1:

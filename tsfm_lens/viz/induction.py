@@ -1,4 +1,9 @@
-"""Induction heads, and their overlap with sharp ones."""
+"""Induction heads, and their overlap with sharp ones.
+
+:func:`past_both` decides which heads are significantly above both thresholds;
+:func:`induction_maps` frames them, and :func:`induction_corner` draws their scores in
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,9 @@ _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Find the heads (layer, head) significantly above both thresholds, and those not
+    """Find the heads above both thresholds, and those that are undecided, (layer, head).
+
+    The first are significantly above both thresholds; the others are not, but are not
     significantly below either.
 
     The sign tests run over sequences and are corrected for all heads and both scores
@@ -74,8 +81,9 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     ),
 )
 def induction_maps(ds: xr.Dataset) -> go.Figure:
-    """Draw layer × head maps of prefix matching and copy score, and of the entropy
-    where known.
+    """Draw layer × head maps of prefix matching and copy score.
+
+    The entropy is a third map where it is known.
     """
     surely, perhaps = past_both(ds)
     which = "the last instance"
@@ -165,9 +173,7 @@ _GROUPS = (
     ),
 )
 def induction_corner(ds: xr.Dataset) -> go.Figure:
-    """Draw prefix matching, copy score and normalised entropy of all heads, each
-    against each.
-    """
+    """Draw prefix matching, copy score and normalised entropy of heads in pairs."""
     thresholds = {name: float(ds.attrs[key]) for name, key in _ALL_THRESHOLDS.items()}
     pairs = list(combinations(_AXES, 2))
     titles = []

@@ -1,5 +1,9 @@
-"""Attribution of the forecast to stretches of the input and covariates, and its
-faithfulness.
+"""Attribution of the forecast to stretches of the input and to covariates.
+
+:func:`input_timeline` draws effects under the series, :func:`input_waterfall` the way
+from the reference forecast to the forecast. :func:`deletion_lines` and
+:func:`read_tests` show how faithful an explanation is. ``_Part`` selects the quantile
+that a figure is about.
 """
 
 from __future__ import annotations
@@ -59,9 +63,7 @@ Quantile = float | tuple[float, float] | None
 
 
 def read_inputs(ds: xr.Dataset) -> list[str]:
-    """State the largest effects on the steps of the forecast, and the way from the
-    reference to the forecast.
-    """
+    """State how far the reference is from the forecast, and the largest effects."""
     one = ds.isel(quantile=median_position(ds["quantile"].values))
     steps = array(one, "attribution", "segment", "step")
     distance = np.zeros(len(steps))
@@ -137,8 +139,10 @@ def _read_width(ds: xr.Dataset) -> list[str]:
 
 
 def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
-    """Group the segments of each known covariate, and sort groups by the mean absolute
-    effect (segment, step).
+    """Group the segments of each known covariate, and sort the groups.
+
+    The group of largest mean absolute effect comes first; ``effect`` is (segment,
+    step).
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for index, (row, kind) in enumerate(
@@ -153,8 +157,9 @@ def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
 
 
 def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """List by how much each covariate and each segment moves the median, over steps, in
-    data units, largest first.
+    """List by how much each covariate and each segment moves the median.
+
+    Means are over steps, in data units; the largest comes first.
     """
     steps = array(
         ds,
@@ -210,8 +215,9 @@ def moved(effect: np.ndarray) -> tuple[float, str]:
 
 
 def _table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate mean and mean absolute effect over steps, a row per segment and
-    quantile.
+    """Tabulate mean and mean absolute effect, a row per segment and quantile.
+
+    Both are over steps.
     """
     effect = ds["attribution"]
     means = {"mean_absolute": abs(effect).mean("step"), "mean": effect.mean("step")}
@@ -231,8 +237,9 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
     sentences=read_inputs,
 )
 def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
-    """Draw the series with its forecast, and under it every segment, coloured by what
-    it does to the forecast.
+    """Draw the series with its forecast, and every segment under it.
+
+    A segment is coloured by what it does to the forecast.
 
     Args:
         quantile: whose effects are shown, the median's if None; of two, what widens the
@@ -301,8 +308,9 @@ def is_additive(ds: xr.Dataset, place: int) -> bool:
 def _draw_strip(
     panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, places: list[int], at: int
 ) -> None:
-    """Draw stretches of one series, with nothing where it has none, or an additive
-    part.
+    """Draw stretches of one series, or an additive part.
+
+    Where the series has no segment nothing is drawn.
     """
     here = np.array(places)[np.argsort(ds["start"].values[places])]
     edges = [float(ds["start"].values[here[0]])]
@@ -347,8 +355,9 @@ def _draw_strip(
 def input_waterfall(
     ds: xr.Dataset, *, quantile: Quantile = None, top: int = 14
 ) -> go.Figure:
-    """Draw the way from the reference forecast to the forecast, segment by segment, in
-    data units.
+    """Draw the way from the reference forecast to the forecast, by segment.
+
+    Effects are in data units.
 
     Args:
         quantile: see :func:`input_timeline`; of two, the way from the width of the
@@ -408,8 +417,9 @@ def _draw_way(
     others: list[int],
     labels: list[str],
 ) -> None:
-    """Draw the bars of groups of segments, of the others and of joint effects, under
-    these labels.
+    """Draw the bars of groups of segments, of the rest and of joint effects.
+
+    ``labels`` are in this order.
     """
     effects = [float(view.effect[group].sum()) for group in most]
     # intervals of a sum are no wider than the sum of theirs
@@ -558,8 +568,9 @@ def method_words(ds: xr.Dataset) -> str:
 
 
 def name_reference(ds: xr.Dataset) -> str:
-    """Name what stands for the inputs: values of the reference, or nothing in place of
-    additive parts.
+    """Name what stands for the inputs.
+
+    That is values of the reference, or nothing in place of additive parts.
     """
     if "part_values" in ds.coords:
         return "the past without its parts"
@@ -571,8 +582,9 @@ _CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown fi
 
 
 def read_tests(ds: xr.Dataset) -> list[str]:
-    """State the verdict by :mod:`tsfm_lens.core.verdict`: on all tests of the page,
-    where there are others.
+    """State the verdict by :mod:`tsfm_lens.core.verdict`.
+
+    It is over all tests of the page, where there are others.
     """
     word, sentences = verdict(ds)
     full = ds.attrs.get("verdict", word)
@@ -593,8 +605,9 @@ def read_tests(ds: xr.Dataset) -> list[str]:
     sentences=read_tests,
 )
 def deletion_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw how far the forecast moves as segments are masked, and shown, in the order
-    of each explanation.
+    """Draw how far the forecast moves as segments are masked, and as they are shown.
+
+    The order of segments is that of each explanation.
     """
     explanations = names(ds, "explanation")
     unit = find_unit(ds) or "data units"

@@ -1,4 +1,7 @@
-"""Logits of every value after each layer."""
+"""Logits of every value after each layer, less their mean.
+
+:func:`lens_logit_map` draws them; probabilities are in :mod:`tsfm_lens.viz.logit_lens`.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,9 @@ def lens_logit_map(
     value_range: tuple[float, float] | None = None,
     rows: int = 64,
 ) -> go.Figure:
-    """Draw the logit of every value at every forecast step, less the mean over those
-    drawn, a panel per layer.
+    """Draw the logit of every value at every forecast step, a panel per layer.
+
+    The mean over the values drawn is taken off.
     """
     indices = positions(ds, "layer", layers)
     view = scene(ds, series, ds.sizes["step"])

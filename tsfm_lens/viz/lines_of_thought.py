@@ -1,4 +1,7 @@
-"""Lines of thought: modes of the lens distribution through depth."""
+"""Lines of thought: modes of the lens distribution through depth.
+
+:func:`thought_lines` draws them over the maps of :mod:`tsfm_lens.viz.logit_lens`.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,10 @@ _LOOKS = {True: ("spurious line", VERMILION, "x"), False: ("other line", SKY, "c
 def thought_lines(
     ds: xr.Dataset, *, series: str | int = 0, layers: Sequence[str | int] | None = None
 ) -> go.Figure:
-    """Draw the logit map of every layer with its lines of thought, spurious ones apart."""
+    """Draw the logit map of every layer with its lines of thought.
+
+    Spurious lines have a colour and a symbol of their own.
+    """
     indices = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
     labels = [names(ds, "layer")[i] for i in indices]

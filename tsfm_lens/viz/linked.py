@@ -1,5 +1,7 @@
-"""State of the linked view: of every series what each head reads, and the forecast
-without each component.
+"""State of the linked view, which :file:`linked.js` shows.
+
+:func:`linked_state` collects, for every series, what each head reads and the forecast
+without each component. It computes no effect anew.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ _FORECASTS = 128  # components of a series without which the forecast is in the 
 
 
 def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
-    """Collect what :file:`linked.js` shows of an "explore" result; bounded in bytes
-    unless it is ``whole``.
+    """Collect what :file:`linked.js` shows of an "explore" result.
+
+    Its size in bytes is bounded, unless it is ``whole``.
     """
     heads = ds["name"].size
     components = names(ds, "component")
@@ -83,8 +86,9 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
 
 
 def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """Arrange the components as the stack computes them: of every layer a row of heads
-    for each kind, and its MLP.
+    """Arrange the components as the stack computes them.
+
+    Every layer has a row of heads for each kind of attention, and its MLP.
     """
     layers = ds["component_layer"].values
     kinds = ds["component_kind"].values.astype(str)
@@ -98,7 +102,7 @@ def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
 
 
 def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, Any]:
-    """Collect one series; steps before its start are left away."""
+    """Collect one series, without the steps before its start."""
     view = scene(ds, place, ds.sizes["time"])
     components = names(ds, "component")
     effect = array(ds, "mean_shift", "component", series=place)
@@ -171,8 +175,10 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
 
 
 def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any]:
-    """Describe a forecast (step,): ``effect``, its mean distance from the plain one,
-    and its mean ``error``.
+    """Describe a forecast (step,).
+
+    ``effect`` is its mean distance from the plain forecast, ``error`` that from the
+    truth.
     """
     later = slice(int(ds.attrs.get("first_step", 0)), None)
     if "truth" in ds:
@@ -190,8 +196,9 @@ def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any
 
 
 def _packed(weights: np.ndarray) -> list[Any]:
-    """Write weights as one byte each, the root of its share of the largest: [largest,
-    base64].
+    """Write weights as one byte each: [largest, base64].
+
+    A byte is the root of the weight's share of the largest.
     """
     top = float(weights.max(initial=0.0))
     shares = np.sqrt(np.clip(weights, 0, None) / (top or 1.0))

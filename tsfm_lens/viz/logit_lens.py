@@ -1,4 +1,9 @@
-"""Logit lens: the forecast read after every layer, and the gain of each layer."""
+"""Logit lens: the forecast read after every layer, and the gain of each layer.
+
+:func:`logit_map` draws the probabilities of a token model, :func:`lens_forecast` the
+forecasts of any model; entropies and gains are generic drawings. Logits are in
+:mod:`tsfm_lens.viz.lens_logits`.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +70,9 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
 
 
 def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
-    """State how often the top bin of layers is the final one, and how far it is from
-    the truth.
+    """State how often the most probable value of layers is the final one.
+
+    Its distance from the truth is stated too.
     """
     if flat := flat_words(ds, series, "layers"):
         return flat
@@ -92,8 +98,9 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """State how far each layer's forecast is from the last layer's, and from the truth
-    where known.
+    """State how far each layer's forecast is from the last layer's.
+
+    Its error is stated too where the truth is known.
     """
     if flat := flat_words(ds, series, "layers"):
         return flat
@@ -119,9 +126,7 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
 def map_table(
     fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3
 ) -> pd.DataFrame:
-    """Tabulate the drawn cells of the logit map that hold at least ``least``
-    probability.
-    """
+    """Tabulate the drawn cells of the logit map with at least ``least`` probability."""
     parts = []
     for trace in fig.data:
         if trace.type != "heatmap":
@@ -161,8 +166,9 @@ def logit_map(
     layers: Sequence[str | int] | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> go.Figure:
-    """Draw value bin against forecast step, coloured by the logarithm of the lens
-    probability, for each layer.
+    """Draw the lens probability of values by forecast step, a panel per layer.
+
+    Colours are the logarithm of the probability.
     """
     indices = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
@@ -181,8 +187,9 @@ def logit_sheet(
     value_range: tuple[float, float] | None,
     rows: int,
 ) -> tuple[Sheet, list[str]]:
-    """Draw the panels of :func:`logit_map`, and write what stands under its title;
-    ``places``: of the layers.
+    """Draw the panels of :func:`logit_map`, and write its subtitle.
+
+    ``places`` are the positions of the layers.
     """
     probability = array(
         ds.isel(layer=places), "probability", "layer", "step", "bin", series=view.place
@@ -285,8 +292,10 @@ def logit_sheet(
 def visible_rows(
     centres: np.ndarray, probability: np.ndarray, bounds: tuple[float, float], rows: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut bins to ``bounds`` and add up adjacent ones, in equal numbers, until at most
-    ``rows`` are left.
+    """Cut bins to ``bounds``, and add up adjacent ones to at most ``rows`` rows.
+
+    Every row has as many bins. Edges and masses of the rows are returned, and the share
+    of the probability that lies outside.
     """
     middles = (centres[1:] + centres[:-1]) / 2
     if len(centres) > 1:
@@ -310,8 +319,9 @@ def visible_rows(
 def central_range(
     centres: np.ndarray, probability: np.ndarray, core: np.ndarray
 ) -> tuple[float, float]:
-    """Return the range of a series and of the central 98 % of a probability (step, bin)
-    at every step.
+    """Return the range of a series and of the central 98 % of a probability.
+
+    The probability is (step, bin); its central part is taken at every step.
     """
     share = np.cumsum(probability, axis=-1)
     share /= share[:, -1:]
@@ -327,8 +337,9 @@ def lens_forecast(
     layers: Sequence[str | int] | None = None,
     context_steps: int | None = None,
 ) -> go.Figure:
-    """Draw what each layer would forecast: the output head applied to its residual
-    stream, one fan per layer.
+    """Draw what each layer would forecast, one fan per layer.
+
+    The output head is applied to the residual stream after the layer.
     """
     view = scene(ds, series, context_steps, least=24)
     rows = positions(ds, "layer", layers)

@@ -1,4 +1,8 @@
-"""Colour scales, and maps of layer × head."""
+"""Colour scales, and heat maps of layer × head.
+
+:func:`head_maps` draws one or several :class:`HeadMap`; :func:`colour_scale` makes the
+colour axis of any map.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +38,11 @@ def colour_scale(
     root: bool = False,
     **bar: Any,
 ) -> dict[str, Any]:
-    """Return a colour axis from ``low`` to ``high``, or over ``values`` where these are
-    not given.
+    """Return a colour axis from ``low`` to ``high``.
 
-    ``root``: colours go by the square root of the distance from white, so that small
-    values are seen beside large ones.
+    It is over ``values`` where these are not given. With ``root``, colours go by the
+    square root of the distance from white, so that small values are seen beside large
+    ones.
     """
     if values is None:
         finite = np.empty(0)
@@ -132,8 +136,10 @@ class HeadMap:
         return self.word
 
     def colours(self, title: str = "", **bar: Any) -> dict[str, Any]:
-        """Return the colour axis; ``title`` of its bar in lines of one's own, ``bar``
-        places it.
+        """Return the colour axis.
+
+        ``title`` is that of its bar, with its line breaks; it is :attr:`label` unless
+        given. ``bar`` places the bar.
         """
         finite = self.values[np.isfinite(self.values)]
         low, high = (
@@ -160,8 +166,9 @@ def head_maps(
     *remarks: str,
     outlined: np.ndarray | None = None,
 ) -> go.Figure:
-    """Draw maps on the same layer and head axes, each with its own colours: at its side
-    if alone, else under it.
+    """Draw maps on the same layer and head axes, each with its own colours.
+
+    The colour bar stands at the side of a single map, and under each of several.
     """
     layers = layer_names(ds)
     heads = names(ds, "head")
@@ -234,8 +241,9 @@ def head_maps(
 
 
 def under(place: Any, height: int) -> dict[str, Any]:
-    """Place a colour bar under its map, in a sheet whose panels have so many pixels of
-    height together.
+    """Return the position of a colour bar under its map.
+
+    ``height`` is that of all panels of the sheet together, in pixels.
     """
     first, last = place.xaxis.domain
     where: Style = {

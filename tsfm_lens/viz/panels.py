@@ -1,4 +1,9 @@
-"""Parts that several figures share: a series with its truth, quantile bands, ranges."""
+"""Parts that several figures share: a series with its truth, bands and time axes.
+
+:func:`scene` cuts a series of a result to the steps around its forecast; the
+:class:`Scene` draws them. A :class:`Timeline` turns steps into dates where these are
+known.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +46,7 @@ class Scene:
 
     @property
     def remark(self) -> str:
-        """Words of a subtitle on the context."""
+        """Part of a subtitle on the length of the context."""
         n = len(self.past)
         if self.hidden:
             return f"last {n} of {n + self.hidden} context steps"
@@ -89,8 +94,9 @@ class Scene:
         dash: str | None = None,
         words: str = "",
     ) -> None:
-        """Draw a curve over the forecast steps; ``words`` for its hover box where these
-        are not its name.
+        """Draw a curve over the forecast steps.
+
+        Its hover box has ``words``, or its name and statistic unless they are given.
         """
         hover = self.hover(words or f"{name} ({self.statistic})")
         panel.line(
@@ -117,7 +123,11 @@ def scene(
     context_steps: int | None,
     least: int | None = None,
 ) -> Scene:
-    """Cut one series of a result to the end of its context."""
+    """Cut one series of a result to the end of its context.
+
+    ``context_steps`` of the context are left. If None, these are five lengths of the
+    forecast and at least 60; with ``least``, two lengths and at least that many.
+    """
     at = series_position(ds, series)
     future = np.array([int(v) for v in names(ds, "step")], dtype=int)
     past = np.array([int(v) for v in names(ds, "time")], dtype=int)
@@ -155,13 +165,14 @@ def scene(
 
 
 def value_hover(words: str, time: Timeline, unit: str) -> str:
-    """Return the hover box of a line of values: what it is, when, how much."""
+    """Return the hover box of a line of values: what it is, when, and how much."""
     return f"{plain(words)}<br>{time.hover}<br>%{{y:.4g}} {plain(after_number(unit))}"
 
 
 def mark_start(panel: Panel, time: Timeline) -> None:
-    """Draw a thin vertical line between the last context step and the first forecast
-    step.
+    """Draw a thin vertical line where the forecast starts.
+
+    It stands between the last context step and the first forecast step.
     """
     x = time.scalar(-0.5)
     panel.shape(
@@ -182,8 +193,10 @@ def draw_bands(
     bands: bool = True,
     statistic: str = "",
 ) -> None:
-    """Add the central intervals, widest first, and the median of a quantile forecast to
-    one panel.
+    """Draw the central intervals and the median of a quantile forecast.
+
+    The widest interval comes first, so that the narrower ones lie over it. Quantiles
+    without a counterpart are lines.
     """
     order = np.argsort(quantiles)
     quantiles = np.asarray(quantiles, dtype=float)[order]
@@ -244,8 +257,9 @@ def draw_bands(
 def fitted_range(
     core: np.ndarray, others: np.ndarray, reach: float = 0.6
 ) -> tuple[tuple[float, float], bool]:
-    """Return an axis range that holds ``core`` and follows ``others`` at most ``reach``
-    spans beyond it.
+    """Return an axis range that holds ``core``, and whether it cuts ``others``.
+
+    It follows ``others`` at most ``reach`` spans of ``core`` beyond it.
     """
     core = core[np.isfinite(core)]
     others = others[np.isfinite(others)]
@@ -268,8 +282,9 @@ def fitted_range(
 def fit(
     sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, **axis: Any
 ) -> str:
-    """Set the value axes to :func:`fitted_range`; return what a subtitle says of values
-    beyond, "" if none.
+    """Set the value axes to :func:`fitted_range`; return a remark on values beyond.
+
+    The remark is "" where there are none.
     """
     bounds, trimmed = fitted_range(core, others, reach)
     sheet.y(range=bounds, **axis)
@@ -278,26 +293,23 @@ def fit(
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Steps relative to the start of the forecast, and the dates they fall on where
-    these are known.
-    """
+    """Steps relative to the start of the forecast, with their dates where known."""
 
     steps: np.ndarray
     stamps: np.ndarray | None
 
     @property
     def title(self) -> str:
-        """Title of an axis over this timeline; none over dates, which say so
-        themselves.
-        """
+        """Title of an axis over this timeline; none over dates, which need none."""
         if self.stamps is not None:
             return ""
         return "time (steps from the start of the forecast)"
 
     @property
     def short_title(self) -> str:
-        """Title of a narrow axis; the figure's subtitle then says where steps count
-        from.
+        """Title of a narrow axis.
+
+        The figure's subtitle then says where steps count from.
         """
         if self.stamps is not None:
             return ""
@@ -318,8 +330,9 @@ class Timeline:
         return "step %{x}"
 
     def at(self, position: np.ndarray | float) -> np.ndarray:
-        """Return axis coordinates of steps, whole or fractional; dates go on evenly
-        beyond both ends.
+        """Return axis coordinates of steps, which may be fractional.
+
+        Dates continue evenly beyond both ends.
         """
         where = np.asarray(position, dtype=float)
         if self.stamps is None:
@@ -353,8 +366,9 @@ class Timeline:
 
 
 def segment_words(ds: xr.Dataset) -> list[str]:
-    """Name segments as figures do: a stretch by its first and last date where known,
-    else by steps.
+    """Name segments as figures do.
+
+    A stretch is named by its first and last date where these are known, else by steps.
     """
     labels = [true_minus(name) for name in names(ds, "segment")]
     target = str(ds.attrs.get("target", ""))
@@ -387,8 +401,9 @@ def segment_words(ds: xr.Dataset) -> list[str]:
 
 
 def as_text(dates: np.ndarray) -> list[str | None]:
-    """Write dates as plotly reads them in every place, to the millisecond; None for
-    none.
+    """Write dates as plotly reads them everywhere, to the millisecond.
+
+    A missing date is None.
     """
     texts = np.datetime_as_string(dates, unit="ms")
     return [

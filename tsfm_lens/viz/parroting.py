@@ -1,4 +1,8 @@
-"""Context parroting, heads that copy, attention at a lag, and seasons."""
+"""Context parroting, heads that copy, attention at a lag, and seasons.
+
+The figures are generic drawings; :func:`read_parroting`, :func:`read_lag` and
+:func:`read_seasons` describe them.
+"""
 
 from __future__ import annotations
 
@@ -96,8 +100,9 @@ def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 def read_seasons(ds: xr.Dataset) -> list[str]:
-    """Describe which series keep their season, which lose it, and what the patch length
-    adds.
+    """Describe which series keep their season, and which lose it.
+
+    A sentence says what the patch length adds.
     """
     ratio = ds["amplitude_ratio"]
     if not np.isfinite(ratio).any():

@@ -1,4 +1,8 @@
-"""Activation patching of the residual stream, and its gradient estimates."""
+"""Activation patching of the residual stream, and its gradient estimates.
+
+:func:`patching_map` draws both kinds of result, with the clean and the corrupted series
+of a :class:`Contrast` above the map.
+"""
 
 from __future__ import annotations
 
@@ -89,8 +93,9 @@ def _cell_labels(ds: xr.Dataset) -> list[str]:
 
 
 def patch_cell(ds: xr.Dataset, flat: int) -> str:
-    """Write a place and group of positions in words, from a flat index of (component,
-    position).
+    """Write a place and a group of positions in words.
+
+    ``flat`` is an index of (component, position).
     """
     component, position = divmod(flat, ds.sizes["position"])
     positions = find_positions(ds)
@@ -105,8 +110,9 @@ def patch_cell(ds: xr.Dataset, flat: int) -> str:
 
 
 def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
-    """Tabulate variables with the steps that they cover, a row per place, group of
-    positions and series.
+    """Tabulate variables with the steps that they cover.
+
+    There is a row for each place, group of positions and series.
     """
     steps = frame(ds.reset_coords(list(_POSITION)), *_POSITION)
     return frame(ds, *variables).merge(steps, on="position")
@@ -116,8 +122,9 @@ def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
 def patching_map(
     ds: xr.Dataset, *, value: str | None = None, series: str | int = 0
 ) -> go.Figure:
-    """Draw the place × time map of what patching does, under the two series on the same
-    time axis.
+    """Draw the place × time map of what patching does.
+
+    The two series stand above it, on the same time axis.
 
     Args:
         value: "recovered" or "effect", of attribution patching "first_order" or "error"
@@ -269,8 +276,9 @@ def _map(
 def _colours(
     values: np.ndarray, value: str, unit: str, length: float
 ) -> dict[str, Any]:
-    """Return colours around 0 with 1 written beside them, or of sizes from 0 up; the
-    bar beside the maps.
+    """Return the colours of the maps, with their bar beside these.
+
+    Shares have colours around 0, sizes colours from 0 up.
     """
     bar: Style = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
@@ -288,8 +296,9 @@ def _bar_title(value: str, unit: str) -> str:
 
 
 def _lanes(ds: xr.Dataset) -> list[list[int]]:
-    """Split positions into lists that cover no step twice: one, or one a variate where
-    variates share a sequence.
+    """Split positions into lists that cover no step twice.
+
+    There is one list, or one a variate where variates share a sequence.
     """
     lanes: list[list[int]] = [[]]
     end = -np.inf
@@ -314,8 +323,9 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 
 def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe where the estimated share is largest, and how far it is from the one
-    that patching recovers.
+    """Describe where the estimated share is largest.
+
+    A sentence says how far estimates are from the shares that patching recovers.
     """
     one = ds.isel(series=[series])
     error = None
@@ -369,8 +379,9 @@ figure(
 
 
 def way(ds: xr.Dataset) -> tuple[str, str]:
-    """Return which forecast is at 0 and which at 1 of the share recovered, such as
-    "corrupted" and "clean".
+    """Return which forecast is at 0 and which at 1 of the share recovered.
+
+    These are "corrupted" and "clean", or the reverse.
     """
     if ds.attrs.get("direction") == "noise":
         return ("clean", "corrupted")
@@ -379,8 +390,9 @@ def way(ds: xr.Dataset) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """One series with its clean context, the corrupted one (time,) and both forecasts
-    (step,).
+    """One series with its clean and its corrupted context, and both forecasts.
+
+    Contexts are (time,), forecasts (step,).
     """
 
     view: Scene
@@ -423,8 +435,9 @@ class Contrast:
         )
 
     def draw(self, panel: Panel) -> None:
-        """Add both series with their forecasts, and shade where the contexts differ if
-        only there.
+        """Draw both series with their forecasts.
+
+        The steps where the contexts differ are shaded, unless they differ everywhere.
         """
         view = self.view
         differ = self.differ
@@ -456,8 +469,9 @@ class Contrast:
 
 
 def path_word(ds: xr.Dataset) -> str:
-    """Write whose path the decoders of both runs read, such as " on the corrupted
-    path"; "" where each has its own.
+    """Write whose path the decoders of both runs read.
+
+    An example is " on the corrupted path"; it is "" where each has its own.
     """
     if "path" in ds.attrs:
         return f" on the {ds.attrs['path']} path"
@@ -465,8 +479,9 @@ def path_word(ds: xr.Dataset) -> str:
 
 
 def when(ds: xr.Dataset, position: int) -> str:
-    """Write the steps of a group of tokens in words; "" where all positions were
-    patched at once.
+    """Write the steps of a group of tokens in words.
+
+    It is "" where all positions were patched at once.
     """
     if ds.attrs.get("positions") == "all":
         return ""
@@ -482,8 +497,9 @@ def when(ds: xr.Dataset, position: int) -> str:
 
 
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
-    """Find first and last place of every run of True, runs at most ``gap`` apart
-    joined.
+    """Find the first and the last index of every run of True.
+
+    Runs at most ``gap`` apart are joined.
     """
     positions = np.flatnonzero(flags)
     parts = np.split(positions, np.flatnonzero(np.diff(positions) > gap) + 1)

@@ -1,4 +1,8 @@
-"""Patched places and components in order of depth, with labels that fit on an axis."""
+"""Components, and places in the residual stream, in order of depth.
+
+:func:`find_positions` sorts those of a result into :class:`Places`, whose labels and
+ticks fit on an axis.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ _MAX_NAMES = 40  # rows or columns that still have room for a name each
 
 @dataclass(frozen=True)
 class Places:
-    """Places sorted by depth."""
+    """Components, or places in the residual stream, sorted by depth."""
 
     order: np.ndarray
     names: list[str]
@@ -41,8 +45,10 @@ class Places:
 
     @property
     def labels(self) -> list[str]:
-        """Names in words: streams by where they stand, components without the stack
-        where there is only one.
+        """Names as figures write them.
+
+        Streams are named by their position, components without the stack where there is
+        only one.
         """
         one = len(set(self.stack)) == 1
         return [
@@ -52,8 +58,9 @@ class Places:
 
     @property
     def breaks(self) -> list[float]:
-        """Borders where a new layer or stack begins, between two places; none where
-        each place is one of its own.
+        """Borders between two places, where a new layer or stack begins.
+
+        There are none between streams, and none where each layer has one place.
         """
         keys = list(zip(self.stack, self.layer.tolist(), strict=True))
         starts = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
@@ -62,8 +69,11 @@ class Places:
         return []
 
     def ticks(self, most: int = _MAX_NAMES) -> dict[str, Any]:
-        """Return ticks of an axis over the places: a name each, or one a branch or
-        layer where there are many.
+        """Return ticks of an axis over the places.
+
+        Each place has a tick with its name. Where there are more than ``most``, a tick
+        stands for all places of one kind in a layer, and some of these ticks are
+        skipped.
         """
         if len(self.names) <= most:
             return {
@@ -118,8 +128,9 @@ def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
 
 
 def find_positions(ds: xr.Dataset, dim: str = "component") -> Places:
-    """Return the places along ``dim``, by depth; those of one branch as the result has
-    them.
+    """Return the places along ``dim``, sorted by depth.
+
+    Those of one branch stay in the order of the result.
     """
     along = {
         name: coordinate(ds, name) for name in ("stack", "kind", "layer_index", "head")
@@ -144,6 +155,7 @@ def _sort(
     layer: np.ndarray,
     head: np.ndarray,
 ) -> Places:
+    """Sort places by stack, layer and the order of computation in a layer."""
     stacks = list(dict.fromkeys(stack))
     kinds = sorted(dict.fromkeys(kind), key=lambda item: _LATER.get(item, 0))
 

@@ -1,4 +1,8 @@
-"""The figure of a thing: a forecast, a result, or two of them beside each other."""
+"""The figure of anything: a forecast, a result, or two of them together.
+
+:func:`plot` chooses among the registered figures by the kind of a result, the name that
+is given and the options. It draws nothing by itself.
+"""
 
 from __future__ import annotations
 
@@ -101,8 +105,10 @@ def _sections(thing: Any) -> dict[str, Any]:
 def _draw(
     results: Mapping[str, Any], word: str, options: Mapping[str, Any]
 ) -> go.Figure:
-    """Draw the figure of this name, else the first that the result has what it takes
-    for.
+    """Draw the figure of this name.
+
+    Without a name it is the first figure that takes the options; without options, the
+    first that does not refuse the result.
     """
     figures = [
         (figure, result)

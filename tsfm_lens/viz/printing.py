@@ -1,5 +1,8 @@
-"""Figures for print: journal column widths, type from 5 points on, lines told apart
-without colour.
+"""Figures for print, in the widths of journal columns.
+
+:func:`for_print` copies a figure with type from 5 points on, and with dashes, symbols
+and hatches, so that lines differ without colour. :mod:`tsfm_lens.viz.saving` writes the
+file.
 """
 
 from __future__ import annotations
@@ -108,8 +111,9 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
 
 
 def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
-    """Copy a figure without its title, at a width in mm: as wide as on a screen, to be
-    drawn on a smaller scale.
+    """Copy a figure without its title, at a width in mm.
+
+    It is as wide as on a screen, to be drawn on a smaller scale.
     """
     printed = untitled(fig)
     room = width_mm * PIXELS_PER_MM

@@ -1,4 +1,8 @@
-"""Forecasts under heavy ablation."""
+"""Forecasts under heavy ablation, and forecasts over each other.
+
+:func:`recipe_forecasts` draws recipes of ablation; :func:`overlay` draws any forecasts
+of the same series together.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +61,9 @@ def overlay(
     context_steps: int | None = None,
     title: str = "",
 ) -> go.Figure:
-    """Draw forecasts of one series over each other: medians, the interval of the first,
-    the ends of the others'.
+    """Draw forecasts of one series over each other.
+
+    These are their medians, the interval of the first, and the bounds of the others'.
     """
     first, *_ = forecasts.values()
     view = scene(first, series, context_steps)
@@ -115,8 +120,7 @@ def recipe_forecasts(
     series: str | int = 0,
     context_steps: int | None = None,
 ) -> go.Figure:
-    """Draw the forecast of a series with many heads and MLPs ablated, a panel per
-    recipe.
+    """Draw the forecast with many heads and MLPs ablated, a panel per recipe.
 
     Args:
         recipes: names to draw, all if None.

@@ -1,4 +1,8 @@
-"""Attention to a repeated motif, and heads over the checkpoints of a training."""
+"""Attention to a repeated motif, and heads over the checkpoints of a training.
+
+:func:`training_history` draws the checkpoints; the map of a repeated motif is a generic
+drawing.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,9 @@ __all__ = ["training_history"]
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:
-    """Name the heads that look at the motif's last instance more than at the same steps
-    of a series without one.
+    """Name the heads that attend to the motif's last instance.
+
+    They are compared with the same steps of a series without a motif.
     """
     return summarize(
         ds.isel(target=0),
@@ -108,8 +113,9 @@ def read_history(ds: xr.Dataset) -> list[str]:
     sentences=read_history,
 )
 def training_history(ds: xr.Dataset) -> go.Figure:
-    """Draw the training of a model: its loss, how well it copies, and a line per head
-    for what the head does.
+    """Draw the training of a model: its loss, how well it copies, and its heads.
+
+    Every head has a line for what it does.
 
     Example:
         >>> fig = viz.training_history(probes.training_history({0: lens, 100: lens}, motif=8, n_sequences=8))
@@ -174,7 +180,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
 def _head_lines(
     panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: str
 ) -> None:
-    """Draw a line per head in its layer's colour, and its range over motifs behind it."""
+    """Draw a line per head in its layer's colour, and its range over motifs."""
     for layer, label in enumerate(names(ds, "layer")):
         colour = CATEGORICAL[layer % len(CATEGORICAL)]
         layer_words = layer_name(label)

@@ -1,4 +1,10 @@
-"""Attention along rollouts and through layers, weighted by norms, and between patches."""
+"""Attention along rollouts, through layers, weighted by norms, and of patches.
+
+:func:`autoregressive_attention_map` follows heads along a forecast,
+:func:`attention_rollout_map` tokens through the layers, and
+:func:`patch_attention_grid` the patches of one layer. Patterns of one forward pass are
+in :mod:`tsfm_lens.viz.attention`.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +58,9 @@ _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
-    """Name the sharpest or the most diffuse head, and the heads that read special
-    tokens.
+    """Name the sharpest or the most diffuse head.
+
+    Heads that read special tokens are named too.
     """
     maps = array(ds, "attention", "layer", "head", "query", "key")
     special = maps[..., token_axis(ds, "key", overlaps=True).aside].sum(-1).mean(-1)
@@ -71,8 +78,9 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
 
 
 def read_flow(ds: xr.Dataset) -> list[str]:
-    """Describe how much a token keeps of itself, and which input most of the flow comes
-    from.
+    """Describe how much a token keeps of itself.
+
+    A sentence names the input that most of the flow comes from.
     """
     flow = array(ds, "flow", "layer", "query", "key")
     if flow.shape[-1] < 2:
@@ -108,8 +116,9 @@ def _token(axis: TokenAxis, token: int) -> str:
 def autoregressive_attention_map(
     ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None
 ) -> go.Figure:
-    """Draw the autoregressive attention of the sharpest or the most diffuse heads, each
-    head a panel.
+    """Draw the attention of the sharpest or most diffuse heads along the forecast.
+
+    Each head has a panel.
 
     Args:
         heads: "sharp" for the lowest entropies, "diffuse" for the highest.
@@ -170,8 +179,9 @@ def autoregressive_attention_map(
 
 
 def heads_shown(heads: int) -> int:
-    """Return how many heads are shown as the sharpest, and as many as the most diffuse,
-    none as both.
+    """Return how many heads are drawn as the sharpest, and as the most diffuse.
+
+    None is drawn as both.
     """
     return min(_HEADS, max(heads // 2, 1))
 
@@ -185,8 +195,9 @@ def heads_shown(heads: int) -> int:
 def attention_rollout_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
 ) -> go.Figure:
-    """Draw how much of each input token may have reached each token after every layer
-    (Abnar and Zuidema).
+    """Draw how much of each input token may have reached each token.
+
+    There is a map after every layer (Abnar and Zuidema).
     """
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
@@ -231,8 +242,9 @@ def _draw(
     *,
     upwards: bool,
 ) -> tuple[int, int]:
-    """Draw maps (query, key), with keys upwards or to the right; return how many keys
-    and queries share a cell.
+    """Draw maps (query, key), and return how many keys and queries share a cell.
+
+    Keys go upwards, or to the right.
     """
     group = choose_group(keys, queries, min(_CELLS // len(maps), _PANEL))
     for panel, one, label in zip(grid, maps, labels, strict=True):
@@ -262,8 +274,9 @@ def _draw(
 
 
 def _aside(weights: np.ndarray, keys: Ruler) -> str:
-    """Write how much of a head's attention goes to special tokens, where that is 1 %
-    and more.
+    """Write how much of a head's attention goes to special tokens.
+
+    It is "" below 1 %.
     """
     rest = float(weights[:, keys.axis.aside].sum(axis=1).mean())
     return (
@@ -310,8 +323,9 @@ _FEW = 5  # rows that are all numbered
 
 @figure("patch_attention", "Attention matrices of the first layer, head by head.")
 def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
-    """Draw every head of a layer as a matrix, forecast tokens downwards and context
-    tokens to the right.
+    """Draw every head of a layer as a matrix.
+
+    Forecast tokens go downwards, context tokens to the right.
     """
     at = position(ds, "layer", layer)
     everything = array(ds, "attention", "layer", "head", "query", "key")
@@ -371,8 +385,9 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
 def selected_patch(
     ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None
 ) -> go.Figure:
-    """Draw the forecast over its context, and a dashed line at the patch that a head
-    reads most.
+    """Draw the forecast over its context, and the patch that a head reads most.
+
+    A dashed line stands at the start of the patch.
 
     Args:
         head: number; the one with the largest mean weight on one patch if None.

@@ -1,4 +1,8 @@
-"""Scenarios: the forecast with another input, and what changed it since an earlier run."""
+"""Scenarios: the forecast with another input, and its change since an earlier run.
+
+:func:`what_if_lines` draws a scenario; the change since an earlier forecast is a
+generic drawing. ``ANSWERS`` has the sentences of both.
+"""
 
 from __future__ import annotations
 
@@ -83,8 +87,9 @@ _REDRAWN = (
 
 
 def read_what_if(ds: xr.Dataset) -> list[str]:
-    """State by how much the forecast moves with the changes, by which of several, and
-    through which components.
+    """State by how much the forecast moves with the changes.
+
+    Further sentences say by which of several, and through which components.
     """
     before = _middle(ds, "forecast")
     after = _middle(ds, "changed_forecast")
@@ -163,8 +168,9 @@ def _statistic(ds: xr.Dataset) -> str:
     sentences=read_what_if,
 )
 def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figure:
-    """Draw both forecasts with their intervals, and under them each changed series as
-    it was and as it is.
+    """Draw both forecasts with their intervals, and each changed series.
+
+    The series stand below, as they were and as they are.
 
     Example:
         >>> fig = viz.what_if_lines(explain.what_if(driven, cause="+1", routes=False))
@@ -245,7 +251,7 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: Scene, row: int) -> None:
 
 
 def read_change(ds: xr.Dataset) -> list[str]:
-    """State the change since the earlier forecast, and the parts that made most of it."""
+    """State the change since the earlier forecast, and its largest parts."""
     effect = labelled(ds, _middle(ds, "effect", "part"), "part", "step")
     effect = effect.assign_coords(part=_parts(ds))
     size = abs(effect).mean("step")
@@ -273,8 +279,9 @@ def read_change(ds: xr.Dataset) -> list[str]:
 
 
 def _origin(ds: xr.Dataset) -> str:
-    """Say what the later origin is made of; "" where both forecasts start at the same
-    step of the same past.
+    """Say what the later origin is made of.
+
+    It is "" where both forecasts start at the same step of the same past.
     """
     shift = int(ds.attrs["shift"])
     lost = int(ds.attrs["lost"])

@@ -1,5 +1,7 @@
-"""Reading a labelled result: its kind, and the places of series, layers, heads and
-methods in it.
+"""Reading of a labelled result: its arrays, labels, units and names.
+
+:func:`array` returns a variable in a chosen order of dimensions, :func:`position` the
+index of a label. An unknown label raises, with the nearest existing ones.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ def names(ds: xr.Dataset, dim: str) -> list[str]:
 
 
 def position(ds: xr.Dataset, dim: str, value: str | int) -> int:
-    """Return the position of a label along ``dim``; a negative integer counts from the
-    end.
+    """Return the position of a label along ``dim``.
+
+    A negative integer counts from the end.
     """
     labels = names(ds, dim)
     if str(value) in labels:
@@ -35,7 +38,7 @@ def position(ds: xr.Dataset, dim: str, value: str | int) -> int:
 
 
 def series_position(ds: xr.Dataset, series: str | int) -> int:
-    """Return the position of a series, by its place (an integer) or its id (a string)."""
+    """Return the position of a series, by its index (integer) or its id (string)."""
     labels = names(ds, "series")
     if isinstance(series, str):
         return position(ds, "series", series)
@@ -51,8 +54,9 @@ MAX_DRAWN = 8
 
 
 def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
-    """Return places of the series that are forecast, the first ``most`` of them;
-    covariates are not.
+    """Return the positions of the series that are forecast, the first ``most``.
+
+    Covariates are not forecast.
     """
     roles = (
         ds["role"].values
@@ -65,8 +69,9 @@ def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
 def positions(
     ds: xr.Dataset, dim: str, values: Sequence[str | int] | None
 ) -> list[int]:
-    """Return several positions along ``dim``, all of them for None; errors as in
-    :func:`position`.
+    """Return several positions along ``dim``, all of them for None.
+
+    Errors are those of :func:`position`.
     """
     if values is None:
         return list(range(ds.sizes[dim]))
@@ -79,8 +84,9 @@ def median_position(quantiles: np.ndarray) -> int:
 
 
 def name_statistic(ds: xr.Dataset) -> str:
-    """Name the middle of a read-out forecast: "median", "mean", or "expected value"
-    over tokens.
+    """Name the central statistic of a forecast.
+
+    It is "median", "mean", or "expected value" over tokens.
     """
     statistic = str(ds.attrs.get("statistic", ""))
     if statistic in ("mean", "expected value"):
@@ -89,8 +95,9 @@ def name_statistic(ds: xr.Dataset) -> str:
 
 
 def find_unit(ds: xr.Dataset, series: int | None = None) -> str:
-    """Return the unit of the data, of one series where each has its own; "" if it is
-    not known.
+    """Return the unit of the data, "" if it is not known.
+
+    It is that of ``series`` where each series has a unit.
     """
     own = ""
     if "units" in ds.coords and series is not None and ds["units"].dims == ("series",):
@@ -128,8 +135,9 @@ def kind_word(kind: str) -> str:
 
 
 def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
-    """Return a variable as float64, cut at ``at`` (by position) and laid out as
-    ``dims``.
+    """Return a variable as float64, with dimensions in the order of ``dims``.
+
+    ``at`` has positions along the other dimensions.
     """
     if variable not in ds:
         check(ds, str(ds.attrs.get("kind")), variable)
@@ -150,8 +158,9 @@ def shown(ids: Sequence[str], limit: int = 3) -> str:
 
 
 def flat_series(ds: xr.Dataset) -> np.ndarray:
-    """Mark the series that are flat, or have a flat forecast, (series,); none where a
-    result does not say so.
+    """Mark the series that are flat, or have a flat forecast, (series,).
+
+    None is marked where the result does not say so.
     """
     if "flat" not in ds.coords:
         return np.zeros(ds.sizes["series"], dtype=bool)
@@ -159,8 +168,9 @@ def flat_series(ds: xr.Dataset) -> np.ndarray:
 
 
 def varying(ds: xr.Dataset) -> np.ndarray:
-    """Return the positions of the series that a summary is over: those that are not
-    flat, or all if all are.
+    """Return the positions of the series that a summary is over.
+
+    These are the series that are not flat, or all if all are.
     """
     flat = flat_series(ds)
     return np.flatnonzero(~flat | flat.all())
@@ -175,7 +185,5 @@ def means(values: np.ndarray, middle: Any = np.nanmean) -> np.ndarray:
 
 
 def medians(values: np.ndarray) -> np.ndarray:
-    """Take the median over series, the last axis, where any value is finite; NaN
-    elsewhere.
-    """
+    """Take the median over series, the last axis; NaN where no value is finite."""
     return means(values, np.nanmedian)

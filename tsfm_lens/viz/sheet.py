@@ -1,5 +1,9 @@
-"""Grammar of figures: a sheet of panels, and the look of curves, fans, points, bars and
-maps on them.
+"""Drawing calls of figures: a sheet of panels, and the marks on them.
+
+:func:`blank` and :func:`sheet` make a :class:`Sheet`, each :class:`Panel` of it draws
+curves, points, bars and maps, and :meth:`Sheet.finalize` returns the figure. Marks of
+what is not significant, and the subtitle that explains them, are decided here. Nothing
+here reads a Dataset.
 """
 
 from __future__ import annotations
@@ -49,8 +53,9 @@ _BAR_TICK = 36  # pixels between two numbers beside it
 
 @dataclass
 class Sheet:
-    """Panels in rows and columns, the room that they take, and what legend and subtitle
-    say of them.
+    """Panels in rows and columns, and the room that they take.
+
+    It collects what the legend and the subtitle say of the panels.
     """
 
     fig: go.Figure
@@ -84,8 +89,9 @@ class Sheet:
         self.fig.update_yaxes(**_titled(title), **settings)
 
     def colours(self, scale: dict[str, Any]) -> None:
-        """Set colours of all maps, with a bar beside them that is no longer than needed
-        to read it.
+        """Set the colours of all maps, with a colour bar beside them.
+
+        The bar is no longer than needed to read it.
         """
         bar = {"len": min(1.0, _BAR_LENGTH / self.plot_height), **scale["colorbar"]}
         length = bar["len"] * self.plot_height
@@ -97,9 +103,7 @@ class Sheet:
         self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=margin)
 
     def noisy(self, noise: Finding, sign: str = "") -> None:
-        """Note for the subtitle the noise floor, and the mark that is drawn on what is
-        within it.
-        """
+        """Note for the subtitle the noise floor, and the mark of what is within it."""
         if noise.floor > 0:
             several = "up to " * (noise.lowest < 0.99 * noise.floor)
             self.floors[f"{several}{number(noise.floor)} {noise.unit}".strip()] = None
@@ -107,7 +111,7 @@ class Sheet:
             self.signs[sign] = None
 
     def finalize(self, title: str, *remarks: str) -> go.Figure:
-        """Finish the figure."""
+        """Give the figure its title, subtitle and size, and return it."""
         fit_axes(self.fig, max(self.min_width, USUAL), self.plot_height)
         remarks = (*remarks, self._noise_words())
         return finalize(
@@ -121,7 +125,7 @@ class Sheet:
         )
 
     def _noise_words(self) -> str:
-        """Return words of a subtitle on the noise that is drawn, "" if none is known."""
+        """Write what the subtitle says of the noise, "" where none is known."""
         if self.signs:
             signs = f"{' or '.join(self.signs)}: {NOT_SIGNIFICANT}"
         else:
@@ -180,7 +184,7 @@ def sheet(
 
 
 def _over(fig: go.Figure, place: tuple[int, int]) -> Style:
-    """Return where the title of a panel stands."""
+    """Return the coordinates of a panel's title, centred over the panel."""
     plot = fig.get_subplot(*place)
     x, y = (axis.plotly_name.replace("axis", "") for axis in (plot.xaxis, plot.yaxis))
     return {"x": 0.5, "y": 1, "xref": f"{x} domain", "yref": f"{y} domain"}
@@ -203,7 +207,9 @@ class Panel:
         group: str | None = None,
         **props: Any,
     ) -> None:
-        """Add a trace; ``group``: with which entry of the legend it is hidden, its own
+        """Add a trace.
+
+        ``group`` is the entry of the legend with which the trace is hidden, its own
         unless given.
         """
         entry = group or name
@@ -292,8 +298,9 @@ class Panel:
         across: bool = False,
         **more: Any,
     ) -> None:
-        """Draw points, with whiskers (``across``: along the horizontal axis) and hollow
-        where not significant.
+        """Draw points, hollow where not significant, with whiskers over intervals.
+
+        With ``across`` the whiskers lie along the horizontal axis.
         """
         form: Style = {} if symbol is None else {"symbol": symbol}
         outline: Style = {"line": {"color": edge, "width": 0.5}} if edge else {}
@@ -331,8 +338,9 @@ class Panel:
         noise: Finding | None = None,
         **more: Any,
     ) -> None:
-        """Draw bars upwards, or to the right (``across``), with whiskers and hatched
-        where not significant.
+        """Draw bars, hatched where not significant, with whiskers over intervals.
+
+        They point upwards, or to the right with ``across``.
         """
         if across:
             where = {"x": lengths, "y": places, "orientation": "h"}
@@ -461,7 +469,7 @@ class Panel:
         dash: str | None = None,
         **more: Any,
     ) -> None:
-        """Draw a line from the foot of the panel to its top."""
+        """Draw a line from the bottom of the panel to its top."""
         self.sheet.fig.add_vline(
             x=x, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at
         )
@@ -475,7 +483,7 @@ class Panel:
         )
 
     def separators(self, places: Sequence[float], *, across: bool = True) -> None:
-        """Draw thin lines across the panel, or from its foot to its top."""
+        """Draw thin lines across the panel, or from its bottom to its top."""
         free, fixed = ("y", "x") if across else ("x", "y")
         refs = self._axes()
         refs[f"{fixed}ref"] += " domain"
@@ -494,8 +502,9 @@ class Panel:
         )
 
     def frames(self, cells: np.ndarray, colour: str) -> None:
-        """Draw a frame around each cell (row, column) of a map whose rows and columns
-        are counted from 0.
+        """Draw a frame around the marked cells (row, column) of a map.
+
+        The axes of the map count rows and columns from 0.
         """
         style: Style = {
             "type": "rect",
@@ -516,8 +525,9 @@ class Panel:
         )
 
     def _add_shapes(self, shapes: list[dict[str, Any]]) -> None:
-        """Add shapes all at once: plotly looks at every shape of a figure whenever one
-        is added.
+        """Add shapes to the figure, all at once.
+
+        Plotly goes through every shape of a figure whenever one is added.
         """
         if shapes:
             self.sheet.fig.layout.shapes = [*self.sheet.fig.layout.shapes, *shapes]
@@ -540,8 +550,10 @@ class Panel:
     def floor(
         self, noise: Finding | None, *, signed: bool = True, across: bool = False
     ) -> None:
-        """Draw a grey band over what the noise alone reaches (``across``: along the
-        horizontal axis), where known.
+        """Draw a grey band over the noise floor, where it is known.
+
+        With ``across`` the band lies along the horizontal axis. It is left out where
+        the largest floor exceeds every effect that is above its own floor.
         """
         if noise is None or not noise.floor > 0:
             return
@@ -557,8 +569,9 @@ class Panel:
     def background_band(
         self, low: float, high: float, colour: str, *, across: bool = False
     ) -> None:
-        """Draw a stripe behind the marks, from side to side (``across``: from foot to
-        top).
+        """Draw a band behind the marks, from side to side.
+
+        With ``across`` it goes from the bottom to the top.
         """
         style: Style = {
             "line_width": 0,
@@ -572,8 +585,9 @@ class Panel:
             self.sheet.fig.add_hrect(y0=low, y1=high, **style, **self.at)
 
     def note(self, text: str, x: Any, y: Any, *, size: float = 11, **more: Any) -> None:
-        """Write a few words; with "domain" for ``xref`` or ``yref``, placed in shares
-        of the panel.
+        """Write a short text on the panel.
+
+        With "domain" for ``xref`` or ``yref`` its position is a share of the panel.
         """
         for axis in ("x", "y"):
             if more.get(f"{axis}ref") == "domain":
@@ -602,8 +616,9 @@ class Panel:
 
 
 def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, Any]:
-    """Return error bars of a trace over the intervals of its effects; none where there
-    are no intervals.
+    """Return the error bars of a trace over the intervals of its effects.
+
+    There are none where no effect has an interval.
     """
     if noise is None or not noise.spread:
         return {}
@@ -638,14 +653,15 @@ _TAG = re.compile(r"<(?!br)[^>]*>")
 
 
 def text_width(text: str, size: float) -> float:
-    """Estimate the width in pixels of the longest line of a text, markup apart."""
+    """Estimate the width in pixels of the longest line of a text, without markup."""
     lines = re.split(r"<br>|\n", _TAG.sub("", text))
     return LETTER * size / LABEL_TYPE * max(map(len, lines))
 
 
 def shortened(text: str, width: float, size: float, lines: int = 4) -> str:
-    """Break a text into at most so many lines of a width in pixels, cut off with an
-    ellipsis where it is longer.
+    """Break a text into lines of a width in pixels.
+
+    A text of more than ``lines`` lines is cut off with an ellipsis.
     """
     letters = max(int(width * LABEL_TYPE / (LETTER * size)), 6)
     parts = [part for line in text.split("\n") for part in wrap(line, letters) or [""]]

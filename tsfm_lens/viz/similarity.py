@@ -1,4 +1,7 @@
-"""Similarity of layers, and entropic rank of heads."""
+"""Similarity of layers, and entropic rank of heads.
+
+The figures are generic drawings; :func:`read_layer_similarity` describes the maps.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ from tsfm_lens.viz.words import layers
 
 
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
-    """Describe between which layers the stream changes most, or which updates are
-    alike.
+    """Describe which layers are least and most alike.
+
+    For "cka" these are neighbours in the stream, else the updates of any two layers.
     """
     axis = "layer"
     if measure == "cka":

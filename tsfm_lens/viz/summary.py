@@ -50,8 +50,9 @@ def summarize(
     side: int = 0,
     **fields: Any,
 ) -> list[str]:
-    """Fill sentences, then say of a judged effect on how many series it acts, where it
-    is significant and learned.
+    """Fill sentences, then report a tested effect.
+
+    The report says on how many series it acts, and where it is significant and learned.
 
     A sentence with a field that the result lacks, or that has no finite value, is left
     out.
@@ -86,8 +87,9 @@ def summarize(
 
 @dataclass(frozen=True)
 class Members:
-    """Members of a variable, such as heads, as a template says them: ``{NAME:STATEMENT
-    UNIT}``.
+    """Members of a variable, such as heads, as a template reports them.
+
+    A field of the template is ``{NAME:STATEMENT UNIT}``.
 
     A statement is the name of a public method, or median, mean, max, min or sum.
     """
@@ -131,11 +133,11 @@ class Members:
         return self._listed(np.flatnonzero(self.mask), write)
 
     def highest(self, write: Write) -> str:
-        """Name the highest member, and all that cannot be told from it."""
+        """Name the highest member, and all that are written as the same number."""
         return self._alike(np.nanmax(self.effect.size), write)
 
     def lowest(self, write: Write) -> str:
-        """Name the lowest member, and all that cannot be told from it."""
+        """Name the lowest member, and all that are written as the same number."""
         return self._alike(np.nanmin(self.effect.size), write)
 
     def ends(self, write: Write) -> str:
@@ -188,8 +190,9 @@ class Members:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reader of the fields of templates: what is given, then variables and attributes
-    of a result.
+    """Reader of the fields of templates.
+
+    A field is what is given, else a variable, else an attribute of the result.
     """
 
     ds: xr.Dataset
@@ -222,12 +225,12 @@ class _Reader:
         return self._finite(self._members(unjudged, value))
 
     def judged(self, name: str) -> Members:
-        """Return the members of a judged effect."""
+        """Return the members of a tested effect."""
         size = self._size(name)
         return self._members(judged(self.ds, name, *map(str, size.dims)), size)
 
     def _size(self, name: str) -> xr.DataArray:
-        """Return the size of an effect; a scalar without dimensions for what has none."""
+        """Return the size of an effect, a scalar where there is none."""
         return self.ds.get(f"{name}_size", xr.DataArray())
 
     @staticmethod
@@ -252,8 +255,9 @@ def labelled(ds: xr.Dataset, values: Any, *dims: str) -> xr.DataArray:
 
 
 def _over_series(value: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
-    """Take the median over series that are not flat, and over steps; leave the only
-    dimension.
+    """Take the median over series that are not flat, and over steps.
+
+    Where these are all dimensions, the first stays.
     """
     repeated = [dim for dim in value.dims if dim in ("series", "step")]
     if len(repeated) == value.ndim:

@@ -1,5 +1,7 @@
-"""Parts that the figures of sweeps share: rows of results, intervals, significance, and
-words for them.
+"""Parts that the figures of sweeps share: labelled tables, intervals and sentences.
+
+:func:`labelled` makes of a table what a generic figure draws; :func:`say_changes`
+writes how large changes are and which are significant.
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ def name_intervals(table: pd.DataFrame) -> str:
 
 
 def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
-    """Describe how the intervals and tests of a page were made, and name tests with too
-    few units.
+    """Describe how the intervals and tests of a page were made.
+
+    Tests with too few units are named.
     """
     tested = [table for table in tables if "units" in table and len(table)]
     if not tested:
@@ -95,8 +98,9 @@ def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
 
 
 def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
-    """Say that there are too few units for the tests of a page, and how many are
-    needed; "" where they suffice.
+    """Say that there are too few units for the tests of a page.
+
+    The text says how many are needed; it is "" where they suffice.
     """
     needed = units_needed(
         row["tests"], level=1 - float(table.attrs.get("confidence", 0.95))
@@ -124,8 +128,9 @@ def sizes_words(rows: pd.DataFrame) -> str:
 
 
 def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]:
-    """Say of each model the sizes of some changes, which are significant, and which one
-    leads.
+    """Say of each model how large some changes are.
+
+    Further sentences say which are significant, and which one leads.
 
     Args:
         rows: entries of a sweep, with a column "change".
@@ -163,8 +168,9 @@ def verdict(significant: Any) -> str:
 
 
 def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
-    """Name the entries most often first in bootstrap samples of units: "layer 3 (62 %)
-    and layer 0 (20 %)".
+    """Name the entries that are most often first in bootstrap samples of units.
+
+    An example is "layer 3 (62 %) and layer 0 (20 %)".
     """
     first = (
         rows[rows[name] > 0]
@@ -184,8 +190,9 @@ def counted(count: int, word: str) -> str:
 
 
 def change_text(share: float, digits: int = 1) -> str:
-    """Write a relative change in percent with its sign; 0 has none, and from 10 000 %
-    on it is in powers of ten.
+    """Write a relative change in percent with its sign.
+
+    0 has no sign; from 10 000 % on the number is in powers of ten.
     """
     if abs(share) < 100:
         text = f"{100 * share:+.{digits}f}"
@@ -204,8 +211,9 @@ def span_text(lower: float, upper: float, digits: int = 1) -> str:
 
 
 def change_words(row: Mapping[str, Any]) -> str:
-    """Write a change with its interval, where there is one: "+1.0 % [−0.4, +2.0 %]";
-    "unknown" without a result.
+    """Write a change with its interval, where there is one.
+
+    An example is "+1.0 % [−0.4, +2.0 %]"; without a result it is "unknown".
     """
     if not np.isfinite(row["change"]):
         return "unknown"
@@ -215,8 +223,9 @@ def change_words(row: Mapping[str, Any]) -> str:
 
 
 def order_words(order: str) -> str:
-    """Write an order of ablation in words: "lowest stable rank first", "at random, seed
-    3"; "no head can go".
+    """Write an order of ablation in words.
+
+    Examples are "lowest stable rank first", "at random, seed 3" and "no head can go".
     """
     if not order:
         return "no head can go"
@@ -253,8 +262,9 @@ def selection_words(selection: str, seed: int = -1) -> str:
 def labelled(
     table: pd.DataFrame, index: Sequence[str], variable: str, ends: str = ""
 ) -> xr.Dataset:
-    """Return a column of a table by the labels of others, with its interval and test; a
-    change is in percent.
+    """Return a column of a table by its labels, with its interval and its test.
+
+    A change is in percent.
 
     Args:
         table: a row per combination of the labels in ``index``.
@@ -296,8 +306,9 @@ def panels_by_model(
     table: pd.DataFrame,
     name: str = "",
 ) -> Iterator[FigurePanel]:
-    """Yield a figure of each model of a table, named by its kind, a further name and
-    the model.
+    """Yield a figure of each model of a table.
+
+    Its name is the kind, a further name and the model.
     """
     for model in list_models(table):
         parts = (str(table.attrs.get("kind")), name, model)
@@ -311,7 +322,7 @@ def sweep_panel(
     draw: Callable[..., go.Figure],
     words: Callable[..., list[str]],
 ) -> Iterator[FigurePanel]:
-    """Yield a figure of a table with its reading, where the sweep has something for it."""
+    """Yield a figure of a table with its sentences, if any entry is finished."""
     try:
         chart = draw(table)
     except InputError as error:

@@ -1,4 +1,8 @@
-"""Heavy ablations and rules of selection across datasets, and changes by dataset."""
+"""Heavy ablations and rules of selection across datasets, and changes by dataset.
+
+The figures are generic drawings of tables; :func:`recipe_rows` names the entries of
+recipes.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +85,9 @@ def read_selection(table: pd.DataFrame) -> list[str]:
 
 
 def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the entries of recipes with ``label`` (model and what goes) and ``chosen``
-    (how its heads were chosen).
+    """Return the entries of recipes with ``label`` and ``chosen``.
+
+    ``label`` is the model and what is ablated, ``chosen`` how the heads were chosen.
     """
     check(table, "sweep_recipes", *_KEYS, *_SIZES)
     # a recipe without a result on some metrics still has a row
@@ -117,8 +122,9 @@ def _recipes(table: pd.DataFrame) -> xr.Dataset:
 
 
 def _choices(table: pd.DataFrame) -> xr.Dataset:
-    """Return the change of MASE by choice of heads, (entry,); tested are differences
-    from random choices.
+    """Return the change of MASE by choice of heads, (entry,).
+
+    Tested are differences from random choices.
     """
     labels = [
         f"{row['model']}, {row['recipe']}, "

@@ -1,5 +1,8 @@
-"""Tokens on a time axis: spans true to scale, special tokens aside, and patterns cut to
-what can be seen.
+"""Tokens on a time axis, along the sides of an attention pattern.
+
+:func:`token_axis` reads the tokens of one side and :func:`ruler` lays them out: as wide
+as the steps that they cover, with special tokens after a gap. :func:`pooled` merges
+cells that would be too small to be seen.
 """
 
 from __future__ import annotations
@@ -24,8 +27,11 @@ class TokenAxis:
     aside: np.ndarray
 
     def cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return edges of the cells in steps, (cell + 1,), and the token in each, -1
-        for a gap, (cell,).
+        """Return edges of cells in steps, (cell + 1,), and the token in each, (cell,).
+
+        The token of a gap is -1.
+
+        The token of a gap is -1.
         """
         edges: list[float] = []
         owner: list[int] = []
@@ -52,8 +58,9 @@ class TokenAxis:
         return f"steps {first} to {last}"
 
     def aside_labels(self) -> list[str]:
-        """Return short names of the special tokens, numbered where one name comes
-        twice.
+        """Return short names of the special tokens.
+
+        A name that occurs several times is numbered.
         """
         texts = [str(self.special[i]) for i in self.aside]
         return [
@@ -103,8 +110,9 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
 
 @dataclass(frozen=True)
 class Ruler:
-    """Cells along one side: tokens over time first, then, after a gap, the special ones
-    at a fixed width.
+    """Cells along one side of a pattern.
+
+    Tokens over time come first; special ones follow after a gap, at a fixed width.
     """
 
     axis: TokenAxis
@@ -128,7 +136,7 @@ class Ruler:
 
 
 def ruler(axis: TokenAxis) -> Ruler:
-    """Lay one side of a pattern out."""
+    """Lay out one side of a pattern."""
     edges, owner = axis.cells()
     timed = len(owner)
     count = len(axis.aside)
@@ -154,8 +162,9 @@ def ruler(axis: TokenAxis) -> Ruler:
 
 
 def choose_group(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
-    """Return how many adjacent keys and queries share a cell so that a pattern has
-    about ``cells`` cells at most.
+    """Return how many adjacent keys and queries share a cell.
+
+    A pattern then has about ``cells`` cells at most.
     """
     keys = len(x.owner)
     queries = len(y.owner)
@@ -183,8 +192,9 @@ def grouped(group: tuple[int, int]) -> str:
 def pooled(
     weights: np.ndarray, x: Ruler, y: Ruler, group: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return cells of one pattern (query, key), the largest value of a group of
-    adjacent tokens over time.
+    """Return the cells of one pattern (query, key), and their edges.
+
+    A cell holds the largest value of a group of adjacent tokens over time.
     """
     x_starts = _starts(x, group[0])
     y_starts = _starts(y, group[1])
@@ -200,8 +210,9 @@ def pooled(
 
 
 def _starts(side: Ruler, group: int) -> np.ndarray:
-    """Return where pooled cells begin: every ``group``-th token over time, every
-    special token alone.
+    """Return where pooled cells begin.
+
+    That is at every ``group``-th token over time, and at every special token.
     """
     return np.concatenate(
         [np.arange(0, side.timed, group), np.arange(side.timed, len(side.owner))]

@@ -1,4 +1,8 @@
-"""Trainings: measures, attention and attention norms."""
+"""Trainings: measures over the steps, attention and attention norms.
+
+:func:`training_measures` draws lines over the steps, :func:`attention_snapshots`
+attention at a few of them. What is drawn was measured by :mod:`tsfm_lens.training`.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +90,9 @@ def run_words(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
 
 
 def read_watch(ds: xr.Dataset) -> list[str]:
-    """Describe from where to where each measure went, and whether the sharpness can be
-    trusted.
+    """Describe from where to where each measure went.
+
+    A sentence says whether the sharpness can be trusted.
     """
     out = []
     for run, one in run_words(ds):
@@ -110,8 +115,9 @@ def read_watch(ds: xr.Dataset) -> list[str]:
 
 
 def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
-    """Tabulate variables that have no further axes, a row for each combination of
-    labels.
+    """Tabulate variables that have no further axes.
+
+    There is a row for each combination of labels.
     """
     variables = [
         name for name in ds.data_vars if set(ds[name].dims) <= {"run", "seed", *dims}
@@ -191,9 +197,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
 def _lines(
     ds: xr.Dataset, name: str
 ) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield the lines of a measure, of runs, heads, or one: name, colour, middle and
-    ends, (step,) each.
-    """
+    """Yield the lines of a measure: of runs, of heads, or a single one."""
     value = ds[name]
     if "run" in ds.dims:
         value = value.mean([dim for dim in ("layer", "head") if dim in value.dims])
@@ -270,8 +274,9 @@ def attention_snapshots(
     row: int = 0,
     snapshots: Sequence[int] | None = None,
 ) -> go.Figure:
-    """Draw the attention of heads, or of one head of several runs, at several steps
-    side by side.
+    """Draw attention at several steps side by side.
+
+    A row is a head, or one head of one of several runs.
 
     Args:
         layer: label; a negative integer counts from the last; all layers that have room
@@ -331,8 +336,9 @@ def attention_snapshots(
 def _maps(
     pattern: xr.DataArray, layer: str | int | None, head: int | None
 ) -> tuple[list[str], np.ndarray]:
-    """Return titles and (map, snapshot, query, key): heads of a run, or one head of
-    several runs.
+    """Return titles and maps (map, snapshot, query, key).
+
+    A map is a head of a run, or one head of one of several runs.
     """
     ds = pattern.to_dataset()
     layers = positions(ds, "layer", None if layer is None else [layer])
@@ -397,8 +403,9 @@ measurement(
 
 
 def _norms(ds: xr.Dataset) -> xr.DataArray:
-    """Return the norms of attention by run, of all inputs and heads as one run where
-    there is one alone.
+    """Return the norms of attention by run.
+
+    Without runs, those of all inputs and heads are one run.
     """
     norms = ds["nuclear_norm"]
     if "run" not in norms.dims:

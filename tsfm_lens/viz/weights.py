@@ -1,4 +1,9 @@
-"""Ranks, spectra and angles of the weights."""
+"""Ranks, spectra and angles of the weights.
+
+:func:`weight_rank_map` draws how many of its directions each matrix uses; the other
+figures are generic drawings. Ranks of the residual stream are in
+:mod:`tsfm_lens.viz.stream_ranks`.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +32,9 @@ _ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 
 
 def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State the share of their directions that the matrices use, and which uses the
-    least.
+    """State the share of their directions that the matrices use.
+
+    A sentence names the matrix that uses the least.
     """
     one = ds.isel(epsilon=level_position(ds, epsilon), matrix=whole_matrices(ds))
     reported = one["told"].values > 0
@@ -65,8 +71,9 @@ def read_weight_spectra(ds: xr.Dataset) -> list[str]:
 
 
 def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
-    """Divide singular values (…, mode), descending, by the largest; NaN where not
-    drawn, or under ``floor`` (…,).
+    """Divide singular values (…, mode), descending, by the largest.
+
+    They are NaN where they are not drawn, or below ``floor`` (…,).
     """
     top = values[..., :1]
     shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
@@ -86,7 +93,7 @@ def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
 
 
 def whole_matrices(ds: xr.Dataset) -> list[int]:
-    """Return places of the matrices over all heads."""
+    """Return the positions of the matrices over all heads."""
     return [index for index, head in enumerate(list_names(ds, "head")) if head == ""]
 
 
@@ -108,8 +115,9 @@ def _layer_words(ds: xr.Dataset, matrices: list[int]) -> list[str]:
 
 
 def _column_words(ds: xr.Dataset) -> list[str]:
-    """Name each matrix by its part, with the kind of attention where the model has
-    several.
+    """Name each matrix by its part.
+
+    The kind of attention is named where the model has several.
     """
     parts = list_names(ds, "part")
     kinds = list_names(ds, "layer_kind")
@@ -125,8 +133,9 @@ def _column_words(ds: xr.Dataset) -> list[str]:
 
 
 def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
-    """Lay a variable of the matrices over all heads out, layer × matrix, where rounding
-    does not hide it.
+    """Lay out a variable of the matrices over all heads, layer × matrix.
+
+    Shares of a rank that rounding hides are missing.
     """
     full = whole_matrices(ds)
     values = ds[variable].isel(matrix=full)
@@ -159,8 +168,9 @@ def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
     sentences=read_weight_ranks,
 )
 def weight_rank_map(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
-    """Draw the layer × matrix map of the share of its directions that each matrix uses:
-    its ε-rank.
+    """Draw the share of its directions that each matrix uses, layer × matrix.
+
+    The share is that of its ε-rank.
     """
     one = ds.isel(epsilon=level_position(ds, epsilon))
     about = f"singular values above {float(one['epsilon']):g} of the largest"

@@ -1,4 +1,8 @@
-"""Zero-ablation of single components: a map, and the forecasts without them."""
+"""Zero-ablation of single components: a map, and the forecasts without them.
+
+:func:`ablation_heatmap` draws the effects of all components, :func:`ablation_forecasts`
+the forecasts without some. ``MEASURES`` has the effects that can be drawn.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ __all__ = ["ablation_forecasts", "ablation_heatmap"]
 
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
-    """Describe the heads and MLPs with the largest effects, and which are significant."""
+    """Describe the heads and MLPs with the largest effects, and their significance."""
     effect = judged(ds, metric, "component")
     labels = names(ds, "component")
     measure = MEASURES[metric]
@@ -75,8 +79,9 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
 
 
 def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
-    """Name the component that moves the forecast farthest, and say how it can differ
-    from the leader in shape.
+    """Name the component that moves the forecast farthest.
+
+    A sentence says how it can differ from the leader in shape.
     """
     parts = ds["kind"].values.astype(str) != "layer"
     most = judged(ds, "mean_shift", "component").named(1, parts)
@@ -154,8 +159,9 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
 def ablated_forecast_table(
     ds: xr.Dataset, series: int, components: list[str]
 ) -> pd.DataFrame:
-    """Tabulate truth, unablated forecast and the forecast without each component, a row
-    per step.
+    """Tabulate truth, unablated forecast and the forecast without each component.
+
+    There is a row per step.
     """
     table = steps_table(ds, series)
     if "truth" in ds:
@@ -171,8 +177,9 @@ def ablated_forecast_table(
 
 
 def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
-    """Return the heads and MLPs of the largest Spearman distance on a series, strongest
-    first; none of a flat one.
+    """Return the heads and MLPs of the largest Spearman distance on a series.
+
+    The strongest comes first; a flat series has none.
     """
     effect = array(ds, "spearman_distance", "component", series=series)
     kinds = coordinate(ds, "kind")
@@ -189,8 +196,9 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
 
 @figure("ablation_effects", "Change of the forecast without each head, MLP or layer.")
 def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
-    """Draw what zeroing each head, MLP and layer does, layer × component, as the median
-    over series.
+    """Draw what zeroing each head, MLP and layer does, layer × component.
+
+    Effects are medians over series.
 
     Args:
         metric: "spearman_distance", or "mase_change" and "mae_change" (relative).
@@ -273,8 +281,9 @@ def ablation_forecasts(
 
 @dataclass(frozen=True)
 class Measure:
-    """Name and format of one ablation measure; ``relative`` ones are shares centred on
-    0.
+    """Name and format of one ablation measure.
+
+    ``relative`` measures are shares, centred on 0.
     """
 
     word: str
@@ -300,8 +309,9 @@ class Measure:
 
 
 def _blocks(places: Places) -> list[tuple[str, int]]:
-    """List kinds with their number of heads, 0 for a single column: heads, single
-    columns, whole layers last.
+    """List kinds of components with their number of heads, 0 for a single column.
+
+    Heads come first, then single columns, layers as a whole last.
     """
     kind = np.array(places.kind)
     kinds = [
@@ -316,8 +326,9 @@ def _blocks(places: Places) -> list[tuple[str, int]]:
 def _grid(
     places: Places, layers: list[int], stack: str, kind: str, heads: int
 ) -> np.ndarray:
-    """Locate the component at (layer, column) of a block in the result; -1 where there
-    is none.
+    """Locate the component at (layer, column) of a block in the result.
+
+    It is -1 where there is none.
     """
     grid = np.full((len(layers), max(heads, 1)), -1)
     for at, *where, layer, head in zip(
