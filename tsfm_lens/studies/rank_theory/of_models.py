@@ -1,5 +1,9 @@
-"""Ranks of models: queries model by model, embedded noise by patch size, vocabularies
-on two directions.
+"""Ranks of models: queries, embedded noise by patch size, and vocabularies.
+
+Each function is a registered probe that compares several models or a model with random
+embeddings. Read :func:`ranks_by_model` first. Probes of one model are in
+:mod:`tsfm_lens.probes`, the figures in
+:mod:`tsfm_lens.studies.rank_theory.figures_models`.
 """
 
 from __future__ import annotations
@@ -58,8 +62,9 @@ def list_parameters(ds: xr.Dataset) -> str:
 def ranks_by_model(
     lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)
 ) -> xr.Dataset:
-    """Compute the average ε-rank of all W_Q of each model, and of the parts of single
-    heads (S0-F4, S0-F9).
+    """Compute the average ε-rank of W_Q and of its heads by model (S0-F4, S0-F9).
+
+    Averages are over all W_Q of a model.
 
     Returns:
         Dataset of kind "ranks_by_model" over ``model``, with coordinates ``width`` (d),
@@ -124,15 +129,16 @@ def ranks_by_model(
         {
             "epsilon": levels,
             "model": list(rows),
-            **{name: ("model", list(item)) for name, item in of_model},
+            **{name: ("model", list(values)) for name, values in of_model},
         },
         {**attrs, "model": ", ".join(rows)},
     )
 
 
 def _summary(name: str, ranks: np.ndarray) -> dict[str, np.ndarray]:
-    """Summarise (epsilon, matrix) by mean and ends, (epsilon,) each; NaN where one is
-    not finite.
+    """Summarise (epsilon, matrix) by mean, minimum and maximum, (epsilon,) each.
+
+    They are NaN where one of the ranks is not finite.
     """
     return {
         name: ranks.mean(1),
@@ -168,8 +174,9 @@ def spectra_by_patch(
     epsilon: float | Iterable[float] = EPSILON,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute singular values of white noise as models embed it, and as random residual
-    MLPs do (S0-F3).
+    """Compute singular values of noise as models and random MLPs embed it (S0-F3).
+
+    The noise is white, the random embeddings are residual MLPs.
 
     Args:
         run: of a model, or one of each of several.
@@ -199,21 +206,21 @@ def spectra_by_patch(
     else:
         runs = list(run)
     entries: list[tuple[str, int, int, str, np.ndarray, float]] = []
-    for item in runs:
-        lens = item.lens
+    for model_run in runs:
+        lens = model_run.lens
         if lens.takes_ids:
             raise InputError(
                 f"{lens.model_id} reads text, which has no patches; give a model of"
                 " series"
             )
-        noise = {NOISE: signal_families(item, seed=seed)[NOISE]}
-        one = embedding_ranks(item, signals=noise, epsilon=levels, seed=seed).sel(
+        noise = {NOISE: signal_families(model_run, seed=seed)[NOISE]}
+        one = embedding_ranks(model_run, signals=noise, epsilon=levels, seed=seed).sel(
             family=NOISE
         )
         values = one["singular_value"].values
         floor = float(one["rounding_floor"])
         width = int(one.attrs.get("d_model", lens.wiring.stacks[0].d_model))
-        spans = item.encoded.spans[lens.wiring.stacks[0].name]
+        spans = model_run.encoded.spans[lens.wiring.stacks[0].name]
         longest = max(
             stop - start for start, stop in zip(spans.start, spans.stop, strict=True)
         )
@@ -235,16 +242,20 @@ def spectra_by_patch(
                 ("embedding", "mode"),
                 np.stack(
                     [
-                        np.pad(own, (0, modes - len(own)), constant_values=np.nan)
-                        for own in spectra
+                        np.pad(
+                            spectrum, (0, modes - len(spectrum)), constant_values=np.nan
+                        )
+                        for spectrum in spectra
                     ]
                 ),
             ),
             "epsilon_rank": (
                 ("epsilon", "embedding"),
-                np.stack([epsilon_rank(own, levels) for own in spectra], axis=1),
+                np.stack(
+                    [epsilon_rank(spectrum, levels) for spectrum in spectra], axis=1
+                ),
             ),
-            "full": ("embedding", [len(own) for own in spectra]),
+            "full": ("embedding", [len(spectrum) for spectrum in spectra]),
             "rounding_floor": ("embedding", list(floors)),
         },
         coords={
@@ -277,8 +288,9 @@ def spectra_by_patch(
     cost="weights",
 )
 def vocabulary_plane(lens: Lens) -> xr.Dataset:
-    """Project the embedding of every token on the two leading singular vectors of the
-    vocabulary (S0-F2).
+    """Project the embeddings of all tokens on their two leading directions (S0-F2).
+
+    The directions are the leading singular vectors of the vocabulary.
 
     Of a quantised model the tokens are its bins of the value, without special ones; of
     a language model all rows.
@@ -322,8 +334,8 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
         )
     shuffled = plane[np.random.default_rng(0).permutation(len(plane))]
     near, far = (
-        np.median(np.linalg.norm(np.diff(item, axis=0), axis=1))
-        for item in (plane, shuffled)
+        np.median(np.linalg.norm(np.diff(points, axis=0), axis=1))
+        for points in (plane, shuffled)
     )
     data = xr.Dataset(
         {

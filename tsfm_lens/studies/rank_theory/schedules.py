@@ -1,4 +1,8 @@
-"""Ranks of the matrices of a model by depth."""
+"""Ranks of the matrices of a model by depth.
+
+Both functions return one rank per layer: :func:`rank_schedule` for heads,
+:func:`guideline` for whole matrices. Nothing is truncated here.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,9 @@ R_MIN = 16
 def rank_schedule(
     first: float, exponent: float, layers: int, d_head: int, *, start: int = 0
 ) -> np.ndarray:
-    """Compute the ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most
-    ``d_head``, (layer,).
+    """Compute the ranks of the heads by layer, (layer,).
+
+    They are ⌈first · (1 + i)^exponent⌉, at most ``d_head``.
 
     Args:
         first: rank of a layer numbered 0.
@@ -64,8 +69,9 @@ def guideline(
     r_max: float | None = None,
     exponent: float = 0.5,
 ) -> np.ndarray:
-    """Compute ranks of whole matrices by layer, ⌈r_min + (r_max - r_min) · (l / (layers
-    - 1))^exponent⌉, (layer,).
+    """Compute ranks of full matrices by layer, (layer,).
+
+    They are ⌈r_min + (r_max - r_min) · (l / (layers - 1))^exponent⌉.
 
     Args:
         layers: how many.
