@@ -87,7 +87,7 @@ def repeated_motif(
     """Repeat random values, and measure which heads attend to what followed them.
 
     Motifs are independent standard normal values, a whole number of tokens long. As a
-    control, every head is tested at the same places on series that repeat nothing. The
+    control, every head is tested at the same positions of series that repeat nothing. The
     right key of a context token is the patch after its last match. That of a
     forecasting token covers its forecast steps, a whole number of motifs earlier.
 
