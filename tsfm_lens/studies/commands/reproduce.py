@@ -1,4 +1,8 @@
-"""Command that puts the paper's numbers beside the same measurements here."""
+"""Command that puts the paper's numbers beside the same measurements here.
+
+It parses options, shows progress and prints tables; the measuring is
+:func:`tsfm_lens.studies.papers.reproduce.reproduce`.
+"""
 
 from __future__ import annotations
 
@@ -121,8 +125,9 @@ def reproduce(
     *,
     reading: Reading,
 ) -> None:
-    """Measure what a table or figure of the paper reports, and show the paper's numbers
-    beside it.
+    """Measure what a table or figure of the paper reports.
+
+    The paper's numbers are shown beside the measured ones.
     """
     if list_ids:
         _list(as_json)
@@ -194,11 +199,15 @@ def _list(as_json: bool) -> None:
     if as_json:
         echo(json.dumps(metadata))
         return
-    needs = [
-        item.why
-        or ("benchmark sweep" if item.sweep else "no model" if item.theory else "")
-        for item in ITEMS
-    ]
+    needs = []
+    for item in ITEMS:
+        if item.why:
+            need = item.why
+        elif item.sweep:
+            need = "benchmark sweep"
+        else:
+            need = "no model" if item.theory else ""
+        needs.append(need)
     rows = [
         [
             " ".join(item.ids),
@@ -264,7 +273,7 @@ def _render(result: xr.Dataset) -> None:
 
 
 def _cells(row: Mapping[Any, Any]) -> list[str]:
-    """Return the cells of a row of the table: a number, a claim, or one of its parts."""
+    """Return the cells of a row of the table: a number, a claim, or a part of one."""
     paper, ours, estimate, low, high, difference = (
         "" if row[key] != row[key] else f"{row[key]:.4g}"
         for key in ("paper", "ours", "estimate", "low", "high", "difference")

@@ -41,8 +41,9 @@ def train(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model of the lab: SAMformer, its ablations and baselines, on a file of
-    your own or the toy problem.
+    """Train a model of the lab: SAMformer, its ablations and baselines.
+
+    The series are in a file of your own, or those of the toy problem.
 
     Ctrl-C ends the run after the step at hand; --resume goes on as if it had never been
     stopped.
