@@ -1,5 +1,8 @@
-"""Cells of experiments, run in order; each is added to its record at once, and the
-records say what is done.
+"""Cells of experiments, run in order, each added to its record at once.
+
+The records alone say what is done, so that the state may be lost. Read
+:class:`QueueCell` and :meth:`Queue.work` first; :func:`added` joins a cell's part to
+its record. Which cells there are is in the other modules of this package.
 """
 
 from __future__ import annotations
@@ -43,8 +46,9 @@ SECONDS = "processor_seconds"
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a cell runs: a folder for what it needs to go on after a stop, and the
-    folder of all records.
+    """Folders that a cell runs in.
+
+    ``folder`` keeps what it needs to go on after a stop, ``records`` are all records.
     """
 
     folder: Path
@@ -102,8 +106,7 @@ def read_record(file: Path) -> xr.Dataset | None:
 def added(
     record: xr.Dataset | None, part: xr.Dataset, name: str, seconds: float
 ) -> xr.Dataset:
-    """Add the part of a cell to a record, beside what the record holds, NaN where
-    neither has a value.
+    """Add the part of a cell to what the record holds, NaN where neither has a value.
 
     Raises:
         InputError: the record has a cell of that name.
@@ -124,14 +127,14 @@ def added(
     labels = [str(label) for label in dict.fromkeys((*record.coords, *part.coords))]
     labels = [label for label in labels if label not in (*record.dims, *part.dims)]
     old, new = (
-        item.reset_coords([label for label in labels if label in item.coords])
-        for item in (record, part)
+        dataset.reset_coords([label for label in labels if label in dataset.coords])
+        for dataset in (record, part)
     )
-    both = new.combine_first(old)
+    combined = new.combine_first(old)
     # combine_first sorts labels; they stay in the order in which they came
-    order = {dim: _union(old.get(dim), new.get(dim)) for dim in both.dims}
+    order = {dim: _union(old.get(dim), new.get(dim)) for dim in combined.dims}
     return (
-        both.reindex(order)
+        combined.reindex(order)
         .set_coords(labels)
         .assign_attrs({**record.attrs, **part.attrs})
     )
@@ -149,8 +152,9 @@ def _union(*labels: xr.DataArray | None) -> list[object]:
 
 
 class Queue:
-    """Cells in their order, with the folder of the records, and one of state that may
-    be lost.
+    """Cells in their order, with the folder of the records and one of state.
+
+    The state may be lost.
 
     Args:
         cells: of all orders, each once.
@@ -302,8 +306,9 @@ class Queue:
                 signal.signal(number, handler)
 
     def status(self) -> pd.DataFrame:
-        """Count cells by order and record: done, failed, without files, open; with
-        hours used and those that remain.
+        """Count cells by order and record: done, failed, without files, open.
+
+        Hours used and those that remain are given too.
 
         What remains is the mean of finished cells of the same group, or what was
         expected where none is finished.
