@@ -98,16 +98,16 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     if not clear.any():
         return ["None of its queries has a single largest weight."]
     peak = keys.timed[part.argmax(axis=1)[clear]]
-    back = queries.start[queries.timed][clear] - keys.start[peak]
-    (lag, at_lag), (token, at_token) = _commonest(back), _commonest(peak)
-    index = keys.words(token)
+    lags = queries.start[queries.timed][clear] - keys.start[peak]
+    (lag, at_lag), (token, at_token) = _commonest(lags), _commonest(peak)
+    token_label = keys.words(token)
     time = timeline(ds, 0)
     if time.stamps is not None:
-        index = f"{index} (from {time.date(int(keys.start[token]))})"
+        token_label = f"{token_label} (from {time.date(int(keys.start[token]))})"
     count = len(part)
     return [
         f"Most queries with their largest weight at one lag: {at_lag} of {count}, at"
-        f" {lag}; at one token: {at_token} of {count}, at {index}. The largest weight"
+        f" {lag}; at one token: {at_token} of {count}, at {token_label}. The largest weight"
         f" is {num(float(largest.mean()))} on average."
     ]
 
@@ -203,22 +203,22 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     texts = None
     hover = "query around step %{y}<br>key around step %{x}<br>weight %{z:.3g}"
     if z.size <= _MAX_TEXTS and group == (1, 1):
-        query_words, key_words = (
+        query_labels, key_labels = (
             [side.axis.words(token) if token >= 0 else "" for token in side.owner]
             for side in (queries, keys)
         )
-        texts = [[f"{a}<br>attends to {b}" for b in key_words] for a in query_words]
+        texts = [[f"{a}<br>attends to {b}" for b in key_labels] for a in query_labels]
         hover = "query %{text}<br>with weight %{z:.3g}"
     panel.cells(z, x, y, hover, text=texts, xgap=0, ygap=0)
     marks = []
-    for side, part, where in (
+    for side, part, location in (
         (keys, panel.vline, "right of"),
         (queries, panel.hline, "under"),
     ):
         if side.timed and len(side.axis.aside):
             part(side.end, dash="dot")
             marks.append(
-                f"{where} the dotted line: {', '.join(side.axis.aside_labels())}"
+                f"{location} the dotted line: {', '.join(side.axis.aside_labels())}"
             )
     panel.x(
         "key (steps from the forecast's start)",
@@ -233,8 +233,8 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     entropy = ""
     if "entropy" in ds:
         entropy = f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries"
-    index = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
-    title = f"{sentence_start(ds)}, {index} of {name_model(ds)}"
+    head_label = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
+    title = f"{sentence_start(ds)}, {head_label} of {name_model(ds)}"
     cells = "tokens as wide as the time they cover"
     return canvas.finalize(
         title,
@@ -300,11 +300,11 @@ def attention_grid(
     row_names = layer_names(trimmed)
     column_names = names(trimmed, "head")
     height = int(np.clip(560 / max(rows, columns), 52, 150))
-    least = 70 if columns <= _MAX_NUMBERED else 60
+    panel_width = 70 if columns <= _MAX_NUMBERED else 60
     room: Style = {
         "row_gap": 8,
         "column_gap": 0.08 / columns,
-        "min_width": max(420, 130 + least * columns),
+        "min_width": max(420, 130 + panel_width * columns),
     }
     canvas = sheet(
         [height] * rows,
@@ -327,17 +327,19 @@ def attention_grid(
     for (row, col), panel in zip(canvas.places, canvas, strict=True):
         r = row - 1
         c = col - 1
-        index = f"{row_names[r]}, head {column_names[c]}"
+        head_label = f"{row_names[r]}, head {column_names[c]}"
         if entropy is None:
             note = ""
         else:
             note = f"<br>entropy of this head {nats(float(entropy[r, c]))}"
         z, x_edges, y_edges = pooled(values[r, c], x, y, group)
         hover = (
-            f"{plain(index)}<br>query around step %{{y}}, key around step"
+            f"{plain(head_label)}<br>query around step %{{y}}, key around step"
             " %{x}<br>weight %{z:.3g}"
         )
-        panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=index, xgap=0, ygap=0)
+        panel.cells(
+            z, x_edges, y_edges, f"{hover}{note}", name=head_label, xgap=0, ygap=0
+        )
         if len(x.axis.aside) and len(x.axis.timed):
             panel.vline(x.end, dash="dot")
     canvas.fig.update_annotations(font_size=12)
@@ -408,7 +410,7 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
         ]
         for row in zip(normalised, sharp, strict=True)
     ]
-    least = number(float(ds.attrs.get("sharp_below", np.nan)))
+    threshold = number(float(ds.attrs.get("sharp_below", np.nan)))
     return head_maps(
         ds,
         [
@@ -424,6 +426,6 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
         f"Attention entropy of the heads of {name_model(ds)}",
         f"{attention_kind(ds)}, mean over forecast steps and series",
         f"outlined: the {int(sharp.sum())} of {sharp.size} heads that are sharp (below"
-        f" {least} of the heads' range)",
+        f" {threshold} of the heads' range)",
         outlined=sharp,
     )

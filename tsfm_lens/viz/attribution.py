@@ -151,26 +151,26 @@ def attribution_bars(
     values = shares.mean
     size = shares.size
     order = np.argsort(-np.nan_to_num(size), kind="stable")
-    most = order[:top]
+    largest = order[:top]
     rest = order[top:]
-    labels = [plain(shares.components[i]) for i in most]
-    lengths = values[most]
+    labels = [plain(shares.components[i]) for i in largest]
+    lengths = values[largest]
     colours = [VERMILION if v >= 0 else BLUE for v in lengths]
-    canvas = blank(max(110, 20 * (len(most) + bool(len(rest)))), 400)
+    canvas = blank(max(110, 20 * (len(largest) + bool(len(rest)))), 400)
     panel = canvas.panel()
     hover = f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}"
     panel.floor(shares.noise, across=True)
-    noise = shares.noise and shares.noise.at(most)
+    noise = shares.noise and shares.noise.at(largest)
     if len(rest):
         labels = [*labels, f"{len(rest)} others, summed"]
         lengths = np.append(lengths, values[rest].sum())
         colours = [*colours, _OTHERS]
         noise = noise and noise.with_another(lengths[-1])
     panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
-    limits = np.where(values[most] < 0, -size[most], size[most])
+    limits = np.where(values[largest] < 0, -size[largest], size[largest])
     panel.dots(
         limits,
-        labels[: len(most)],
+        labels[: len(largest)],
         "mean size",
         "%{y}<br>mean size %{x:.4g}",
         colour=INK,
@@ -183,7 +183,7 @@ def attribution_bars(
     lengths = np.append(lengths, limits)
     bounds, trimmed = fitted_range(np.append(remaining, 0.0), lengths, reach=3.0)
     panel.x(range=bounds)
-    for label, value in zip(labels, values[most], strict=False):
+    for label, value in zip(labels, values[largest], strict=False):
         if not bounds[0] <= value <= bounds[1]:
             end, side = (bounds[1], "right") if value > 0 else (bounds[0], "left")
             panel.note(
@@ -305,11 +305,18 @@ def _select_shares(
         floor = float(trimmed["size_share_floor"]) * float(size.sum())
         reported = finding(ds, "size_share", "component", decomposition=which)
         if reported is None:
-            sure = np.ones(len(mean), dtype=bool)
+            significant = np.ones(len(mean), dtype=bool)
         else:
-            sure = reported.significant
+            significant = reported.significant
         noise = Finding(
-            mean, mean, mean, (size > floor).astype(int), sure, floor, floor, unit
+            mean,
+            mean,
+            mean,
+            (size > floor).astype(int),
+            significant,
+            floor,
+            floor,
+            unit,
         )
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
@@ -365,12 +372,12 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
         table = attribution_table(ds, decomposition, i)
         text = read_attribution(ds, decomposition, i)
         text += read_attribution_over_series(ds, main) if decomposition == main else []
-        of = names(ds, "series")[i]
+        label = names(ds, "series")[i]
         yield FigurePanel(
             attribution_bars(ds, decomposition=decomposition, series=i),
             table,
             text,
-            series=of,
+            series=label,
         )
         if decomposition == main:
             steps = read_attribution_steps(ds, main, i)
@@ -378,7 +385,7 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
                 attribution_heatmap(ds, decomposition=main, series=i),
                 table,
                 steps,
-                series=of,
+                series=label,
             )
 
 

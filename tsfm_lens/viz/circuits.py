@@ -50,9 +50,9 @@ _WORTH_NAMING = 0.01  # of faithfulness: what cost less is not named
 
 def read_circuit(ds: xr.Dataset) -> list[str]:
     """Describe size and make-up of the circuit, and how well it does alone."""
-    positions = find_positions(ds)
-    inside = np.asarray(ds["in_circuit"].values, dtype=bool)[positions.order]
-    kinds = xr.DataArray(inside, {"kind": ("component", positions.kind)}, ["component"])
+    sites = find_positions(ds)
+    inside = np.asarray(ds["in_circuit"].values, dtype=bool)[sites.order]
+    kinds = xr.DataArray(inside, {"kind": ("component", sites.kind)}, ["component"])
     refused = np.asarray(ds["refused"].values, dtype=bool)
     cost = ds["cost"]
     return summarize(
@@ -101,15 +101,15 @@ def circuit_graph(
         edges: of kind "edge_attribution", over the same components.
         most: how many edges are drawn, the strongest by the mean over series.
     """
-    positions = find_positions(ds)
-    mask = np.asarray(ds["in_circuit"].values, dtype=bool)[positions.order]
-    board = _Board.of(positions)
+    sites = find_positions(ds)
+    mask = np.asarray(ds["in_circuit"].values, dtype=bool)[sites.order]
+    board = _Board.of(sites)
     sheet = blank(_HEIGHT, max(420, 60 + 34 * len(set(board.x.tolist()))))
     panel = sheet.panel()
     count = 0
     if edges is not None:
-        count = _draw_edges(panel, board, positions, mask, edges, most)
-    _draw_nodes(panel, board, positions, mask)
+        count = _draw_edges(panel, board, sites, mask, edges, most)
+    _draw_nodes(panel, board, sites, mask)
     standing = ""
     if edges is not None:
         x, y = board.output
@@ -120,12 +120,13 @@ def circuit_graph(
         "layer", tickvals=board.ticks, ticktext=board.labels, ticks="", showline=False
     )
     panel.x(range=[-0.8, board.output[0] + (0.8 if edges is not None else -0.4)])
-    bows = [trace for trace in sheet.fig.data if trace.name == "edge"]
+    curves = [trace for trace in sheet.fig.data if trace.name == "edge"]
     distance = (
-        max(board.reach, *(float(np.abs(trace.y).max()) for trace in bows), 0.0) + 0.7
+        max(board.half_height, *(float(np.abs(trace.y).max()) for trace in curves), 0.0)
+        + 0.7
     )
     panel.y(visible=False, range=[-distance, distance])
-    negative = {str(trace.line.color) for trace in bows} & {
+    negative = {str(trace.line.color) for trace in curves} & {
         mixed(PURPLE, 0.85),
         mixed(PURPLE, 0.3),
     }
@@ -155,13 +156,13 @@ class _Board:
     x: np.ndarray
     y: np.ndarray
     output: tuple[float, float]
-    reach: float
+    half_height: float
     ticks: list[float]
     labels: list[str]
 
     @classmethod
-    def of(cls, places: Places) -> _Board:
-        rows = list(zip(places.stack, places.layer.tolist(), places.kind, strict=True))
+    def of(cls, sites: Places) -> _Board:
+        rows = list(zip(sites.stack, sites.layer.tolist(), sites.kind, strict=True))
         columns: dict[Any, float] = {}
         at = -1.0
         last = None
@@ -171,15 +172,17 @@ class _Board:
         x = np.array([columns[row] for row in rows])
         y = np.zeros(len(rows))
         for row in columns:
-            mine = [i for i, other in enumerate(rows) if other == row]
-            order = np.argsort(places.head[mine], kind="stable")
-            y[np.array(mine)[order]] = (len(mine) - 1) / 2 - np.arange(len(mine))
+            members = [i for i, other in enumerate(rows) if other == row]
+            order = np.argsort(sites.head[members], kind="stable")
+            y[np.array(members)[order]] = (len(members) - 1) / 2 - np.arange(
+                len(members)
+            )
         layers = list(dict.fromkeys(row[:2] for row in rows))
         middles = [
             float(np.mean([v for row, v in columns.items() if row[:2] == layer]))
             for layer in layers
         ]
-        several = len(set(places.stack)) > 1
+        several = len(set(sites.stack)) > 1
         labels = [
             f"{stack} {layer}" if several else str(layer) for stack, layer in layers
         ]
@@ -193,28 +196,31 @@ class _Board:
         )
 
 
-def _draw_nodes(panel: Panel, board: _Board, places: Places, mask: np.ndarray) -> None:
+def _draw_nodes(panel: Panel, board: _Board, sites: Places, mask: np.ndarray) -> None:
     size = float(
         np.clip(
-            0.75 * min(_HEIGHT / (2 * board.reach + 2), _WIDTH / (board.output[0] + 1)),
+            0.75
+            * min(
+                _HEIGHT / (2 * board.half_height + 2), _WIDTH / (board.output[0] + 1)
+            ),
             7,
             24,
         )
     )
     head_kinds = {
-        kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0
+        kind for kind, head in zip(sites.kind, sites.head, strict=True) if head >= 0
     }
-    for kind, colour in places.colours().items():
+    for kind, colour in sites.colours().items():
         for inside in (True, False):
-            mine = [
+            members = [
                 i
-                for i, other in enumerate(places.kind)
+                for i, other in enumerate(sites.kind)
                 if other == kind and mask[i] == inside
             ]
             panel.dots(
                 # an empty trace would have no legend
-                board.x[mine] if mine else [None],
-                board.y[mine] if mine else [None],
+                board.x[members] if members else [None],
+                board.y[members] if members else [None],
                 kind_word(kind),
                 f"%{{customdata}}<br>{'in' if inside else 'outside'} the circuit",
                 colour=colour if inside else mixed(colour, 0.1),
@@ -228,18 +234,18 @@ def _draw_nodes(panel: Panel, board: _Board, places: Places, mask: np.ndarray) -
                 },
                 mode="markers+text",
                 text=[
-                    str(places.head[i]) if places.head[i] >= 0 and size >= 13 else ""
-                    for i in mine
+                    str(sites.head[i]) if sites.head[i] >= 0 and size >= 13 else ""
+                    for i in members
                 ],
                 textfont={"size": 10, "color": "#FFFFFF" if inside else GREY},
-                customdata=[plain(places.names[i]) for i in mine],
+                customdata=[plain(sites.names[i]) for i in members],
             )
 
 
 def _draw_edges(
     panel: Panel,
     board: _Board,
-    places: Places,
+    sites: Places,
     mask: np.ndarray,
     edges: xr.Dataset,
     most: int,
@@ -249,15 +255,15 @@ def _draw_edges(
     The weakest come first, so that the others lie above.
     """
     check(edges, "edge_attribution", "score")
-    spots = {
+    nodes = {
         name: (board.x[i], board.y[i], bool(mask[i]))
-        for i, name in enumerate(places.names)
+        for i, name in enumerate(sites.names)
     }
-    spots[OUTPUT] = (*board.output, True)
+    nodes[OUTPUT] = (*board.output, True)
     scores = path_values(edges, "score")
     senders = names(edges, "sender")
     receivers = names(edges, "receiver")
-    unknown = [name for name in (*senders, *receivers) if name not in spots]
+    unknown = [name for name in (*senders, *receivers) if name not in nodes]
     if unknown:
         raise InputError(
             f"the edges name {unknown[0]}, which is not a component of this circuit's"
@@ -277,7 +283,10 @@ def _draw_edges(
     ]
     largest = max((abs(float(scores[a, b])) for a, b in pairs), default=1.0)
     for a, b in reversed(pairs):
-        (x0, y0, here), (x1, y1, there) = spots[senders[a]], spots[receivers[b]]
+        (x0, y0, starts_inside), (x1, y1, ends_inside) = (
+            nodes[senders[a]],
+            nodes[receivers[b]],
+        )
         score = float(scores[a, b])
         # none of the nodes' colours
         colour = PURPLE
@@ -285,13 +294,15 @@ def _draw_edges(
             colour = INK
         # bent, so that it passes the nodes between
         t = np.linspace(0, 1, 25)
-        height = min(0.36 * (x1 - x0), board.reach + 1) * (1 if y0 + y1 >= 0 else -1)
+        height = min(0.36 * (x1 - x0), board.half_height + 1) * (
+            1 if y0 + y1 >= 0 else -1
+        )
         x = x0 + (x1 - x0) * t
         y = y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t)
-        bounds = f"{plain(senders[a])} → {plain(receivers[b])}<br>score {score:.3g}"
-        thin = mixed(colour, 0.85 if here and there else 0.3)
+        hover = f"{plain(senders[a])} → {plain(receivers[b])}<br>score {score:.3g}"
+        shade = mixed(colour, 0.85 if starts_inside and ends_inside else 0.3)
         width = 0.6 + 5.4 * abs(score) / largest
-        panel.line(x, y, "edge", bounds, colour=thin, width=width, legend=False)
+        panel.line(x, y, "edge", hover, colour=shade, width=width, legend=False)
     return len(pairs)
 
 
@@ -325,9 +336,9 @@ def _circuit(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "forecast")
         text = read_circuit_forecasts(ds, i)
-        of = names(ds, "series")[i]
+        label = names(ds, "series")[i]
         forecasts = draw_variable(ds, "forecast", series=i)
-        yield FigurePanel(forecasts, table, text, series=of)
+        yield FigurePanel(forecasts, table, text, series=label)
     curve = frame(ds, "curve").dropna(ignore_index=True)
     yield FigurePanel(draw_variable(ds, "curve"), curve)
 

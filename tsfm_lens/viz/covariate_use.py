@@ -39,34 +39,36 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
 
     Shares of its parts sum to that of the covariate.
     """
-    order, level = (names(ds, "way").index(way) for way in ("shuffled", "constant"))
+    shuffled, constant = (
+        names(ds, "way").index(way) for way in ("shuffled", "constant")
+    )
     columns = {
         "worth": (
-            array(ds, "worth_size", "covariate", "way")[:, order]
+            array(ds, "worth_size", "covariate", "way")[:, shuffled]
             if "worth" in ds
             else None
         ),
         "worth_significant": (
-            array(ds, "worth_significant", "covariate", "way")[:, order]
+            array(ds, "worth_significant", "covariate", "way")[:, shuffled]
             if "worth" in ds
             else None
         ),
         "slope": array(ds, "slope_size", "covariate"),
         "slope_significant": array(ds, "slope_significant", "covariate"),
         "step": medians(array(ds, "step_size", "covariate", "series")),
-        "share": array(ds, "moved_size", "covariate", "way")[:, level],
+        "share": array(ds, "moved_size", "covariate", "way")[:, constant],
     }
     for at, part in enumerate(names(ds, "part")):
-        shares = [_part_shares(ds, place)[at] for place in range(ds.sizes["covariate"])]
+        shares = [_part_shares(ds, index)[at] for index in range(ds.sizes["covariate"])]
         columns[f"share of {part}"] = columns["share"] * np.array(shares)
 
     def plain_value(
-        name: str, values: np.ndarray | None, place: int
+        name: str, values: np.ndarray | None, index: int
     ) -> float | bool | None:
         if values is None:
             value = None
         else:
-            value = values[place].item()
+            value = values[index].item()
         missing = value is None or value != value
         if missing:
             return None
@@ -78,11 +80,11 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
         {
             "covariate": label,
             **{
-                name: plain_value(name, values, place)
+                name: plain_value(name, values, index)
                 for name, values in columns.items()
             },
         }
-        for place, label in enumerate(names(ds, "covariate"))
+        for index, label in enumerate(names(ds, "covariate"))
     ]
 
 
@@ -97,32 +99,32 @@ def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
     return (array(ds, "unit", "series"), find_unit(ds, 0) or "data units")
 
 
-def _steps(ds: xr.Dataset, place: int) -> str:
+def _steps(ds: xr.Dataset, covariate: int) -> str:
     """Name the step of a response: of two values both, else a standard deviation."""
-    value = array(ds, "value", "shift", "series", covariate=place)
+    value = array(ds, "value", "shift", "series", covariate=covariate)
     if np.isnan(value[0]).all():
         return "the lower to the upper value"
     return "one standard deviation more"
 
 
-def _way(ds: xr.Dataset, place: int) -> str:
+def _direction(ds: xr.Dataset, covariate: int) -> str:
     """State in how many series forecasts rise with a covariate.
 
     The text says too where the response bends.
     """
-    slopes = array(ds, "slope", "covariate", "series")[place]
+    slopes = array(ds, "slope", "covariate", "series")[covariate]
     count = int(np.isfinite(slopes).sum())
-    way = f"rises with it in {(slopes > 0).sum()} of {count} series"
-    line = medians(array(ds, "response", "shift", "series", covariate=place))
+    text = f"rises with it in {(slopes > 0).sum()} of {count} series"
+    line = medians(array(ds, "response", "shift", "series", covariate=covariate))
     rises = np.diff(line[np.isfinite(line)])
     up = rises[rises > 0].sum()
     down = -rises[rises < 0].sum()
     if min(up, down) > _BENT * max(up, down):
-        return f"{way}, and bends"
-    return way
+        return f"{text}, and bends"
+    return text
 
 
-def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:
+def _part_shares(ds: xr.Dataset, covariate: int) -> np.ndarray:
     """Return the shares of a covariate's effect by its past and its known future.
 
     They are (part,), medians over series.
@@ -130,16 +132,16 @@ def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:
     Medians of two parts of the same wholes sum to 1; NaN where the covariate has no
     effect in any series.
     """
-    parts = array(ds, "share", "part", "series", covariate=place)
+    parts = array(ds, "share", "part", "series", covariate=covariate)
     full = parts.sum(0)
     return medians(
         np.divide(parts, full, out=np.full(parts.shape, np.nan), where=full > 0)
     )
 
 
-def _describe(ds: xr.Dataset, place: int) -> str:
+def _describe(ds: xr.Dataset, index: int) -> str:
     """State the worth, the response and the share of one covariate."""
-    one = ds.isel(covariate=place)
+    one = ds.isel(covariate=index)
     acting = one["moved_acts"] > 0
     known = one["moved"].notnull().any("way").values
     silent = one["series"].values[~known]
@@ -159,20 +161,20 @@ def _describe(ds: xr.Dataset, place: int) -> str:
             "Response: the forecast {way}, {response} for {steps}.",
             "Share: {total}, its mean absolute effect: {shares:each percent}.",
             "No verdict on {silent}, where it or the series is constant.",
-            covariate=names(ds, "covariate")[place],
+            covariate=names(ds, "covariate")[index],
             idle=None if acting.any() else _IDLE,
             count=one["moved_acts"].max(),
             known=known.sum(),
             verdict=worth and worth.for_others(int(worth.significant.argmax())),
-            way=_way(ds, place) if slope.acts[place] else None,
+            way=_direction(ds, index) if slope.acts[index] else None,
             response=slope.told(
-                place, lambda value: f"{signed(value * factor)} {unit}", over=True
+                index, lambda value: f"{signed(value * factor)} {unit}", over=True
             ),
-            steps=_steps(ds, place),
+            steps=_steps(ds, index),
             total=measured(unit)(
                 float((one["moved"].sel(way="constant") * scale).median())
             ),
-            shares=labelled(ds, _part_shares(ds, place), "part"),
+            shares=labelled(ds, _part_shares(ds, index), "part"),
             silent=shown(silent.tolist()) or None,
         )
     )

@@ -59,5 +59,5 @@ def _turned(match: re.Match[str]) -> str:
     return f"{before}rgba({red},{green},{blue},{opacity.strip()})"
 
 
-_look = go.Figure(layout=pio.templates[TEMPLATE].layout)
-pio.templates[f"{TEMPLATE}_dark"] = go.layout.Template(layout=dark(_look).layout)
+_templated = go.Figure(layout=pio.templates[TEMPLATE].layout)
+pio.templates[f"{TEMPLATE}_dark"] = go.layout.Template(layout=dark(_templated).layout)

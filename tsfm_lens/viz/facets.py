@@ -57,8 +57,8 @@ def compare(
             f"compare takes two figures and two names, not {len(figures)} and"
             f" {len(names)}"
         )
-    least = 2 * max(map(least_width, figures))
-    joint = _arrange([figures], least, [plain(name) for name in names])
+    min_width = 2 * max(map(least_width, figures))
+    joint = _arrange([figures], min_width, [plain(name) for name in names])
     values = list(joint.select_yaxes())
     colours = [axis for axis in joint.select_coloraxes() if axis.cmin is not None]
     for axes, share in ((values, _share_values), (colours, _share_colours)):
@@ -76,7 +76,7 @@ def compare(
         plot_height=joint.layout.height - margin.t - margin.b,
         above=margin.t,
         below=margin.b,
-        min_width=least,
+        min_width=min_width,
     )
 
 
@@ -148,12 +148,12 @@ def compose(
         raise InputError(
             f"one to {len(ascii_lowercase)} figures can be composed, not {len(drawn)}"
         )
-    need = max(sum(map(least_width, row)) for row in rows)
-    page = max(room * PIXELS_PER_MM / SCALE, need)
+    min_width = max(sum(map(least_width, row)) for row in rows)
+    page = max(room * PIXELS_PER_MM / SCALE, min_width)
     sheet = _arrange(rows, page, ascii_lowercase if letters else "")
     titles = zip(ascii_lowercase, drawn, strict=False)
     text = ". ".join(f"{letter}, {one.layout.meta['title']}" for letter, one in titles)
-    meta = {"title": text, "subtitle": "", "min_width": need}
+    meta = {"title": text, "subtitle": "", "min_width": min_width}
     sheet.update_layout(template=TEMPLATE, meta=meta)
     printed = in_print(sheet, room)
     if printed.layout.meta["type_pt"] < LEAST_TYPE:
@@ -184,7 +184,7 @@ def _arrange(
     metas = [figure.layout.meta for figure in figures]
     above = max(meta["above"] for meta in metas) + _HEADING * bool(headings)
     below = max(meta["below"] for meta in metas)
-    left = max(map(_left, figures))
+    left = max(map(_left_width, figures))
     right = max(figure.layout.margin.r for figure in figures)
     heights = [max(item.layout.meta["plot_height"] for item in row) for row in rows]
     total = sum(heights) + (above + below) * (len(rows) - 1)
@@ -195,7 +195,9 @@ def _arrange(
     first = 0
     top = 1.0
     for row, height in zip(rows, heights, strict=True):
-        gap = max(_left(figure) + figure.layout.margin.r for figure in row) / width
+        gap = (
+            max(_left_width(figure) + figure.layout.margin.r for figure in row) / width
+        )
         widths = list(map(least_width, row))
         across = make_subplots(
             1, len(row), column_widths=widths, horizontal_spacing=gap
@@ -221,7 +223,7 @@ def _arrange(
     return sheet
 
 
-def _left(fig: go.Figure) -> float:
+def _left_width(fig: go.Figure) -> float:
     """Return about the pixels that names at the left of a figure take.
 
     Plotly gives them room at the side of a sheet alone.
@@ -243,7 +245,7 @@ def _number(name: str) -> int:
     return int(re.sub(r"\D", "", name) or 1)
 
 
-def _later(name: str, first: int) -> str:
+def _shift_axis(name: str, first: int) -> str:
     """Return the name of an axis after so many axes of other figures.
 
     Examples of names are "x2" and "y domain".
@@ -256,9 +258,9 @@ def _later(name: str, first: int) -> str:
     return f"{kind} {domain}".strip()
 
 
-def _within(ends: tuple[float, float], share: float) -> float:
+def _interpolate(bounds: tuple[float, float], share: float) -> float:
     """Return the point at a share from 0 to 1 of the way between two bounds."""
-    return ends[0] + share * (ends[1] - ends[0])
+    return bounds[0] + share * (bounds[1] - bounds[0])
 
 
 def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> None:
@@ -269,7 +271,7 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
     for trace in sheet.data[start:]:
         for part in (trace, getattr(trace, "marker", None)):
             if part is not None and "coloraxis" in part and part.coloraxis:
-                part.coloraxis = _later(part.coloraxis, first)
+                part.coloraxis = _shift_axis(part.coloraxis, first)
     layout = figure.layout.to_plotly_json()
     if layout.get("showlegend") is False:
         for trace in sheet.data[start:]:
@@ -279,24 +281,24 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
         if name.startswith(("xaxis", "yaxis")):
             side = name[0]
             bounds = part.get("domain", (0, 1))
-            part["domain"] = [_within(box[side], end) for end in bounds]
+            part["domain"] = [_interpolate(box[side], end) for end in bounds]
             part.pop("anchor", None)
             # plotly loses lines where an axis matches a later one and others match
             # across
             axis = name.replace("axis", "")
             leader = leaders.setdefault(part.pop("matches", axis), axis)
             if leader != axis:
-                part["matches"] = _later(leader, first)
-            sheet.layout[_later(name, first)].update(part)
+                part["matches"] = _shift_axis(leader, first)
+            sheet.layout[_shift_axis(name, first)].update(part)
         elif name.startswith("coloraxis"):
             bar = {"x": 1.02, "y": 0.5, "len": 1, **part["colorbar"]}
             side = "y"
             if bar.get("orientation") == "h":
                 side = "x"
             bar["len"] *= box[side][1] - box[side][0]
-            bar["x"] = _within(box["x"], bar["x"])
-            bar["y"] = _within(box["y"], bar["y"])
-            sheet.update_layout({_later(name, first): {**part, "colorbar": bar}})
+            bar["x"] = _interpolate(box["x"], bar["x"])
+            bar["y"] = _interpolate(box["y"], bar["y"])
+            sheet.update_layout({_shift_axis(name, first): {**part, "colorbar": bar}})
         elif name in ("barmode", "bargap"):
             sheet.update_layout({name: part})
         elif name in ("annotations", "shapes"):
@@ -310,8 +312,8 @@ def _placed(item: Part, first: int, box: Box) -> Part:
     for side in "xy":
         if item[f"{side}ref"] == "paper":
             for key in {side, f"{side}0", f"{side}1"} & item.keys():
-                item[key] = _within(box[side], item[key])
+                item[key] = _interpolate(box[side], item[key])
         for key in (f"{side}ref", f"a{side}ref"):
             if item.get(key, "paper")[0] == side:
-                item[key] = _later(item[key], first)
+                item[key] = _shift_axis(item[key], first)
     return item

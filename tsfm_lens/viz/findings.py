@@ -132,12 +132,12 @@ class Finding:
         text = NOT_SIGNIFICANT
         if self.significant[i]:
             text = "significant"
-        bounds = (
+        interval = (
             f"median {number(self.size[i])}, {number(self.low[i])} to"
             f" {number(self.high[i])} over {self.over}"
         )
         if self.high[i] > self.low[i]:
-            return f"{bounds}<br>{text}"
+            return f"{interval}<br>{text}"
         return text
 
     def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
@@ -287,7 +287,7 @@ class Finding:
                 "One series says nothing about others; use more series, or windows=… of"
                 " this one."
             )
-        how = f"sign tests over {self.over}, {family} tests together"
+        test = f"sign tests over {self.over}, {family} tests together"
         count = int((self.significant & mask).sum())
         if not count and units < needed:
             return (
@@ -295,15 +295,15 @@ class Finding:
                 f" {needed} are needed."
             )
         if not count:
-            return f"None is significant for {target} ({how})."
+            return f"None is significant for {target} ({test})."
         names = [labels[i] for i in self.named(_MAX_NAMES, mask & self.significant)]
         start = f"Significant for {target}: {count} of {mask.sum()}"
         if names:
-            most = ":"
+            separator = ":"
             if count > len(names):
-                most = ", most"
-            start = f"{start}{most} {listed(names)}"
-        return f"{start} ({how})."
+                separator = ", most"
+            start = f"{start}{separator} {listed(names)}"
+        return f"{start} ({test})."
 
     def _learning(self, mask: np.ndarray, members: str, labels: Sequence[str]) -> str:
         if self.learned is None:
@@ -350,10 +350,10 @@ def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> s
     """Write over which series, and windows of them, a figure shows medians."""
     if effect is None:
         return over_series(ds, rows, "median")
-    fewer = bool(effect.facts.get("flat", 0)) or effect.facts.get(
+    differs = bool(effect.facts.get("flat", 0)) or effect.facts.get(
         "entries"
     ) != effect.facts.get("units")
-    if fewer:
+    if differs:
         return f"median over {effect.over}"
     return over_series(ds, rows, "median")
 
@@ -379,15 +379,17 @@ def finding(
         for variable in variables
     ):
         return None
-    size, low, high, activations, significant = (
+    size, low, high, above_floor, significant = (
         array(ds, variable, *dims, **at) for variable in variables
     )
-    more: dict[str, Any] = {
+    optional: dict[str, Any] = {
         part: array(ds, f"{name}_{part}", *dims, **at)
         for part in ("leads", "lead_share", "learned")
         if f"{name}_{part}" in ds
     }
-    more |= {part: values > 0 for part, values in more.items() if part != "lead_share"}
+    optional |= {
+        part: values > 0 for part, values in optional.items() if part != "lead_share"
+    }
     floors = np.zeros(1)
     if f"{name}_floor" in ds:
         floors = np.asarray(
@@ -405,17 +407,17 @@ def finding(
         metadata["twins_refused"] = ds.attrs["twins_refused"]
     if f"{name}_learned" in ds:
         metadata["twins"] = ds[f"{name}_learned"].attrs.get("twins", 0)
-    bounds = float(floors.max()), float(floors.min())
+    floor_range = float(floors.max()), float(floors.min())
     return Finding(
         size,
         low,
         high,
-        activations,
+        above_floor,
         significant > 0,
-        *bounds,
+        *floor_range,
         unit,
         facts=metadata,
-        **more,
+        **optional,
     )
 
 

@@ -92,14 +92,18 @@ def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
         season = int(ds["season"].values[series])
     if not (season <= len(context) and np.isfinite(context[-season:]).any()):
         season = 1
-    last = context[-season:]
+    last_season = context[-season:]
     known = context[np.isfinite(context)]
     if not len(known):
         return "last value repeated", np.empty(0)
     if season == 1:
         return "last value repeated", np.full(ds.sizes["step"], known[-1])
     # a gap of the last season is filled by its mean
-    filled = np.where(np.isfinite(last), last, last[np.isfinite(last)].mean())
+    filled = np.where(
+        np.isfinite(last_season),
+        last_season,
+        last_season[np.isfinite(last_season)].mean(),
+    )
     return f"last season repeated ({season} steps)", np.resize(filled, ds.sizes["step"])
 
 
@@ -155,17 +159,17 @@ def forecast_fan(
 def _forecast(ds: xr.Dataset) -> Iterator[FigurePanel]:
     positions = forecast_series(ds)
     if len(positions) > _MAX_SERIES:
-        beside = [f"The first {_MAX_SERIES} of {len(positions)} series are drawn."]
+        remarks = [f"The first {_MAX_SERIES} of {len(positions)} series are drawn."]
     else:
-        beside = []
+        remarks = []
     for i in positions[:_MAX_SERIES]:
         table = quantile_table(ds, i)
         if "truth" in ds:
             table["truth"] = array(ds, "truth", "step", series=i)
-        text = [*beside, *read_forecast(ds, i)]
-        of = names(ds, "series")[i]
-        yield FigurePanel(forecast_fan(ds, series=i), table, text, series=of)
-        beside = []
+        text = [*remarks, *read_forecast(ds, i)]
+        label = names(ds, "series")[i]
+        yield FigurePanel(forecast_fan(ds, series=i), table, text, series=label)
+        remarks = []
 
 
 def as_html(thing: Any) -> str:

@@ -58,8 +58,8 @@ _ROW = 22  # pixels of a member
 _ROUNDING = 1e-6  # of the largest value of a map
 _MAP_WIDTH = 480  # pixels that the columns of a map share
 _SPREAD = 0.5  # of a row, over which its dots stand
-_JUDGEMENT = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
-_PARTS = (*_JUDGEMENT, "learned", "p", "floor")
+_TEST_PARTS = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
+_PARTS = (*_TEST_PARTS, "learned", "p", "floor")
 _DOCUMENTATION = """Draw ``{variable}`` by its dimensions: a map, lines, or dots with intervals.
 
 Args:
@@ -130,7 +130,7 @@ def draw_variable(
     if not drawn.values.size:
         return _nothing(drawn)
     if drawn.dims == ("layer", "head"):
-        return head_maps(drawn.ds, [_draw_map(drawn)], drawn.title, *drawn.remarks)
+        return head_maps(drawn.ds, [_head_map(drawn)], drawn.title, *drawn.remarks)
     *across, last = drawn.dims
     n_axes = len(_axes(drawn.ds, drawn.dims))
     if n_axes == 1 and all(drawn.ds.sizes[dim] <= _MAX_LINES for dim in across):
@@ -215,7 +215,7 @@ def table_of_first(ds: xr.Dataset) -> pd.DataFrame:
     Tests whose dimensions differ from those of the variable are left out.
     """
     name = first_variable(ds)
-    tested = [f"{name}_{part}" for part in _JUDGEMENT if f"{name}_{part}" in ds]
+    tested = [f"{name}_{part}" for part in _TEST_PARTS if f"{name}_{part}" in ds]
     same = [part for part in tested if ds[part].dims == ds[name].dims]
     return frame(ds, name, *same)
 
@@ -246,8 +246,8 @@ def _drawn(
     values = ds[name]
     if values.dtype.kind not in "biuf":
         raise InputError(f"{name!r} holds text, not numbers; expected a number a label")
-    at = _places(ds, name, selection)
-    ds = _without_labels_of_others(ds, name, at)
+    at = _find_indices(ds, name, selection)
+    ds = _drop_unused_labels(ds, name, at)
     left = [str(dim) for dim in values.dims if dim not in at]
     if len(left) > 2 and "quantile" in left:
         at["quantile"] = median_position(ds["quantile"].values)
@@ -287,7 +287,9 @@ def _drawn(
     )
 
 
-def _places(ds: xr.Dataset, name: str, selection: Mapping[str, Any]) -> dict[str, int]:
+def _find_indices(
+    ds: xr.Dataset, name: str, selection: Mapping[str, Any]
+) -> dict[str, int]:
     """Return the position along each selected dimension, and 0 along those of one item.
 
     Where every dimension has one item, the first stays, so that there is a mark.
@@ -297,16 +299,14 @@ def _places(ds: xr.Dataset, name: str, selection: Mapping[str, Any]) -> dict[str
     for dim, value in selection.items():
         if dim not in dims:
             raise unknown_name(f"dimension of {name!r}", dim, dims)
-        at[dim] = _place(ds, dim, value)
+        at[dim] = _find_index(ds, dim, value)
     single = [dim for dim in dims if dim not in at and ds.sizes[dim] == 1]
     if len(at) + len(single) == len(dims):
         single = single[1:]
     return at | dict.fromkeys(single, 0)
 
 
-def _without_labels_of_others(
-    ds: xr.Dataset, name: str, at: Mapping[str, int]
-) -> xr.Dataset:
+def _drop_unused_labels(ds: xr.Dataset, name: str, at: Mapping[str, int]) -> xr.Dataset:
     """Drop labels that have values for other members alone.
 
     An example is the layers of a deeper model.
@@ -315,18 +315,18 @@ def _without_labels_of_others(
     chosen = known.isel(at)
     keep: dict[str, Any] = {}
     for dim in chosen.dims:
-        here = chosen.any([other for other in chosen.dims if other != dim])
-        anywhere = known.any([other for other in known.dims if other != dim])
-        if here.any():
-            keep[str(dim)] = np.flatnonzero(here | ~anywhere)
+        in_selection = chosen.any([other for other in chosen.dims if other != dim])
+        in_result = known.any([other for other in known.dims if other != dim])
+        if in_selection.any():
+            keep[str(dim)] = np.flatnonzero(in_selection | ~in_result)
     return ds.isel(keep)
 
 
-def _place(ds: xr.Dataset, dim: str, value: str | int) -> int:
+def _find_index(ds: xr.Dataset, dim: str, value: str | int) -> int:
     if dim == "series":
         return series_position(ds, value)
-    is_place = isinstance(value, int) and 0 <= value < ds.sizes[dim]
-    if is_place and str(value) not in names(ds, dim):
+    is_index = isinstance(value, int) and 0 <= value < ds.sizes[dim]
+    if is_index and str(value) not in names(ds, dim):
         return int(value)
     return position(ds, dim, value)
 
@@ -376,8 +376,8 @@ def _title(ds: xr.Dataset, label: str) -> str:
     return f"{capital(subject)}: {label}"
 
 
-def _find_label(ds: xr.Dataset, dim: str, place: int) -> str:
-    label = names(ds, dim)[place]
+def _find_label(ds: xr.Dataset, dim: str, index: int) -> str:
+    label = names(ds, dim)[index]
     if dim in _DEPTH:
         return layer_name(label)
     if dim == "series":
@@ -447,7 +447,7 @@ def _is_axis(ds: xr.Dataset, dim: str) -> bool:
     return not has_names and dim not in (*_MEMBERS, *_DEPTH)
 
 
-def _draw_map(drawn: _Drawn) -> HeadMap:
+def _head_map(drawn: _Drawn) -> HeadMap:
     """Return a map with colours around 0 where values have both signs.
 
     Elsewhere its colours never start below 0.
@@ -499,7 +499,7 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
     sizes = np.abs(drawn.values[np.isfinite(drawn.values)])
     # beside few large values the others are still to be seen
     is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
-    canvas.colours(_draw_map(drawn).colours(root=bool(is_skewed)))
+    canvas.colours(_head_map(drawn).colours(root=bool(is_skewed)))
     style = {"type": "category", "ticks": ""}
     panel.x(
         _axis_title(drawn.ds, drawn.dims[1]),
@@ -537,8 +537,8 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
     settings: dict[str, Any] = {}
     if along in _SPECTRAL:
         # what is smaller is rounding
-        least = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
-        lines = np.where(lines > least, lines, np.nan)
+        smallest = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
+        lines = np.where(lines > smallest, lines, np.nan)
         settings = LOG_AXIS
     if along in _DEPTH:
         point = "%{x}"

@@ -162,12 +162,12 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
         f"stable_rank_{item}": ds["stable_rank"].sel(product=item, drop=True)
         for item in names(ds, "product")
     }
-    each = ds[["lag", *(key for key in columns[1:] if key not in shared)]].assign(
+    scores = ds[["lag", *(key for key in columns[1:] if key not in shared)]].assign(
         shared | ranks
     )
     retained = ["series", "layer", "head", "name"]
-    each = each.drop_vars([name for name in each.coords if name not in retained])
-    table = each.to_dataframe(dim_order=["series", "layer", "head"]).reset_index()
+    scores = scores.drop_vars([name for name in scores.coords if name not in retained])
+    table = scores.to_dataframe(dim_order=["series", "layer", "head"]).reset_index()
     return table[["series", "layer", "head", *columns, *ranks]].rename(
         columns={"name": "component"}
     )
@@ -249,7 +249,7 @@ draw_shifts = generic_figure(
 
 @panels("head_states")
 def _explore(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    for position, of in enumerate(names(ds, "series")):
+    for position, label in enumerate(names(ds, "series")):
         table = heads_table(ds.isel(series=[position]))
         drawn = draw_shifts(ds, series=position)
-        yield FigurePanel(drawn, table, read_explore(ds, position), series=of)
+        yield FigurePanel(drawn, table, read_explore(ds, position), series=label)

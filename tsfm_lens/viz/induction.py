@@ -89,7 +89,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     which = "the last instance"
     if ds.attrs.get("offset", 1):
         which = "the token after the last instance"
-    ways: dict[str, tuple[str, str, str, Style]] = {
+    scores: dict[str, tuple[str, str, str, Style]] = {
         "prefix_matching": (
             "prefix matching",
             f"attention to {which}",
@@ -108,7 +108,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
             noise=finding(ds, name, *_DIMS),
             **options,
         )
-        for name, (title, word, unit, options) in ways.items()
+        for name, (title, word, unit, options) in scores.items()
         if name in ds
     ]
     thresholds = " and ".join(
@@ -121,7 +121,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     )
     motif = ds.attrs.get("motif", "?")
     repeats = ds.attrs.get("repeats", "?")
-    read = {"last": "at the last decoder position", "first": "after the prompt"}.get(
+    moment = {"last": "at the last decoder position", "first": "after the prompt"}.get(
         ds.attrs.get("positions", "")
     )
     return head_maps(
@@ -130,7 +130,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
         f"Induction heads of {name_model(ds)}: {int(surely.sum())} of {surely.size}"
         " cross-attention heads",
         f"{motif} random tokens shown {repeats} times"
-        + (f", scores read {read}" if read else ""),
+        + (f", scores read {moment}" if moment else ""),
         f"framed: {thresholds or 'induction heads'}, significant over all heads"
         " together",
         f"{int(perhaps.sum())} more are undecided" if perhaps.any() else "",

@@ -69,23 +69,25 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     distance = np.zeros(len(steps))
     if "half_width" in ds:
         distance = one["half_width"].mean("step").values
-    least = 2 * float(ds.attrs.get("rounding", 0.0))
+    threshold = 2 * float(ds.attrs.get("rounding", 0.0))
     # noise of a sum is at most the sum of noises
     acting = [
         group
         for group in ranked(ds, steps)
-        if np.abs(steps[group].sum(0)).mean() > max(distance[group].sum(), least)
+        if np.abs(steps[group].sum(0)).mean() > max(distance[group].sum(), threshold)
     ]
     largest = [_moves(ds, steps[group], group) for group in acting[:_MAX_NAMES]]
-    most = "No part of the input moves it beyond the noise."
+    effects_text = "No part of the input moves it beyond the noise."
     if largest:
-        most = f"Largest effects: {listed(largest)}."
+        effects_text = f"Largest effects: {listed(largest)}."
     # one text, so that the overview of a page says what moves the forecast
     if "verdict" in ds.attrs:
-        most = f"{most} Verdict: the explanation {ds.attrs['verdict']}"
+        effects_text = f"{effects_text} Verdict: the explanation {ds.attrs['verdict']}"
         if not ds.attrs.get("masked", 1):
-            most = f"{most} by its routes alone, as masking was not tested"
-        most = f"{most} (criteria below)."
+            effects_text = (
+                f"{effects_text} by its routes alone, as masking was not tested"
+            )
+        effects_text = f"{effects_text} (criteria below)."
     far = float(ds.attrs.get("reference_distance", 0.0))
     rest = float(one["remainder"].mean())
     is_joint = bool(acting) and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum()
@@ -110,7 +112,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             statistic=name_statistic(ds),
             reference=name_reference(ds),
             nothing=one["reference_forecast"].mean(),
-            most=most,
+            most=effects_text,
             far=far if far > _FAR else None,
             rest=rest if is_joint else None,
             repeats=repeats,
@@ -279,8 +281,8 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         words="forecast of the reference",
     )
     trimmed = fit(canvas, np.append(window.observations, forecast), reference, row=1)
-    for line, positions in enumerate(strips.values()):
-        _draw_strip(below, ds, view, window, positions, line)
+    for line, segments in enumerate(strips.values()):
+        _draw_strip(below, ds, view, window, segments, line)
     ticks: Style = {
         "tickvals": list(range(len(strips))),
         "ticktext": [plain(name) for name in strips],
@@ -298,29 +300,34 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     return canvas.finalize(title, view.when, view.how, arrows, trimmed)
 
 
-def is_additive(ds: xr.Dataset, place: int) -> bool:
+def is_additive(ds: xr.Dataset, segment: int) -> bool:
     """Test if a segment is an additive part of a series, and no stretch."""
     return "part_values" in ds.coords and bool(
-        ds["part_values"].isel(segment=place).notnull().any()
+        ds["part_values"].isel(segment=segment).notnull().any()
     )
 
 
 def _draw_strip(
-    panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, places: list[int], at: int
+    panel: Panel,
+    ds: xr.Dataset,
+    view: _Part,
+    window: Scene,
+    segments: list[int],
+    row: int,
 ) -> None:
     """Draw stretches of one series, or an additive part.
 
     Where the series has no segment nothing is drawn.
     """
-    here = np.array(places)[np.argsort(ds["start"].values[places])]
-    edges = [float(ds["start"].values[here[0]])]
+    ordered = np.array(segments)[np.argsort(ds["start"].values[segments])]
+    edges = [float(ds["start"].values[ordered[0]])]
     values = []
     texts = []
     arrows = []
-    for index in map(int, here):
+    for index in map(int, ordered):
         start = float(ds["start"].values[index])
         stop = float(ds["stop"].values[index])
-        distance = float(view.reach[index])
+        distance = float(view.half_width[index])
         label = (
             f"{plain(view.names[index])}<br>moves it by {signed(view.effect[index])} on"
             " average"
@@ -339,7 +346,7 @@ def _draw_strip(
     panel.cells(
         np.array([values]),
         x,
-        [at - 0.46, at + 0.46],
+        [row - 0.46, row + 0.46],
         hover,
         customdata=[texts],
         text=[arrows],
@@ -370,9 +377,9 @@ def input_waterfall(
         views.append(_Part(ds, (float(levels[0]), float(levels[-1]))))
     view = views[0]
     order = ranked(ds, view.values)
-    most = order[:top]
+    groups = order[:top]
     rest = [index for group in order[top:] for index in group]
-    labels = [group_name(names(ds, "segment"), group, view.names) for group in most]
+    labels = [group_name(names(ds, "segment"), group, view.names) for group in groups]
     labels += [f"{len(rest)} others, summed"] * bool(rest)
     rounding = float(ds.attrs.get("rounding", 0.0))
     joint = any(abs(entry.of("remainder", "step").mean()) > rounding for entry in views)
@@ -388,7 +395,7 @@ def input_waterfall(
         shared_yaxes=True,
     )
     for panel, item in zip(canvas, views, strict=True):
-        _draw_way(panel, item, most, rest, labels)
+        _draw_waterfall(panel, item, groups, rest, labels)
     labels = ["reference forecast", *labels, "forecast"]
     canvas.y(
         tickvals=list(range(len(labels))),
@@ -410,26 +417,26 @@ def input_waterfall(
     )
 
 
-def _draw_way(
+def _draw_waterfall(
     panel: Panel,
     view: _Part,
-    most: list[list[int]],
-    others: list[int],
+    groups: list[list[int]],
+    rest: list[int],
     labels: list[str],
 ) -> None:
     """Draw the bars of groups of segments, of the rest and of joint effects.
 
     ``labels`` are in this order.
     """
-    effects = [float(view.effect[group].sum()) for group in most]
+    effects = [float(view.effect[group].sum()) for group in groups]
     # intervals of a sum are no wider than the sum of theirs
-    distance = [float(view.reach[group].sum()) for group in most]
-    if others:
-        effects.append(float(view.effect[others].sum()))
+    distance = [float(view.half_width[group].sum()) for group in groups]
+    if rest:
+        effects.append(float(view.effect[rest].sum()))
     if len(labels) > len(effects):
         effects.append(float(view.of("remainder", "step").mean()))
     start = float(view.of("reference_forecast", "step").mean())
-    bounds = start + np.cumsum(effects)
+    totals = start + np.cumsum(effects)
     positions = np.arange(1, len(effects) + 1)
     panel.add(
         go.Waterfall,
@@ -448,21 +455,21 @@ def _draw_way(
     distance += [0.0] * (len(effects) - len(distance))
     if any(distance):
         style = {"type": "data", "array": distance, "color": INK, "thickness": 1}
-        panel.dots(bounds, positions, size=1, error_x={**style, "width": 3})
+        panel.dots(totals, positions, size=1, error_x={**style, "width": 3})
     for index, effect, end, width in zip(
-        positions, effects, bounds, distance, strict=True
+        positions, effects, totals, distance, strict=True
     ):
         right = max(end - effect, end + width)
         panel.note(signed(effect), right, index, size=10, xanchor="left", xshift=4)
     for row, value, word in (
         (0, start, "reference forecast"),
-        (len(effects) + 1, bounds[-1], "forecast"),
+        (len(effects) + 1, totals[-1], "forecast"),
     ):
         hover = f"{word}<br>%{{x:.4g}} {plain(view.unit)}"
         panel.dots([value], [row], "", hover, size=9, symbol="diamond")
         panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
-    low = min(start, bounds.min())
-    high = max(start, bounds.max())
+    low = min(start, totals.min())
+    high = max(start, totals.max())
     span = (high - low) or max(abs(high), 1.0)
     panel.x(
         f"{view.word}\n({view.unit})",
@@ -523,11 +530,11 @@ class _Part:
         self.when = f"{self.word}, {every}"
         self.how = method_words(ds)
         self.sampled = ""
-        self.reach = np.zeros(len(self.effect))
+        self.half_width = np.zeros(len(self.effect))
         name = "mean_half_width"
         if name in ds:
             # of a difference no wider than the sum of both
-            self.reach = np.sum(
+            self.half_width = np.sum(
                 [array(ds, name, "segment", quantile=item) for item in self._levels],
                 axis=0,
             )

@@ -27,10 +27,13 @@ from tsfm_lens.viz.theme import (
 
 __all__ = ["thought_lines"]
 _ROWS = 72  # of a panel
-_REACH = 2.0  # ranges of the values beyond them up to which lines are followed
+_MAX_DISTANCE = 2.0  # ranges of the values beyond them up to which lines are followed
 
 
-_LOOKS = {True: ("spurious line", VERMILION, "x"), False: ("other line", SKY, "circle")}
+_STYLES = {
+    True: ("spurious line", VERMILION, "x"),
+    False: ("other line", SKY, "circle"),
+}
 
 
 @figure(
@@ -67,10 +70,12 @@ def thought_lines(
     indices = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
     labels = [names(ds, "layer")[i] for i in indices]
-    here = ds["line_series"].values == ds["series"].values[view.place]
-    lines = np.flatnonzero(here & np.isin(ds["line_layer"].values.astype(str), labels))
+    in_series = ds["line_series"].values == ds["series"].values[view.place]
+    lines = np.flatnonzero(
+        in_series & np.isin(ds["line_layer"].values.astype(str), labels)
+    )
     paths = array(ds, "path", "line", "step")
-    bounds, trimmed = fitted_range(view.observations, paths[lines], _REACH)
+    bounds, trimmed = fitted_range(view.observations, paths[lines], _MAX_DISTANCE)
     grid, _ = logit_sheet(ds, view, indices, bounds, _ROWS)
     panels = dict(zip(labels, grid, strict=True))
     for line in lines:
@@ -94,7 +99,7 @@ def thought_lines(
 def _line(
     panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray
 ) -> None:
-    word, colour, symbol = _LOOKS[bool(ds["spurious"].values[line])]
+    word, colour, symbol = _STYLES[bool(ds["spurious"].values[line])]
     born, died = (layer_name(str(ds[end].values[line])) for end in ("birth", "death"))
     if np.isfinite(ds["mass"].values[line]):
         mass = percent(float(ds["mass"].values[line]))

@@ -101,29 +101,29 @@ def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
     ]
 
 
-def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, Any]:
+def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str, Any]:
     """Collect one series, without the steps before its start."""
-    view = scene(ds, place, ds.sizes["time"])
+    view = scene(ds, series, ds.sizes["time"])
     components = names(ds, "component")
-    effect = array(ds, "mean_shift", "component", series=place)
+    effect = array(ds, "mean_shift", "component", series=series)
     ranks = np.argsort(np.argsort(-effect, kind="stable"), kind="stable")
     states: list[dict[str, Any]] = [{"effect": _short(size)} for size in effect]
     for state, rank, forecast in zip(
         states,
         ranks,
-        array(ds, "forecast", "component", "step", series=place),
+        array(ds, "forecast", "component", "step", series=series),
         strict=True,
     ):
         if rank < n_lines:
-            state |= line(ds, forecast, place)
+            state |= line(ds, forecast, series)
     # stretches of the context, the padding of shorter series left away
     edges = np.stack(
-        [array(ds, name, "key", series=place) for name in ("key_start", "key_stop")],
+        [array(ds, name, "key", series=series) for name in ("key_start", "key_stop")],
         axis=-1,
     ).astype(int)
-    there = edges[:, 1] > edges[:, 0]
-    attention = array(ds, "attention", "layer", "head", "query", "key", series=place)[
-        ..., there
+    is_covered = edges[:, 1] > edges[:, 0]
+    attention = array(ds, "attention", "layer", "head", "query", "key", series=series)[
+        ..., is_covered
     ]
     counts = (
         np.bincount(ds["step_query"].values, minlength=ds.sizes["query"])
@@ -134,23 +134,23 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
     for at, (layer, head) in zip(heads, np.ndindex(*ds["name"].shape), strict=True):
         rows = attention[layer, head]
         state = states[at]
-        state["reading"] = describe_attention(ds, place, layer, head).as_plain()
+        state["reading"] = describe_attention(ds, series, layer, head).as_plain()
         state["mean"] = _packed(counts @ rows)
         if len(rows) > 1 and strongest.index(at) < n_rows:
             state["rows"] = [_packed(row) for row in rows]
-    floor = float(ds["mean_shift_floor"].values[place])
-    telling = [
+    floor = float(ds["mean_shift_floor"].values[series])
+    named = [
         at
         for at in strongest
         if states[at]["reading"]["form"] in ("lag", "place") and effect[at] > floor
     ]
     bands = np.sort(
-        array(ds, "quantile_forecast", "quantile", "step", series=place), axis=0
+        array(ds, "quantile_forecast", "quantile", "step", series=series), axis=0
     )
     steps = len(view.past)
     return {
-        "name": names(ds, "series")[place],
-        "unit": find_unit(ds, place) or "data units",
+        "name": names(ds, "series")[series],
+        "unit": find_unit(ds, series) or "data units",
         "context": _short(view.context),
         "truth": _short(view.truth) if view.has_truth else None,
         "times": [
@@ -161,16 +161,16 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
             str(item)[:16].replace("T", " ").removesuffix(" 00:00")
             for item in view.time.at(view.future)
         ],
-        "keys": edges[there].tolist(),
-        "spans": (np.clip(edges[there], -steps, 0) + steps).tolist(),
+        "keys": edges[is_covered].tolist(),
+        "spans": (np.clip(edges[is_covered], -steps, 0) + steps).tolist(),
         "floor": _short(floor),
         # the strongest head that says where it looks; the map has those that move the
         # forecast further
-        "start": (telling or [int(np.argmin(ranks))])[0],
+        "start": (named or [int(np.argmin(ranks))])[0],
         "states": states,
         "low": _short(bands[0]),
         "high": _short(bands[-1]),
-        **line(ds, array(ds, "baseline_forecast", "step", series=place), place),
+        **line(ds, array(ds, "baseline_forecast", "step", series=series), series),
     }
 
 

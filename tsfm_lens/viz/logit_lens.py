@@ -105,8 +105,8 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     if flat := flat_words(ds, series, "layers"):
         return flat
     one = ds.isel(series=[series])
-    level = median_position(one["quantile"].values)
-    median = one["quantile_forecast"].isel(quantile=level, series=0)
+    median_index = median_position(one["quantile"].values)
+    median = one["quantile_forecast"].isel(quantile=median_index, series=0)
     truth = one["truth"].isel(series=0) if "truth" in one else np.nan
     error = abs(median - truth).mean("step")
     away = abs(median - median.isel(layer=-1)).mean("step")
@@ -183,16 +183,16 @@ def logit_map(
 def logit_sheet(
     ds: xr.Dataset,
     view: Scene,
-    places: list[int],
+    layers: list[int],
     value_range: tuple[float, float] | None,
     rows: int,
 ) -> tuple[Sheet, list[str]]:
     """Draw the panels of :func:`logit_map`, and write its subtitle.
 
-    ``places`` are the positions of the layers.
+    ``layers`` are positions.
     """
     probability = array(
-        ds.isel(layer=places), "probability", "layer", "step", "bin", series=view.place
+        ds.isel(layer=layers), "probability", "layer", "step", "bin", series=view.place
     )
     centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
@@ -207,7 +207,7 @@ def logit_sheet(
         for share in outside
     ]
     long = len(view.future) > _LONG
-    labels = layer_names(ds, places)
+    labels = layer_names(ds, layers)
     group = -(-mass.size // _CELLS)
     starts = np.arange(0, mass.shape[1], group)
     mass = (
@@ -390,8 +390,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
             ]
             table = pd.concat(tables, ignore_index=True)
             text = read_lens_forecast(ds, i)
-            of = names(ds, "series")[i]
-            yield FigurePanel(lens_forecast(ds, series=i), table, text, series=of)
+            label = names(ds, "series")[i]
+            yield FigurePanel(lens_forecast(ds, series=i), table, text, series=label)
         return
     if "entropy" in ds:
         table = frame(

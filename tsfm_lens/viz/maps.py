@@ -180,49 +180,49 @@ def head_maps(
         width = max(150, 16 * len(heads))
     else:
         width = 26 * len(heads)
-    titles = [shortened(one.label, 0.95 * width, LABEL_TYPE) for one in maps]
+    titles = [shortened(head_map.label, 0.95 * width, LABEL_TYPE) for head_map in maps]
     foot = _FOOT + _BAR + 14 * max(title.count("\n") for title in titles)
     canvas = sheet(
         [max((24 if several else 26) * len(layers), 130)] * -(-len(maps) // columns),
         [1] * columns,
-        titles=[one.title for one in maps] if several else None,
+        titles=[head_map.title for head_map in maps] if several else None,
         row_gap=foot + 30,
         column_gap=0.06,
         min_width=110 + columns * width if several else max(360, 150 + width),
         below=foot if several else 52,
         shared_yaxes=True,
     )
-    for index, (one, panel) in enumerate(zip(maps, canvas, strict=False)):
+    for index, (head_map, panel) in enumerate(zip(maps, canvas, strict=False)):
         axis = f"coloraxis{index + 1 if index else ''}"
         printed = PRINTED
         if several:
             printed = _MAX_NUMBERED
         style: Style = {
             "coloraxis": axis,
-            "name": one.title,
-            "customdata": one.words,
-            "noise": one.noise,
+            "name": head_map.title,
+            "customdata": head_map.words,
+            "noise": head_map.noise,
         }
         panel.cells(
-            one.values,
+            head_map.values,
             heads,
             layers,
-            one.hover,
-            write=one.write or two_digits,
+            head_map.hover,
+            write=head_map.write or two_digits,
             printed=printed,
             **style,
         )
         if several:
-            position = canvas.fig.get_subplot(*canvas.places[index])
+            subplot = canvas.fig.get_subplot(*canvas.places[index])
             canvas.fig.update_layout(
                 {
-                    axis: one.colours(
-                        titles[index], **under(position, canvas.plot_height)
+                    axis: head_map.colours(
+                        titles[index], **under(subplot, canvas.plot_height)
                     )
                 }
             )
         else:
-            canvas.colours(one.colours())
+            canvas.colours(head_map.colours())
         if outlined is not None:
             panel.frames(outlined, VERMILION)
     canvas.x(
@@ -240,21 +240,21 @@ def head_maps(
     return canvas.finalize(title, *remarks)
 
 
-def under(place: Any, height: int) -> dict[str, Any]:
+def under(subplot: Any, height: int) -> dict[str, Any]:
     """Return the position of a colour bar under its map.
 
     ``height`` is that of all panels of the sheet together, in pixels.
     """
-    first, last = place.xaxis.domain
-    where: Style = {
+    first, last = subplot.xaxis.domain
+    placement: Style = {
         "orientation": "h",
         "x": (first + last) / 2,
         "len": 0.9 * (last - first),
         "yanchor": "top",
     }
     return {
-        **where,
-        "y": place.yaxis.domain[0] - _FOOT / height,
+        **placement,
+        "y": subplot.yaxis.domain[0] - _FOOT / height,
         "thickness": 10,
         "nticks": 4,
         "tickangle": 0,

@@ -334,25 +334,25 @@ class Timeline:
 
         Dates continue evenly beyond both ends.
         """
-        where = np.asarray(position, dtype=float)
+        steps = np.asarray(position, dtype=float)
         if self.stamps is None:
-            return where
+            return steps
         ticks = self.stamps.astype("datetime64[ns]").astype(np.int64)
         first = ticks[0]
         last = ticks[-1]
-        inside = np.interp(where, self.steps, ticks - first)
-        before = (ticks[1] - first) * np.minimum(where - self.steps[0], 0)
-        after = (last - ticks[-2]) * np.maximum(where - self.steps[-1], 0)
+        inside = np.interp(steps, self.steps, ticks - first)
+        before = (ticks[1] - first) * np.minimum(steps - self.steps[0], 0)
+        after = (last - ticks[-2]) * np.maximum(steps - self.steps[-1], 0)
         return (first + np.rint(inside + before + after).astype(np.int64)).astype(
             "datetime64[ns]"
         )
 
     def scalar(self, step: float) -> str | float:
         """Return one step as shapes and ranges take it."""
-        where = self.at(float(step))
+        coordinate = self.at(float(step))
         if self.stamps is not None:
-            return str(where)
-        return float(where)
+            return str(coordinate)
+        return float(coordinate)
 
     def label(self, step: int) -> str:
         """Write one step in words, with its date where known."""

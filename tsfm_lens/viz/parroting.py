@@ -94,9 +94,9 @@ def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
         )
         table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
         text = read_parroting(ds, i)
-        of = names(ds, "series")[i]
+        label = names(ds, "series")[i]
         errors = draw_variable(ds, "lag_error", series=i)
-        yield FigurePanel(errors, table, text, series=of)
+        yield FigurePanel(errors, table, text, series=label)
 
 
 def read_seasons(ds: xr.Dataset) -> list[str]:

@@ -98,11 +98,11 @@ def patch_cell(ds: xr.Dataset, flat: int) -> str:
     ``flat`` is an index of (component, position).
     """
     component, position = divmod(flat, ds.sizes["position"])
-    positions = find_positions(ds)
-    index = int(np.flatnonzero(positions.order == component)[0])
-    label = (
-        "the stream " if positions.kind[index] == "stream" else ""
-    ) + positions.labels[index]
+    sites = find_positions(ds)
+    index = int(np.flatnonzero(sites.order == component)[0])
+    label = ("the stream " if sites.kind[index] == "stream" else "") + sites.labels[
+        index
+    ]
     moment = when(ds, position)
     if moment:
         return f"{label}, {'the ' * moment.endswith(' token')}{moment}"
@@ -145,13 +145,11 @@ def patching_map(
     if variable not in available:
         raise unknown_name("value", variable, available)
     pair = Contrast.of(ds, series)
-    positions = find_positions(ds)
+    sites = find_positions(ds)
     values = array(ds, variable, "component", "position", series=pair.view.place)[
-        positions.order
+        sites.order
     ]
-    noise = _noise(
-        ds, variable, positions, pair.view.unit if variable == "effect" else ""
-    )
+    noise = _noise(ds, variable, sites, pair.view.unit if variable == "effect" else "")
     base, source = way(ds)
     title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {WORDS[variable]}"
     if variable == "effect":
@@ -162,11 +160,11 @@ def patching_map(
         return draw_variable(
             ds, variable, series=pair.view.place, title=title, about=about
         )
-    canvas, remark = _map(ds, positions, values, variable, pair, noise)
+    canvas, remark = _map(ds, sites, values, variable, pair, noise)
     differ = pair.differ
     return canvas.finalize(
         title,
-        f"{positions.what()}: {about}",
+        f"{sites.what()}: {about}",
         (
             f"0: the {base} forecast, 1: the {source}"
             if variable in ("recovered", "first_order")
@@ -184,7 +182,7 @@ def patching_map(
     )
 
 
-def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | None:
+def _noise(ds: xr.Dataset, value: str, sites: Places, unit: str) -> Finding | None:
     """Read the noise of a value from the result, (place, position)."""
     noise = finding(ds, value, "component", "position", unit=unit)
     if (
@@ -200,12 +198,12 @@ def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | N
     # the range is that of several series, and one is drawn
     if noise is None:
         return None
-    return noise.at(places.order).without_range
+    return noise.at(sites.order).without_range
 
 
 def _map(
     ds: xr.Dataset,
-    places: Places,
+    sites: Places,
     values: np.ndarray,
     value: str,
     pair: Contrast,
@@ -215,22 +213,22 @@ def _map(
     axes = [
         (lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)
     ]
-    height = max(len(places.names) * int(np.clip(480 / len(places.names), 8, 32)), 130)
-    aside = any(len(axis.aside) for _, axis in axes)
-    first: list[Any] = [{}, None] if aside else [{}]
-    rest: list[Any] = [{}, {}] if aside else [{}]
+    height = max(len(sites.names) * int(np.clip(480 / len(sites.names), 8, 32)), 130)
+    has_special = any(len(axis.aside) for _, axis in axes)
+    first: list[Any] = [{}, None] if has_special else [{}]
+    rest: list[Any] = [{}, {}] if has_special else [{}]
     room: Style = {"row_gap": _GAP, "column_gap": 0.1, "above": 14, "min_width": 420}
     heights = [_UPPER, *(height for _ in axes)]
-    widths = [0.9, 0.1] if aside else [1.0]
+    widths = [0.9, 0.1] if has_special else [1.0]
     canvas = sheet(heights, widths, specs=[first, *(rest for _ in axes)], **room)
     view = pair.view
     top = canvas.panel(1, 1)
     pair.draw(top)
     top.y(view.title)
     edges = [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5]
-    labels = [plain(item) for item in places.labels]
+    labels = [plain(item) for item in sites.labels]
     word = "component"
-    if set(places.kind) == {"stream"}:
+    if set(sites.kind) == {"stream"}:
         word = "residual stream"
     for row, (lane, axis) in enumerate(axes, start=2):
         cells, owner = axis.cells()
@@ -253,10 +251,10 @@ def _map(
                 xgap=0,
                 ygap=1 if len(labels) <= 40 else 0,
             )
-            panel.y(autorange="reversed", showline=False, **places.ticks())
-            panel.separators(places.breaks)
+            panel.y(autorange="reversed", showline=False, **sites.ticks())
+            panel.separators(sites.breaks)
         canvas.panel(row, 1).y(f"{word} (variate {row - 1})" if len(axes) > 1 else word)
-        if aside:
+        if has_special:
             canvas.panel(row, 2).y(showticklabels=False, ticks="")
     canvas.fig.update_xaxes(
         range=[view.time.scalar(edge) for edge in (min(edges), max(edges))],
@@ -317,9 +315,9 @@ def _lanes(ds: xr.Dataset) -> list[list[int]]:
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), "recovered", "effect")
-        of = names(ds, "series")[i]
+        label = names(ds, "series")[i]
         text = read_patching(ds, i)
-        yield FigurePanel(patching_map(ds, series=i), table, text, series=of)
+        yield FigurePanel(patching_map(ds, series=i), table, text, series=label)
 
 
 def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
@@ -365,9 +363,9 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), *variables)
         text = read_estimate(ds, i)
-        of = names(ds, "series")[i]
+        label = names(ds, "series")[i]
         yield FigurePanel(
-            patching_map(ds, value="first_order", series=i), table, text, series=of
+            patching_map(ds, value="first_order", series=i), table, text, series=label
         )
 
 
@@ -412,7 +410,7 @@ class Contrast:
             "corrupted_forecast",
         )
         view = scene(ds, series, ds.sizes["time"])
-        bounds = tuple(
+        forecasts = tuple(
             array(ds, f"{name}_forecast", "step", series=view.place)
             for name in ("clean", "corrupted")
         )
@@ -421,7 +419,7 @@ class Contrast:
             array(ds, "corrupted_context", "time", series=view.place)[
                 -len(view.past) :
             ],
-            bounds,
+            forecasts,
             path_word(ds),
         )
 

@@ -17,13 +17,13 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 
-_STREAM_ENDS = {
+_STREAM_ORDER = {
     "hook_embed": -2,
     "hook_resid_pre": -1,
     "hook_resid_mid": 100,
     "hook_resid_mid2": 101,
 }
-_LATER = {
+_KIND_ORDER = {
     "cross_attn": 1,
     "mlp": 2,
     "layer": 3,
@@ -52,7 +52,7 @@ class Places:
         """
         one = len(set(self.stack)) == 1
         return [
-            _words(*item, one)
+            _label(*item, one)
             for item in zip(self.names, self.stack, self.layer, strict=True)
         ]
 
@@ -157,10 +157,10 @@ def _sort(
 ) -> Places:
     """Sort places by stack, layer and the order of computation in a layer."""
     stacks = list(dict.fromkeys(stack))
-    kinds = sorted(dict.fromkeys(kind), key=lambda item: _LATER.get(item, 0))
+    kinds = sorted(dict.fromkeys(kind), key=lambda item: _KIND_ORDER.get(item, 0))
 
     def depth(i: int) -> tuple[int, int, int]:
-        stream = _STREAM_ENDS.get(labels[i].rsplit(".", 1)[-1], 102)
+        stream = _STREAM_ORDER.get(labels[i].rsplit(".", 1)[-1], 102)
         return (
             stacks.index(stack[i]),
             int(layer[i]),
@@ -172,18 +172,20 @@ def _sort(
     return Places(order, labels, stack, kind, layer[order], head[order])
 
 
-def _words(name: str, stack: str, layer: int, one_stack: bool) -> str:
-    end = name.rsplit(".", 1)[-1]
+def _label(name: str, stack: str, layer: int, one_stack: bool) -> str:
+    point = name.rsplit(".", 1)[-1]
     of_stack = ""
     if stack and not one_stack:
         of_stack = f"{stack} "
-    if end == "hook_embed":
+    if point == "hook_embed":
         return f"{of_stack}embedding"
-    if end.startswith("hook_resid"):
-        where = {"hook_resid_pre": "before", "hook_resid_post": "after"}.get(
-            end, "within"
+    if point.startswith("hook_resid"):
+        relation = {"hook_resid_pre": "before", "hook_resid_post": "after"}.get(
+            point, "within"
         )
-        return f"{of_stack}{where} layer {layer}{' (2)' if end.endswith('2') else ''}"
+        return (
+            f"{of_stack}{relation} layer {layer}{' (2)' if point.endswith('2') else ''}"
+        )
     if one_stack and stack:
         return name.removeprefix(f"{stack}.")
     return name

@@ -102,9 +102,9 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     # nothing is wider than both columns of a page, so there is nothing to send the
     # caller to
     if width < COLUMNS["double"] and not fits(fig, width):
-        least = LEAST_SCALE * least_width(fig) / PIXELS_PER_MM
+        needed = LEAST_SCALE * least_width(fig) / PIXELS_PER_MM
         raise InputError(
-            f"this figure needs {least:.0f} mm to be read at 5 pt, not {width:g};"
+            f"this figure needs {needed:.0f} mm to be read at 5 pt, not {width:g};"
             " choose 'double' (183 mm)"
         )
     return in_print(fig, width)
@@ -119,12 +119,12 @@ def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
     room = width_mm * PIXELS_PER_MM
     scale = min(SCALE, room / least_width(fig))
     meta = dict(fig.layout.meta or {})
-    more = legend_height(fig, room / scale) - meta.get("legend_height", 0)
-    height = printed.layout.height + more
+    extra = legend_height(fig, room / scale) - meta.get("legend_height", 0)
+    height = printed.layout.height + extra
     scale = min(scale, TALLEST * PIXELS_PER_MM / height)
     width = room / scale
     margin = printed.layout.margin
-    margin.b += more
+    margin.b += extra
     fit_axes(printed, width - _SIDES, height - margin.t - margin.b)
     meta |= {
         "width_mm": round(width_mm, 1),

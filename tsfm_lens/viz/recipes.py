@@ -79,7 +79,7 @@ def overlay(
         medians.append(values[median_position(levels)])
         low = values[order[0]]
         high = values[order[-1]]
-        bounds = (
+        interval = (
             f"from the {levels[order[0]]:.3g} to the {levels[order[-1]]:.3g} quantile"
         )
         label = f"{name} (interval)"
@@ -103,7 +103,7 @@ def overlay(
         heading,
         about,
         f"{len(view.future)} steps ahead from {view.remark}",
-        f"intervals: {bounds}",
+        f"intervals: {interval}",
     )
 
 
@@ -155,9 +155,9 @@ def _recipes(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for position in forecast_series(ds, MAX_DRAWN):
         text = read_recipes(ds)
         drawn = recipe_forecasts(ds, series=position)
-        of = names(ds, "series")[position]
+        label = names(ds, "series")[position]
         yield FigurePanel(
-            drawn, _recipe_table(ds.isel(series=[position])), text, series=of
+            drawn, _recipe_table(ds.isel(series=[position])), text, series=label
         )
 
 

@@ -151,8 +151,8 @@ def training_history(ds: xr.Dataset) -> go.Figure:
             dots=5,
         )
         panel.y("share copied" if "copy_score" in ds else "1 − relative\ncopy error")
-    for (name, title, text), panel in zip(heads, panels, strict=True):
-        _head_lines(panel, ds, name, x, text)
+    for (name, title, meaning), panel in zip(heads, panels, strict=True):
+        _head_lines(panel, ds, name, x, meaning)
         panel.y(title)
         if name == "prefix_matching":
             panel.line(
@@ -178,12 +178,12 @@ def training_history(ds: xr.Dataset) -> go.Figure:
 
 
 def _head_lines(
-    panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: str
+    panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, meaning: str
 ) -> None:
     """Draw a line per head in its layer's colour, and its range over motifs."""
     for layer, label in enumerate(names(ds, "layer")):
         colour = CATEGORICAL[layer % len(CATEGORICAL)]
-        layer_words = layer_name(label)
+        layer_label = layer_name(label)
         for head, head_label in enumerate(names(ds, "head")):
             at = {"layer": layer, "head": head}
             if f"{name}_low" in ds:
@@ -191,15 +191,15 @@ def _head_lines(
                     array(ds, f"{name}_{end}", "training_step", **at)
                     for end in ("low", "high")
                 )
-                panel.band(x, low, high, mixed(colour, 0.2), layer_words)
+                panel.band(x, low, high, mixed(colour, 0.2), layer_label)
             hover = (
-                f"step %{{x:.0f}}<br>{layer_words}, head {head_label}: %{{y:.2f}}"
-                f" {words}"
+                f"step %{{x:.0f}}<br>{layer_label}, head {head_label}: %{{y:.2f}}"
+                f" {meaning}"
             )
             panel.line(
                 x,
                 array(ds, name, "training_step", **at),
-                layer_words,
+                layer_label,
                 hover,
                 colour=colour,
                 width=1.2,

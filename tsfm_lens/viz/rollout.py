@@ -151,7 +151,7 @@ def autoregressive_attention_map(
         f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in indices
     ]
     notes = [
-        f"{format_nats(entropy[index])}{_aside(one, keys)}"
+        f"{format_nats(entropy[index])}{_special_share(one, keys)}"
         for index, one in zip(indices, maps, strict=True)
     ]
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
@@ -273,7 +273,7 @@ def _draw(
     return group
 
 
-def _aside(weights: np.ndarray, keys: Ruler) -> str:
+def _special_share(weights: np.ndarray, keys: Ruler) -> str:
     """Write how much of a head's attention goes to special tokens.
 
     It is "" below 1 %.
@@ -405,13 +405,11 @@ def selected_patch(
     draw_bands(panel, view, ds["quantile"].values, values)
     view.draw(panel)
     start = int(ds["argmax_start"].values[at, which])
-    index = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}"
+    head_label = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}"
     style: Style = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
     panel.vline(view.time.scalar(float(start)), **style)
     view.title_axes(panel)
-    title = (
-        f"Forecast of {view.id} by {name_model(ds)}, and the patch that {index} selects"
-    )
+    title = f"Forecast of {view.id} by {name_model(ds)}, and the patch that {head_label} selects"
     share = percent(float(weights[which]))
     return sheet.finalize(
         title,

@@ -252,17 +252,17 @@ def printed(page: bytes) -> bytes:
         source = Path(folder, "page.html")
         target = Path(folder, "page.pdf")
         source.write_bytes(page)
-        how = [
+        arguments = [
             "--headless",
             "--disable-gpu",
             "--no-pdf-header-footer",
             f"--virtual-time-budget={_PATIENCE}",
         ]
         # as root Chromium starts in no other way
-        how += ["--no-sandbox"] * (getattr(os, "geteuid", lambda: 1)() == 0)
+        arguments += ["--no-sandbox"] * (getattr(os, "geteuid", lambda: 1)() == 0)
         command = [
             browser,
-            *how,
+            *arguments,
             f"--user-data-dir={folder}/profile",
             f"--print-to-pdf={target}",
             source.as_uri(),

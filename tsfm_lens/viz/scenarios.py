@@ -73,7 +73,7 @@ def _middle(ds: xr.Dataset, name: str, *dims: str) -> np.ndarray:
     )
 
 
-def _ends(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _outer_quantiles(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the lowest and the highest quantile."""
     order = np.argsort(ds["quantile"].values)
     values = array(ds, name, "quantile", "step")
@@ -96,7 +96,7 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     move = after - before
     effects = _middle(ds, "effect", "change").mean(1)
     width, new_width = (
-        np.subtract(*reversed(_ends(ds, name))).mean()
+        np.subtract(*reversed(_outer_quantiles(ds, name))).mean()
         for name in ("forecast", "changed_forecast")
     )
     is_changed = _changed_steps(ds)
@@ -189,7 +189,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
         ("changed_forecast", "with the change", VERMILION),
     )
     for name, text, colour in lines:
-        low, high = _ends(ds, name)
+        low, high = _outer_quantiles(ds, name)
         above.band(
             view.time.at(view.future),
             low,

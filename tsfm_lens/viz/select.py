@@ -99,13 +99,13 @@ def find_unit(ds: xr.Dataset, series: int | None = None) -> str:
 
     It is that of ``series`` where each series has a unit.
     """
-    own = ""
+    series_unit = ""
     if "units" in ds.coords and series is not None and ds["units"].dims == ("series",):
-        own = str(ds["units"].values[series])
-        if not own and any(map(str, ds["units"].values)):
+        series_unit = str(ds["units"].values[series])
+        if not series_unit and any(map(str, ds["units"].values)):
             # a covariate is not in the unit of its target
             return ""
-    unit = own or str(ds.attrs.get("units", "") or "")
+    unit = series_unit or str(ds.attrs.get("units", "") or "")
     if unit == "data units":
         return ""
     return unit

@@ -113,7 +113,7 @@ class Sheet:
     def finalize(self, title: str, *remarks: str) -> go.Figure:
         """Give the figure its title, subtitle and size, and return it."""
         fit_axes(self.fig, max(self.min_width, USUAL), self.plot_height)
-        remarks = (*remarks, self._noise_words())
+        remarks = (*remarks, self._noise_remark())
         return finalize(
             self.fig,
             title,
@@ -124,7 +124,7 @@ class Sheet:
             min_width=self.min_width,
         )
 
-    def _noise_words(self) -> str:
+    def _noise_remark(self) -> str:
         """Write what the subtitle says of the noise, "" where none is known."""
         if self.signs:
             signs = f"{' or '.join(self.signs)}: {NOT_SIGNIFICANT}"
@@ -183,9 +183,9 @@ def sheet(
     return Sheet(fig, positions, total, above=room, min_width=min_width, below=below)
 
 
-def _over(fig: go.Figure, place: tuple[int, int]) -> Style:
+def _over(fig: go.Figure, position: tuple[int, int]) -> Style:
     """Return the coordinates of a panel's title, centred over the panel."""
-    plot = fig.get_subplot(*place)
+    plot = fig.get_subplot(*position)
     x, y = (axis.plotly_name.replace("axis", "") for axis in (plot.xaxis, plot.yaxis))
     return {"x": 0.5, "y": 1, "xref": f"{x} domain", "yref": f"{y} domain"}
 
@@ -343,9 +343,9 @@ class Panel:
         They point upwards, or to the right with ``across``.
         """
         if across:
-            where = {"x": lengths, "y": places, "orientation": "h"}
+            placement = {"x": lengths, "y": places, "orientation": "h"}
         else:
-            where = {"x": places, "y": lengths}
+            placement = {"x": places, "y": lengths}
         marker: Style = {"color": colour}
         if noise is not None:
             shapes = ["/" * bool(faint) for faint in noise.pale]
@@ -361,7 +361,7 @@ class Panel:
             name,
             hover,
             marker=marker,
-            **where,
+            **placement,
             **_whiskers(noise, lengths, across=across),
             **more,
         )
@@ -379,7 +379,7 @@ class Panel:
         **more: Any,
     ) -> None:
         """Draw a heat map on the sheet's colours."""
-        where = {
+        placement = {
             name: value for name, value in (("x", x), ("y", y)) if value is not None
         }
         if noise is None:
@@ -404,7 +404,7 @@ class Panel:
             **more,
         }
         trace = go.Heatmap(
-            z=z, hovertemplate=f"{hover}<extra></extra>", **where, **options
+            z=z, hovertemplate=f"{hover}<extra></extra>", **placement, **options
         )
         self.sheet.fig.add_trace(trace, **self.at)
         if noise is not None:
@@ -430,7 +430,7 @@ class Panel:
                 f"rgba(255,255,255,{0 if dotted else 0.6})",
                 name=NOT_SIGNIFICANT,
                 **style,
-                **where,
+                **placement,
             )
 
     def cover(self, cells: np.ndarray, colour: str, **more: Any) -> None:
@@ -482,7 +482,7 @@ class Panel:
             type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **style, **self.at
         )
 
-    def separators(self, places: Sequence[float], *, across: bool = True) -> None:
+    def separators(self, positions: Sequence[float], *, across: bool = True) -> None:
         """Draw thin lines across the panel, or from its bottom to its top."""
         free, fixed = ("y", "x") if across else ("x", "y")
         refs = self._axes()
@@ -497,7 +497,7 @@ class Panel:
                     f"{fixed}1": 1,
                     **style,
                 }
-                for at in places
+                for at in positions
             ]
         )
 
@@ -532,7 +532,7 @@ class Panel:
         if shapes:
             self.sheet.fig.layout.shapes = [*self.sheet.fig.layout.shapes, *shapes]
 
-    def _place(self) -> Any:
+    def _subplot(self) -> Any:
         """Return the panel's axes in the layout."""
         if self.at:
             return self.sheet.fig.get_subplot(**self.at)
@@ -540,9 +540,9 @@ class Panel:
 
     def _axes(self) -> dict[str, str]:
         """Name the panel's axes, as shapes and notes refer to them."""
-        position = self._place()
+        subplot = self._subplot()
         names = {
-            f"{letter}ref": getattr(position, f"{letter}axis").plotly_name
+            f"{letter}ref": getattr(subplot, f"{letter}axis").plotly_name
             for letter in "xy"
         }
         return {ref: name.replace("axis", "") for ref, name in names.items()}

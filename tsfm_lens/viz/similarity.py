@@ -28,12 +28,12 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
     values = array(ds, measure, axis, f"other_{axis}")
     labels = layers(ds, axis)
     rows, columns = np.triu_indices(len(labels), 1)
-    what = "updates, by their cosine"
+    subject = "updates, by their cosine"
     if measure == "cka":
         neighbours = columns == rows + 1
         rows = rows[neighbours]
         columns = columns[neighbours]
-        what = "neighbours in the stream, by the CKA"
+        subject = "neighbours in the stream, by the CKA"
     pairs = [
         " and ".join([labels[a], labels[b]]) for a, b in zip(rows, columns, strict=True)
     ]
@@ -45,7 +45,7 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
         " signed}.",
         "The CKA is undefined where the stream is the same for all tokens: "
         "{undefined:which}.",
-        what=what,
+        what=subject,
         alike=alike,
         undefined=undefined if undefined.any() else None,
     )
@@ -75,8 +75,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 def _ranks(ds: xr.Dataset) -> xr.Dataset:
     """Add the range of ranks over series."""
-    each = ds["entropy"].copy(data=np.exp(ds["entropy"].values))
-    return ds.assign(rank_low=each.min("series"), rank_high=each.max("series"))
+    ranks = ds["entropy"].copy(data=np.exp(ds["entropy"].values))
+    return ds.assign(rank_low=ranks.min("series"), rank_high=ranks.max("series"))
 
 
 generic_figure(

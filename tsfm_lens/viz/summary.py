@@ -123,9 +123,9 @@ class Members:
         positions = self.effect.named(_MAX_NAMES, different)
         if positions:
             return self._listed(positions, write)
-        least = self.effect.least
-        if least:
-            return f"none of {write(least).lstrip('+')} or more"
+        smallest = self.effect.least
+        if smallest:
+            return f"none of {write(smallest).lstrip('+')} or more"
         return "none"
 
     def each(self, write: Write) -> str:
@@ -167,12 +167,12 @@ class Members:
         """Say what sizes and ranges are over, in brackets."""
         return self.effect.basis
 
-    def _listed(self, places: Sequence[int] | np.ndarray, write: Write) -> str:
-        reported = self.effect.told
-        return listed([f"{self.labels[i]} ({reported(i, write)})" for i in places])
+    def _listed(self, positions: Sequence[int] | np.ndarray, write: Write) -> str:
+        write_size = self.effect.told
+        return listed([f"{self.labels[i]} ({write_size(i, write)})" for i in positions])
 
     def _alike(self, value: float, write: Write) -> str:
-        written = [write(float(own)) for own in self.effect.size.flat]
+        written = [write(float(size)) for size in self.effect.size.flat]
         alike = [i for i, text in enumerate(written) if text == write(float(value))]
         texts = [self.labels[i] for i in alike]
         if len(texts) > _MAX_NAMES:
@@ -213,16 +213,16 @@ class _Reader:
         if value.dtype.kind in "OUT":
             return shown([str(item) for item in np.atleast_1d(value.values)])
         dims = map(str, self._size(name).dims)
-        is_judged = finding(self.ds, name, *dims) is not None
-        if is_judged and name not in self.given:
+        is_tested = finding(self.ds, name, *dims) is not None
+        if is_tested and name not in self.given:
             return self._finite(self.judged(name))
         value = _over_series(value, self.ds)
         sizes = np.asarray(value.values, dtype=float)
         known = np.isfinite(sizes)
-        unjudged = Finding(
+        untested = Finding(
             *(sizes, sizes, sizes), known, ~known & known, facts={"smallest": 0.0}
         )
-        return self._finite(self._members(unjudged, value))
+        return self._finite(self._members(untested, value))
 
     def judged(self, name: str) -> Members:
         """Return the members of a tested effect."""

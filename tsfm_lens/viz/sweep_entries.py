@@ -121,10 +121,10 @@ def sizes_words(rows: pd.DataFrame) -> str:
     )
     count = int(rows["significant"].sum())
     few = few_units(told(rows.nlargest(1, "units"))[0], rows)
-    messages = f"significant: {count or 'none'} of {len(rows)}"
+    significance = f"significant: {count or 'none'} of {len(rows)}"
     if few and not count:
-        messages = few
-    return f"MASE changes by {low} to {high} (median {middle}); {messages}"
+        significance = few
+    return f"MASE changes by {low} to {high} (median {middle}); {significance}"
 
 
 def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]:
@@ -139,17 +139,19 @@ def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]
     """
     rows = rows.assign(name=names)[np.isfinite(rows["change"])]
     out = []
-    for model, mine in rows.groupby("model", sort=False):
-        order = mine["change"].abs().sort_values(ascending=False, kind="stable").index
-        significant = mine.loc[order][mine.loc[order, "significant"]]
+    for model, changes in rows.groupby("model", sort=False):
+        order = (
+            changes["change"].abs().sort_values(ascending=False, kind="stable").index
+        )
+        significant = changes.loc[order][changes.loc[order, "significant"]]
         named = [
             f"{row['name']} ({change_words(row)})"
             for row in told(significant.head(_MAX_NAMED))
         ]
-        sizes = f"{model}: {subject}, {sizes_words(mine)}"
+        sizes = f"{model}: {subject}, {sizes_words(changes)}"
         out.append(f"{sizes}: {listed(named)}." if named else f"{sizes}.")
-        leading = mine[(mine["leads"] == "highest") & (mine["change"] > 0)]
-        often = often_first(mine if leading.empty else leading, "name")
+        leading = changes[(changes["leads"] == "highest") & (changes["change"] > 0)]
+        often = often_first(changes if leading.empty else leading, "name")
         if often:
             sure = "significantly"
             if leading.empty:
@@ -352,7 +354,7 @@ def least_words(rows: pd.DataFrame) -> str:
     """Write how many heads layers keep, and which need theirs most."""
     low = rows["kept"].min()
     high = rows["kept"].max()
-    most = rows["of"].max()
+    total = rows["of"].max()
     rows = rows.assign(name="layer " + rows["layer"].astype(str))
     leading = rows[rows["leads"] == "highest"]
     often = often_first(rows if leading.empty else leading, "name")
@@ -362,4 +364,4 @@ def least_words(rows: pd.DataFrame) -> str:
     needs = ""
     if often:
         needs = f"; {sure} most needed, in bootstrap samples: {often}"
-    return f"layers keep {low} to {high} of {counted(int(most), 'head')}{needs}"
+    return f"layers keep {low} to {high} of {counted(int(total), 'head')}{needs}"

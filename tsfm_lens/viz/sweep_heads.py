@@ -70,12 +70,12 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     if valid.empty:
         return []
     free = (valid["within"] == valid["of"]).sum()
-    least = sweep.least_words(valid.assign(kept=valid["of"] - valid["within"]))
+    needs = sweep.least_words(valid.assign(kept=valid["of"] - valid["within"]))
     return [
         f"{valid['model'].iloc[0]}: in {free} of {sweep.counted(len(valid), 'layer')}"
         f" all heads can go at once with a rise of {valid['judged_by'].iloc[0]} below"
         f" {percent(sweep.find_tolerance(table))}, in {(valid['within'] == 0).sum()} no"
-        f" head can go; {least}."
+        f" head can go; {needs}."
     ]
 
 
@@ -164,7 +164,7 @@ def summarize_head_counts(table: pd.DataFrame) -> list[str]:
     return out
 
 
-def _heads_kept(table: pd.DataFrame) -> xr.Dataset:
+def _head_counts(table: pd.DataFrame) -> xr.Dataset:
     """Return how many heads layers must keep in their better order, (model, layer)."""
     return sweep.labelled(table[table["better"]], ["model", "layer"], "kept")
 
@@ -173,7 +173,7 @@ draw_heads_at = generic_figure(
     "sweep_heads_at",
     "kept",
     "Heads that each layer must keep.",
-    prepare=_heads_kept,
+    prepare=_head_counts,
     variables=("model", "layer", "kept", "better"),
 )
 panels("sweep_heads_at")(

@@ -127,11 +127,11 @@ class Ruler:
             return np.empty(0)
         # the context ends where the forecast starts
         low, high = self.edges[0], 0.0 if self.end == -0.5 else self.end
-        least = max((high - low) / most, 1.0)
-        size = 10.0 ** np.floor(np.log10(least))
+        smallest = max((high - low) / most, 1.0)
+        size = 10.0 ** np.floor(np.log10(smallest))
         # there is no half a step
         factors = (1, 2, 5, 10) if size < 10 else (1, 2, 2.5, 5, 10)
-        width = next(size * factor for factor in factors if size * factor >= least)
+        width = next(size * factor for factor in factors if size * factor >= smallest)
         return np.arange(np.ceil(low / width), np.floor(high / width) + 1) * width
 
 
@@ -151,10 +151,10 @@ def ruler(axis: TokenAxis) -> Ruler:
     elif count:
         edges = np.append(edges, end + 0.04 * span)
         owner = np.append(owner, -1)
-    aside = edges[-1] + 0.06 * span * np.arange(1, count + 1)
+    special_edges = edges[-1] + 0.06 * span * np.arange(1, count + 1)
     return Ruler(
         axis=axis,
-        edges=np.concatenate([edges, aside]),
+        edges=np.concatenate([edges, special_edges]),
         owner=np.concatenate([owner, axis.aside]).astype(int),
         timed=timed,
         end=end,

@@ -78,11 +78,11 @@ def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
     top = values[..., :1]
     shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
     if floor is None:
-        least = np.full(values.shape[:-1], _LOWEST)
+        threshold = np.full(values.shape[:-1], _LOWEST)
     else:
-        least = np.fmax(floor, _LOWEST)
+        threshold = np.fmax(floor, _LOWEST)
     # a comparison with NaN is false
-    return np.where(shares >= least[..., None], shares, np.nan)
+    return np.where(shares >= threshold[..., None], shares, np.nan)
 
 
 def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
@@ -102,7 +102,7 @@ def list_names(ds: xr.Dataset, coordinate: str) -> list[str]:
     return [str(value) for value in ds[coordinate].values]
 
 
-def _layer_words(ds: xr.Dataset, matrices: list[int]) -> list[str]:
+def _layer_labels(ds: xr.Dataset, matrices: list[int]) -> list[str]:
     """Name the layer of each matrix, with its stack where there are several."""
     stacks, layers = (
         [list_names(ds, name)[i] for i in matrices] for name in ("stack", "layer")
@@ -114,7 +114,7 @@ def _layer_words(ds: xr.Dataset, matrices: list[int]) -> list[str]:
     ]
 
 
-def _column_words(ds: xr.Dataset) -> list[str]:
+def _column_labels(ds: xr.Dataset) -> list[str]:
     """Name each matrix by its part.
 
     The kind of attention is named where the model has several.
@@ -142,18 +142,18 @@ def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
     if variable == "rank_share":
         share = 100 * values.where(ds["told"].isel(matrix=full) > 0)
         values = share.assign_attrs(units="%", long_name="share of the full rank")
-    layers = _layer_words(ds, full)
-    columns = _column_words(ds)
+    layers = _layer_labels(ds, full)
+    columns = _column_labels(ds)
     # attention first, whatever the order of writing
     parts = list_names(ds, "part")
-    order = sorted(full, key=lambda place: parts[place] not in _ATTENTION)
-    matrices = [columns[place] for place in full]
+    order = sorted(full, key=lambda index: parts[index] not in _ATTENTION)
+    matrices = [columns[index] for index in full]
     keys = pd.MultiIndex.from_arrays([layers, matrices], names=["block", "part"])
     labels = xr.Coordinates.from_pandas_multiindex(keys, "matrix")
     grid = values.drop_vars(list(values.coords)).assign_coords(labels)
     rows = {
         "block": list(dict.fromkeys(layers)),
-        "part": list(dict.fromkeys(columns[place] for place in order)),
+        "part": list(dict.fromkeys(columns[index] for index in order)),
     }
     table = grid.unstack("matrix").sel(rows)
     table["block"].attrs["long_name"] = "layer"

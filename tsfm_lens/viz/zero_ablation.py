@@ -66,9 +66,9 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
             ds.isel(component=group),
             f"{lead}{{{metric}:basis}}: {{{metric}:largest{unit}}}.",
         )
-    for most in effect.named(1, heads):
-        text = effect.lead(most)
-        out += [f"{labels[most]}: {text}."] if text else []
+    for largest in effect.named(1, heads):
+        text = effect.lead(largest)
+        out += [f"{labels[largest]}: {text}."] if text else []
     if metric == "spearman_distance" and "mean_shift_size" in ds:
         out += read_shift(ds, effect)
     out += effect.standing(labels, "heads", heads)
@@ -84,22 +84,22 @@ def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
     A sentence says how it can differ from the leader in shape.
     """
     parts = ds["kind"].values.astype(str) != "layer"
-    most = judged(ds, "mean_shift", "component").named(1, parts)
-    if not most:
+    farthest = judged(ds, "mean_shift", "component").named(1, parts)
+    if not farthest:
         return []
     first = shape.named(1, parts)
     labels = names(ds, "component")
     return [
         *summarize(
-            ds.isel(component=most),
+            ds.isel(component=farthest),
             "The forecast moves farthest, as a share of the series' range, without "
             "{mean_shift:each percent}.",
             "That is size, in which {size} leads; Spearman distance is shape, in which "
             "{shape} leads. A change of level or scale has size without shape.",
-            size=labels[most[0]],
-            shape=labels[first[0]] if first and first != most else None,
+            size=labels[farthest[0]],
+            shape=labels[first[0]] if first and first != farthest else None,
         ),
-        *name_improvements(ds, list(dict.fromkeys([*most, *first]))),
+        *name_improvements(ds, list(dict.fromkeys([*farthest, *first]))),
     ]
 
 
@@ -221,8 +221,8 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
         "Ablation of single components of"
         f" {stacks and f'the {stacks} of '}{name_model(ds)}: {measure.word}"
     )
-    what = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
-    return canvas.finalize(title, what, "zeroed one at a time")
+    about = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
+    return canvas.finalize(title, about, "zeroed one at a time")
 
 
 @figure("ablation_effects", "Forecasts without single components.")
@@ -272,11 +272,11 @@ def ablation_forecasts(
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     title = f"Forecasts of {view.id} by {name_model(ds)} without single components"
-    what = (
+    about = (
         f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated"
         " with the unablated one"
     )
-    return grid.finalize(title, what, trimmed, view.time.remark)
+    return grid.finalize(title, about, trimmed, view.time.remark)
 
 
 @dataclass(frozen=True)
@@ -308,23 +308,21 @@ class Measure:
         return number(value)
 
 
-def _blocks(places: Places) -> list[tuple[str, int]]:
+def _blocks(sites: Places) -> list[tuple[str, int]]:
     """List kinds of components with their number of heads, 0 for a single column.
 
     Heads come first, then single columns, layers as a whole last.
     """
-    kind = np.array(places.kind)
-    kinds = [
-        k for k in dict.fromkeys(places.kind) if k not in ("mlp", "layer", "embed")
-    ]
-    head_blocks = [(k, int(places.head[kind == k].max()) + 1) for k in kinds]
-    single = [k for k in kinds if (places.head[kind == k] < 0).any()]
+    kind = np.array(sites.kind)
+    kinds = [k for k in dict.fromkeys(sites.kind) if k not in ("mlp", "layer", "embed")]
+    head_blocks = [(k, int(sites.head[kind == k].max()) + 1) for k in kinds]
+    single = [k for k in kinds if (sites.head[kind == k] < 0).any()]
     single += [k for k in ("mlp", "layer") if (kind == k).any()]
     return [block for block in head_blocks if block[1]] + [(k, 0) for k in single]
 
 
 def _grid(
-    places: Places, layers: list[int], stack: str, kind: str, heads: int
+    sites: Places, layers: list[int], stack: str, kind: str, heads: int
 ) -> np.ndarray:
     """Locate the component at (layer, column) of a block in the result.
 
@@ -332,7 +330,7 @@ def _grid(
     """
     grid = np.full((len(layers), max(heads, 1)), -1)
     for at, *where, layer, head in zip(
-        places.order, places.stack, places.kind, places.layer, places.head, strict=True
+        sites.order, sites.stack, sites.kind, sites.layer, sites.head, strict=True
     ):
         if where == [stack, kind] and layer >= 0 and (head >= 0) == bool(heads):
             grid[layers.index(layer), max(head, 0)] = at
@@ -351,28 +349,26 @@ def _draw(
             )
         return kind_word(kind).replace("-", "-\n")
 
-    indices = find_positions(ds)
+    sites = find_positions(ds)
     rows = dict[str, list[int]]()
     with_heads = {
-        kind for kind, head in zip(indices.kind, indices.head, strict=True) if head >= 0
+        kind for kind, head in zip(sites.kind, sites.head, strict=True) if head >= 0
     }
     for stack, layer in sorted(
         {
             (s, int(at))
-            for s, at in zip(indices.stack, indices.layer, strict=True)
+            for s, at in zip(sites.stack, sites.layer, strict=True)
             if at >= 0
         }
     ):
         rows.setdefault(stack, []).append(layer)
-    rows = {
-        stack: rows[stack] for stack in dict.fromkeys(indices.stack) if stack in rows
-    }
-    blocks = _blocks(indices)
+    rows = {stack: rows[stack] for stack in dict.fromkeys(sites.stack) if stack in rows}
+    blocks = _blocks(sites)
     deep = sum(map(len, rows.values()))
     heads = sum(count for _, count in blocks)
     height = max(int(np.clip(330 / deep, 20, 46)), -(-120 // deep))
     grids = [
-        (stack, block, _grid(indices, rows[stack], stack, *block))
+        (stack, block, _grid(sites, rows[stack], stack, *block))
         for stack in rows
         for block in blocks
     ]
@@ -390,8 +386,8 @@ def _draw(
     texts = [_describe(ds, i, middle, measure, noise) for i in range(len(middle))]
     stacks: set[str] = set()
     for (stack, (_, count), grid), panel in zip(grids, canvas, strict=True):
-        there = grid >= 0
-        if not there.any():
+        exists = grid >= 0
+        if not exists.any():
             panel.x(visible=False)
             panel.y(visible=False)
             continue
@@ -399,7 +395,7 @@ def _draw(
         first = stack not in stacks
         stacks.add(stack)
         panel.cells(
-            np.where(there, middle[grid], np.nan),
+            np.where(exists, middle[grid], np.nan),
             np.arange(grid.shape[1]),
             layers,
             "%{customdata}",
