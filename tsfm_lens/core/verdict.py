@@ -212,8 +212,8 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     sentence = (
         f"Effects by {first['explanation'].item()} predict masking of one and two"
         f" segments with R² {_floored(explained):.2f}"
-        f" ({controls[best]:.2f} with {best}), slope {slope:.2f} and the right sign for {100 * _floored(signed):.0f} % of"
-        f" the change: {conclusion}."
+        f" ({controls[best]:.2f} with {best}), slope {slope:.2f} and the right sign"
+        f" for {100 * _floored(signed):.0f} % of the change: {conclusion}."
     )
     if undecided:
         noun = "effects" if len(undecided) > 1 else "effect"

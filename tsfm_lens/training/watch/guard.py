@@ -1,4 +1,9 @@
-"""Guards for measuring a model during its training without an effect on the training."""
+"""Guards for measuring a model during its training without an effect on it.
+
+:func:`undisturbed` restores gradients, modes, buffers and random numbers after a block,
+:func:`draws_kept` random numbers alone. The other functions check losses and weights
+before they are differentiated.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +44,9 @@ def listed(loss: Losses) -> list[Loss]:
 
 
 def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
-    """Return the weights to differentiate by: those of a module that are trained, or
-    all that are listed.
+    """Return the weights to differentiate by.
+
+    They are those of a module that are trained, or all that are listed.
     """
     weights: list[Tensor] = []
     if isinstance(parameters, nn.Module):
@@ -89,9 +95,10 @@ def finite(value: Tensor) -> Tensor:
     return value.reshape(())
 
 
-class _OwnGenerators(TorchFunctionMode):
-    """Generators that functions of torch are given in a block, and where they stood
-    when the first of them was.
+class _GeneratorStates(TorchFunctionMode):
+    """Record of the generators that functions of torch are given in a block.
+
+    It holds the state of each when it first occurred.
     """
 
     def __init__(self) -> None:
@@ -114,17 +121,18 @@ class _OwnGenerators(TorchFunctionMode):
 
 @contextmanager
 def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
-    """Restore the global generators of torch, numpy and Python at the end; yield a
-    function that restarts them.
+    """Restore the global generators of torch, numpy and Python after a block.
+
+    Yield a function that restarts them.
     """
     before = _states()
     if seed is not None:
         torch.manual_seed(seed)
-        # code of users may draw from the global generators, which are put back below
+        # losses of users may draw from the global generators, which are put back below
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
     start = _states()
-    generators = _OwnGenerators()
+    generators = _GeneratorStates()
 
     def again(*, own: bool = True) -> None:
         _restore(start)
@@ -163,8 +171,10 @@ def _restore(states: tuple[Any, ...]) -> None:
 
 @contextmanager
 def undisturbed(model: nn.Module, *, seed: int = 0) -> Iterator[None]:
-    """Restore gradients, modes and random numbers after a block; a block that changes
-    weights is refused.
+    """Restore gradients, modes, buffers and random numbers after a block.
+
+    Raises:
+        InputError: the block changed weights.
     """
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
