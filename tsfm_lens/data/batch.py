@@ -1,4 +1,10 @@
-"""Batch of series: the one form in which data enters a lens."""
+"""Batch of series: the one form in which data enters a lens.
+
+Read :class:`SeriesBatch` first; it checks on construction that its columns fit each
+other, and every change returns a new batch. Below it are what readers of batches share:
+held-out futures, items, and frequencies. Conversion of arrays, frames and files is in
+:mod:`.coerce`, :mod:`.frames` and :mod:`.files`.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +43,9 @@ COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class SeriesBatch:
-    """Series of possibly unequal length; a multivariate item is a group of series, one
-    per variate.
+    """Series of possibly unequal length, and what is known of each.
+
+    A multivariate item is a group of series, one per variate.
 
     Attributes:
         values: one read-only float64 array (time,) a series; NaN is a missing value.
@@ -199,8 +206,9 @@ class SeriesBatch:
         return self
 
     def known_future(self, horizon: int) -> np.ndarray:
-        """Return the known future (series, step): values of known covariates, NaN of
-        all other series.
+        """Return the known future of all series, (series, step).
+
+        It holds the values of known covariates, and NaN for all other series.
 
         Raises:
             InputError: a known covariate ends before the horizon.
@@ -357,8 +365,9 @@ class SeriesBatch:
         return replace(context, futures=futures, level_numbers=()), future
 
     def windows(self, count: int, horizon: int, ahead: int = 0) -> SeriesBatch:
-        """Return every series up to ``count`` forecast origins that are ``horizon``
-        steps apart, the latest first.
+        """Return each series up to ``count`` forecast origins, the latest first.
+
+        Origins are ``horizon`` steps apart.
 
         Args:
             count, horizon: of the windows.
@@ -399,8 +408,9 @@ class SeriesBatch:
         return replace(self, values=values, starts=starts)
 
     def timestamps(self, index: int = 0, ahead: int = 0) -> pd.DatetimeIndex | None:
-        """Compute timestamps of one series and of ``ahead`` steps after it; None
-        without start or frequency.
+        """Compute the timestamps of one series and of ``ahead`` steps after it.
+
+        None if its start or its frequency is unknown.
         """
         start = self.starts[index]
         if start is None or self.freqs[index] is None:
@@ -408,8 +418,9 @@ class SeriesBatch:
         return _stamps(start, self.lengths[index] + ahead, self.freqs[index])
 
     def rows(self, which: str | int | Sequence[str | int]) -> list[int]:
-        """Return the rows of series by id or position; the name of a group stands for
-        all its series.
+        """Return the rows of series by id or position.
+
+        The name of a group stands for all its series.
 
         Raises:
             UnknownNameError: an id does not occur.
@@ -440,8 +451,12 @@ class SeriesBatch:
         return rows
 
     def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
-        """Select series by id, group or position; errors as in :meth:`rows`, or series
-        of a group would come apart.
+        """Select series by id, group or position.
+
+        Raises:
+            UnknownNameError: an id does not occur.
+            InputError: a position is out of range, or the series of a group would no
+                longer stand one after the other.
         """
         index = self.rows(which)
         fields: dict[str, Any] = {
@@ -451,8 +466,10 @@ class SeriesBatch:
         return replace(self, **fields)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a long frame: id, group and variate if multivariate, timestamp (or
-        step where unknown), target.
+        """Return a long frame, one row per value.
+
+        Its columns are id, group and variate if multivariate, role if there are
+        covariates, timestamp (or step where it is unknown), and target.
         """
         frames = []
         for index, name in enumerate(self.ids):
@@ -475,8 +492,9 @@ class SeriesBatch:
         return pd.concat(frames, ignore_index=True)
 
     def labels(self, index: int) -> dict[str, str]:
-        """Return group, variate and, with covariates, role of one series as columns of
-        a frame; none if univariate.
+        """Return group, variate and role of one series as columns of a frame.
+
+        The role is given where there are covariates; a univariate batch has no labels.
         """
         if not self.multivariate:
             return {}
@@ -576,8 +594,10 @@ def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
 
 
 def find_season(freq: str | None) -> int:
-    """Return the season length of a frequency: that of :data:`SEASONS` where its
-    multiple divides it, else 1.
+    """Return the season length of a frequency, in steps.
+
+    It is the season of :data:`SEASONS` divided by the multiple of the frequency, or the
+    number of days of a calendar of weekdays; 1 where there is no such whole number.
     """
     offset = None
     with suppress(ValueError):
@@ -601,8 +621,9 @@ def _on_grid(
     freqs: Sequence[str | None],
     ids: Sequence[str],
 ) -> tuple[tuple[pd.Timestamp | None, ...], list[str]]:
-    """Return starts on the grids of their frequencies, and notes on those that were
-    moved.
+    """Move starts onto the grids of their frequencies.
+
+    Return them with notes on those that were moved.
     """
     dates: dict[tuple[pd.Timestamp | None, str | None], pd.Timestamp | None] = {}
     notes = []
@@ -706,8 +727,9 @@ def noted_ends(batch: SeriesBatch) -> SeriesBatch:
 
 
 def hold_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
-    """Return the context and the held-out truth (series, horizon), as
-    :meth:`SeriesBatch.split` does.
+    """Return the context and the held-out truth (series, horizon).
+
+    As :meth:`SeriesBatch.split`, but refuse a truth without any value of a target.
     """
     context, truth = batch.split(horizon)
     if np.isfinite(truth).any(-1)[batch.is_target].any():
@@ -730,8 +752,12 @@ one that there is.
 
 
 def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
-    """Return positions of the series of one item; InputError if it is to be the only
-    one of several.
+    """Return the positions of the series of one item.
+
+    Raises:
+        InputError: None is given and there are several items, or a position is out of
+            range.
+        UnknownNameError: no item and no series has the name.
     """
     items = batch.rows_by_group()
     if item is None:

@@ -1,4 +1,8 @@
-"""Real series that come with the package."""
+"""Real series that come with the package.
+
+:func:`bundled` loads them from ``bundled_series/``, whose ``index.json`` has the source
+and licence of each; :func:`bundled_info` returns these.
+"""
 
 from __future__ import annotations
 

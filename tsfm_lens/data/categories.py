@@ -1,9 +1,10 @@
-"""Reading of covariates: text, truth values and what is declared so are categories,
-everything else is numbers.
+"""Covariates as numbers or categories.
 
-A category keeps its level as a code from 0, in the order of a pandas category, else
-sorted. What text means cannot be seen from its look: a file of text has no types, so
-there numbers are numbers; a typed table or entry has declared it.
+Text, truth values and what is declared so are categories, everything else is numbers. A
+category keeps its level as a code from 0, in the order of a pandas category, else
+sorted. Whether text is a quantity cannot be seen from its form: a file of text has no
+types, so that numbers in it are read as numbers, while a typed table or entry has
+declared what it holds. Read :func:`read_covariate` first.
 """
 
 from __future__ import annotations
@@ -91,16 +92,18 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
 
 
 def _coded(codes: np.ndarray, levels: pd.Index, name: str) -> Coded:
-    """Return codes (step,), -1 where missing, as numbers, and the names of their
-    levels.
+    """Return codes (step,) as numbers, and the names of their levels.
+
+    A code of -1, which is a missing value, becomes NaN.
     """
     numbers = np.where(codes < 0, np.nan, codes.astype(np.float64))
     return numbers, tuple(map(str, id_texts(levels.to_series(), name)))
 
 
 def refuse_quantities(levels: Collection[str], name: str) -> None:
-    """Refuse text of which most are numbers with a sign, a unit or a percent: their
-    order would be lost.
+    """Refuse text of which most are numbers with a sign, a unit or a percent.
+
+    As categories, they would lose their order.
     """
     plain = {level for level in levels if re.fullmatch(NUMBER, level.strip())}
     quantities = [
@@ -119,8 +122,9 @@ def refuse_quantities(levels: Collection[str], name: str) -> None:
 def category_notes(
     covariates: Mapping[str, Coded], declared: Collection[str]
 ) -> list[str]:
-    """Tell which covariates are read as categories, and their levels; truth values need
-    no word.
+    """List notes on the covariates that are read as categories.
+
+    A note has the first levels. Truth values need no note.
     """
     notes = []
     for name, (_, levels) in covariates.items():
@@ -141,10 +145,10 @@ def category_notes(
 
 
 def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
-    """Give columns of a future the categories of their past, which joining the two
-    frames would lose.
+    """Give columns of a future the categories of their past.
 
-    Levels that only the future has come last.
+    Joining the two frames would lose them otherwise. Levels that only the future has
+    come last.
     """
     kinds: dict[Any, pd.CategoricalDtype] = {}
     for name in past.columns.intersection(ahead.columns):
@@ -160,8 +164,10 @@ def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def declared_names(categories: Sequence[str], covariates: Collection[str]) -> set[str]:
-    """Return the covariates that are declared as categories; refuse one that is no
-    covariate.
+    """Return the covariates that are declared as categories.
+
+    Raises:
+        InputError: a declared name is no covariate.
     """
     for name in categories:
         if name not in covariates:
@@ -176,8 +182,9 @@ def declared_names(categories: Sequence[str], covariates: Collection[str]) -> se
 
 
 def level_code(word: str, levels: Sequence[str], name: str) -> float:
-    """Return the code of a level that is named in words; of truth values 0 and 1 do,
-    too.
+    """Return the code of a level that is named in words.
+
+    Truth values may also be given as 0 and 1.
     """
     if levels == TRUTHS:
         word = {"0": "False", "1": "True"}.get(word, word.capitalize())

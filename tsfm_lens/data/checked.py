@@ -1,5 +1,8 @@
-"""Validation of files that people write, field by field: the common part of
-configurations and recipes.
+"""Validation of files that people write: the common part of configurations and recipes.
+
+:func:`read_fields` reads a YAML file, a :class:`Strict` model checks its fields, and
+:func:`complaints` says what is wrong with each in the words of the file, not in those
+of pydantic.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from tsfm_lens.data.files import missing_file
 
 
 class Strict(BaseModel):
-    """Model that refuses unknown keys, so that a misspelt one is not silently without
-    effect.
+    """Model that refuses unknown keys.
+
+    A misspelt key would otherwise have no effect, unnoticed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,8 +72,12 @@ def complaints(
     what: str,
     fields_at: Callable[[tuple[Any, ...]], Sequence[str]],
 ) -> str:
-    """Describe pydantic's errors of a kind of file, such as "a sweep", field by field
-    of those at a path in it.
+    """Describe pydantic's errors in a file, field by field.
+
+    Args:
+        error: what pydantic raised.
+        what: kind of file, such as "a sweep".
+        fields_at: names of the fields that exist at a path in the file.
     """
     details = error.errors()
     # a whole may be wrong only because a part of it is

@@ -1,4 +1,9 @@
-"""Conversion of anything that a user has into a :class:`SeriesBatch`."""
+"""Conversion of anything that a user has into a :class:`SeriesBatch`.
+
+Read :func:`as_series` first: it finds out which form the data has. Arrays, pandas
+Series and the entries of gluonts and Chronos-2 are converted in this module; frames in
+:mod:`.frames`, files in :mod:`.files`.
+"""
 
 from __future__ import annotations
 
@@ -246,8 +251,9 @@ def _joined(batches: Sequence[Any]) -> SeriesBatch:
 
 
 def _members(data: Any) -> list[Any]:
-    """List what a container holds besides numbers, as pandas' objects; any other object
-    is its own only member.
+    """List what a container holds besides numbers, as pandas' objects.
+
+    Any other object is its own only member.
     """
     if isinstance(data, Mapping):
         data = list(data.values())
@@ -257,8 +263,10 @@ def _members(data: Any) -> list[Any]:
 
 
 def _check_no_columns(data: Mapping[Any, Any]) -> None:
-    """Refuse a dict of the columns of a table, whose ids or timestamps would become
-    series; only what is certain.
+    """Refuse a dict that holds the columns of a table.
+
+    Its ids or timestamps would become series. A dict is refused only where it can be
+    nothing else.
     """
     names = {key: str(key).strip().lower() for key in data}
     keys = [
@@ -294,8 +302,9 @@ def _items(
     freq: str | None,
     levels: Mapping[str, Any],
 ) -> SeriesBatch:
-    """Make one item per array, (time,) or (variate, time), or per Series, which is read
-    as if it were alone.
+    """Make one item per array, (time,) or (variate, time), or per Series.
+
+    A Series is read as if it were alone.
     """
     names = names or tuple(f"series-{index}" for index in range(len(items)))
     check_unique(names)
@@ -432,8 +441,9 @@ def from_entries(
     freq: str | None,
     categories: Sequence[str] = (),
 ) -> SeriesBatch:
-    """Make a batch of items with their covariates; those that are named are categories,
-    whatever they look like.
+    """Make a batch of entries of gluonts or Chronos-2, with their covariates.
+
+    Covariates named in ``categories`` are categories, whatever they look like.
     """
     rows: list[dict[str, Any]] = []
     names = []
@@ -471,8 +481,9 @@ def from_entries(
 
 
 def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[str]:
-    """Replace the cells of covariates by numbers, with the same levels in all entries;
-    return notes.
+    """Replace the cells of covariates by numbers, and return notes.
+
+    A covariate has the same levels in all entries.
     """
     members: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -506,8 +517,9 @@ def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[s
 
 
 def _list_rows(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
-    """Return the series of an entry as fields of a batch: targets, past covariates,
-    known ones.
+    """Return the series of an entry as fields of a batch.
+
+    Targets come first, then past covariates, then known ones.
     """
     targets = np.atleast_2d(
         to_floats(
@@ -545,8 +557,10 @@ def _list_rows(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
 
 
 def _forward(values: Any, label: str) -> Any:
-    """Return values of an entry, which go by position; refuse a Series whose dates go
-    back.
+    """Return values of an entry, which are read by position.
+
+    Raises:
+        InputError: they are a Series whose dates go back.
     """
     for item in _members(values):
         is_dated = (
@@ -643,9 +657,7 @@ def _named(
 
 
 def _cells(values: Any, what: str) -> tuple[np.ndarray, bool]:
-    """Return the cells of a covariate, and whether its type says that they are
-    categories.
-    """
+    """Return the cells of a covariate, and whether its type is one of categories."""
     column = to_pandas(values)
     if isinstance(column, pd.Categorical):
         column = pd.Series(column)
@@ -658,8 +670,10 @@ def _cells(values: Any, what: str) -> tuple[np.ndarray, bool]:
 
 
 def _by_name(entry: Mapping[str, Any], field: str, group: str) -> dict[str, Any]:
-    """Return the covariates of one field of an entry by their names as text, which are
-    to differ.
+    """Return the covariates of one field of an entry by their names as text.
+
+    Raises:
+        InputError: the field is no dict, or two names are the same text.
     """
     covariates = entry.get(field)
     if covariates is None:

@@ -1,5 +1,8 @@
-"""Corruptions of series for causal tracing: one property is removed, ids, lengths and
-times are kept.
+"""Corruptions of series for causal tracing.
+
+Each removes one property of a series, and keeps ids, lengths and times:
+:func:`remove_motif` a stretch, :func:`shift_phase` the phase of the season,
+:func:`swap_season` its period.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ def remove_motif(
     every: int | None = None,
     keep_scale: bool = False,
 ) -> SeriesBatch:
-    """Replace a stretch by the straight line between its neighbours; missing values in
-    it are filled, too.
+    """Replace a stretch by the straight line between its neighbours.
+
+    Missing values inside the stretch are filled, too.
 
     Args:
         series: anything that ``as_series`` takes.
@@ -156,8 +160,9 @@ def swap_season(
 
 
 def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.ndarray:
-    """Compute the season (time,) by a robust STL decomposition (Cleveland et al. 1990),
-    straight across gaps.
+    """Compute the season (time,) by a robust STL decomposition.
+
+    Gaps are filled by straight lines before it (Cleveland et al. 1990).
     """
     if period < 2:
         raise InputError(

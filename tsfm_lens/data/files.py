@@ -1,4 +1,9 @@
-"""Reader of CSV and Parquet files as series."""
+"""Reader of CSV and Parquet files as series.
+
+:func:`read_series` reads the cells of a file, decides column by column whether they are
+numbers, and hands the table to :func:`.frames.from_frame`. Delimiters, decimal signs
+and encodings are the matter of :mod:`.text`.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +48,9 @@ def read_series(
     header: bool | None = None,
     **columns: Any,
 ) -> SeriesBatch:
-    """Read the series of a file. Ids stay text, and what can be read in two ways is
-    refused.
+    """Read the series of a file.
+
+    Ids stay text, and what can be read in two ways is refused.
 
     Args:
         path: .csv, .tsv or .txt, each also with .gz, .parquet or .pq.
@@ -88,7 +94,7 @@ def read_series(
 
 
 def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:
-    """Give all series a season length in steps; return the batch unchanged without one."""
+    """Give all series a season length in steps; without one, change nothing."""
     if seasonality is None:
         return batch
     if (
@@ -104,8 +110,9 @@ def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:
 
 
 def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
-    """Give all series that are forecast one unit, or each series its own; return the
-    batch unchanged without units.
+    """Give all targets one unit, or each series its own.
+
+    Without units, return the batch unchanged.
     """
     if not units:
         return batch
@@ -119,8 +126,9 @@ def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
 
 
 def list_columns(path: str | Path) -> list[str]:
-    """List the columns of a file of series, in their order, without reading its values
-    as numbers.
+    """List the columns of a file of series, in their order.
+
+    Values are not converted into numbers.
     """
     file = regular_file(path, READABLE)
     return list(
@@ -143,8 +151,9 @@ def _parquet(file: Path) -> pd.DataFrame:
 
 
 def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
-    """Convert columns of numbers; others stay text as written. Rows are numbered as in
-    the file.
+    """Convert columns of numbers; others stay text as written.
+
+    Rows are numbered as in the file.
     """
     names, option = list(table.columns), options.get
     ids = id_names(option("id_column"), names)
@@ -200,8 +209,9 @@ def local_path(path: str | Path) -> Path:
 
 
 def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
-    """Build the error for a file that does not exist: it names readable files of the
-    folder, the nearest first.
+    """Build the error for a file that does not exist.
+
+    It names readable files of the folder, the nearest first.
     """
     names = sorted(
         item.name for item in file.parent.glob("*") if item.suffix in readable
@@ -221,8 +231,9 @@ def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
 
 
 def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
-    """Return an existing plain file with one of these endings; pipes and devices may
-    never end.
+    """Return an existing plain file with one of these endings.
+
+    Pipes and devices are refused, since reading them may never end.
     """
     file = local_path(path)
     if not file.exists():

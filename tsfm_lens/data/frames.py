@@ -1,4 +1,10 @@
-"""Conversion of long pandas frames into series."""
+"""Conversion of long pandas frames into series.
+
+Read :func:`from_frame` first: it finds the columns of ids, timestamps, values and
+covariates, refuses tables in which that is not certain, and puts every series on a
+regular grid. Reading of times is in :mod:`.times`, of covariates in :mod:`.categories`,
+of frames in a list, a dict or a file in :mod:`.coerce` and :mod:`.files`.
+"""
 
 from __future__ import annotations
 
@@ -290,12 +296,12 @@ def from_frame(
 def _check_not_wide(
     table: pd.DataFrame, frame: pd.DataFrame, key: Hashable | None, id_column: Any
 ) -> None:
-    """Refuse a table with a column per date, which would be read transposed; name the
-    call that reads it.
+    """Refuse a table with a column per date, and name the call that reads it.
 
-    Digits in names count as dates only where each id has one row, or of rows without
-    ids more than there are rows, as a column of each year has more. ``frame`` is the
-    table with its index as columns.
+    Read as it is, it would be transposed. Digits in names count as dates only where
+    each id has one row, or where rows without ids are fewer than these columns, since a
+    table with a column for each year has more columns than rows. ``frame`` is the table
+    with its index as columns.
     """
     free = [name for name in frame.columns if name != key]
     dates = [name for name in free if is_date_name(name)]
@@ -353,8 +359,9 @@ _COUNTED = re.compile(r"(?P<prefix>\D+)(?P<number>\d+)")
 
 
 def _are_counted(names: Sequence[Hashable]) -> bool:
-    """Return whether names are one word and the numbers from 0 or 1, at least three:
-    d_1, d_2, …, as in M5.
+    """Test if names are one word and the numbers from 0 or 1, at least three.
+
+    M5 has such columns: d_1, d_2, ….
     """
     matches = [_COUNTED.fullmatch(str(name)) for name in names]
     found = [match for match in matches if match is not None]
@@ -368,14 +375,15 @@ def _are_counted(names: Sequence[Hashable]) -> bool:
 
 
 def has_falling_numbers(index: pd.Index) -> bool:
-    """Return whether an index numbers at least two rows from the last to the first."""
+    """Test if an index numbers at least two rows from the last to the first."""
     is_numbered = index.nlevels == 1 and pd.api.types.is_integer_dtype(index.dtype)
     return is_numbered and len(index) > 1 and index.is_monotonic_decreasing
 
 
 def _order_notes(index: pd.Index) -> list[str]:
-    """Tell that rows without timestamps whose numbers fall are read from the first row
-    to the last.
+    """Note that rows whose numbers fall are read from the first row to the last.
+
+    This concerns rows without timestamps.
     """
     if not has_falling_numbers(index):
         return []
@@ -391,8 +399,9 @@ def _choices(
     unread: Sequence[Hashable],
     named: bool,
 ) -> list[str]:
-    """Tell what a caller may not expect: columns that are not read, and several that
-    are series of their own.
+    """List notes on choices that a caller may not expect.
+
+    They name columns that are not read, and several that are series of their own.
     """
     numeric = [
         column for column in unread if pd.api.types.is_numeric_dtype(frame[column])
@@ -433,11 +442,11 @@ def _item_rows(
     covariates: Mapping[Hashable, tuple[str, np.ndarray, tuple[str, ...] | None]],
     end: int | None,
 ) -> list[dict[str, Any]]:
-    """Return the series of one item as fields of a batch: its targets, then its
-    covariates.
+    """Return the series of one item as fields of a batch.
 
-    The context ends before the step ``end``. If None, it ends after the last target
-    where covariates are known later.
+    Its targets come first, then its covariates. The context ends before the step
+    ``end``. If that is None, it ends after the last target where covariates are known
+    later.
     """
     members: list[tuple[Any, ...]] = [
         (column, "target", values, None) for column, values in targets
@@ -475,8 +484,9 @@ def _item_rows(
 
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
-    """Convert the column into the nearest float64; text that reads as a number counts
-    as one.
+    """Convert a column into the nearest float64.
+
+    Text that reads as a number counts as one.
     """
     if (
         not isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype)
@@ -508,8 +518,10 @@ def _check_rows(
     times: Times | None,
     fixed: set[Hashable],
 ) -> None:
-    """Refuse to merge series that differ in text, and rows of one id and time; name the
-    columns that part them.
+    """Refuse rows of different series that would be merged into one.
+
+    These are rows that differ in text, or that have the same id and time. The message
+    names the columns by which the rows can be told apart.
     """
     if times is None:
         clocks = {}
@@ -576,8 +588,9 @@ def _check_rows(
 
 
 def _parting(frame: pd.DataFrame, places: pd.DataFrame, key: Hashable | None) -> str:
-    """Name the fewest columns of text or whole numbers that make a panel, in which no
-    times repeat; "" if none do.
+    """Name the fewest columns of text or whole numbers that make a panel.
+
+    In a panel, no series has a time twice. "" if no columns make one.
     """
     full = [
         name
@@ -650,8 +663,10 @@ def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
 def flat(
     frame: pd.DataFrame, id_column: Any, time_column: str | None
 ) -> tuple[pd.DataFrame, Any, str | None]:
-    """Turn the levels of a frame's index into columns, and several of ids into one;
-    also return that and of times.
+    """Turn the levels of a frame's index into columns.
+
+    Several columns of ids become one. Return the frame, and its columns of ids and of
+    timestamps.
     """
     if frame.columns.nlevels > 1:
         raise InputError(
@@ -707,8 +722,9 @@ def flat(
 
 
 def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> list[str]:
-    """Name the levels that are to be columns; none of an index that only numbers the
-    rows.
+    """Name the levels of an index that are to be columns.
+
+    An index that only numbers the rows has none.
     """
     if index.nlevels > 1:
         return [
@@ -731,8 +747,9 @@ def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> lis
 
 
 def holds_times(index: pd.Index) -> bool:
-    """Return True for an index of dates, or one without a name whose text looks like
-    dates.
+    """Test if an index holds dates.
+
+    Text counts where the index has no name and looks like dates.
     """
     return holds_dates(index.dtype) or (
         index.name is None and looks_like_dates(pd.Series(index.array))
@@ -742,7 +759,7 @@ def holds_times(index: pd.Index) -> bool:
 def _levels(
     index: Any, names: list[str], id_column: Any, time_column: str | None
 ) -> tuple[Any, str]:
-    """Tell the levels of ids and timestamps."""
+    """Return the levels of ids and timestamps of an index."""
     dated = [
         name
         for name, level in zip(names, index.levels, strict=True)
@@ -771,8 +788,9 @@ def _levels(
 def _without_row_numbers(
     frame: pd.DataFrame, keys: Collection[Hashable | None]
 ) -> pd.DataFrame:
-    """Drop columns without a name that are empty or number the rows, as ``to_csv``
-    makes of an index.
+    """Drop columns without a name that are empty or number the rows.
+
+    ``to_csv`` makes such a column of an index.
     """
     for name in frame.columns:
         if name in keys or not re.fullmatch(r"(Unnamed: \d+)?", str(name)):
@@ -801,8 +819,9 @@ def _without_row_numbers(
 def key_and_time(
     columns: Collection[Hashable], id_column: Any, time_column: str | None
 ) -> tuple[Hashable | None, Hashable | None]:
-    """Return the columns of ids and timestamps: those that are asked for, or those with
-    a standard name.
+    """Return the columns of ids and of timestamps.
+
+    They are those that are asked for, else those with a standard name.
     """
     if time_column is not None and time_column not in columns:
         raise unknown_name("column", time_column, map(str, columns))
@@ -821,8 +840,9 @@ def key_and_time(
 def dated_column(
     frame: pd.DataFrame, other_columns: Collection[Hashable | None]
 ) -> Hashable | None:
-    """Return the one column with timestamps where no name tells; None if there is none,
-    or several.
+    """Return the one column that holds timestamps, whatever its name.
+
+    None if there is none, or more than one.
     """
     candidates = [
         column
@@ -840,8 +860,9 @@ def dated_column(
 
 
 def find(columns: Iterable[Any], names: Sequence[str]) -> Any:
-    """Find the column with the first of these names, spelled so or with other case or
-    blanks; None if there is none.
+    """Find the column with the first of these names; None if there is none.
+
+    A name that is spelled exactly so comes before one with other case or blanks.
 
     Raises:
         InputError: no column has a name exactly, and several are alike.
@@ -870,8 +891,9 @@ def value_columns(
     requested: Sequence[str] | None,
     other_columns: Collection[Hashable | None],
 ) -> list[Hashable] | None:
-    """Return the columns of values that are asked for or have a standard name; None if
-    their content must decide.
+    """Return the columns of values, by request or by their standard name.
+
+    None if the content of the columns must decide.
     """
     free = [column for column in columns if column not in other_columns]
     if requested is None:
@@ -931,8 +953,10 @@ def _flat_future(
     key: Hashable | None,
     time: Any,
 ) -> pd.DataFrame:
-    """Turn the index of a future into columns named as in the data; refuse one that
-    lacks their ids or timestamps.
+    """Turn the index of a future into columns named as in the data.
+
+    Raises:
+        InputError: the future lacks the column of ids or of timestamps.
     """
     unnamed = all(
         name is None for name in future.index.names
@@ -960,8 +984,9 @@ def _known_in_future(
     known: Sequence[str] | None,
     past: Sequence[str] | None,
 ) -> tuple[Sequence[str], list[str]]:
-    """Return the columns of covariates that a future makes known, and notes on what it
-    brings in vain.
+    """Return the columns of covariates that a future makes known.
+
+    Also return notes on columns of the future that are not read.
 
     Raises:
         InputError: the future holds targets or a covariate without a past, or the data
@@ -1012,11 +1037,13 @@ def _targets_beside_future(
     past: Collection[Hashable],
     is_known: bool,
 ) -> Sequence[Hashable]:
-    """Return the targets of data that a future continues; refuse several columns where
-    no name tells.
+    """Return the targets of data that a future continues.
 
-    ``is_known`` tells that the user named the covariates, else they are all filled
-    columns of the future.
+    ``is_known`` says that the user named the covariates; else they are all columns of
+    the future that hold values.
+
+    Raises:
+        InputError: several columns may be the target, and no name says which.
     """
     if requested is not None:
         return requested
@@ -1048,8 +1075,12 @@ def _continued(
     key: Hashable | None,
     names: Sequence[Hashable],
 ) -> pd.DataFrame:
-    """Append the rows of a future with these of its columns, and its ids as text;
-    refuse ids that the data lack.
+    """Append the rows of a future, in the columns of ``names`` that it fills.
+
+    Ids become text.
+
+    Raises:
+        InputError: the future has ids that the data lack.
     """
     columns = [
         name for name in names if name in later.columns and later[name].notna().any()
@@ -1098,11 +1129,10 @@ def _late_notes(
     grids: Sequence[Grid],
     counts: Sequence[int],
 ) -> list[str]:
-    """Tell of a future that begins later than one step after the data of its series, of
-    so many rows each.
+    """Note futures that begin later than one step after their data.
 
-    Covariates with such a gap are refused elsewhere, by their first step without a
-    number.
+    ``counts`` has the number of rows of data of each series. Covariates with such a gap
+    are refused elsewhere, by their first step without a number.
     """
     notes = []
     for (name, rows), grid, count in zip(groups, grids, counts, strict=True):
@@ -1122,8 +1152,9 @@ def _late_notes(
 
 
 def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:
-    """Split texts into names of columns at commas; a column whose name has a comma
-    wins.
+    """Split texts into names of columns at commas.
+
+    A text that is itself the name of a column is not split.
     """
     name_lists = [[text] if text in columns else text.split(",") for text in texts]
     return [
@@ -1135,8 +1166,10 @@ def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[st
 
 
 def id_names(id_column: Any, columns: Collection[Hashable]) -> list[Any]:
-    """Return the columns of ids, split at commas as :func:`column_names` does; refuse
-    one that does not exist.
+    """Return the columns of ids, split at commas as :func:`column_names` does.
+
+    Raises:
+        UnknownNameError: a column does not exist.
     """
     if isinstance(id_column, Hashable) and id_column in {None, *columns}:
         if id_column is None:

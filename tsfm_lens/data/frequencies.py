@@ -1,5 +1,8 @@
-"""Frequencies: calendars of weekdays, and those of benchmarks, spelled as by pandas
-before 2.2, in present aliases.
+"""Frequencies: those of pandas, calendars of weekdays, and those of benchmarks.
+
+Benchmarks spell frequencies as pandas did before 2.2; :func:`parse_frequency` and
+:func:`stamp_frequency` turn them into present aliases. :func:`read_offset` reads all
+others, and :func:`grid_date` places a start on the grid of its frequency.
 """
 
 from __future__ import annotations
@@ -51,8 +54,9 @@ _ENDS = (pd.offsets.MonthEnd, pd.offsets.QuarterEnd, pd.offsets.YearEnd)
 
 @lru_cache
 def read_offset(freq: Any) -> Any:
-    """Return the offset of a pandas alias, or of weekdays less some dates,
-    "Mon-Sat,2024-12-25" or "MonThu".
+    """Return the offset of a pandas alias or of a calendar of weekdays.
+
+    A calendar is "MonThu", or a range less some dates: "Mon-Sat,2024-12-25".
     """
     days, *dates = freq.split(",") if isinstance(freq, str) else [""]
     first, _, last = days.upper().partition("-")
@@ -69,8 +73,10 @@ def read_offset(freq: Any) -> Any:
 
 @lru_cache(maxsize=10_000)  # the series of a dataset share few dates
 def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
-    """Return the date of a grid with which a series begins: of months, quarters and
-    years, the one around its start.
+    """Return the date on the grid of a frequency with which a series begins.
+
+    On a grid of months, quarters or years, it is the date of the period around the
+    start.
 
     Raises:
         InputError: the start lies between two dates of another grid.
@@ -99,8 +105,9 @@ def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
 
 
 def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
-    """Name the dates of a grid around one that is off it, and the weeks on whose grid
-    it is.
+    """Name the dates of a grid on both sides of a date that is off it.
+
+    For weeks, also name the frequency on whose grid the date is.
     """
     offset = read_offset(freq)
     try:
@@ -132,8 +139,10 @@ def format_calendar(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
 def without_gaps(
     past: np.ndarray, future: np.ndarray, start: pd.Timestamp | None, freq: str | None
 ) -> str:
-    """Name the option of a calendar less the days of the future (time,) without a
-    value; "" if steps are no days.
+    """Suggest a calendar without the days of the future that have no value.
+
+    ``future`` is (time,). Return the end of a message that names the option, "" if
+    steps are no days.
     """
     offset = read_offset(freq)
     if (
@@ -154,8 +163,9 @@ def without_gaps(
 
 @lru_cache
 def parse_frequency(freq: str) -> tuple[int, str, str]:
-    """Split a frequency into multiple, letter and last month or day, as "W-WED" into
-    (1, "W", "WED").
+    """Split a frequency into multiple, letter and last month or day.
+
+    "W-WED" becomes (1, "W", "WED").
     """
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
     letter = None
@@ -182,8 +192,9 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
 
 
 def stamp_frequency(freq: str) -> str:
-    """Return the pandas alias of the periods' beginnings: "M" -> "MS", "W-SUN" ->
-    "W-MON", "Q-DEC" -> "QS-JAN".
+    """Return the pandas alias of the beginnings of a frequency's periods.
+
+    "M" becomes "MS", "W-SUN" "W-MON", and "Q-DEC" "QS-JAN".
     """
     multiple, letter, anchor = parse_frequency(freq)
     alias = _STAMPS.get(letter, letter) + (
@@ -193,8 +204,9 @@ def stamp_frequency(freq: str) -> str:
 
 
 def find_start(start: Any, freq: str) -> pd.Timestamp | None:
-    """Return the beginning of the period that a series starts with; None if it is
-    unknown or beyond pandas' dates.
+    """Return the beginning of the period that a series starts with.
+
+    None if it is unknown or beyond the dates of pandas.
     """
     if start is None or start is pd.NaT:
         return None

@@ -1,5 +1,9 @@
-"""Delimited text as columns of text cells, the numbers among them, and text that no
-spreadsheet runs as a formula.
+"""Delimited text as columns of text cells, and the numbers among them.
+
+:func:`read_table` finds delimiter, encoding and header, and refuses a file where an
+option must decide; the :class:`TextTable` that it returns converts columns. The module
+also writes text that no spreadsheet runs as a formula, with :func:`to_csv`, and reads
+it back.
 """
 
 from __future__ import annotations
@@ -72,8 +76,10 @@ _DATE = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class TextTable:
-    """Cells as written: columns by name, "Unnamed: 3" where there is none, and the
-    first row's number in the file.
+    """Cells of a file as written.
+
+    ``columns`` are by name, "Unnamed: 3" where there is none; ``first_row`` is the
+    number of the first row in the file.
     """
 
     columns: dict[str, pa.Array]
@@ -84,8 +90,9 @@ class TextTable:
     thousands: str | None = None
 
     def text(self, name: str, is_id: bool = False) -> np.ndarray:
-        """Return the cells of a column, None where missing; of ids only an empty one
-        is.
+        """Return the cells of a column, None where missing.
+
+        Of a column of ids, only an empty cell is missing.
         """
         column = self.columns[name]
         if is_id:
@@ -99,8 +106,9 @@ class TextTable:
         )
 
     def numbers(self, name: str, share: float) -> np.ndarray | None:
-        """Return a column as float64, NaN where missing; None if less than this share
-        of its cells is like numbers.
+        """Return a column as float64, NaN where missing.
+
+        None if less than ``share`` of its cells look like numbers.
         """
         cells, masks = self._matches(name)
         valid = _mask(cells.is_valid())
@@ -173,8 +181,10 @@ class TextTable:
         return bool((masks["."] | masks[","]).all())
 
     def check_points(self, names: Sequence[str]) -> None:
-        """Refuse points that may all separate thousands: the decimal sign is not given,
-        and no comma parts cells.
+        """Refuse points that may all separate thousands.
+
+        This can be only where the decimal sign is not given and no comma separates
+        cells.
         """
         if (
             self.decimal is not None
@@ -202,8 +212,9 @@ class TextTable:
             )
 
     def _matches(self, name: str) -> tuple[pa.Array, dict[str, np.ndarray]]:
-        """Return the cells, null where missing, and masks of those that are numbers,
-        True where missing.
+        """Return the cells of a column, and masks of those that are numbers.
+
+        A missing cell is null, and True in each mask.
         """
         texts = pc.utf8_trim_whitespace(self.columns[name])
         cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
@@ -231,7 +242,9 @@ _SMALL = 2**26
 
 
 def file_content(file: Path) -> bytes:
-    """Read a file; one of gzip expands, at most to what measurements can expand to.
+    """Read a file; a gzip file is decompressed up to a limit.
+
+    The limit is what measurements can expand to.
 
     Raises:
         InputError: its content is damaged, or so much larger than the file that it may
@@ -264,8 +277,11 @@ def read_table(
     encoding: str | None = None,
     header: bool | None = None,
 ) -> TextTable:
-    """Read the cells of a delimited file; refuse one that is damaged or where an option
-    must decide.
+    """Read the cells of a delimited file.
+
+    Raises:
+        InputError: the file is damaged, or can be read in two ways and an option must
+            decide.
     """
     if decimal not in (None, ".", ","):
         raise InputError(
@@ -366,8 +382,9 @@ def _read_sign(delimiter: str) -> str:
 
 
 def _only_sign(text: str, file: Path, decimal: str | None) -> str:
-    """Return the one delimiter in the first line; one that parts nothing where there is
-    none.
+    """Return the one delimiter in the first line.
+
+    Without one, return a sign that the file does not use as a delimiter.
     """
     first, _, below = text.partition("\n")
     inside = [sign for sign in _DELIMITERS if sign in re.sub('"[^"]*"', "", first)]
@@ -436,8 +453,11 @@ def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
 
 
 def _has_header(first: Sequence[str]) -> bool:
-    """Return True for a line of words; refuse numbers, dates and empty cells without a
-    standard name beside them.
+    """Return True for a line of names.
+
+    Raises:
+        InputError: the line has numbers, dates or only empty cells, and no standard
+            name.
     """
     dates = [cell for cell in first if _DATE.fullmatch(cell)]
     values = [
@@ -461,8 +481,9 @@ def _mask(array: pa.Array) -> np.ndarray:
 
 
 def defused(text: str) -> str:
-    """Change a text so that no spreadsheet runs it as a formula; numbers stay as they
-    are.
+    """Change a text so that no spreadsheet runs it as a formula.
+
+    Numbers stay as they are.
     """
     if _NUMBER.fullmatch(text):
         return text
@@ -470,8 +491,10 @@ def defused(text: str) -> str:
 
 
 def restored(texts: Sequence[str]) -> list[str]:
-    """Undo :func:`defused` for one column or header; one in which some text would run
-    is not ours and stays.
+    """Undo :func:`defused` for one column or header.
+
+    A column in which some text would still run was not written by :func:`defused`, and
+    stays as it is.
     """
     if not any("'" in text for text in texts):
         return list(texts)

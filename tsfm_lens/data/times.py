@@ -1,5 +1,9 @@
-"""Columns of time, of dates, text or step numbers, and the regular grids that they
-stand on.
+"""Columns of time, and the regular grids on which series stand.
+
+:func:`read_times` reads dates, text or step numbers; :func:`on_clock` applies a time
+zone and rounding; :func:`make_grids` infers the frequency and finds the step of each
+row. What can be read in two ways is refused with the option that decides. Spellings of
+frequencies are in :mod:`.frequencies`.
 """
 
 from __future__ import annotations
@@ -69,8 +73,11 @@ _LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """Times in datetime64[ns], as a clock on the wall shows them and in UTC; or numbers
-    of steps, with a note.
+    """Times of the rows of a frame.
+
+    They are datetime64[ns], as a clock on the wall shows them and, where the column has
+    a zone or offsets, in UTC. Columns of step numbers give numbers without a date, and
+    a note.
     """
 
     clock: np.ndarray
@@ -86,8 +93,9 @@ class Times:
 
 
 def read_times(column: pd.Series, name: str, time_format: str | None = None) -> Times:
-    """Read a column of time; a week, of a format as %G%V or %Y%U, stands for its first
-    day.
+    """Read a column of time.
+
+    A week, of a format such as %G%V or %Y%U, stands for its first day.
     """
     if time_format is not None and time_format not in _UNITS and "%" not in time_format:
         raise InputError(
@@ -152,13 +160,14 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
 
 
 def holds_dates(dtype: Any) -> bool:
-    """Return True for a type of dates or periods, of numpy, pandas or Arrow."""
+    """Test if a type is one of dates or periods, of numpy, pandas or Arrow."""
     return dtype.kind == "M" or isinstance(dtype, pd.PeriodDtype)
 
 
 def looks_like_dates(column: pd.Series) -> bool:
-    """Return True for a column whose first cells are dates or in ISO 8601, also such as
-    :func:`read_times` refuses.
+    """Test if the first cells of a column are dates or text in ISO 8601.
+
+    That includes text that :func:`read_times` refuses.
     """
     cells = _plain(column.dropna().head(20))
     if cells.empty or holds_dates(cells.dtype):
@@ -171,7 +180,7 @@ def looks_like_dates(column: pd.Series) -> bool:
 
 
 def is_date_name(name: Any) -> bool:
-    """Return True for the name of a column that is a date, or text written as one."""
+    """Test if the name of a column is a date, or text written as one."""
     return (
         isinstance(name, date | np.datetime64 | pd.Period)
         or _DATE_NAME.fullmatch(str(name).strip()) is not None
@@ -179,8 +188,9 @@ def is_date_name(name: Any) -> bool:
 
 
 def digit_dates(names: Sequence[Any]) -> tuple[list[Any], str | None]:
-    """Return names of digits if all of them are dates of one format, such as years, and
-    that; no names if not.
+    """Return the names of digits that are dates, and their format.
+
+    All of them must be dates of one format, such as years; else return no names.
     """
     digits = [name for name in names if re.fullmatch(r"\d{4}|\d{6}|\d{8}", str(name))]
     if digits:
@@ -213,8 +223,10 @@ def _plain(column: pd.Series) -> pd.Series:
 def _dates(
     clock: pd.DatetimeIndex, utc: pd.DatetimeIndex | None, column: pd.Series, name: str
 ) -> Times:
-    """Convert dates of any unit, without a zone, into nanoseconds; refuse those beyond
-    the years that these hold.
+    """Convert dates of any unit, without a zone, into nanoseconds.
+
+    Raises:
+        InputError: a date is beyond the years that nanoseconds hold.
     """
     instants = clock if utc is None else utc
     beyond = np.flatnonzero((instants < _FIRST) | (instants >= _END))
@@ -230,8 +242,9 @@ def _dates(
 
 
 def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
-    """Read Python's dates and datetimes, and pandas' timestamps and periods, of any
-    zones.
+    """Read Python's dates and datetimes, and pandas' timestamps and periods.
+
+    They may be of any zones.
     """
     clock = []
     utc = []
@@ -313,8 +326,10 @@ def _from_numbers(
 
 
 def _date_formats(numbers: np.ndarray) -> list[str]:
-    """List the formats in which most of these whole numbers are dates, or all are weeks
-    of years; none of steps.
+    """List the formats in which whole numbers may be dates.
+
+    Most of the numbers must be dates of the format, or all of them weeks of years.
+    Numbers of steps have none.
     """
     years, weeks = np.divmod(numbers, 100)
     if 1700 < years.min() < years.max() < 2200 and 12 < weeks.max() <= 53:
@@ -341,7 +356,11 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
 
 
 def _months(cells: list[Any], name: str) -> list[str]:
-    """Write October as 1871.10 where a float made it 1871.1, beside January as 1871.01."""
+    """Write months with two digits where a float has lost the last one.
+
+    October, as 1871.10, is 1871.1 as a float; it can be told from January where that is
+    written 1871.01.
+    """
     texts = [
         f"{cell:.10g}" if isinstance(cell, float | Decimal) else str(cell).strip()
         for cell in cells
@@ -360,8 +379,9 @@ def _months(cells: list[Any], name: str) -> list[str]:
 def _from_text(
     texts: list[str], column: pd.Series, name: str, time_format: str | None
 ) -> Times:
-    """Read text in one format, by default ISO 8601, with an offset from UTC in all
-    cells or none.
+    """Read text in one format, by default ISO 8601.
+
+    All cells have an offset from UTC, or none has.
     """
     zones = {text: _ZONED.fullmatch(text) for text in dict.fromkeys(texts)}
     if 0 < sum(zone is not None for zone in zones.values()) < len(zones):
@@ -434,8 +454,10 @@ def _offset(text: str) -> np.timedelta64:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Regular time grid of a series: rows in order of time, their places, first
-    timestamp, frequency or None.
+    """Regular time grid of a series.
+
+    ``order`` sorts its rows by time, ``places`` has the step of each sorted row, and
+    ``start`` and ``freq`` are None where there are no dates or no frequency.
     """
 
     order: np.ndarray
@@ -461,8 +483,9 @@ def on_clock(
     zone: str | None,
     interval: str | None,
 ) -> Times:
-    """Place the times of a zone's local clock in UTC, of a repeated hour by the order
-    of rows; and round them.
+    """Convert the times of a zone's local clock into UTC, and round them.
+
+    Where the clock repeats an hour in autumn, the order of rows decides.
     """
     if (
         times is None
@@ -517,8 +540,9 @@ def on_clock(
 
 
 def _jitter(index: pd.DatetimeIndex) -> str:
-    """Name the option that rounds sorted times which keep near a grid; "" of others,
-    and of a single one.
+    """Name the option that rounds sorted times which keep near a grid.
+
+    "" where they do not, or where there is only one.
     """
     if len(index) < 2:
         return ""
@@ -539,8 +563,9 @@ def make_grids(
     rows: pd.Index,
     freq: str | None,
 ) -> tuple[list[Grid], list[str], bool]:
-    """Return the grid of each series, all of one frequency, notes on how time was read,
-    and whether it is in UTC.
+    """Return the grid of each series, all of one frequency.
+
+    Also return notes on how time was read, and whether the grid is in UTC.
     """
     if times.note:
         notes = [times.note]
@@ -616,8 +641,9 @@ def _all_grids(
 
 
 def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Grid:
-    """Find the grid of one series from its datetime64[ns] or step numbers; messages
-    name its rows.
+    """Find the grid of one series from its datetime64[ns] or step numbers.
+
+    Messages name the rows of ``rows``.
     """
     order = np.argsort(times, kind="stable")
     times = times[order]
@@ -766,8 +792,9 @@ def _check_length(
 
 
 def _frequency(index: pd.DatetimeIndex) -> str | None:
-    """Infer the frequency of sorted timestamps, with gaps from the first stretches
-    without; None if irregular.
+    """Infer the frequency of sorted timestamps; None if they are irregular.
+
+    Where there are gaps, the first stretches without one decide.
     """
     # int64 ends at 292 years
     steps = np.diff(index.asi8.view(np.uint64))

@@ -1,4 +1,8 @@
-"""Conversion of tables and cells of any kind: into pandas objects, float64 and text."""
+"""Conversion of tables and cells of any kind into pandas objects, float64 and text.
+
+:func:`to_floats` converts values, :func:`id_texts` ids, and :func:`to_pandas` whole
+tables. Nothing is guessed: a cell that is no number is refused by its position.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +40,9 @@ records.
 
 
 def to_floats(values: Any, what: str) -> np.ndarray:
-    """Convert anything numeric into a fresh float64 array; masked values and None
-    become NaN.
+    """Convert anything numeric into a fresh float64 array.
+
+    Masked values and None become NaN.
     """
     array = plain_array(values, what)
     if array.dtype.kind in "OUS":
@@ -50,8 +55,9 @@ def to_floats(values: Any, what: str) -> np.ndarray:
 
 
 def plain_array(values: Any, what: str) -> np.ndarray:
-    """Convert any container into an array of real numbers, or of objects and text;
-    masked values become NaN.
+    """Convert any container into an array of real numbers, or of objects.
+
+    Text stays text, and masked values become NaN.
     """
     if hasattr(values, "detach"):
         values = _from_tensor(values, what)
@@ -94,9 +100,7 @@ def plain_array(values: Any, what: str) -> np.ndarray:
 
 
 def is_missing(item: object) -> bool:
-    """Return True for a missing value of a container of objects, False for a value that
-    is not a number.
-    """
+    """Test if an item of a container of objects is a missing value."""
     return (
         item is None
         or item is pd.NA
@@ -159,8 +163,9 @@ def texts(values: Any, what: str) -> tuple[str, ...]:
 
 
 def name_lists(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of reading, each list of columns as a tuple; a single name is one
-    column.
+    """Return options of reading, with each list of columns as a tuple.
+
+    A single name is one column.
     """
     lists = {
         name: texts(options[name], name)
@@ -171,8 +176,10 @@ def name_lists(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def label(value: Any, what: str) -> str:
-    """Convert one id or name to text: decimals to their digits, others as Python writes
-    them, but no containers.
+    """Convert one id or name to text.
+
+    Decimals become their digits, other values what Python writes; containers are
+    refused.
     """
     if isinstance(value, str):
         return str(value)
@@ -201,8 +208,11 @@ def refuse_equal(values: Iterable[Any], names: Iterable[str], what: str) -> None
 
 
 def id_texts(column: pd.Series, name: str) -> np.ndarray:
-    """Convert the ids, or names of categories, of a column to text; refuse 1 beside 1.0
-    or "1", which read alike.
+    """Convert the ids of a column, or its names of categories, to text.
+
+    Raises:
+        InputError: a value is missing, or two of them are easily confused: 1 beside 1.0
+            or "1".
     """
     missing = column.isna().to_numpy()
     if missing.any():
@@ -239,8 +249,9 @@ def id_texts(column: pd.Series, name: str) -> np.ndarray:
 
 
 def to_pandas(data: Any) -> Any:
-    """Convert a table or column with a name into a pandas frame or Series; anything
-    else stays as it is.
+    """Convert a table, or a column with a name, into a pandas frame or Series.
+
+    Anything else is returned as it is.
     """
     if isinstance(data, pd.DataFrame | pd.Series):
         return data
@@ -267,7 +278,10 @@ def to_pandas(data: Any) -> Any:
 
 
 def from_arrow(table: pa.Table | pa.ChunkedArray) -> Any:
-    """Convert an Arrow table into a pandas frame, a column into a Series, without loss."""
+    """Convert an Arrow table into a pandas frame without loss.
+
+    A column becomes a Series.
+    """
     return table.to_pandas(types_mapper=_kind)
 
 

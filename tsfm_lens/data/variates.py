@@ -12,8 +12,10 @@ _LABELS = ("series", "group", "variate")
 
 
 def by_variate(dataset: xr.Dataset) -> xr.Dataset:
-    """Split dim ``series`` of a dataset into ``series``, one entry per group, and
-    ``variate``, in order of appearance.
+    """Split dim ``series`` into ``series``, one entry per group, and ``variate``.
+
+    Both are in order of appearance. Where a group lacks a variate, floats and integers
+    are NaN, times NaT and text "".
 
     Where a group lacks a variate, floats and integers are NaN, times NaT and text "".
 
@@ -63,7 +65,10 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
 
 
 def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """Index each name in order of first appearance, and return the names in that order."""
+    """Index each name in order of first appearance.
+
+    Return the indices, and the names in that order.
+    """
     numbers, unique = pd.factorize(names.values)
     if (numbers < 0).any():
         where = int(np.flatnonzero(numbers < 0)[0])
