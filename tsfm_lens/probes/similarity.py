@@ -209,7 +209,7 @@ def _reducer(
     *,
     normed: bool,
 ) -> tuple[str, Callable[[Tensor], Tensor]]:
-    """Return a hook point of a layer's head writes, and what reduces its activations."""
+    """Return a hook point of a layer's head writes, and its reducing function."""
     stack = lens.wiring.output_stack
     prefix = f"{stack.prefix}.{layer}.{kind}"
     if normed or not stack.attention(kind, layer).post_norm:
