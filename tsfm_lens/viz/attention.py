@@ -47,7 +47,8 @@ _MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
 _GRID_CELLS = 100_000  # in the whole figure
 _ALIKE = 1e-6  # relative difference of weights that is rounding
 _LEAST = 1e-4  # weight of a pair of tokens in a table
-_RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
+# share of attention on tokens that stand for no step, above which a head rests on them
+_RESTING = 0.5
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
@@ -99,7 +100,8 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
         return ["None of its queries has a single largest weight."]
     peak = keys.timed[part.argmax(axis=1)[clear]]
     lags = queries.start[queries.timed][clear] - keys.start[peak]
-    (lag, at_lag), (token, at_token) = _commonest(lags), _commonest(peak)
+    lag, at_lag = _commonest(lags)
+    token, at_token = _commonest(peak)
     token_label = keys.words(token)
     time = timeline(ds, 0)
     if time.stamps is not None:
@@ -107,8 +109,8 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     count = len(part)
     return [
         f"Most queries with their largest weight at one lag: {at_lag} of {count}, at"
-        f" {lag}; at one token: {at_token} of {count}, at {token_label}. The largest weight"
-        f" is {num(float(largest.mean()))} on average."
+        f" {lag}; at one token: {at_token} of {count}, at {token_label}. The largest"
+        f" weight is {num(float(largest.mean()))} on average."
     ]
 
 
@@ -123,9 +125,9 @@ def head_entropy(pattern: np.ndarray) -> np.ndarray:
 
     ``pattern`` is (layer, head, query, key).
     """
-    return 0.0 - (pattern * np.log(np.where(pattern > 0, pattern, 1.0))).sum(
-        axis=-1
-    ).mean(axis=-1)
+    products = pattern * np.log(np.where(pattern > 0, pattern, 1.0))
+    # a plain minus would write the entropy of a single key as -0
+    return 0.0 - products.sum(axis=-1).mean(axis=-1)
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
@@ -193,7 +195,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     with_series = bool(keys.timed) and (("context" in ds and past) or "forecast" in ds)
     height = float(np.clip(90 + 7 * len(queries.owner), 120, 380))
     canvas = sheet(
-        [110.0] * with_series + [height],
+        [110.0, height] if with_series else [height],
         row_gap=8,
         above=12,
         min_width=400,

@@ -122,16 +122,11 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
     """
     shares = _select_shares(ds, decomposition, series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
-    table["mean size"], table["signed mean"] = shares.size, shares.mean
-    return pd.concat(
-        [
-            table,
-            pd.DataFrame(
-                shares.values, columns=[f"step {s}" for s in names(ds, "step")]
-            ),
-        ],
-        axis=1,
-    )
+    table["mean size"] = shares.size
+    table["signed mean"] = shares.mean
+    columns = [f"step {label}" for label in names(ds, "step")]
+    steps = pd.DataFrame(shares.values, columns=columns)
+    return pd.concat([table, steps], axis=1)
 
 
 @figure("attribution", "Contributions to the forecast, component by component.")
@@ -197,7 +192,7 @@ def attribution_bars(
         f" {shares.decomposition}",
         f"mean over {shares.steps}",
         shares.note,
-        "values beyond the axis are cut off" * trimmed,
+        "values beyond the axis are cut off" if trimmed else "",
     )
 
 
@@ -353,10 +348,21 @@ def _select_shares(
     text = _METHOD_WORDS.get(label, label)
     first = int(ds.attrs.get("first_step", 0))
     later = values[:, first:]
-    means = later, later.mean(axis=1), np.abs(later).mean(axis=1)
-    steps = f"{later.shape[1]} forecast steps" + " (all but the first)" * first
+    steps = f"{later.shape[1]} forecast steps"
+    if first:
+        steps = f"{steps} (all but the first)"
     return _Shares(
-        components, values, series, text, unit, "; ".join(note), noise, *means, steps
+        components,
+        values,
+        series,
+        text,
+        unit,
+        "; ".join(note),
+        noise,
+        later,
+        mean=later.mean(axis=1),
+        size=np.abs(later).mean(axis=1),
+        steps=steps,
     )
 
 

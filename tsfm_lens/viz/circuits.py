@@ -94,8 +94,9 @@ def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
 def circuit_graph(
     ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30
 ) -> go.Figure:
-    """Draw the circuit on the model: every head and MLP at its place, those of the
-    circuit filled.
+    """Draw the model's heads and MLPs, those of the circuit filled.
+
+    Each component stands in its branch of the model, the forecast at the right.
 
     Args:
         edges: of kind "edge_attribution", over the same components.
@@ -121,28 +122,27 @@ def circuit_graph(
     )
     panel.x(range=[-0.8, board.output[0] + (0.8 if edges is not None else -0.4)])
     curves = [trace for trace in sheet.fig.data if trace.name == "edge"]
-    distance = (
-        max(board.half_height, *(float(np.abs(trace.y).max()) for trace in curves), 0.0)
-        + 0.7
-    )
+    heights = [float(np.abs(trace.y).max()) for trace in curves]
+    distance = max(board.half_height, *heights, 0.0) + 0.7
     panel.y(visible=False, range=[-distance, distance])
     negative = {str(trace.line.color) for trace in curves} & {
         mixed(PURPLE, 0.85),
         mixed(PURPLE, 0.3),
     }
+    sign = "purple if negative, " if negative else ""
+    legend = ""
+    if edges is not None:
+        legend = (
+            f"diamond: the forecast; lines: the {count} strongest edges by"
+            f" attribution{standing}, width by score, {sign}pale if an end is outside"
+        )
     return sheet.finalize(
         f"Circuit of {name_model(ds)} for {_behaviour(ds)} of"
         f" {shown(names(ds, 'series'))}: {int(mask.sum())} of {len(mask)} components",
         _quality(ds),
         str(ds.attrs.get("refused", "")),
         f"circles: heads, squares: all else; pale: outside, {ablation_word(ds)}",
-        (
-            f"diamond: the forecast; lines: the {count} strongest edges by"
-            f" attribution{standing}, width by score,"
-            f" {'purple if negative, ' * bool(negative)}pale if an end is outside"
-            if edges is not None
-            else ""
-        ),
+        legend,
     )
 
 
@@ -168,7 +168,8 @@ class _Board:
         last = None
         for row in dict.fromkeys(rows):
             at += 1 + (_LAYER_GAP if last is not None and row[:2] != last else 0)
-            columns[row], last = at, row[:2]
+            columns[row] = at
+            last = row[:2]
         x = np.array([columns[row] for row in rows])
         y = np.zeros(len(rows))
         for row in columns:
@@ -197,16 +198,9 @@ class _Board:
 
 
 def _draw_nodes(panel: Panel, board: _Board, sites: Places, mask: np.ndarray) -> None:
-    size = float(
-        np.clip(
-            0.75
-            * min(
-                _HEIGHT / (2 * board.half_height + 2), _WIDTH / (board.output[0] + 1)
-            ),
-            7,
-            24,
-        )
-    )
+    height = _HEIGHT / (2 * board.half_height + 2)
+    width = _WIDTH / (board.output[0] + 1)
+    size = float(np.clip(0.75 * min(height, width), 7, 24))
     head_kinds = {
         kind for kind, head in zip(sites.kind, sites.head, strict=True) if head >= 0
     }
@@ -283,10 +277,8 @@ def _draw_edges(
     ]
     largest = max((abs(float(scores[a, b])) for a, b in pairs), default=1.0)
     for a, b in reversed(pairs):
-        (x0, y0, starts_inside), (x1, y1, ends_inside) = (
-            nodes[senders[a]],
-            nodes[receivers[b]],
-        )
+        x0, y0, starts_inside = nodes[senders[a]]
+        x1, y1, ends_inside = nodes[receivers[b]]
         score = float(scores[a, b])
         # none of the nodes' colours
         colour = PURPLE

@@ -60,7 +60,8 @@ _MAP_WIDTH = 480  # pixels that the columns of a map share
 _SPREAD = 0.5  # of a row, over which its dots stand
 _TEST_PARTS = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
 _PARTS = (*_TEST_PARTS, "learned", "p", "floor")
-_DOCUMENTATION = """Draw ``{variable}`` by its dimensions: a map, lines, or dots with intervals.
+_DOCUMENTATION = """\
+Draw ``{variable}`` by its dimensions: a map, lines, or dots with intervals.
 
 Args:
     selection: a label, or a place counted from 0, by dimension: ``layer=3``."""
@@ -87,7 +88,7 @@ class _Drawn:
         return self.label
 
     def hover(self, letter: str) -> str:
-        """Write the value in a hover box, where it stands along the axis of a letter."""
+        """Write the value in a hover box; it lies along the axis of a letter."""
         if self.unit:
             unit = f" {plain(self.unit)}"
         else:
@@ -598,7 +599,7 @@ def _category(dim: str) -> dict[str, Any]:
 
 
 def _rows(drawn: _Drawn, top: int) -> go.Figure:
-    """Draw a row of dots a member of the first dimension, one for each of the second."""
+    """Draw a row of dots for each member, one dot for each of a second dimension."""
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
     ds = drawn.ds

@@ -40,15 +40,16 @@ _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Find the heads above both thresholds, and those that are undecided, (layer, head).
+    """Find the heads above both thresholds, and those that are undecided.
 
-    The first are significantly above both thresholds; the others are not, but are not
-    significantly below either.
+    Both are (layer, head). The first are significantly above both thresholds; the
+    others are not, but are not significantly below either.
 
     The sign tests run over sequences and are corrected for all heads and both scores
     together.
     """
     if any(f"{name}_by_sequence" not in ds for name in _THRESHOLDS):
+        # without single sequences there is nothing to test
         passing = array(ds, "induction", "layer", "head") > 0
         return passing, np.zeros_like(passing)
     away = np.stack(

@@ -54,10 +54,11 @@ _STRIP = 24
 _BAR = 22
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
-_MIXED = (
-    0.9  # a mean below this share of the mean absolute effect: steps disagree in sign
-)
-_FAR = 3.0  # standard deviations of the context, beyond which a reference forecast is none of the series
+# a mean below this share of the mean absolute effect: steps disagree in sign
+_MIXED = 0.9
+# standard deviations of the context, beyond which a reference forecast is none of the
+# series
+_FAR = 3.0
 
 Quantile = float | tuple[float, float] | None
 
@@ -124,7 +125,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
 
 
 def _read_width(ds: xr.Dataset) -> list[str]:
-    """State what widens and what narrows the interval between the outer quantiles most."""
+    """State what widens and narrows the interval between the outer quantiles most."""
     levels = np.sort(ds["quantile"].values.astype(float))
     if len(levels) < 2:
         return []
@@ -335,7 +336,10 @@ def _draw_strip(
         label += f", ±{number(distance)} (95 %)" if distance else ""
         cells = [(stop, view.strength[index], label)]
         _, way = moved(view.values[index])
-        for edge, value, text in [(start, np.nan, "")] * (start > edges[-1]) + cells:
+        if start > edges[-1]:
+            # a gap before the stretch
+            cells.insert(0, (start, np.nan, ""))
+        for edge, value, text in cells:
             edges.append(edge)
             values.append(value)
             texts.append(text)
@@ -380,10 +384,12 @@ def input_waterfall(
     groups = order[:top]
     rest = [index for group in order[top:] for index in group]
     labels = [group_name(names(ds, "segment"), group, view.names) for group in groups]
-    labels += [f"{len(rest)} others, summed"] * bool(rest)
+    if rest:
+        labels.append(f"{len(rest)} others, summed")
     rounding = float(ds.attrs.get("rounding", 0.0))
     joint = any(abs(entry.of("remainder", "step").mean()) > rounding for entry in views)
-    labels += ["joint effects"] * joint
+    if joint:
+        labels.append("joint effects")
     count = len(views)
     height = max(120, _BAR * (len(labels) + 2))
     canvas = sheet(

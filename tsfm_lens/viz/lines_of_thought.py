@@ -91,7 +91,7 @@ def thought_lines(
         " spurious",
         "logit lens after each layer, probability in colours",
         "spurious: not continuous with the context, and gone in the last layer",
-        "values beyond the axis are cut off" * trimmed,
+        "values beyond the axis are cut off" if trimmed else "",
         view.time.remark,
     )
 

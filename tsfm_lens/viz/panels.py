@@ -201,7 +201,7 @@ def draw_bands(
     order = np.argsort(quantiles)
     quantiles = np.asarray(quantiles, dtype=float)[order]
     values = values[order]
-    # places of levels that sum to 1, the widest pair first
+    # positions of levels that sum to 1, the widest pair first
     partners = [
         (i, int(np.argmin(np.abs(quantiles - (1 - q)))))
         for i, q in enumerate(quantiles)
@@ -225,31 +225,34 @@ def draw_bands(
             values[low],
             values[high],
             colour,
-            shares[rank] + " interval" * (rank == 0),
+            f"{shares[rank]} interval" if rank == 0 else shares[rank],
             legend=True,
         )
+    unit = plain(after_number(view.unit))
     intervals = [
         "".join(
-            f"<br>with {share} probability {number(now[low])} to {number(now[high])}"
-            f" {plain(after_number(view.unit))}"
+            f"<br>with {share} probability {number(step[low])} to {number(step[high])}"
+            f" {unit}"
             for share, (low, high) in zip(shares, pairs, strict=True)
         )
-        for now in values.T
+        for step in values.T
     ]
-    for i in sorted(set(range(len(quantiles))) - {i for pair in pairs for i in pair}):
-        centre = abs(quantiles[i] - 0.5) < 1e-6
-        if centre:
+    paired = {i for pair in pairs for i in pair}
+    for i in sorted(set(range(len(quantiles))) - paired):
+        is_median = abs(quantiles[i] - 0.5) < 1e-6
+        if is_median:
             word = middle
+            name = f"{middle} forecast"
         else:
             word = f"quantile {quantiles[i]:.3g}"
+            name = word
         panel.line(
             x,
             values[i],
-            f"{middle} forecast" if centre else word,
-            f"{view.time.hover}<br>{word} %{{y:.4g}}"
-            f" {plain(after_number(view.unit))}%{{text}}",
+            name,
+            f"{view.time.hover}<br>{word} %{{y:.4g}} {unit}%{{text}}",
             colour=BLUE,
-            width=2 if centre else 1,
+            width=2 if is_median else 1,
             text=intervals,
         )
 
@@ -274,9 +277,10 @@ def fitted_range(
     low = min(low, max(float(others.min(initial=np.inf)), low - reach * span))
     high = max(high, min(float(others.max(initial=-np.inf)), high + reach * span))
     pad = 0.04 * (high - low or span)
-    return (low - pad, high + pad), bool(
-        ((others < low - pad) | (others > high + pad)).any()
-    )
+    low -= pad
+    high += pad
+    is_cut = bool(((others < low) | (others > high)).any())
+    return (low, high), is_cut
 
 
 def fit(
@@ -288,7 +292,7 @@ def fit(
     """
     bounds, trimmed = fitted_range(core, others, reach)
     sheet.y(range=bounds, **axis)
-    return "values beyond the axis are cut off" * trimmed
+    return "values beyond the axis are cut off" if trimmed else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,9 +347,8 @@ class Timeline:
         inside = np.interp(steps, self.steps, ticks - first)
         before = (ticks[1] - first) * np.minimum(steps - self.steps[0], 0)
         after = (last - ticks[-2]) * np.maximum(steps - self.steps[-1], 0)
-        return (first + np.rint(inside + before + after).astype(np.int64)).astype(
-            "datetime64[ns]"
-        )
+        offset = np.rint(inside + before + after).astype(np.int64)
+        return (first + offset).astype("datetime64[ns]")
 
     def scalar(self, step: float) -> str | float:
         """Return one step as shapes and ranges take it."""
@@ -372,9 +375,8 @@ def segment_words(ds: xr.Dataset) -> list[str]:
     """
     labels = [true_minus(name) for name in names(ds, "segment")]
     target = str(ds.attrs.get("target", ""))
-    full = timeline(
-        ds, names(ds, "series").index(target) if target in names(ds, "series") else None
-    )
+    series = names(ds, "series")
+    full = timeline(ds, series.index(target) if target in series else None)
     if full.stamps is None:
         return labels
     dates = pd.DatetimeIndex(full.stamps)
@@ -425,15 +427,9 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
             dated = False
             continue
         labels = ds[coord]
-        stamps.append(
-            np.asarray(
-                (
-                    labels.isel(series=series or 0)
-                    if "series" in labels.dims
-                    else labels
-                ).values
-            )
-        )
+        if "series" in labels.dims:
+            labels = labels.isel(series=series or 0)
+        stamps.append(np.asarray(labels.values))
     if pieces:
         steps = np.concatenate(pieces)
     else:

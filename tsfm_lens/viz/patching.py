@@ -100,13 +100,14 @@ def patch_cell(ds: xr.Dataset, flat: int) -> str:
     component, position = divmod(flat, ds.sizes["position"])
     sites = find_positions(ds)
     index = int(np.flatnonzero(sites.order == component)[0])
-    label = ("the stream " if sites.kind[index] == "stream" else "") + sites.labels[
-        index
-    ]
+    label = sites.labels[index]
+    if sites.kind[index] == "stream":
+        label = f"the stream {label}"
     moment = when(ds, position)
-    if moment:
-        return f"{label}, {'the ' * moment.endswith(' token')}{moment}"
-    return label
+    if not moment:
+        return label
+    article = "the " if moment.endswith(" token") else ""
+    return f"{label}, {article}{moment}"
 
 
 def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
@@ -162,6 +163,13 @@ def patching_map(
         )
     canvas, remark = _map(ds, sites, values, variable, pair, noise)
     differ = pair.differ
+    if differ.all():
+        shading = f"the contexts differ at all {len(differ)} steps"
+    else:
+        shading = (
+            f"shaded: where the contexts differ ({int(differ.sum())} of"
+            f" {len(differ)} steps)"
+        )
     return canvas.finalize(
         title,
         f"{sites.what()}: {about}",
@@ -170,14 +178,7 @@ def patching_map(
             if variable in ("recovered", "first_order")
             else ""
         ),
-        (
-            f"the contexts differ at all {len(differ)} steps"
-            if differ.all()
-            else (
-                f"shaded: where the contexts differ ({int(differ.sum())} of"
-                f" {len(differ)} steps)"
-            )
-        ),
+        shading,
         remark,
     )
 
@@ -268,7 +269,7 @@ def _map(
     clipped = (
         value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
     )
-    return canvas, f"colours end at ±{_BEYOND:g}" * clipped
+    return canvas, f"colours end at ±{_BEYOND:g}" if clipped else ""
 
 
 def _colours(
@@ -488,10 +489,9 @@ def when(ds: xr.Dataset, position: int) -> str:
         return f"{word} token"
     first = int(ds["position_start"].values[position])
     last = int(ds["position_stop"].values[position]) - 1
+    text = f"step {first}" if first >= last else f"steps {first} to {last}"
     # a true minus, as all numbers of figures and sentences have
-    return (f"step {first}" if first >= last else f"steps {first} to {last}").replace(
-        "-", "−"
-    )
+    return text.replace("-", "−")
 
 
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:

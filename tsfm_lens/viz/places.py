@@ -23,11 +23,8 @@ _STREAM_ORDER = {
     "hook_resid_mid": 100,
     "hook_resid_mid2": 101,
 }
-_KIND_ORDER = {
-    "cross_attn": 1,
-    "mlp": 2,
-    "layer": 3,
-}  # order of computation within a layer; self-attention is first
+# order of computation within a layer; self-attention, which is not here, is first
+_KIND_ORDER = {"cross_attn": 1, "mlp": 2, "layer": 3}
 OUTPUT = "output"  # the last receiver of paths
 _MAX_NAMES = 40  # rows or columns that still have room for a name each
 

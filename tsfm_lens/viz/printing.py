@@ -25,10 +25,8 @@ from tsfm_lens.viz.theme import (
 )
 
 __all__ = ["for_print"]
-COLUMNS = {
-    "single": 89.0,
-    "double": 183.0,
-}  # mm, the widths of Nature and of most journals on A4
+# mm, the widths of Nature and of most journals on A4
+COLUMNS = {"single": 89.0, "double": 183.0}
 PIXELS_PER_MM = 96 / 25.4
 PIXELS_PER_POINT = 96 / 72
 SMALLEST = 10  # pixels of the smallest type on the screen

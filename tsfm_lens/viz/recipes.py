@@ -88,6 +88,7 @@ def overlay(
             continue
         for end in (low, high):
             view.forecast(panel, end, label, colour, 0.9, "dash")
+    # after all intervals, so that none hides a median
     for position, (name, median) in enumerate(zip(forecasts, medians, strict=True)):
         view.forecast(panel, median, name, CATEGORICAL[position % len(CATEGORICAL)])
     view.draw(panel)
@@ -165,8 +166,13 @@ def _title(ds: xr.Dataset, recipe: int, series: int) -> tuple[str, ...]:
     """Write a recipe, what it takes, and the distance and the error of its forecast."""
     heads, mlps = (int(ds[name].values[recipe]) for name in ("n_heads", "n_mlps"))
     share = percent(float(ds["heads_share"].values[recipe]))
-    parts = [f"{heads} head{'s' * (heads > 1)} ({share})"] * bool(heads)
-    parts += [f"{mlps} MLP{'s' * (mlps > 1)}"] * bool(mlps)
+    parts = []
+    if heads:
+        noun = "heads" if heads > 1 else "head"
+        parts.append(f"{heads} {noun} ({share})")
+    if mlps:
+        noun = "MLPs" if mlps > 1 else "MLP"
+        parts.append(f"{mlps} {noun}")
     taken = "complete model"
     if parts:
         taken = f"without {' + '.join(parts)}"

@@ -118,7 +118,9 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     Every head has a line for what it does.
 
     Example:
-        >>> fig = viz.training_history(probes.training_history({0: lens, 100: lens}, motif=8, n_sequences=8))
+        >>> checkpoints = {0: lens, 100: lens}
+        >>> history = probes.training_history(checkpoints, motif=8, n_sequences=8)
+        >>> fig = viz.training_history(history)
         >>> fig.layout.meta["title"]
         'Heads of chronos-nano over its training'
     """

@@ -250,7 +250,8 @@ def _draw(
     for panel, one, label in zip(grid, maps, labels, strict=True):
         z, x, y = pooled(one, keys, queries, group)
         if upwards:
-            z, x, y = z.T, y, x
+            z = z.T
+            x, y = y, x
         panel.cells(
             z,
             x,
@@ -279,11 +280,10 @@ def _special_share(weights: np.ndarray, keys: Ruler) -> str:
     It is "" below 1 %.
     """
     rest = float(weights[:, keys.axis.aside].sum(axis=1).mean())
-    return (
-        f", {percent(round(rest, 2))} on"
-        f" {' and '.join(sorted(set(keys.axis.special[keys.axis.aside])))}"
-        * (rest >= 0.01)
-    )
+    if rest < 0.01:
+        return ""
+    tokens = sorted(set(keys.axis.special[keys.axis.aside]))
+    return f", {percent(round(rest, 2))} on {' and '.join(tokens)}"
 
 
 generic_figure(
@@ -368,11 +368,12 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     grid.colours(weight_colours(limit))
     special = [str(word) for word in ds["key_special"].values if str(word)]
     width = int((ds["key_stop"] - ds["key_start"]).max())
+    noun = "steps" if width > 1 else "step"
+    tail = f", then {', '.join(special)}" if special else ""
     return grid.finalize(
         f"{sentence_start(ds)} of {layer_names(ds)[at]} of {name_model(ds)}",
         f"{names(ds, 'series')[0]}, {ds.sizes['step']} steps ahead",
-        f"context tokens of {width} step{'s' * (width > 1)}"
-        + (f", then {', '.join(special)}" if special else ""),
+        f"context tokens of {width} {noun}{tail}",
         f"darkest: {number(limit)} or more",
     )
 
@@ -409,7 +410,10 @@ def selected_patch(
     style: Style = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
     panel.vline(view.time.scalar(float(start)), **style)
     view.title_axes(panel)
-    title = f"Forecast of {view.id} by {name_model(ds)}, and the patch that {head_label} selects"
+    title = (
+        f"Forecast of {view.id} by {name_model(ds)}, and the patch that {head_label}"
+        " selects"
+    )
     share = percent(float(weights[which]))
     return sheet.finalize(
         title,

@@ -36,7 +36,8 @@ BROWSER_CONFIG = {
 # milliseconds of a page's own clock for its scripts, and seconds for all
 _PATIENCE = 60_000
 _LONGEST = 600
-_WIDTH = 800  # pixels of a static image whose figure sets no width: two journal columns at 12 px type
+# pixels of a static image whose figure sets no width: two journal columns at 12 px type
+_WIDTH = 800
 
 
 def save(
@@ -259,7 +260,8 @@ def printed(page: bytes) -> bytes:
             f"--virtual-time-budget={_PATIENCE}",
         ]
         # as root Chromium starts in no other way
-        arguments += ["--no-sandbox"] * (getattr(os, "geteuid", lambda: 1)() == 0)
+        if getattr(os, "geteuid", lambda: 1)() == 0:
+            arguments.append("--no-sandbox")
         command = [
             browser,
             *arguments,

@@ -242,11 +242,11 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: Scene, row: int) -> None:
             colour=colour,
             width=1.3,
         )
-    label = (
-        names(ds.swap_dims(series="variate"), "variate")
-        if "variate" in ds.coords
-        else names(ds, "series")
-    )[row]
+    if "variate" in ds.coords:
+        labels = names(ds.swap_dims(series="variate"), "variate")
+    else:
+        labels = names(ds, "series")
+    label = labels[row]
     panel.y(f"{label} ({unit})" if unit else label, nticks=4)
 
 
@@ -285,18 +285,16 @@ def _origin(ds: xr.Dataset) -> str:
     """
     shift = int(ds.attrs["shift"])
     lost = int(ds.attrs["lost"])
-    metadata = [
-        f"each step is {shift} steps nearer",
-        f"the past goes on with {shift} steps of the earlier forecast",
-    ] * (shift > 0)
-    if lost:
-        metadata.append(
-            f"its {lost} oldest steps are gone"
-            if lost > 0
-            else f"{-lost} older steps are there"
-        )
-    if metadata:
-        return listed(metadata)
+    changes = []
+    if shift > 0:
+        changes.append(f"each step is {shift} steps nearer")
+        changes.append(f"the past goes on with {shift} steps of the earlier forecast")
+    if lost > 0:
+        changes.append(f"its {lost} oldest steps are gone")
+    elif lost:
+        changes.append(f"{-lost} older steps are there")
+    if changes:
+        return listed(changes)
     return ""
 
 

@@ -21,7 +21,8 @@ def names(ds: xr.Dataset, dim: str) -> list[str]:
     """Return the labels along ``dim`` as strings; positions where it has no labels."""
     if dim not in ds.dims:
         return []
-    return [str(v) for v in ds[dim].values]
+    # xarray numbers the places along a dimension without labels
+    return [str(label) for label in ds[dim].values]
 
 
 def position(ds: xr.Dataset, dim: str, value: str | int) -> int:
@@ -58,11 +59,10 @@ def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
 
     Covariates are not forecast.
     """
-    roles = (
-        ds["role"].values
-        if "role" in ds.coords
-        else ["target"] * ds.sizes.get("series", 1)
-    )
+    if "role" in ds.coords:
+        roles = ds["role"].values
+    else:
+        roles = ["target"] * ds.sizes.get("series", 1)
     return [index for index, role in enumerate(roles) if role == "target"][:most]
 
 
@@ -75,7 +75,7 @@ def positions(
     """
     if values is None:
         return list(range(ds.sizes[dim]))
-    return [position(ds, dim, v) for v in values]
+    return [position(ds, dim, value) for value in values]
 
 
 def median_position(quantiles: np.ndarray) -> int:
@@ -140,14 +140,15 @@ def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
     ``at`` has positions along the other dimensions.
     """
     if variable not in ds:
+        # raises, and says what the result lacks
         check(ds, str(ds.attrs.get("kind")), variable)
-    trimmed = ds[variable].isel(at, missing_dims="ignore")
-    if set(trimmed.dims) != set(dims):
+    selected = ds[variable].isel(at, missing_dims="ignore")
+    if set(selected.dims) != set(dims):
         raise InputError(
             f"variable {variable!r} has dimensions {tuple(ds[variable].dims)}, expected"
             f" {(*at, *dims)} in any order."
         )
-    return np.asarray(trimmed.transpose(*dims).values, dtype=float)
+    return np.asarray(selected.transpose(*dims).values, dtype=float)
 
 
 def shown(ids: Sequence[str], limit: int = 3) -> str:

@@ -40,9 +40,8 @@ Style = dict[str, Any]
 
 PRINTED = 500  # cells of a map that still have room for their number
 _MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
-_ALWAYS: Style = {
-    "exclude_empty_subplots": False
-}  # or plotly leaves out what is drawn before the first trace
+# or plotly leaves out what is drawn before the first trace
+_ALWAYS: Style = {"exclude_empty_subplots": False}
 # pixels beside the panels, and between their titles
 _SIDES = 84
 _APART = 10
@@ -105,8 +104,9 @@ class Sheet:
     def noisy(self, noise: Finding, sign: str = "") -> None:
         """Note for the subtitle the noise floor, and the mark of what is within it."""
         if noise.floor > 0:
-            several = "up to " * (noise.lowest < 0.99 * noise.floor)
-            self.floors[f"{several}{number(noise.floor)} {noise.unit}".strip()] = None
+            differs = noise.lowest < 0.99 * noise.floor
+            bound = "up to " if differs else ""
+            self.floors[f"{bound}{number(noise.floor)} {noise.unit}".strip()] = None
         if sign:
             self.signs[sign] = None
 
@@ -132,7 +132,9 @@ class Sheet:
             signs = ""
         floor = ""
         if len(self.floors) == 1:
-            floor = f"noise floor {next(iter(self.floors))}{', grey' * self.has_band}"
+            floor = f"noise floor {next(iter(self.floors))}"
+            if self.has_band:
+                floor = f"{floor}, grey"
         if signs and floor:
             return f"{signs} ({floor})"
         return signs or floor
@@ -179,8 +181,9 @@ def sheet(
         for position, title in zip(positions, titles or (), strict=False)
         if title
     ]
-    room = (30 if titles is not None else 10) if above is None else above
-    return Sheet(fig, positions, total, above=room, min_width=min_width, below=below)
+    if above is None:
+        above = 30 if titles is not None else 10
+    return Sheet(fig, positions, total, above=above, min_width=min_width, below=below)
 
 
 def _over(fig: go.Figure, position: tuple[int, int]) -> Style:
@@ -312,10 +315,11 @@ class Panel:
             **more.pop("marker", {}),
         }
         if noise is not None:
+            filled = symbol or "circle"
             marker["symbol"] = [
-                f"{symbol or 'circle'}{'-open' * bool(faint)}" for faint in noise.pale
+                f"{filled}-open" if faint else filled for faint in noise.pale
             ]
-            self.sheet.noisy(noise, "hollow" * bool(noise.pale.any()))
+            self.sheet.noisy(noise, "hollow" if noise.pale.any() else "")
         bars = _whiskers(noise, x if across else y, across=across)
         self.add(
             go.Scatter,
@@ -348,14 +352,14 @@ class Panel:
             placement = {"x": places, "y": lengths}
         marker: Style = {"color": colour}
         if noise is not None:
-            shapes = ["/" * bool(faint) for faint in noise.pale]
+            shapes = ["/" if faint else "" for faint in noise.pale]
             marker["pattern"] = {
                 "shape": shapes,
                 "fillmode": "replace",
                 "size": 6,
                 "solidity": 0.3,
             }
-            self.sheet.noisy(noise, "hatched" * bool(noise.pale.any()))
+            self.sheet.noisy(noise, "hatched" if noise.pale.any() else "")
         self.add(
             go.Bar,
             name,
@@ -414,7 +418,7 @@ class Panel:
                 sign = "dotted"
             else:
                 sign = "pale"
-            self.sheet.noisy(noise, sign * bool(faint.any()))
+            self.sheet.noisy(noise, sign if faint.any() else "")
         if faint.any() and not numbered:
             dots: Style = {
                 "text": np.where(faint, "·", "").tolist(),

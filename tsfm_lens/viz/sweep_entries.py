@@ -219,9 +219,8 @@ def change_words(row: Mapping[str, Any]) -> str:
     """
     if not np.isfinite(row["change"]):
         return "unknown"
-    return (
-        f"{change_text(row['change'])} {span_text(row['lower'], row['upper'])}".rstrip()
-    )
+    interval = span_text(row["lower"], row["upper"])
+    return f"{change_text(row['change'])} {interval}".rstrip()
 
 
 def order_words(order: str) -> str:
@@ -241,13 +240,14 @@ def order_words(order: str) -> str:
 
 def recipe_words(row: Mapping[str, Any]) -> str:
     """Write what a recipe takes out: "28 % of heads + 2 MLPs"."""
-    share = (
-        100 * max(float(row["heads_ablated"]), 0) / max(float(row["heads_total"]), 1)
-    )
+    ablated = max(float(row["heads_ablated"]), 0)
+    share = 100 * ablated / max(float(row["heads_total"]), 1)
+    text = f"{share:.0f} % of heads"
     mlps = max(int(row["n_mlps"]), 0)
-    return f"{share:.0f} % of heads" + (
-        f" + {mlps} MLP{'s' if mlps > 1 else ''}" if mlps else ""
-    )
+    if not mlps:
+        return text
+    noun = "MLPs" if mlps > 1 else "MLP"
+    return f"{text} + {mlps} {noun}"
 
 
 def selection_words(selection: str, seed: int = -1) -> str:
@@ -336,11 +336,8 @@ def sweep_panel(
 
 def sweep_subject(table: pd.DataFrame) -> str:
     """Name the models, with the numbers of datasets and windows."""
-    count = int(
-        table.attrs.get(
-            "n_datasets", table["dataset"].nunique() if "dataset" in table else 0
-        )
-    )
+    count = table["dataset"].nunique() if "dataset" in table else 0
+    count = int(table.attrs.get("n_datasets", count))
     windows = ""
     if "n_windows" in table.attrs:
         windows = f", {counted(int(table.attrs['n_windows']), 'window')}"

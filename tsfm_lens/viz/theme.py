@@ -58,7 +58,8 @@ TITLE_TYPE = 13
 LABEL_TYPE = 12
 LEGEND_ROW = 24  # pixels
 LETTER = 7.2  # pixels, about the width of one in labels
-USUAL = 640  # pixels of a figure, for which titles are broken and rows of the legend counted
+# pixels of a figure, for which titles are broken and rows of the legend counted
+USUAL = 640
 _DATE = 100  # pixels of the widest date
 _SIGN = 45  # pixels of an entry of the legend beside its name
 _TITLE_CHARACTERS = 84
@@ -145,6 +146,7 @@ def plain(text: object) -> str:
 
     Markup, entities and ``%{…}`` lose their meaning.
     """
+    # plotly takes "%{…}" for a field of a hover box, and text between "$" for LaTeX
     escaped = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return escaped.replace("%{", "%&#123;").replace("$", "&#36;")
 
@@ -231,8 +233,7 @@ def fit_axes(fig: go.Figure, width: float, height: float) -> None:
 
 
 def legend_height(fig: go.Figure, width: float) -> int:
-    """Return about the pixels that the legend under a figure of a width takes, 0 for
-    none.
+    """Return about the pixels that the legend under a figure of a width takes.
 
     Plotly lays the legend out and takes from the panels what this falls short.
     """

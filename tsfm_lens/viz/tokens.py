@@ -64,8 +64,12 @@ class TokenAxis:
         """
         texts = [str(self.special[i]) for i in self.aside]
         return [
-            plain(w if texts.count(w) == 1 else f"{w} {texts[:n].count(w) + 1}")
-            for n, w in enumerate(texts)
+            plain(
+                text
+                if texts.count(text) == 1
+                else f"{text} {texts[:index].count(text) + 1}"
+            )
+            for index, text in enumerate(texts)
         ]
 
 
@@ -126,7 +130,8 @@ class Ruler:
         if not self.timed:
             return np.empty(0)
         # the context ends where the forecast starts
-        low, high = self.edges[0], 0.0 if self.end == -0.5 else self.end
+        low = self.edges[0]
+        high = 0.0 if self.end == -0.5 else self.end
         smallest = max((high - low) / most, 1.0)
         size = 10.0 ** np.floor(np.log10(smallest))
         # there is no half a step

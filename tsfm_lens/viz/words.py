@@ -17,7 +17,10 @@ from tsfm_lens.viz.theme import nats, significant
 def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
     """Name the series that a figure shows, and how several were put together."""
     ids = names(ds, "series")
-    return f"{how} over " * (len(rows) > 1) + shown([ids[i] for i in rows])
+    series = shown([ids[i] for i in rows])
+    if len(rows) > 1:
+        return f"{how} over {series}"
+    return series
 
 
 def layer_names(ds: xr.Dataset, rows: Sequence[int] | None = None) -> list[str]:
@@ -38,7 +41,9 @@ def signed(value: float) -> str:
 
     A negative zero has a plus.
     """
-    return f"{'' if value < 0 else '+'}{num(value + 0.0)}"
+    sign = "" if value < 0 else "+"
+    # adding 0 takes the sign off a zero
+    return f"{sign}{num(value + 0.0)}"
 
 
 def capital(text: str) -> str:

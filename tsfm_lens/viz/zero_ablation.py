@@ -452,11 +452,14 @@ MEASURES = {
 @panels("ablation_effects")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     changes = [
-        m
-        for m in ("mase_change", "mae_change")
-        if m in ds and np.isfinite(ds[m].values).any()
+        metric
+        for metric in ("mase_change", "mae_change")
+        if metric in ds and np.isfinite(ds[metric].values).any()
     ]
-    for metric in ["spearman_distance"] * ("spearman_distance" in ds) + changes[:1]:
+    metrics = changes[:1]
+    if "spearman_distance" in ds:
+        metrics.insert(0, "spearman_distance")
+    for metric in metrics:
         yield FigurePanel(
             ablation_heatmap(ds, metric=metric),
             ablation_table(ds, metric),
