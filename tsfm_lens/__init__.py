@@ -65,6 +65,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name or a package on first use."""
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
+        # from now on Python finds the name without this function
         globals()[name] = value
         return value
     if not name.startswith("_") and find_spec(f"tsfm_lens.{name}"):

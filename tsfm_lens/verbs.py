@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from tsfm_lens.testing import OracleResult
 
 
+# imports are inside the methods: this module is imported with the package, which must
+# load neither torch nor plotly
+
+
 @add_method("Run", "Forecast", "Result", "Explanation")
 def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     """Draw this object, or compare it with others in one figure.

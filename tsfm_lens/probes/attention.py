@@ -142,23 +142,23 @@ def span_coords(**axes: TokenSpans) -> dict[str, Any]:
 
 
 def pattern_coords(
-    run: Run, row: Stack, kind: str, layers: list[int]
+    run: Run, stack: Stack, kind: str, layers: list[int]
 ) -> dict[str, Any]:
     """Return the coordinates of attention patterns of one forward pass.
 
     The patterns are (layer, head, query, key).
     """
-    keys = row.attention(kind, layers[0]).keys_from or row.name
-    heads = {"layer": list(map(str, layers)), "head": range(row.n_heads)}
+    keys = stack.attention(kind, layers[0]).keys_from or stack.name
+    heads = {"layer": list(map(str, layers)), "head": range(stack.n_heads)}
     return heads | span_coords(
-        query=run.encoded.spans[row.name], key=run.encoded.spans[keys]
+        query=run.encoded.spans[stack.name], key=run.encoded.spans[keys]
     )
 
 
-def attention_facts(run: Run, row: Stack, attention: str) -> dict[str, str]:
+def attention_facts(run: Run, stack: Stack, attention: str) -> dict[str, str]:
     """Return the attributes of a result on the attention of one series."""
     return {
-        "stack": row.name,
+        "stack": stack.name,
         "attention": attention,
         "series": run.batch.ids[0],
         "units": run.batch.units[0],
@@ -213,6 +213,7 @@ def forecast_queries(maps: xr.Dataset) -> np.ndarray:
 
 def normalise(entropy: xr.DataArray) -> xr.DataArray:
     """Scale entropies to 0 … 1 over all heads."""
+    # equal entropies have no range to divide by
     return (entropy - entropy.min()) / (float(entropy.max() - entropy.min()) or 1.0)
 
 
@@ -275,6 +276,7 @@ def row_entropy(pattern: np.ndarray) -> np.ndarray:
     """
     total = pattern.sum(axis=-1, keepdims=True)
     p = ratio(pattern, total, 0.0)
+    # 0 log 0 is 0
     return -np.sum(p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1)
 
 

@@ -497,13 +497,15 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     branch = np.array(list(map(order.index, part_writers)))
     heads = result["head"].values
     size = np.stack(
-        [np.abs(parts[branch == row].sum(0)).mean(-1) for row in range(len(order))]
+        [np.abs(parts[branch == index].sum(0)).mean(-1) for index in range(len(order))]
     )
     head_size = np.full((len(order), stack.n_heads, parts.shape[1]), np.nan)
     head_size[branch[heads >= 0], heads[heads >= 0]] = np.abs(parts[heads >= 0]).mean(
         axis=-1
     )
-    rows = [stack.writer(kind, layer) if layer >= 0 else None for layer, kind in order]
+    sublayers = [
+        stack.writer(kind, layer) if layer >= 0 else None for layer, kind in order
+    ]
     total = size.sum(axis=0)
     data = xr.Dataset(
         {
@@ -523,7 +525,10 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
             "kind": ("writer", [kind for _, kind in order]),
             "keys_from": (
                 "writer",
-                [row.keys_from if isinstance(row, Attention) else "" for row in rows],
+                [
+                    sublayer.keys_from if isinstance(sublayer, Attention) else ""
+                    for sublayer in sublayers
+                ],
             ),
             "series": result["series"],
             "flat": result["flat"],
@@ -663,11 +668,14 @@ def _biases(lens: Lens, factors: Mapping[Place, float]) -> Tensor | None:
     """
     stack = lens.wiring.output_stack
     biases = [
-        lens.weights.b_O(layer, row.kind, stack.name)
-        * (lens.weights.scale(layer, row.kind, stack.name) * factors[layer, row.kind])
+        lens.weights.b_O(layer, attention.kind, stack.name)
+        * (
+            lens.weights.scale(layer, attention.kind, stack.name)
+            * factors[layer, attention.kind]
+        )
         for layer in range(stack.n_layers)
-        for row in stack.attentions(layer)
-        if not row.post_norm
+        for attention in stack.attentions(layer)
+        if not attention.post_norm
     ]
     if any(map(torch.any, biases)):
         return sum(biases[1:], biases[0])

@@ -255,8 +255,8 @@ class _Bench:
             [noise_floor(source, self._distance) for source in sources], axis=0
         )
         self.gap = self._distance(self.nothing, self.full)
-        wide = ranges(run, self.full)
-        self.gap_share = _rms(self.nothing, self.full) / np.where(wide > 0, wide, 1.0)
+        spans = ranges(run, self.full)
+        self.gap_share = _rms(self.nothing, self.full) / np.where(spans > 0, spans, 1.0)
         # a flat forecast of a context that varies has a circuit: faithfulness is a
         # share of the gap, not of the shape
         self.flat = own_flat_contexts(run)
@@ -271,6 +271,7 @@ class _Bench:
                 " another behaviour or a stronger corruption, of a sampling model more"
                 " sample paths, or a lower smallest=…"
             )
+        # NaN leaves series without a verdict out of every statistic
         self.usable_gap = np.where(self.no_verdict, np.nan, self.gap)
 
     def forecasts(self, sets: Sequence[set[Component]]) -> np.ndarray:
@@ -305,6 +306,7 @@ class _Bench:
         return _rms(self._features(one), self._features(other))
 
     def _features(self, forecasts: np.ndarray) -> np.ndarray:
+        """Apply the behaviour to forecasts, and check what it returns."""
         try:
             features = np.asarray(self.behaviour(forecasts), dtype=float)
         except (TypeError, ValueError) as error:
@@ -382,6 +384,7 @@ class _Search:
                 if value_of_several >= self.required:
                     best = several
                     value = value_of_several
+            # pairs are many, so they are tried only where no single node can go
             if value < self.required and pairs and len(self.remaining) > 1:
                 best, value = self.best_pair()
             if value < self.required:
@@ -417,6 +420,7 @@ class _Search:
 def _scores(
     bench: _Bench, corrupted: Run | None, ranking: str
 ) -> dict[Component, float]:
+    """Score each node by single ablation, or by the size of its outgoing edges."""
     nodes = list(bench.ablations)
     if ranking == "effects" or corrupted is None:
         single = bench.forecasts([{node} for node in nodes])
@@ -426,6 +430,7 @@ def _scores(
         abs(edges["clean_forecast"] - edges["corrupted_forecast"]).max("step").values
     )
     scores = np.abs(edges["score"].values)
+    # the order must not depend on rounding
     above_rounding = np.where(
         scores * change > rounding(bench.run, bench.full), scores, 0.0
     )
@@ -434,6 +439,7 @@ def _scores(
 
 
 def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Dataset:
+    """Return the circuit that a search found, with its forecasts."""
     order = list(search.cost)
     remaining = set(search.remaining)
     circuit, complement = bench.forecasts([set(order), remaining])

@@ -165,6 +165,7 @@ def causal_effects(
     undefined = data["direct_share"].values <= np.fmax(floor, smallest)
     repair = self_repair(total[..., steps], direct[..., steps], undefined)
     data["self_repair"] = (axes[:2], repair)
+    # the first step counts in no floor either; the result has a copy of the effects
     direct[..., : run.first_step] = 0.0
     floors = xr.DataArray(share_floor(run, direct), dims=axes[:2])
     return judge(data, "self_repair", floor=floors, signed=True, groups=heads)

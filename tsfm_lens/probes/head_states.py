@@ -137,7 +137,7 @@ def head_states(
     ]
     names = [[str(head) for head in row] for row in heads]
     data = data.assign_coords(name=(axes, names))
-    data.update(_over_series([past_attention(item) for item in maps], data["series"]))
+    data.update(_over_series([past_attention(view) for view in maps], data["series"]))
     data["normalised_entropy"] = data["entropy"].groupby("series").map(normalise)
     data.update(
         head_spectra(run.lens, kind=attention).sel(layer=data["layer"])[

@@ -58,6 +58,7 @@ def concentration_bound(
         raise InputError(f"rank is {rank}, expected 1 or more")
     u, s, vt = core_svd(product[0], product[1].T)
     if rank is None:
+        # smaller singular values are rounding
         n_modes = int((s > s[0] * 1e-12).sum())
     else:
         n_modes = min(rank, len(s))
@@ -67,6 +68,7 @@ def concentration_bound(
     exact = (queries.double() @ product[0].double()) @ (
         keys.double() @ product[1].double()
     ).T
+    # the key of the largest truncated score, and its margin over the next one
     top = (scaled @ k.T).topk(2, dim=-1)
     best = top.indices[:, 0]
     margin = top.values[:, 0] - top.values[:, 1]
@@ -212,7 +214,11 @@ def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
     lens = run.lens
     stack = lens.wiring.output_stack
     source = lens.wiring.stack(
-        next(row.keys_from for row in stack.attentions() if row.keys_from)
+        next(
+            attention.keys_from
+            for attention in stack.attentions()
+            if attention.keys_from
+        )
     )
     last = f"{source.name}.ln_final.hook_normalized"
     streams = [

@@ -213,6 +213,7 @@ def trace_lines(
                 ]
                 line.survives = bool(np.isfinite(distances).any())
             _mark_continuous(layer_lines, finite[-1], largest[series])
+        # threads are numbered through all series
         first = max((line.thread + 1 for line in lines), default=0)
         _mark_threads(layers, largest[series], rules.overlap, first)
         lines += [line for layer_lines in layers for line in layer_lines]
@@ -250,12 +251,13 @@ def _find_modes(
     probability: np.ndarray, values: np.ndarray, largest: float, rules: SimpleNamespace
 ) -> list[tuple[float, float, float]]:
     """Return value, half width and weight of each mode of a distribution over bins."""
-    # padding lets a mode in the first or last bin count
     bin_width = (values[-1] - values[0]) / (len(values) - 1)
+    # ``largest`` has the factor ``jump`` already
     blur = rules.smooth * largest / (rules.jump * bin_width)
     density = probability
     if blur > 0:
         density = gaussian_filter1d(probability.astype(float), blur, mode="constant")
+    # padding lets a mode in the first or last bin count, and moves indices by one
     padded = np.pad(density, 1)
     top = density.max()
     height = rules.height * top
@@ -270,6 +272,7 @@ def _find_modes(
     valleys = [
         low + int(np.argmin(density[low:high])) for low, high in pairwise(peaks - 1)
     ]
+    # weights are of the distribution itself, not of the smoothed one
     weights = np.add.reduceat(probability, [0, *valleys])
     return list(zip(values[peaks - 1], (edges[1] - edges[0]) / 2, weights, strict=True))
 

@@ -122,6 +122,7 @@ def _token_lens(
     *,
     with_logits: bool,
 ) -> xr.Dataset:
+    """Add the distribution over bins after each layer, and what follows from it."""
     lens = run.lens
     first = lens.first_value_token
     values = lens.bin_values(run.encoded).double().numpy()
@@ -163,6 +164,7 @@ def _token_lens(
 
 
 def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Dataset:
+    """Add the quantiles after each layer."""
     lens = run.lens
     with torch.no_grad():
         *below, last = (lens.readout(stream, run.encoded) for stream in streams)

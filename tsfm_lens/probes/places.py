@@ -136,12 +136,15 @@ def _find_sites(lens: Lens, name: str | Component) -> list[Place]:
 
 
 def _branches(wiring: Wiring, stack: str, layer: int) -> list[Component]:
+    """Return the branches of a layer, in order of writing."""
     return [
-        Component(stack, layer, row.kind) for row in wiring.stack(stack).rows(layer)
+        Component(stack, layer, writer.kind)
+        for writer in wiring.stack(stack).rows(layer)
     ]
 
 
 def _stream(lens: Lens, name: str) -> Place:
+    """Return the site of a residual stream."""
     point = lens.registry.points[name]
     if "hook_resid" not in name and not name.endswith("hook_embed"):
         raise InputError(

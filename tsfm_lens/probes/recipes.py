@@ -191,12 +191,20 @@ def _list_heads(
     stack = lens.wiring.output_stack
     heads = []
     for layer, layer_heads in indices.items():
-        for row in stack.attentions(layer):
-            if row.kind == kind or (paired and row.over == "time"):
+        for attention in stack.attentions(layer):
+            if attention.kind == kind or (paired and attention.over == "time"):
                 heads += [
-                    Component(stack.name, layer, row.kind, head) for head in layer_heads
+                    Component(stack.name, layer, attention.kind, head)
+                    for head in layer_heads
                 ]
-    return sorted(heads, key=lambda item: (item.layer, item.kind or "", item.head or 0))
+    return sorted(
+        heads,
+        key=lambda component: (
+            component.layer,
+            component.kind or "",
+            component.head or 0,
+        ),
+    )
 
 
 def _sort_by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]:
@@ -376,20 +384,23 @@ def ablated_share(
     The result is the ablated heads, all heads of the kinds of attention concerned, and
     the MLPs.
     """
+    # sets, as a recipe may name a head, its branch and its layer
     heads = set()
     mlps = set()
     for component in components:
         stack = wiring.stack(component.stack)
-        for row in stack.rows(component.layer):
-            if component.kind not in (None, row.kind):
+        for writer in stack.rows(component.layer):
+            if component.kind not in (None, writer.kind):
                 continue
-            if not isinstance(row, Attention):
+            if not isinstance(writer, Attention):
                 mlps.add((stack.name, component.layer))
                 continue
             indices = (
                 range(stack.n_heads) if component.head is None else [component.head]
             )
-            heads |= {(stack.name, row.kind, component.layer, head) for head in indices}
+            heads |= {
+                (stack.name, writer.kind, component.layer, head) for head in indices
+            }
     total = 0
     for name, kind in {(name, kind) for name, kind, _, _ in heads}:
         stack = wiring.stack(name)
@@ -435,6 +446,7 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
     else:
         measures = {}
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
+    # no spread, so that the ratio to it is undefined
     past = np.where(own_flat_contexts(run), 0.0, past)
     data["mean_shift"] = (axes, np.abs(medians - medians[0]).mean(axis=-1))
     spread = medians.std(axis=-1)

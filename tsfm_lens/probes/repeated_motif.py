@@ -87,8 +87,8 @@ def repeated_motif(
     """Repeat random values, and measure which heads attend to what followed them.
 
     Motifs are independent standard normal values, a whole number of tokens long. As a
-    control, every head is tested at the same positions of series that repeat nothing. The
-    right key of a context token is the patch after its last match. That of a
+    control, every head is tested at the same positions of series that repeat nothing.
+    The right key of a context token is the patch after its last match. That of a
     forecasting token covers its forecast steps, a whole number of motifs earlier.
 
     Args:
@@ -493,4 +493,5 @@ def _score_values(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
 
 
 def _with_interval(name: str) -> list[str]:
+    """Return the variables of an effect that figures over training draw."""
     return [name, *(f"{name}_{part}" for part in ("low", "high", "significant"))]

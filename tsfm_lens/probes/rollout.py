@@ -175,6 +175,7 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
         stop = min(start + width, steps)
         context = np.concatenate([batch.values[0], values[0, :start]])
         longer = replace(batch, values=(context,))
+        # a token decoder reads the path, others only the context
         if lens.emits == "token":
             encoded = lens.encode(longer, future=values[:, start:stop])
         else:
@@ -433,9 +434,18 @@ def _self_attention(stack: Stack) -> str:
 
     It is "" if the stack has none.
     """
-    rows = [row for layer in range(stack.n_layers) for row in stack.attentions(layer)]
+    attentions = [
+        attention
+        for layer in range(stack.n_layers)
+        for attention in stack.attentions(layer)
+    ]
     return next(
-        (row.kind for row in rows if not row.keys_from and row.over == "time"), ""
+        (
+            attention.kind
+            for attention in attentions
+            if not attention.keys_from and attention.over == "time"
+        ),
+        "",
     )
 
 

@@ -60,6 +60,7 @@ def layer_similarity(run: Run) -> xr.Dataset:
         [after - before for before, after in pairwise(streams)]
     ).double()
     visible = run.encoded.shown(run.lens.wiring.output_stack.name).to(updates.device)
+    # an update of length 0 has no direction, and counts as 0
     unit = (updates / updates.norm(dim=-1, keepdim=True).clamp(min=1e-30))[:, visible]
     cosine = torch.einsum("lnd,mnd->lmn", unit, unit).mean(dim=-1)
     flat = [stream[visible].double() for stream in streams]

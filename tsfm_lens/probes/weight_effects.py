@@ -424,26 +424,26 @@ def _owners(lens: Lens) -> dict[Owner, Slices]:
     ]
     for stack, layer in layers:
         block = stack.block(layer)
-        for row in stack.rows(layer):
-            branch = Component(stack.name, layer, row.kind)
-            if isinstance(row, Attention):
-                for part in _head_parts(model, stack, layer, row):
+        for writer in stack.rows(layer):
+            branch = Component(stack.name, layer, writer.kind)
+            if isinstance(writer, Attention):
+                for part in _head_parts(model, stack, layer, writer):
                     ownership.claim(part.owner, part.parameter, part.axis, part.at)
-            elif isinstance(row, Mlp):
-                paths = [row.i.module, row.o]
-                if row.gate:
-                    paths.insert(1, row.gate.module)
+            elif isinstance(writer, Mlp):
+                paths = [writer.i.module, writer.o]
+                if writer.gate:
+                    paths.insert(1, writer.gate.module)
                 # input matrix and gate may be one module
                 for path in dict.fromkeys(paths):
                     ownership.claim_module(branch, f"{block}.{path}")
             else:
                 ownership.claim_module(
-                    branch, f"{block}.{row.reads.module or row.write.module}"
+                    branch, f"{block}.{writer.reads.module or writer.write.module}"
                 )
     for stack, layer in layers:
         norms = f"{stack.name}.{layer} norms".lstrip(".")
-        for row in stack.rows(layer):
-            for path in filter(None, (row.norm, row.post_norm)):
+        for writer in stack.rows(layer):
+            for path in filter(None, (writer.norm, writer.post_norm)):
                 ownership.claim_module(norms, f"{stack.block(layer)}.{path}")
     ownership.claim_module("embed", wiring.embed)
     ownership.claim_module("unembed", wiring.unembed.module)
@@ -462,21 +462,21 @@ class _HeadPart:
 
 
 def _head_parts(
-    model: nn.Module, stack: Stack, layer: int, row: Attention
+    model: nn.Module, stack: Stack, layer: int, attention: Attention
 ) -> Iterator[_HeadPart]:
     """Yield owner, parameter, axis and entries of each head.
 
     What the heads share is yielded with their branch.
     """
-    branch = Component(stack.name, layer, row.kind)
-    for letter, part in [*row.inputs.items(), ("o", row.o)]:
+    branch = Component(stack.name, layer, attention.kind)
+    for letter, part in [*attention.inputs.items(), ("o", attention.o)]:
         module = model.get_submodule(f"{stack.block(layer)}.{part.module}".rstrip("."))
         weight = getattr(module, part.weight)
         bias = getattr(module, part.bias, None)
         if letter == "o":
             heads = stack.n_heads
         else:
-            heads = row.count_heads(letter, stack.n_heads)
+            heads = attention.count_heads(letter, stack.n_heads)
         axis = int(letter == "o")
         sizes = {"head": heads}
         target = "head d_head"

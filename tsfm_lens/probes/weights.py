@@ -167,6 +167,7 @@ def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 PARTS = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_gate", "W_out")
 EPSILON = (0.5, 0.2, 0.1, 0.01, 0.001)
 DECADES = 5
+# the coarsest first
 _PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -312,9 +313,9 @@ def weight_matrices(
     wiring = lens.wiring
     for column in wiring.stacks if stack is None else [wiring.stack(stack)]:
         for layer in range(column.n_layers):
-            for row in column.rows(layer):
-                for part, weight in _list_weights(lens, column, layer, row):
-                    site = (column.name, layer, row.kind, part)
+            for writer in column.rows(layer):
+                for part, weight in _list_weights(lens, column, layer, writer):
+                    site = (column.name, layer, writer.kind, part)
                     if part not in names:
                         continue
                     if weight.ndim == 2:
@@ -333,22 +334,22 @@ def weight_matrices(
 
 
 def _list_weights(
-    lens: Lens, column: Stack, layer: int, row: Writer
+    lens: Lens, column: Stack, layer: int, writer: Writer
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parts of one writer.
 
     Those of an attention are (head, rows, columns), of an MLP (rows, columns).
     """
-    if isinstance(row, Attention):
+    if isinstance(writer, Attention):
         for letter in "qkv":
             yield (
                 f"W_{letter.upper()}",
-                lens.weights.projection(layer, row.kind, letter, column.name)[0],
+                lens.weights.projection(layer, writer.kind, letter, column.name)[0],
             )
-        yield "W_O", head_output_weights(lens.model, column, layer, row.kind)
-    if not isinstance(row, Mlp):
+        yield "W_O", head_output_weights(lens.model, column, layer, writer.kind)
+    if not isinstance(writer, Mlp):
         return
-    mlp = lens.weights.mlp(layer, row.kind, column.name)
+    mlp = lens.weights.mlp(layer, writer.kind, column.name)
     yield "W_in", mlp.W_in
     if mlp.W_gate is not None:
         yield "W_gate", mlp.W_gate
@@ -450,6 +451,7 @@ def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
     else:
         levels = [epsilon]
     for level in levels:
+        # bool is a kind of int
         if (
             isinstance(level, bool)
             or not isinstance(level, int | float | np.number)
