@@ -213,12 +213,12 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
         hover = "query %{text}<br>with weight %{z:.3g}"
     panel.cells(z, x, y, hover, text=texts, xgap=0, ygap=0)
     marks = []
-    for side, part, location in (
+    for side, draw_line, location in (
         (keys, panel.vline, "right of"),
         (queries, panel.hline, "under"),
     ):
         if side.timed and len(side.axis.aside):
-            part(side.end, dash="dot")
+            draw_line(side.end, dash="dot")
             marks.append(
                 f"{location} the dotted line: {', '.join(side.axis.aside_labels())}"
             )
@@ -284,10 +284,10 @@ def attention_grid(
     Args:
         layers, heads: labels and numbers to draw, all unless given.
     """
-    trimmed = ds.isel(
+    selected = ds.isel(
         layer=positions(ds, "layer", layers), head=positions(ds, "head", heads)
     )
-    values = array(trimmed, "pattern", "layer", "head", "query", "key")
+    values = array(selected, "pattern", "layer", "head", "query", "key")
     rows, columns = values.shape[:2]
     x = ruler(token_axis(ds, "key"))
     y = ruler(token_axis(ds, "query"))
@@ -299,8 +299,8 @@ def attention_grid(
         float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     )
     group = choose_group(x, y, max(_GRID_CELLS // (rows * columns), 400))
-    row_names = layer_names(trimmed)
-    column_names = names(trimmed, "head")
+    row_names = layer_names(selected)
+    column_names = names(selected, "head")
     height = int(np.clip(560 / max(rows, columns), 52, 150))
     panel_width = 70 if columns <= _MAX_NUMBERED else 60
     room: Style = {
@@ -324,8 +324,8 @@ def attention_grid(
         **room,
     )
     entropy = None
-    if "entropy" in trimmed:
-        entropy = array(trimmed, "entropy", "layer", "head")
+    if "entropy" in selected:
+        entropy = array(selected, "entropy", "layer", "head")
     for (row, col), panel in zip(canvas.places, canvas, strict=True):
         r = row - 1
         c = col - 1

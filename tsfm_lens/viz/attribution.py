@@ -176,7 +176,7 @@ def attribution_bars(
     if len(lengths) > 2:
         remaining = np.delete(lengths, np.nanargmax(np.abs(lengths)))
     lengths = np.append(lengths, limits)
-    bounds, trimmed = fitted_range(np.append(remaining, 0.0), lengths, reach=3.0)
+    bounds, is_cut = fitted_range(np.append(remaining, 0.0), lengths, reach=3.0)
     panel.x(range=bounds)
     for label, value in zip(labels, values[largest], strict=False):
         if not bounds[0] <= value <= bounds[1]:
@@ -192,7 +192,7 @@ def attribution_bars(
         f" {shares.decomposition}",
         f"mean over {shares.steps}",
         shares.note,
-        "values beyond the axis are cut off" if trimmed else "",
+        "values beyond the axis are cut off" if is_cut else "",
     )
 
 
@@ -277,14 +277,14 @@ def _select_shares(
     """
     at = series_position(ds, series)
     if decomposition is None:
-        which = 0
+        decomposition_index = 0
     else:
-        which = position(ds, "decomposition", decomposition)
-    label = names(ds, "decomposition")[which]
-    trimmed = ds.isel(decomposition=which, series=at)
+        decomposition_index = position(ds, "decomposition", decomposition)
+    label = names(ds, "decomposition")[decomposition_index]
+    selected = ds.isel(decomposition=decomposition_index, series=at)
     unit = ""
     if "unit" in ds.coords:
-        unit = str(ds["unit"].values[which])
+        unit = str(ds["unit"].values[decomposition_index])
     data_unit = find_unit(ds, at)
     if unit in ("", "data units") and data_unit:
         unit = data_unit
@@ -292,17 +292,19 @@ def _select_shares(
         unit = unit or "data units"
     note = []
     noise = None
-    if "size_share_floor" in trimmed:
+    if "size_share_floor" in selected:
         mean, size = (
-            array(trimmed, name, "component")
+            array(selected, name, "component")
             for name in ("mean_attribution", "mean_absolute")
         )
-        floor = float(trimmed["size_share_floor"]) * float(size.sum())
-        reported = finding(ds, "size_share", "component", decomposition=which)
-        if reported is None:
+        floor = float(selected["size_share_floor"]) * float(size.sum())
+        effect = finding(
+            ds, "size_share", "component", decomposition=decomposition_index
+        )
+        if effect is None:
             significant = np.ones(len(mean), dtype=bool)
         else:
-            significant = reported.significant
+            significant = effect.significant
         noise = Finding(
             mean,
             mean,
@@ -316,36 +318,38 @@ def _select_shares(
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
         if quantile is None:
-            index = median_position(levels)
+            quantile_index = median_position(levels)
         else:
-            index = int(np.argmin(np.abs(levels - quantile)))
-        if quantile is not None and abs(levels[index] - quantile) > 1e-6:
+            quantile_index = int(np.argmin(np.abs(levels - quantile)))
+        if quantile is not None and abs(levels[quantile_index] - quantile) > 1e-6:
             raise unknown_name("quantile", quantile, [f"{v:g}" for v in levels])
-        trimmed = trimmed.isel(quantile=index)
-        middle = abs(levels[index] - 0.5) < 1e-6
+        selected = selected.isel(quantile=quantile_index)
+        is_median = abs(levels[quantile_index] - 0.5) < 1e-6
         # only the median's noise is known
-        if not middle:
+        if not is_median:
             noise = None
         note.append(
             f"of the {name_statistic(ds)}"
-            if middle
-            else f"of the {levels[index]:g} quantile"
+            if is_median
+            else f"of the {levels[quantile_index]:g} quantile"
         )
     if "completeness_error" in ds:
-        error = float(ds["completeness_error"].isel(decomposition=which, series=at))
+        error = float(
+            ds["completeness_error"].isel(decomposition=decomposition_index, series=at)
+        )
         note.append(f"completeness error {percent(error)}")
-    values = array(trimmed, "attribution", "component", "step")
+    values = array(selected, "attribution", "component", "step")
     components = names(ds, "component")
     if "kind" in ds.coords:
-        fine = ds["kind"].values.astype(str) != "layer"
+        is_part = ds["kind"].values.astype(str) != "layer"
     else:
-        fine = np.zeros(len(components), dtype=bool)
-    if fine.any():
-        values = values[fine]
-        noise = noise and noise.at(fine)
-        components = [components[i] for i in np.flatnonzero(fine)]
+        is_part = np.zeros(len(components), dtype=bool)
+    if is_part.any():
+        values = values[is_part]
+        noise = noise and noise.at(is_part)
+        components = [components[i] for i in np.flatnonzero(is_part)]
     series = names(ds, "series")[at]
-    text = _METHOD_WORDS.get(label, label)
+    method = _METHOD_WORDS.get(label, label)
     first = int(ds.attrs.get("first_step", 0))
     later = values[:, first:]
     steps = f"{later.shape[1]} forecast steps"
@@ -355,7 +359,7 @@ def _select_shares(
         components,
         values,
         series,
-        text,
+        method,
         unit,
         "; ".join(note),
         noise,
@@ -370,9 +374,9 @@ def _select_shares(
 def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     decompositions = names(ds, "decomposition")
     main = decompositions[0]
-    several = [(main, i) for i in forecast_series(ds, MAX_DRAWN)]
+    pairs = [(main, i) for i in forecast_series(ds, MAX_DRAWN)]
     for decomposition, i in [
-        *several,
+        *pairs,
         *((other, 0) for other in decompositions if other != main),
     ]:
         table = attribution_table(ds, decomposition, i)

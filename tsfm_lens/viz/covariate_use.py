@@ -66,11 +66,10 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
         name: str, values: np.ndarray | None, index: int
     ) -> float | bool | None:
         if values is None:
-            value = None
-        else:
-            value = values[index].item()
-        missing = value is None or value != value
-        if missing:
+            return None
+        value = values[index].item()
+        # NaN alone differs from itself
+        if value != value:
             return None
         if name.endswith("_significant"):
             return bool(value)
@@ -93,8 +92,8 @@ def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
 
     Over several series the unit is MASE.
     """
-    several = ds.sizes["series"] > 1
-    if several:
+    # several series have no unit in common
+    if ds.sizes["series"] > 1:
         return (np.ones(1), "MASE")
     return (array(ds, "unit", "series"), find_unit(ds, 0) or "data units")
 

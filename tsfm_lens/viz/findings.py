@@ -29,9 +29,7 @@ ONCE = re.compile(
     r"Not compared with untrained twins|One series says nothing|\d+ \w+ are too few for"
     r"|\d+ \w+ (is|are) left out|Nothing is compared"
 )
-"""Beginnings of sentences that any result may have, and that a page of many results
-shows once.
-"""
+"""Beginnings of sentences that many results have, and that a page shows once."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +149,7 @@ class Finding:
             mask = self.large
         else:
             mask = self.large & among
+        # stable, so that equal sizes stay in the order of the model
         order = np.argsort(-size, kind="stable")
         return [int(flat) for flat in order if mask.flat[flat]][:count]
 
@@ -172,7 +171,8 @@ class Finding:
         With ``over`` the text says what the range is over.
         """
         value, low, high = (
-            write(float(item.flat[flat])) for item in (self.size, self.low, self.high)
+            write(float(values.flat[flat]))
+            for values in (self.size, self.low, self.high)
         )
         if low == high:
             return value

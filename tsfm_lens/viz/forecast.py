@@ -180,24 +180,22 @@ def as_html(thing: Any) -> str:
     data = as_dataset(thing)
     attrs = data.attrs
     ids = [str(name) for name in data["series"].values]
-    metadata = [str(attrs.get("model", "")), shown(ids), f"{data.sizes['step']} steps"]
+    parts = [str(attrs.get("model", "")), shown(ids), f"{data.sizes['step']} steps"]
     if data.sizes.get("draw"):
-        metadata.append(
-            f"{data.sizes['draw']} sample paths, seed {attrs.get('seed', 0)}"
-        )
+        parts.append(f"{data.sizes['draw']} sample paths, seed {attrs.get('seed', 0)}")
     if "truth" not in data:
-        metadata.append("truth unknown")
+        parts.append("truth unknown")
     seconds = sum(
         float(value)
         for name, value in attrs.items()
         if str(name).startswith("seconds_")
     )
     if seconds:
-        metadata.append(f"{seconds:.1f} s")
+        parts.append(f"{seconds:.1f} s")
     # plotly would have every cell fetch MathJax, which no figure here needs
-    figure = re.sub(
+    html = re.sub(
         r"<script src=\S+[Mm]ath[Jj]ax\S+</script>",
         "",
         forecast_fan(data)._repr_html_(),
     )
-    return f"<p>{escape(' · '.join(fact for fact in metadata if fact))}</p>{figure}"
+    return f"<p>{escape(' · '.join(part for part in parts if part))}</p>{html}"

@@ -43,9 +43,7 @@ UNREAD = 1e-4
 MOSTLY = 0.5
 """Share of attention from which it is most of it."""
 EVEN = 2.0
-"""Largest share that counts as even attention, in shares of the same weight on every
-token.
-"""
+"""Largest share of even attention, in shares of the same weight on every token."""
 
 
 @dataclass(frozen=True)
@@ -131,12 +129,12 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
     if share < UNREAD:
         form = "nothing"
     special = str(ds.attrs.get("special", ""))
-    remaining = "other tokens"
+    other_tokens = "other tokens"
     if special and ahead < UNREAD:
-        remaining = special
+        other_tokens = special
     elif ahead > 0 and other < UNREAD:
-        remaining = "tokens of the forecast"
-    return Reading(form, back, start, stop, share, rest, remaining)
+        other_tokens = "tokens of the forecast"
+    return Reading(form, back, start, stop, share, rest, other_tokens)
 
 
 def effects_of_heads(ds: xr.Dataset, name: str) -> xr.DataArray:
@@ -165,8 +163,10 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     scores = ds[["lag", *(key for key in columns[1:] if key not in shared)]].assign(
         shared | ranks
     )
-    retained = ["series", "layer", "head", "name"]
-    scores = scores.drop_vars([name for name in scores.coords if name not in retained])
+    coordinates = ["series", "layer", "head", "name"]
+    scores = scores.drop_vars(
+        [name for name in scores.coords if name not in coordinates]
+    )
     table = scores.to_dataframe(dim_order=["series", "layer", "head"]).reset_index()
     return table[["series", "layer", "head", *columns, *ranks]].rename(
         columns={"name": "component"}
@@ -231,10 +231,10 @@ def component_name(ds: xr.Dataset, place: int) -> str:
 def _of_heads(ds: xr.Dataset) -> xr.Dataset:
     """Select the effects of the heads that are shown, (layer, head, series)."""
     units = {find_unit(ds, position) for position in range(ds.sizes["series"])}
-    metadata = {"long_name": "mean change", "units": "data units"}
+    attrs = {"long_name": "mean change", "units": "data units"}
     if len(units) == 1:
-        metadata["units"] = units.pop() or "data units"
-    shift = effects_of_heads(ds, "mean_shift").assign_attrs(metadata)
+        attrs["units"] = units.pop() or "data units"
+    shift = effects_of_heads(ds, "mean_shift").assign_attrs(attrs)
     return shift.to_dataset().assign_attrs(ds.attrs)
 
 

@@ -87,13 +87,13 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     The entropy is a third map where it is known.
     """
     surely, perhaps = past_both(ds)
-    which = "the last instance"
+    target = "the last instance"
     if ds.attrs.get("offset", 1):
-        which = "the token after the last instance"
+        target = "the token after the last instance"
     scores: dict[str, tuple[str, str, str, Style]] = {
         "prefix_matching": (
             "prefix matching",
-            f"attention to {which}",
+            f"attention to {target}",
             "",
             {"low": 0.0},
         ),
@@ -203,7 +203,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
 
 
 def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
-    positions = np.array(
+    labels = np.array(
         [
             f"layer {layer}, head {head}"
             for layer in names(ds, "layer")
@@ -221,7 +221,7 @@ def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None
                 "colour": colour,
                 "symbol": symbol,
                 "edge": INK,
-                "customdata": positions[mask],
+                "customdata": labels[mask],
             }
             panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **style)
 

@@ -281,7 +281,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         _DASHES,
         words="forecast of the reference",
     )
-    trimmed = fit(canvas, np.append(window.observations, forecast), reference, row=1)
+    cut_remark = fit(canvas, np.append(window.observations, forecast), reference, row=1)
     for line, segments in enumerate(strips.values()):
         _draw_strip(below, ds, view, window, segments, line)
     ticks: Style = {
@@ -298,7 +298,7 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     canvas.colours(colour_scale(title, view.strength, low=0.0))
     arrows = "↑ up, ↓ down, ↕ up at some steps"
     title = f"Input effects on the forecast of {view.target} by {name_model(ds)}"
-    return canvas.finalize(title, view.when, view.how, arrows, trimmed)
+    return canvas.finalize(title, view.when, view.how, arrows, cut_remark)
 
 
 def is_additive(ds: xr.Dataset, segment: int) -> bool:

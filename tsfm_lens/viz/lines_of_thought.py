@@ -75,7 +75,7 @@ def thought_lines(
         in_series & np.isin(ds["line_layer"].values.astype(str), labels)
     )
     paths = array(ds, "path", "line", "step")
-    bounds, trimmed = fitted_range(view.observations, paths[lines], _MAX_DISTANCE)
+    bounds, is_cut = fitted_range(view.observations, paths[lines], _MAX_DISTANCE)
     grid, _ = logit_sheet(ds, view, indices, bounds, _ROWS)
     panels = dict(zip(labels, grid, strict=True))
     for line in lines:
@@ -91,7 +91,7 @@ def thought_lines(
         " spurious",
         "logit lens after each layer, probability in colours",
         "spurious: not continuous with the context, and gone in the last layer",
-        "values beyond the axis are cut off" if trimmed else "",
+        "values beyond the axis are cut off" if is_cut else "",
         view.time.remark,
     )
 

@@ -153,14 +153,8 @@ def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str,
         "unit": find_unit(ds, series) or "data units",
         "context": _short(view.context),
         "truth": _short(view.truth) if view.has_truth else None,
-        "times": [
-            str(item)[:16].replace("T", " ").removesuffix(" 00:00")
-            for item in view.time.at(view.past)
-        ],
-        "ahead": [
-            str(item)[:16].replace("T", " ").removesuffix(" 00:00")
-            for item in view.time.at(view.future)
-        ],
+        "times": _write_times(view.time.at(view.past)),
+        "ahead": _write_times(view.time.at(view.future)),
         "keys": edges[is_covered].tolist(),
         "spans": (np.clip(edges[is_covered], -steps, 0) + steps).tolist(),
         "floor": _short(floor),
@@ -195,6 +189,11 @@ def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any
     }
 
 
+def _write_times(times: np.ndarray) -> list[str]:
+    """Write dates to the minute, and midnights as days; steps as they are."""
+    return [str(time)[:16].replace("T", " ").removesuffix(" 00:00") for time in times]
+
+
 def _packed(weights: np.ndarray) -> list[Any]:
     """Write weights as one byte each: [largest, base64].
 
@@ -214,4 +213,5 @@ def _short(values: Any, digits: int = 5) -> Any:
         return [_short(value) for value in values]
     if np.isfinite(values):
         return float(f"{values:.{digits}g}")
+    # JSON has no NaN
     return None

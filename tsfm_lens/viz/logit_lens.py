@@ -172,11 +172,11 @@ def logit_map(
     """
     indices = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
-    grid, text = logit_sheet(ds, view, indices, value_range, _ROWS)
+    grid, remarks = logit_sheet(ds, view, indices, value_range, _ROWS)
     return grid.finalize(
         f"Logit lens on {view.id}: next-value probabilities by layer of"
         f" {name_model(ds)}",
-        *text,
+        *remarks,
     )
 
 
@@ -225,13 +225,13 @@ def logit_sheet(
     grid = panel_grid(
         list(zip(labels, notes, strict=True)), row_height=150, most=2 if long else 5
     )
-    for panel, one, label in zip(grid, mass, labels, strict=True):
+    for panel, cells, label in zip(grid, mass, labels, strict=True):
         panel.cells(
-            np.log10(np.maximum(one.T, FLOOR)).astype(np.float32),
+            np.log10(np.maximum(cells.T, FLOOR)).astype(np.float32),
             view.time.at(columns),
             edges,
             f"{plain(label)}, {hover}",
-            customdata=one.T.astype(np.float32),
+            customdata=cells.T.astype(np.float32),
             meta={"steps": group},
             name=label,
             xgap=0,
@@ -277,7 +277,7 @@ def logit_sheet(
         colour_scale("probability of the row", low=float(ticks[0]), high=0, **bar)
     )
     width = (edges[-1] - edges[0]) / (len(edges) - 1)
-    texts = [
+    remarks = [
         (
             f"probability of each row of {width:.3g} {view.unit or 'data units'}, truth"
             " dashed"
@@ -286,7 +286,7 @@ def logit_sheet(
         view.time.remark,
         f"a column: the mean of {group} steps" if group > 1 else "",
     ]
-    return grid, texts
+    return grid, remarks
 
 
 def visible_rows(
@@ -350,14 +350,14 @@ def lens_forecast(
     for panel, value in zip(grid, values, strict=True):
         draw_bands(panel, view, ds["quantile"].values, value)
         view.draw(panel)
-    trimmed = fit(grid, np.append(view.observations, values[-1]), values.ravel())
+    cut_remark = fit(grid, np.append(view.observations, values[-1]), values.ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     remarks = [
         "the output head applied to the residual stream after each layer",
         view.remark,
         view.time.remark,
-        trimmed,
+        cut_remark,
     ]
     return grid.finalize(
         f"Forecast of {view.id} read from each layer of {name_model(ds)}", *remarks

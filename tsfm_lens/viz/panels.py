@@ -290,9 +290,9 @@ def fit(
 
     The remark is "" where there are none.
     """
-    bounds, trimmed = fitted_range(core, others, reach)
+    bounds, is_cut = fitted_range(core, others, reach)
     sheet.y(range=bounds, **axis)
-    return "values beyond the axis are cut off" if trimmed else ""
+    return "values beyond the axis are cut off" if is_cut else ""
 
 
 @dataclass(frozen=True, kw_only=True)

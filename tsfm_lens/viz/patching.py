@@ -240,14 +240,14 @@ def _map(
         maps += [(2, axis.aside_labels(), axis.aside)] if len(axis.aside) else []
         for column, x, tokens in maps:
             panel = canvas.panel(row, column)
-            position = np.array(lane)[tokens]
+            positions = np.array(lane)[tokens]
             texts = [axis.words(int(token)) if token >= 0 else "" for token in tokens]
             panel.cells(
-                np.where(tokens >= 0, values[:, position], np.nan),
+                np.where(tokens >= 0, values[:, positions], np.nan),
                 x,
                 np.arange(len(labels)),
                 f"%{{text}}<br>{WORDS[value]} %{{z:.3g}}",
-                noise=None if noise is None else noise.at(np.s_[:, position]),
+                noise=None if noise is None else noise.at(np.s_[:, positions]),
                 text=[[f"{label}, {text}" for text in texts] for label in labels],
                 xgap=0,
                 ygap=1 if len(labels) <= 40 else 0,

@@ -48,6 +48,7 @@ def path_values(
     """
     values = array(ds, value, "sender", "receiver", "series")
     if ds.attrs.get("kind") == "edge_attribution":
+        # edges that do not exist have a score of exactly 0
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])

@@ -67,8 +67,8 @@ def overlay(
     """
     first, *_ = forecasts.values()
     view = scene(first, series, context_steps)
-    figure = blank()
-    panel = figure.panel()
+    canvas = blank()
+    panel = canvas.panel()
     x = view.time.at(view.future)
     medians = []
     for position, (name, ds) in enumerate(forecasts.items()):
@@ -100,7 +100,7 @@ def overlay(
     about = "medians, mean over steps"
     if title:
         about = f"{view.id} by {name_model(first)}"
-    return figure.finalize(
+    return canvas.finalize(
         heading,
         about,
         f"{len(view.future)} steps ahead from {view.remark}",
@@ -139,14 +139,14 @@ def recipe_forecasts(
             view.forecast(panel, medians[0], "original forecast", VERMILION, dash="dot")
         view.draw(panel)
     core = np.append(view.observations, medians[0])
-    trimmed = fit(grid, core, values[indices].ravel())
+    cut_remark = fit(grid, core, values[indices].ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     return grid.finalize(
         f"Forecasts of {view.id} by {name_model(ds)} under heavy ablation",
         f"{ds.sizes['step']} steps ahead from {view.remark}",
         "distance: 1 − rank correlation with the original",
-        trimmed,
+        cut_remark,
         view.time.remark,
     )
 

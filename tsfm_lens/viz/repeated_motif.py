@@ -85,7 +85,6 @@ def read_history(ds: xr.Dataset) -> list[str]:
     if "copying" in ds:
         final = ds["copying"][-1]
         reached = ds["training_step"][ds["copying"] >= final / 2]
-        half = None
         if final > 0:
             half = reached[0]
         copied = "of the distance from the mean to a perfect copy"

@@ -158,11 +158,11 @@ def autoregressive_attention_map(
     hover = "query step %{x} reads context step %{y}"
     group = _draw(grid, maps, labels, keys, queries, hover, upwards=True)
     grid.colours(weight_colours(limit))
-    forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
+    are_forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
     title_axes(
         grid,
-        "forecast step" if forecasts else "query step",
-        "context step" if forecasts else "key step",
+        "forecast step" if are_forecasts else "query step",
+        "context step" if are_forecasts else "key step",
     )
     word = "Most diffuse"
     if heads == "sharp":
@@ -203,8 +203,10 @@ def attention_rollout_map(
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
     keys = ruler(token_axis(ds, "key"))
     queries = ruler(token_axis(ds, "query"))
-    rest = [np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow]
-    limit = float(np.quantile(rest, 0.99)) or 1.0
+    from_others = [
+        np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow
+    ]
+    limit = float(np.quantile(from_others, 0.99)) or 1.0
     labels = [f"after {label}" for label in layer_names(ds, rows)]
     grid = panel_grid([(label,) for label in labels], row_height=190)
     group = _draw(

@@ -105,13 +105,13 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     if is_changed.any() and not is_changed.all():
         inside = move[is_changed].mean()
         outside = move[~is_changed].mean()
-    word = None
-    full = None
+    through_statistic = None
+    total = None
     through = None
     if "through" in ds:
-        word = ds["through"].attrs["statistic"]
-        full = abs(ds["through_total"]).mean("step").sum()
-        through = abs(ds["through"]).mean("step").sum("change") / full
+        through_statistic = ds["through"].attrs["statistic"]
+        total = abs(ds["through_total"]).mean("step").sum()
+        through = abs(ds["through"]).mean("step").sum("change") / total
     return summarize(
         ds,
         "With {changes} the forecast of {target} averages {after:unit} instead of"
@@ -136,8 +136,8 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         n_steps=ds.sizes["step"],
         inside=inside,
         outside=outside,
-        word=word,
-        whole=full,
+        word=through_statistic,
+        whole=total,
         through=through,
         width=width if width > 0 else None,
         new_width=new_width,

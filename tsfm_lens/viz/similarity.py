@@ -75,6 +75,7 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 def _ranks(ds: xr.Dataset) -> xr.Dataset:
     """Add the range of ranks over series."""
+    # the rank is the exponential of the entropy
     ranks = ds["entropy"].copy(data=np.exp(ds["entropy"].values))
     return ds.assign(rank_low=ranks.min("series"), rank_high=ranks.max("series"))
 

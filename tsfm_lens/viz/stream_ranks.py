@@ -39,8 +39,9 @@ def read_flow(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
 
 def read_bound(ds: xr.Dataset) -> list[str]:
     """State whether theorem 4 applies to the model, and if its bound is exceeded."""
-    relative = array(ds, "singular_value", "stream", "mode")
-    relative = relative[1:] / relative[1:, :1]
+    values = array(ds, "singular_value", "stream", "mode")
+    # the first stream is the embedding, on which there is no bound
+    relative = values[1:] / values[1:, :1]
     bound = array(ds, "bound", "layer", "mode")
     applies = np.isfinite(bound)
     exceeded = (relative > bound)[applies].sum()

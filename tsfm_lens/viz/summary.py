@@ -173,8 +173,8 @@ class Members:
 
     def _alike(self, value: float, write: Write) -> str:
         written = [write(float(size)) for size in self.effect.size.flat]
-        alike = [i for i, text in enumerate(written) if text == write(float(value))]
-        texts = [self.labels[i] for i in alike]
+        equal = [i for i, text in enumerate(written) if text == write(float(value))]
+        texts = [self.labels[i] for i in equal]
         if len(texts) > _MAX_NAMES:
             texts = [f"{len(texts)} equal {self.noun}"]
         return f"{listed(texts)} ({write(float(value))})"
@@ -219,6 +219,7 @@ class _Reader:
         value = _over_series(value, self.ds)
         sizes = np.asarray(value.values, dtype=float)
         known = np.isfinite(sizes)
+        # all sizes are worth a mention where none is tested
         untested = Finding(
             *(sizes, sizes, sizes), known, ~known & known, facts={"smallest": 0.0}
         )

@@ -182,16 +182,16 @@ measurement(
 def read_datasets(table: pd.DataFrame) -> list[str]:
     """State on how many datasets a layer can lose its heads; of one model."""
     out = []
-    within = percent(sweep.find_tolerance(table))
+    tolerance = percent(sweep.find_tolerance(table))
     for layer, rows in table[np.isfinite(table["change"])].groupby("layer", sort=False):
         total = int(rows["of"].iloc[0])
-        retained = int(rows["kept"].iloc[0])
+        n_kept = int(rows["kept"].iloc[0])
         # no head ablated is always within
         largest = rows.groupby("dataset")["largest_within"].first().clip(lower=0)
         datasets = sweep.counted(len(largest), "dataset")
         out.append(
-            f"Layer {layer} (keeps {retained} of {total} heads over all datasets): all"
-            f" {total} heads can go within {within} on {(largest == total).sum()} of"
+            f"Layer {layer} (keeps {n_kept} of {total} heads over all datasets): all"
+            f" {total} heads can go within {tolerance} on {(largest == total).sum()} of"
             f" {datasets}; the median dataset tolerates {num(float(largest.median()))}."
         )
     return out

@@ -331,21 +331,21 @@ def attention_snapshots(
     pattern = ds["pattern"].isel(input=row, snapshot=indices)
     if "seed" in pattern.dims:
         pattern = pattern.isel(seed=0)
-    text, maps = _maps(pattern, layer, head)
+    row_titles, maps = _maps(pattern, layer, head)
     columns = len(indices)
     titles = [f"step {int(step):,}" for step in pattern["snapshot"].values]
     canvas = sheet(
-        [110] * len(text),
+        [110] * len(row_titles),
         [1] * columns,
-        titles=titles + [""] * (columns * (len(text) - 1)),
+        titles=titles + [""] * (columns * (len(row_titles) - 1)),
         row_gap=14,
         column_gap=0.02,
         min_width=120 + 95 * columns,
     )
-    cells = np.ndindex(len(text), columns)
+    cells = np.ndindex(len(row_titles), columns)
     for panel, (line, column) in zip(canvas, cells, strict=True):
-        panel.cells(maps[line, column], hover=_HOVER, name=text[line])
-        panel.y(text[line] if column == 0 else None)
+        panel.cells(maps[line, column], hover=_HOVER, name=row_titles[line])
+        panel.y(row_titles[line] if column == 0 else None)
     canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(maps))))
     canvas.x(showticklabels=False, ticks="", constrain="domain")
     canvas.y(showticklabels=False, ticks="", autorange="reversed")

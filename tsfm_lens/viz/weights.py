@@ -37,13 +37,13 @@ def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]
     A sentence names the matrix that uses the least.
     """
     one = ds.isel(epsilon=level_position(ds, epsilon), matrix=whole_matrices(ds))
-    reported = one["told"].values > 0
-    if not reported.any():
+    is_known = one["told"].values > 0
+    if not is_known.any():
         return [
             f"At ε = {float(one['epsilon']):g} rounding of the weights hides every"
             " rank."
         ]
-    share = one["rank_share"][reported]
+    share = one["rank_share"][is_known]
     return summarize(
         one,
         "At ε = {epsilon} the median matrix uses this share of its directions: "
@@ -53,7 +53,7 @@ def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]
         noun="matrices",
         parts=share.groupby("part").median(),
         share=share,
-        hidden=None if reported.all() else (~reported).sum(),
+        hidden=None if is_known.all() else (~is_known).sum(),
     )
 
 

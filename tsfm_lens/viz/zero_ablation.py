@@ -266,7 +266,7 @@ def ablation_forecasts(
         view.draw(panel)
         view.forecast(panel, baseline, "unablated forecast", BLUE)
         view.forecast(panel, values, "ablated forecast", VERMILION)
-    trimmed = fit(
+    cut_remark = fit(
         grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0
     )
     grid.y(nticks=5)
@@ -276,7 +276,7 @@ def ablation_forecasts(
         f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated"
         " with the unablated one"
     )
-    return grid.finalize(title, about, trimmed, view.time.remark)
+    return grid.finalize(title, about, cut_remark, view.time.remark)
 
 
 @dataclass(frozen=True)
@@ -343,43 +343,38 @@ def _draw(
     """Draw all blocks, a row per stack and a column per kind of component."""
 
     def title(kind: str, heads: int) -> str:
-        if not heads:
-            return {"mlp": "MLP", "layer": "layer"}.get(
-                kind, "all\nheads" if kind in with_heads else kind_word(kind)
-            )
-        return kind_word(kind).replace("-", "-\n")
+        if heads:
+            return kind_word(kind).replace("-", "-\n")
+        if kind not in ("mlp", "layer") and kind in with_heads:
+            return "all\nheads"
+        return kind_word(kind)
 
     sites = find_positions(ds)
-    rows = dict[str, list[int]]()
     with_heads = {
         kind for kind, head in zip(sites.kind, sites.head, strict=True) if head >= 0
     }
-    for stack, layer in sorted(
-        {
-            (s, int(at))
-            for s, at in zip(sites.stack, sites.layer, strict=True)
-            if at >= 0
-        }
-    ):
-        rows.setdefault(stack, []).append(layer)
-    rows = {stack: rows[stack] for stack in dict.fromkeys(sites.stack) if stack in rows}
+    rows: dict[str, list[int]] = {}
+    for stack, layer in zip(sites.stack, sites.layer, strict=True):
+        if layer >= 0 and int(layer) not in rows.setdefault(stack, []):
+            rows[stack].append(int(layer))
+    rows = {stack: sorted(layers) for stack, layers in rows.items()}
     blocks = _blocks(sites)
-    deep = sum(map(len, rows.values()))
+    n_rows = sum(map(len, rows.values()))
     heads = sum(count for _, count in blocks)
-    height = max(int(np.clip(330 / deep, 20, 46)), -(-120 // deep))
+    height = max(int(np.clip(330 / n_rows, 20, 46)), -(-120 // n_rows))
     grids = [
         (stack, block, _grid(sites, rows[stack], stack, *block))
         for stack in rows
         for block in blocks
     ]
-    wide = sum(max(21 * count, 90) if count else 40 for _, count in blocks)
+    width = sum(max(21 * count, 90) if count else 40 for _, count in blocks)
     canvas = sheet(
         [len(layers) * height for layers in rows.values()],
         [count or max(1.0, 0.19 * heads) for _, count in blocks],
         titles=[title(*block) if (grid >= 0).any() else "" for _, block, grid in grids],
         row_gap=70,
         column_gap=min(0.014, 0.5 / len(blocks)),
-        min_width=160 + wide,
+        min_width=160 + width,
         above=46,
         below=46,
     )
@@ -400,6 +395,7 @@ def _draw(
             layers,
             "%{customdata}",
             write=measure.write if heads <= 8 or not count else None,
+            # where there is no component -1 picks the last one, which stays hidden
             noise=noise and noise.at(grid),
             customdata=[[texts[i] if i >= 0 else "" for i in row] for row in grid],
         )
@@ -407,11 +403,11 @@ def _draw(
             "tickvals": layers[:: -(-len(layers) // 12)],
             "ticks": "outside" if first else "",
         }
-        title_of = ""
+        y_title = ""
         if first:
-            title_of = f"{stack} layer" if len(rows) > 1 else "layer"
+            y_title = f"{stack} layer" if len(rows) > 1 else "layer"
         panel.y(
-            title_of,
+            y_title,
             autorange="reversed",
             showline=False,
             showticklabels=first,
