@@ -265,8 +265,8 @@ def _render(result: xr.Dataset) -> None:
             "setting", "paper", "here", title=title, title_justify="left"
         )
         names = ("setting", "paper_setting", "our_setting")
-        for text in zip(*(result[name].values for name in names), strict=True):
-            differences.add_row(*map(str, text))
+        for setting in zip(*(result[name].values for name in names), strict=True):
+            differences.add_row(*map(str, setting))
         show(differences)
     if result.attrs["note"]:
         echo(result.attrs["note"], err=True)

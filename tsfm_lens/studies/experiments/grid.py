@@ -262,7 +262,7 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         ]
         data = data.assign_coords(
             horizon=("arm", horizons),
-            rho=("arm", [item.optimizer.rho for item in configs]),
+            rho=("arm", [config.optimizer.rho for config in configs]),
         )
     data = data.assign(curve=(("arm", "seed", "epoch"), curve))
     pairs = _stack(

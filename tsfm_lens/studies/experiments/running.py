@@ -130,6 +130,7 @@ def make_optimizer(
         weight for weight in model.parameters() if weight.requires_grad
     ]
     if fields.base_width:
+        # the training loop sets one rate, and gives a group its share of it
         groups = parameter_groups(model, fields.learning_rate, fields.base_width)
         parameters = [
             {**group, "share": group["lr"] / fields.learning_rate} for group in groups

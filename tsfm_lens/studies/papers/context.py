@@ -90,6 +90,7 @@ class Context:
 
         The windows of a group pass through the model together.
         """
+        # by items, not by rows: a model may read the variates of an item together
         group_index = self.run.batch.group_index
         n_items = int(group_index.max()) + 1
         for first in range(0, n_items, _GROUP):
@@ -129,7 +130,7 @@ class Context:
         batch = self.run.batch
         adapter = self.model.adapter
         ids = ", ".join(batch.ids[:4]) + (" …" if len(batch) > 4 else "")
-        text = {
+        settings = {
             "series": (
                 "windows of Lorenz and Roessler made here" if self.stand_in else ids
             ),
@@ -141,7 +142,7 @@ class Context:
             default = getattr(adapter, "samples", 0) or getattr(
                 getattr(adapter, "settings", None), "num_samples", 0
             )
-            text["samples"] = str(self.run.num_samples or default)
+            settings["samples"] = str(self.run.num_samples or default)
         count = len(set(self.select_series(len(batch))))
         if count == len(batch):
             over = f"{count} windows"
@@ -149,12 +150,12 @@ class Context:
             over = f"{count} series"
         if over_seeds and self.stochastic:
             seeds = f"{self.seeds} seeds" if self.seeds > 1 else "one seed"
-            text["seeds"] = f"{self.seeds}, from {self.seed} on"
-            text["intervals over"] = f"{over} and {seeds}"
+            settings["seeds"] = f"{self.seeds}, from {self.seed} on"
+            settings["intervals over"] = f"{over} and {seeds}"
         else:
-            text["seeds"] = "none needed, nothing that is measured is drawn"
-            text["intervals over"] = over
-        return text
+            settings["seeds"] = "none needed, nothing that is measured is drawn"
+            settings["intervals over"] = over
+        return settings
 
     def draws(self, default: int) -> int:
         """Return the number of draws of an experiment of no model."""

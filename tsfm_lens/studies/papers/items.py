@@ -98,8 +98,8 @@ def _cells(
         for column, number in enumerate(numbers):
             name = quantity.format(row=row, column=columns[column])
             metadata = [
-                text if isinstance(text, str) else text[column]
-                for text in (where, unit)
+                value if isinstance(value, str) else value[column]
+                for value in (where, unit)
             ]
             yield Value(name, name, number, *metadata)
 

@@ -188,6 +188,7 @@ def reproduce(
         return replace(context, optional_run=run, clusters=clusters)
 
     if item.models:
+        # names fills up as the measure takes one context after another
         names: list[str] = []
         result = measure(
             _with_unique_names(map(open_context, sources or item.models), names)

@@ -179,12 +179,14 @@ def _series(
 ) -> list[dict[str, Any]]:
     """Configure bundled series and files as sources of a sweep."""
     if isinstance(data, str | Path):
-        entries = [data]
+        sources_given = [data]
     elif isinstance(data, list | tuple):
-        entries = list(data)
+        sources_given = list(data)
     else:
-        entries = []
-    if not entries or not all(isinstance(entry, str | Path) for entry in entries):
+        sources_given = []
+    if not sources_given or not all(
+        isinstance(entry, str | Path) for entry in sources_given
+    ):
         raise InputError(
             "a sweep reads its series in every worker: give names of bundled series or"
             f" CSV or Parquet files, not {type(data).__name__}"
@@ -198,7 +200,7 @@ def _series(
     }
     names: dict[str, None] = {}
     sources: list[dict[str, Any]] = []
-    for name in map(str, entries):
+    for name in map(str, sources_given):
         bundled = find_bundled([name]) or ([name] if name in bundled_names() else [])
         names |= dict.fromkeys(bundled)
         if bundled:
@@ -231,20 +233,16 @@ def _settings(
     datasets = sweep.provenance["datasets"]
     names = [dataset["name"] for dataset in datasets]
     benchmark = config.data[0].source == "gift_eval"
-    full = benchmark and str(len(names)) == item.settings["datasets"]
-    settings = {
-        "series": (
-            item.settings["series"]
-            if full
-            else ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
-        ),
-        "datasets": str(len(names)),
-        "windows": (
-            "all"
-            if benchmark and config.windows is None
-            else str(sum(dataset["windows"] for dataset in datasets))
-        ),
-    }
+    series = ", ".join(names[:4])
+    if len(names) > 4:
+        series += " …"
+    if benchmark and str(len(names)) == item.settings["datasets"]:
+        series = item.settings["series"]
+    if benchmark and config.windows is None:
+        windows = "all"
+    else:
+        windows = str(sum(dataset["windows"] for dataset in datasets))
+    settings = {"series": series, "datasets": str(len(names)), "windows": windows}
     if not benchmark:
         settings["horizon"] = ", ".join(
             sorted({str(dataset["horizon"]) for dataset in datasets})

@@ -147,6 +147,7 @@ def judged(
 ) -> Verdict:
     """Test every part of a claim on the median window by the sign test."""
     tables = [_by_cluster(part.margins, clusters, "median") for part in parts]
+    # seeds of one window are no further windows: their mean is the unit of the test
     p_values = [float(sign_test(table.mean(0))) for table in tables]
     return _decide(
         parts,
@@ -193,6 +194,7 @@ def judged_trends(
                 ),
             )
         )
+    # the fewest units of which the most extreme order is significant after Holm
     minimum = next(
         n for n in range(2, 12) if 2 * len(parts) / math.factorial(n) <= LEVEL
     )
@@ -218,6 +220,7 @@ def percentiles(part: Resampled) -> tuple[Interval, float]:
     units = part.units
     finite = part.draws[np.isfinite(part.draws)]
     known = bool(np.isfinite(part.margin)) and len(finite) > 0
+    # percentiles of the draws that are left would be biased if many were undefined
     if units < FEWEST or not known or len(finite) < CONFIDENCE * len(part.draws):
         return Interval(part.margin, np.nan, np.nan, units * known), 1.0
     low, high = expanded_interval(finite, CONFIDENCE, units)
@@ -310,6 +313,8 @@ def exactly(
 def larger(more: Interval, less: Interval, of: str, words: str = "") -> Verdict:
     """Test that one of two quantities is larger, by an interval of their difference."""
     difference = more.estimate - less.estimate
+    # each side adds the half of its interval that faces the other, so that intervals
+    # may be asymmetric (MOVER, Zou and Donner 2008)
     low = difference - math.hypot(more.estimate - more.low, less.high - less.estimate)
     high = difference + math.hypot(more.high - more.estimate, less.estimate - less.low)
     found = Interval(difference, low, high)
@@ -331,6 +336,7 @@ def fewest(parts: int = 1) -> int:
 
     With fewer, not even full agreement of all clusters would be significant.
     """
+    # n equal signs have a two-sided p of 2^(1 − n), which Holm multiplies by the parts
     return math.ceil(math.log2(2 * max(parts, 1) / LEVEL))
 
 

@@ -195,7 +195,7 @@ class Queue:
             if record is not None and SECONDS in record:
                 took = record[SECONDS].to_series()
                 seconds.update(
-                    {(name, str(cell)): float(item) for cell, item in took.items()}
+                    {(name, str(cell)): float(value) for cell, value in took.items()}
                 )
         return seconds
 
@@ -254,6 +254,7 @@ class Queue:
                 say(f"{_now()} stopped in {cell.record}: {cell.name}")
                 return False
             self._keep(cell, part, seconds)
+        # any error: one cell that fails must not keep the others from running
         except Exception as error:
             self._note_failure(cell, error)
             say(f"{_now()} FAILED {cell.record}: {cell.name}: {error}")
@@ -280,6 +281,7 @@ class Queue:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
+        # a lock of the kernel ends with its process, however that ends
         with (self.state / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

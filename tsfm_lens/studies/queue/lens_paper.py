@@ -192,11 +192,13 @@ def write_code(parts: Parts, letter: str = "h") -> str:
     """Write a set of parts as a code."""
     texts = []
     for layer, (heads, mlp) in sorted(parts.items()):
-        digits = ""
+        letters = ""
         if heads:
-            digits = letter + "".join(map(str, sorted(heads)))
-        if digits or mlp:
-            texts.append(f"{layer}:{digits}{'m' if mlp else ''}")
+            letters = letter + "".join(map(str, sorted(heads)))
+        if mlp:
+            letters += "m"
+        if letters:
+            texts.append(f"{layer}:{letters}")
     return " ".join(texts)
 
 

@@ -103,9 +103,9 @@ def _documents() -> Iterator[str]:
 
 
 def _encoded(document: str) -> np.ndarray:
-    positions = {symbol: number for number, symbol in enumerate(SYMBOLS)}
+    numbers = {symbol: number for number, symbol in enumerate(SYMBOLS)}
     return np.array(
-        [positions[symbol] for symbol in document if symbol in positions],
+        [numbers[symbol] for symbol in document if symbol in numbers],
         dtype=np.uint8,
     )
 

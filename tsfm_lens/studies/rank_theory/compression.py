@@ -250,6 +250,7 @@ def compression_errors(
 
     Ξ (d, N) is the full vocabulary.
     """
+    # in coordinates along the singular vectors, to project is to drop coordinates
     directions, singular, right = np.linalg.svd(vocabulary, full_matrices=False)
     coordinates = singular[:, None] * right
     inner = weights.times(directions)
@@ -359,6 +360,7 @@ def _head_logits(
     """Compute the scores (t, j) of one head."""
     query = weights.query[head]
     key = weights.key[head] / np.sqrt(weights.head_width)
+    # queries and keys of all tokens are the larger matrices where a head is wider
     if weights.width < weights.head_width:
         return np.asarray(tokens.T @ (query.T @ (key @ tokens)))
     return np.asarray((query @ tokens).T @ (key @ tokens))

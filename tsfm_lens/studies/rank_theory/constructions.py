@@ -184,9 +184,9 @@ def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.nda
     rng = np.random.default_rng(seed)
     rows = rank * heads
     entries = width // heads
-    positions = rng.permuted(np.tile(np.arange(width), (rows, 1)), axis=1)[:, :entries]
+    columns = rng.permuted(np.tile(np.arange(width), (rows, 1)), axis=1)[:, :entries]
     sketch = np.zeros((rows, width))
-    np.put_along_axis(sketch, positions, rng.normal(size=positions.shape), axis=1)
+    np.put_along_axis(sketch, columns, rng.normal(size=columns.shape), axis=1)
     return sketch
 
 

@@ -260,14 +260,19 @@ def spectra_by_patch(
         },
         coords={
             "embedding": list(names),
-            **{name: ("embedding", list(entry)) for name, entry in metadata},
+            **{
+                name: ("embedding", list(values_of_name))
+                for name, values_of_name in metadata
+            },
             "epsilon": levels,
         },
     )
     title = "Spectra by patch size"
     source = "Flow of ranks, figure 3 a (S0-F3)"
     data.attrs = runs[0].describe("spectra_by_patch", title, source, signal_seed=seed)
-    data.attrs["model"] = ", ".join(str(entry.lens.model_id) for entry in runs)
+    data.attrs["model"] = ", ".join(
+        str(values_of_name.lens.model_id) for values_of_name in runs
+    )
     return data
 
 
@@ -319,9 +324,11 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
     else:
         first = lens.first_value_token
     rows = table.detach().cpu().double()[first:]
+    # the table has far more rows than columns, so this is cheaper than its SVD
     values, vectors = torch.linalg.eigh(rows.T @ rows)
     leading = vectors.flip(1)[:, :2].numpy()
     sizes = values.flip(0).clamp_min(0).numpy()
+    # signs of singular vectors are arbitrary; here the largest entry is positive
     leading = leading * np.sign(leading[np.abs(leading).argmax(0), [0, 1]])
     plane = rows.numpy() @ leading
     of_bins = np.full(len(plane), np.nan)

@@ -99,6 +99,7 @@ def real_rows(path: Path) -> NDArray[np.float32]:
             series = np.concatenate(
                 [np.full(max(0, LENGTH - len(series)), np.nan, np.float32), series]
             )
+            # rows grow as the root of the length, or long series would fill the corpus
             starts = np.linspace(
                 0, len(series) - LENGTH, int(np.ceil(4 * pieces**0.5))
             ).astype(int)

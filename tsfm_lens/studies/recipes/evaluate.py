@@ -155,9 +155,11 @@ def forecasts(
         inputs: list[object] = []
         for task in tasks[start : start + batch]:
             if covariates and task.covariates is not None:
-                rows = {str(row): values for row, values in enumerate(task.covariates)}
+                covariates_by_row = {
+                    str(row): values for row, values in enumerate(task.covariates)
+                }
                 past, future = (
-                    {key: values[part] for key, values in rows.items()}
+                    {key: values[part] for key, values in covariates_by_row.items()}
                     for part in (slice(None, -horizon), slice(-horizon, None))
                 )
                 inputs.append(

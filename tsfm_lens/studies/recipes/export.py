@@ -66,6 +66,7 @@ def export(model: PreTrainedModel, folder: Path) -> None:
         )
         return
     model.save_pretrained(folder)
+    # safetensors writes files that only their owner can read
     follow_umask(folder / WEIGHTS)
     weights = load(folder.absolute(), check=False).adapter.model.state_dict()
     for name, weight in model.state_dict().items():

@@ -179,6 +179,7 @@ def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
         lfilter([1.0], [1.0, -a, -b], e)
         for a, b, e in zip(first, second, noise, strict=True)
     ]
+    # the filter starts at 0, so the first steps are not of the stationary process
     return unit(np.stack(rows)[:, warm:])
 
 

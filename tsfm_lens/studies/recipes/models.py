@@ -87,6 +87,7 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
                 .clamp(min=torch.finfo(down.dtype).tiny)
                 .sqrt()
             )
+            # what is cut off is missing from the norm, which the initialisation set
             gain = (weight.norm() / product(Factors(down, up)).norm()).sqrt()
             if up.ndim == 3:
                 over = lengths.reshape(len(up), 1, rank)
@@ -241,6 +242,7 @@ def widened(
                 bidirectional=name.startswith("encoder"),
             )
         else:
+            # T5 itself divides what its tied head reads by the root of the width
             same_gain = (
                 isinstance(model, T5ForConditionalGeneration)
                 and name == "decoder.final_layer_norm.weight"
@@ -276,6 +278,7 @@ def _wider(
         NEW_SHARE * old.std() * torch.randn(shape, generator=generator, dtype=old.dtype)
     )
     if old.ndim == 1:
+        # the norm averages over more features, of which the new ones are 0
         if same_gain:
             gain = 1.0
         else:

@@ -200,6 +200,7 @@ def _blocks(context: Context) -> list[xr.Dataset]:
     for number, part in enumerate(
         np.array_split(np.arange(context.n_sequences), count)
     ):
+        # a sum of both would give neighbouring seeds the same parts
         seed = int(np.random.SeedSequence((context.seed, number)).generate_state(1)[0])
         try:
             blocks.append(
@@ -245,6 +246,8 @@ def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
     labels = context.select_series(len(context.run.batch))
     parts = []
     windows = []
+    # series by series, so that intervals can be over series; the weighted mean is that
+    # of all windows
     for number, name in enumerate(names := list(dict.fromkeys(labels))):
         rows = [row for row, label in enumerate(labels) if label == name]
         parts.append(head_entropy(context.run.select(rows)))

@@ -242,6 +242,7 @@ def _varies(context: Context, distance: np.ndarray) -> Verdict:
     """
     labels = np.array(context.select_series(distance.shape[-1]))
     names = list(dict.fromkeys(labels.tolist()))
+    # the extreme layers of the same windows would differ by their choice alone
     first = np.isin(labels, names[: len(names) // 2])
     if not first.any():
         text = "two layers chosen on the first half of the windows differ on the second"

@@ -95,6 +95,7 @@ def at_ratio(
         middle = (low + high) / 2
         ranks = compress.ranks_by_epsilon(spectra, 10**middle)
         share = compress.compute_ratio(forms, ranks).ranks
+        # the share is a step function of ε, so the last halving need not be the nearest
         if abs(share - ratio) < best[0]:
             best = abs(share - ratio), 10**middle, ranks
         low, high = (middle, high) if share > ratio else (low, middle)

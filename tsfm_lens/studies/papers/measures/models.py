@@ -392,6 +392,7 @@ def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
             )
             # any signal of noise against any sinusoid: they are drawn independently
             parts.append(ClaimPart(name, noise - sines, "ε-rank of a signal", level))
+    # parts of one claim are over the same units, and models have as many as they have
     count = max((len(part.margins) for part in parts), default=0)
     for index, part in enumerate(parts):
         short = (0, count - len(part.margins))
@@ -417,11 +418,11 @@ def query_ranks(contexts: Iterator[Context]) -> MeasuredValues:
             table.add(f"{name}: mean {level:g}-rank of W_Q", rank)
             table.add(f"{name}: mean {level:g}-rank of W_Q over d", rank / width)
         shares[name] = (width, _by_level(ranks["rank"] / width))
-    text = [pair for name, pair in shares.items() if name in table.text]
+    of_text = [pair for name, pair in shares.items() if name in table.text]
     of_series = {name: pair for name, pair in shares.items() if name not in table.text}
     linear = []
-    for level in EPSILON if len({width for width, _ in text}) > 1 else ():
-        widths, rank_shares = np.array([(width, of[level]) for width, of in text]).T
+    for level in EPSILON if len({width for width, _ in of_text}) > 1 else ():
+        widths, rank_shares = np.array([(width, of[level]) for width, of in of_text]).T
         power = float(np.polyfit(np.log(widths), np.log(rank_shares * widths), 1)[0])
         table.add(
             f"power of d that the {level:g}-rank of W_Q in language models grows with",

@@ -234,6 +234,7 @@ def pairs(
 
     Only runs that both models finished are paired.
     """
+    # an empty column, because a record may have no cell of both models
     columns = [np.zeros((2, 0), data[name].dtype)]
     for dataset, steps in list_cells(data, first, second) if cells is None else cells:
         both = np.array(
@@ -289,6 +290,7 @@ def sharpness(context: Context) -> MeasuredValues:
     data = record("benchmarks")
     cells = list_cells(data, "Transformer", "SAMformer")
     plain, sam = pairs(data, "end_sharpness", "Transformer", "SAMformer")
+    # the largest eigenvalue of a flat loss may be measured as 0 or less
     sharper = np.log(np.maximum(plain, 1e-12)) - np.log(np.maximum(sam, 1e-12))
     # distances of errors from their mean over seeds
     errors = [

@@ -298,6 +298,7 @@ def step_time(context: Context) -> MeasuredValues:
         }
         steps.append(prepare(TrainConfig.model_validate(content))[0].train_step)
     plain, form = steps
+    # processor time, to which other processes of the machine do not add
     ((middle, low, high),) = ratios(
         [form], plain, rounds=context.draws(ROUNDS), clock=time.process_time
     )
@@ -386,9 +387,9 @@ def level_costs(context: Context) -> MeasuredValues:
 def train_costs(context: Context) -> MeasuredValues:
     """Count the costs of table 3."""
     costs = structured.bilinear_train_operations(256, 256, 2)
-    text = {"both": "both sides", "keys": "keys alone"}
+    sides = {"both": "both sides", "keys": "keys alone"}
     values = {
-        f"multiply-adds, T = D = 256, s = 2, {text[order]}": float(cost)
+        f"multiply-adds, T = D = 256, s = 2, {sides[order]}": float(cost)
         for order, cost in costs.items()
     }
     return MeasuredValues(values)

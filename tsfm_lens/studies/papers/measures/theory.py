@@ -109,8 +109,8 @@ def sketching(
         width=width, heads=heads, decay=decay, **_draws(context, 6)
     )
     sparse, dense = (data["distance"].sel(sketch=name) for name in ("sparse", "dense"))
-    separate = np.asarray(np.abs(np.log(sparse.values / dense.values)).mean(axis=-1))
-    text = f"logarithm of {COMPARABLE_WITHIN:g}, less that of their ratio"
+    deviations = np.asarray(np.abs(np.log(sparse.values / dense.values)).mean(axis=-1))
+    margin = f"logarithm of {COMPARABLE_WITHIN:g}, less that of their ratio"
     settings = {
         "d": str(width),
         "tokens": "any from d on",
@@ -121,7 +121,7 @@ def sketching(
     }
     result = _result(context, 6, settings, intervals=True)
     result.claims["comparable"] = judge_parts(
-        "draw", ClaimPart("", np.log(COMPARABLE_WITHIN) - separate, text)
+        "draw", ClaimPart("", np.log(COMPARABLE_WITHIN) - deviations, margin)
     )
     result.mean("slope_of_heads", data["slope"].sel(sketch="sparse").values)
     for count in data["heads"].values:
@@ -370,11 +370,11 @@ def corollary(context: Context) -> MeasuredValues:
     singular, spectra, result = _growth(context, [1] * len(HEADS))
     proof = np.array([rank_theory.one_layer_bound(singular, count) for count in HEADS])
     k = np.arange(1, len(singular) + 1)
-    positions = [
+    indices = [
         rank_theory.corollary_index(k, count, as_printed=True) for count in HEADS
     ]
     constants = np.array([1 + np.exp(2) * count for count in HEADS])[:, None]
-    printed = constants * singular[np.minimum(positions, len(singular)) - 1]
+    printed = constants * singular[np.minimum(indices, len(singular)) - 1]
     result.add("above_proof", (spectra > proof[:, None]).sum())
     result.add("above_printed", (spectra > printed[:, None]).sum())
     result.add("singular values", spectra.size)
@@ -404,10 +404,10 @@ def _growth(
                 tokens, weights.within(np.sqrt(d // count), 1.0), depth
             )
             spectra[row, draw] = np.linalg.svd(layer, compute_uv=False)
-    text = f"1, then {gap:g} · exp(−(j − 2)/{decay:g})"
+    spectrum = f"1, then {gap:g} · exp(−(j − 2)/{decay:g})"
     settings = {
         "heads": ", ".join(map(str, HEADS)),
-        "singular values": text,
+        "singular values": spectrum,
         "d": str(d),
     }
     return singular, spectra, _result(context, 10, settings)
