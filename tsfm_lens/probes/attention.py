@@ -38,8 +38,8 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
     kinds = dict.fromkeys(stack.attention_kinds())
     # one decoder token attends to itself alone, which shows nothing
     single = stack.name == "decoder" and lens.emits == "quantile"
-    # attention between variates has no time axis, and one series has nobody to attend
-    # to
+    # attention between variates has no time axis, and a single series has no other to
+    # attend to
     selection = [
         kind
         for kind in kinds

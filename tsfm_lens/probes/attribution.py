@@ -466,7 +466,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     Returns:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn",
         …) and ``series``: ``size``, mean over steps (a token decoder's first left out)
-        of the whole branch's absolute attribution, in ``attrs["unit"]``; ``share``, the
+        of the full branch's absolute attribution, in ``attrs["unit"]``; ``share``, the
         same over the sum of all, with what :func:`.estimates.judge` adds; ``head_size``
         (writer, head, series), NaN where a writer has none. Coordinates
         ``layer_index``, ``kind``, and ``keys_from``, the stack that an attention reads.

@@ -112,7 +112,7 @@ def minimal_circuit(
 
     Returns:
         Dataset of kind "minimal_circuit": ``in_circuit`` (component); ``taken``
-        (component), the place in the order of removal, -1 for those that stay; ``cost``
+        (component), the index in the order of removal, -1 for those that stay; ``cost``
         (component), the mean faithfulness that its removal lost, of several at once in
         equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size,
         NaN for sizes not reached; ``faithfulness`` and ``completeness`` (series), 1 -

@@ -30,11 +30,11 @@ _TYPES: dict[str, tuple[Any, str]] = {
 }
 
 
-def refuse_word(name: str, value: object, words: Sequence[str]) -> None:
+def refuse_word(name: str, value: object, choices: Sequence[str]) -> None:
     """Refuse an option that is none of the words given."""
-    if value not in words:
+    if value not in choices:
         raise InputError(
-            f"{name}={value!r} is not known, choose {' or '.join(map(repr, words))}"
+            f"{name}={value!r} is not known, choose {' or '.join(map(repr, choices))}"
         )
 
 

@@ -98,7 +98,7 @@ def head_states(
 
         Over ``component`` (every head and MLP of the output stack) and ``series``:
         ``mean_shift`` (with ``_acts`` and ``_floor``), ``spearman_distance`` and
-        ``forecast``, beside ``baseline_forecast``, all as of
+        ``forecast``, and ``baseline_forecast``, all as of
         :func:`tsfm_lens.probes.ablation_effects`: of a token model expected values
         along the run's one path. ``quantile_forecast`` (series, quantile, step) is the
         library's own forecast.

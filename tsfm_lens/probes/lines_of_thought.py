@@ -1,4 +1,4 @@
-"""Lines of thought: alternative forecasts that a layer holds beside the final one.
+"""Lines of thought: alternative forecasts that a layer holds besides the final one.
 
 :func:`lines_of_thought` defines modes, lines and threads, and which lines are spurious:
 they do not continue the context, and end before the last layer. :func:`trace_lines`

@@ -64,7 +64,7 @@ def logit_lens(
     Returns:
         Dataset of kind "logit_lens" over ``layer`` ("embed", "0", …), ``series``,
         ``step``, forecasts in data units. Token models: ``probability`` of every value
-        bin, its ``value``, ``entropy`` in nats over the whole vocabulary, ``n_peaks``,
+        bin, its ``value``, ``entropy`` in nats over the full vocabulary, ``n_peaks``,
         ``effective_vocabulary``, ``quantile_forecast`` and ``point_forecast`` (the most
         probable bin). Patch models: ``quantile_forecast`` and its median as
         ``point_forecast``; with a distribution head its mean. The last layer is the

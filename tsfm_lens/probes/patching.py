@@ -91,7 +91,7 @@ def activation_patching(
             lengths (see :mod:`tsfm_lens.data.corruption`), with the same options as the
             clean run.
         at: "stream" (residual stream around each layer), "branches", "heads", or names
-            and globs of places.
+            and globs of sites.
         stack: the stack whose tokens are patched; the first if None.
         positions: "all" tokens at once, "each" token, or that many tokens at a time;
             None makes at most 32 groups. In rollouts a group is the tokens that cover
@@ -116,8 +116,8 @@ def activation_patching(
 
     Raises:
         InputError: the runs have other options, ids or lengths, the corruption does
-            nothing, or places of several stacks are patched by position.
-        UnknownNameError: no such place.
+            nothing, or sites of several stacks are patched by position.
+        UnknownNameError: no such site.
 
     Example:
         >>> data = probes.activation_patching(run, corrupted, positions="all")

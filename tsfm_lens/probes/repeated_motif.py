@@ -290,7 +290,7 @@ def _targets(
     mode = queries or ("forecast" if tokens["forecast"].any() else "context")
     refuse_word("queries", mode, ("forecast", "context"))
     if mode == "forecast":
-        possible = tokens["forecast"].any()
+        possible = bool(tokens["forecast"].any())
         alternative = "context"
     else:
         possible = keys_from == stack.name
@@ -341,7 +341,7 @@ def _mark(
     The query should attend to what came a whole number of motifs before them.
     """
     for number, start in enumerate(starts):
-        # the fewest whole motifs back that lie in the context
+        # the fewest motifs back that lie in the context
         latest = start - max(-(-(start + patch) // length), 1) * length
         keys = []
         earlier = latest

@@ -238,11 +238,11 @@ def _columns(
             for index in range(len(spans))
             if not first or (spans.start[index] >= first and not spans.special[index])
         ]
-        start, stop, special = (
-            tuple(values[index] for index in indices)
-            for values in (spans.start, spans.stop, spans.special)
+        axis += TokenSpans(
+            tuple(spans.start[index] for index in indices),
+            tuple(spans.stop[index] for index in indices),
+            tuple(spans.special[index] for index in indices),
         )
-        axis += TokenSpans(start, stop, special)
         tokens.append(np.array(indices))
     return axis, tokens
 

@@ -226,7 +226,7 @@ class _Tokens:
 
 
 def _embed_series(lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
-    """Embed series, in groups of whole items."""
+    """Embed series, in groups of items; variates of an item stay together."""
     stack = lens.wiring.stacks[0]
     items = batch.group_index
     tokens = _Tokens(stack.d_model)

@@ -217,7 +217,7 @@ def weight_ranks(
     Returns:
         Dataset of kind "weight_ranks" over ``matrix`` ("decoder.3.cross_attn.W_Q", of
         one head "decoder.3.cross_attn.5.W_Q"), with coordinates ``stack``, ``layer``,
-        ``layer_kind``, ``part``, ``head`` ("" for the whole matrix), ``rows`` and
+        ``layer_kind``, ``part``, ``head`` ("" for the full matrix), ``rows`` and
         ``columns`` (it acts from the right), and ``full``, the largest possible rank.
         ``singular_value`` (matrix, mode), descending, NaN beyond the last;
         ``epsilon_rank`` (epsilon, matrix), ``rank_share``, the same over the largest

@@ -77,7 +77,7 @@ def ablation_effects(
 
     Args:
         run: the forecast to explain; with a truth for the errors.
-        components: names or globs; if None every head, MLP and whole layer of the
+        components: names or globs; if None every head, MLP and layer of the
             output stack.
         how: "zero", "mean", "resample" or "noise"; see :meth:`Lens.ablate`.
         reference: activations for mean and resample; draws use the run's seed.
@@ -214,7 +214,7 @@ def forecast_ablations(
     ablations: Mapping[Component, tuple[Intervention, ...]],
     how: str,
     progress: Progress | None = None,
-    beside: Sequence[Variant] = (),
+    further: Sequence[Variant] = (),
 ) -> np.ndarray:
     """Forecast without each component, then with further variants.
 
@@ -234,7 +234,7 @@ def forecast_ablations(
         if component not in cache
     }
     variants = [Variant(str(component), parts) for component, parts in missing.items()]
-    new = [*variants, *beside]
+    new = [*variants, *further]
     if new:
         forecasts = point_forecasts(run, new, progress)
     else:
