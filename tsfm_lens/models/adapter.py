@@ -1,5 +1,8 @@
-"""Adapters: one opened native model each; what a wiring table already determines stands
-in the base class.
+"""Adapters: the interface between a native model and the lens.
+
+Read :class:`Adapter` first. Its base class does whatever the wiring table determines; a
+subclass in ``wirings/`` encodes series and runs the native forward. The checks below it
+refuse requests that a model cannot meet. Hooks are not set here.
 """
 
 from __future__ import annotations
@@ -110,14 +113,18 @@ class Adapter(ABC):
         """
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Replace categories by the numbers that the model reads; here their codes, so
-        the batch as it is.
+        """Replace categories by the numbers that the model reads.
+
+        The base class returns the batch unchanged, since its values are the codes
+        already.
         """
         return batch
 
     def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
-        """Keep what the model reads for categories by the whole history, of which it
-        sees the end.
+        """Keep the numbers of categories that depend on the whole history.
+
+        They are computed before the history is cut to the context. The base class has
+        none.
         """
         return batch
 
@@ -129,8 +136,9 @@ class Adapter(ABC):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run the native single forward, cut to the horizon; models that roll out
-        override this.
+        """Run one native forward, and keep ``horizon`` steps of it.
+
+        Models that roll out override this.
         """
         with torch.no_grad():
             quantiles = self.run(self.encode(batch, horizon=horizon).inputs)[
@@ -141,8 +149,9 @@ class Adapter(ABC):
     def at(
         self, quantiles: Tensor, levels: Levels, mean: Tensor | None = None
     ) -> Prediction:
-        """Make a prediction at other levels of the model's own quantiles (series, step,
-        quantile).
+        """Make a prediction at the requested levels by interpolation.
+
+        The quantiles, (series, step, quantile), are at the model's own levels.
         """
         centre = (
             at_levels(quantiles, self.levels, (0.5,))[..., 0] if mean is None else mean
@@ -150,8 +159,9 @@ class Adapter(ABC):
         return Prediction(at_levels(quantiles, self.levels, levels), None, centre)
 
     def of_paths(self, samples: Tensor, levels: Levels) -> Prediction:
-        """Make a prediction of the empirical quantiles and the mean of sample paths
-        (series, sample, step).
+        """Make a prediction from the quantiles and the mean of sample paths.
+
+        The paths are (series, sample, step).
         """
         quantiles = torch.quantile(
             samples, torch.tensor(levels, dtype=samples.dtype), dim=1
@@ -159,8 +169,9 @@ class Adapter(ABC):
         return Prediction(quantiles, samples, samples.mean(dim=1))
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
-        """Apply the stack's last norm, if it has one; with ``like`` its scale is frozen
-        to that of another stream.
+        """Apply the last norm of the output stack, if it has one.
+
+        With ``like`` the scale of the norm is frozen to that of another stream.
 
         Raises:
             WiringError: a frozen scale of a norm that is neither a LayerNorm nor a
@@ -179,8 +190,9 @@ class Adapter(ABC):
         return (resid * rms_scale(norm, like)).to(norm.forward(like[..., :1, :]).dtype)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Compute logits, or quantiles in data units (…, batch, quantile, step), of a
-        normalised stream.
+        """Compute the head's output for a normalised residual stream.
+
+        The output is logits, or quantiles in data units (…, batch, quantile, step).
 
         This is the native forward with the output of its last norm (or last block)
         replaced. It works for every patch model; one whose head can be called alone
@@ -202,8 +214,9 @@ class Adapter(ABC):
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 
     def values(self, encoded: Encoded) -> Tensor:
-        """Return the value of every output bin of a token model in data units, (batch,
-        bin); others refuse.
+        """Return the value of every output bin of a token model.
+
+        The values are in data units, (batch, bin). Other models raise InputError.
         """
         raise InputError(
             f"{self.architecture} has no output bins: its head emits forecasts in data"
@@ -211,8 +224,9 @@ class Adapter(ABC):
         )
 
     def number_step(self, values: np.ndarray) -> float:
-        """Return the least difference that the model sees between values (time,) of the
-        context, in data units.
+        """Return the smallest difference between values that the model can see.
+
+        ``values`` (time,) are the context; the difference is in data units.
         """
         return float(np.spacing(np.float32(np.fmax.reduce(np.abs(values)))))
 
@@ -222,8 +236,9 @@ class Adapter(ABC):
         return self.prediction_length
 
     def quantile_paths(self, horizon: int) -> int:
-        """Return the paths that a rollout of quantiles feeds back; 1 where one pass
-        covers the horizon.
+        """Return how many quantile paths a rollout feeds back.
+
+        It is 1 where one pass covers the horizon.
         """
         if horizon > self.longest_pass:
             return len(self.unrolled or self.levels) or 1
@@ -244,14 +259,17 @@ class Adapter(ABC):
         return min(self.padded_length(batch), self.context_length)
 
     def padded_length(self, batch: SeriesBatch) -> int:
-        """Return the steps of the longest series; of the longest of all parts while a
-        batch runs in parts.
+        """Return the number of steps of the longest series.
+
+        While a batch runs in parts, this is the longest series of all parts.
         """
         return max(self.least_steps, *batch.lengths)
 
     def pad_batch(self, steps: int) -> Block[None]:
-        """Pad shorter batches, as if a series of so many steps were in each: padding
-        can change what a library does.
+        """Pad shorter batches as if each had a series of ``steps`` steps.
+
+        Parts of a batch are padded as the whole batch is, because padding can change
+        what a library computes.
         """
         before: list[int] = []
 
@@ -266,8 +284,9 @@ class Adapter(ABC):
         return Block(Steps(None, begin, end))
 
     def lengthened(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Pad the first of some tensors (…, time) on the left; the library then pads
-        the others to it.
+        """Pad the first tensor (…, time) on the left to the least length.
+
+        The library then pads the others to it.
         """
         lack = self.least_steps - max(tensor.shape[-1] for tensor in tensors)
         if lack <= 0:
@@ -299,8 +318,9 @@ def predicted(
     levels: Levels,
     num_samples: int | None,
 ) -> Prediction:
-    """Return the adapter's prediction; WiringError if it is of another number of steps
-    than was asked for.
+    """Return the adapter's prediction, and check its number of steps.
+
+    Raises: WiringError: the prediction has another number of steps than was asked for.
     """
     prediction = adapter.predict(batch, horizon, levels, num_samples)
     steps = {int(prediction.quantiles.shape[1]), int(prediction.mean.shape[-1])}
@@ -319,8 +339,9 @@ def predicted(
 
 
 def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
-    """Apply a LayerNorm with the standard deviation of ``like``; subtracting the mean
-    is linear already.
+    """Apply a LayerNorm with the standard deviation of ``like``.
+
+    The mean is subtracted as usual, since that is linear already.
     """
     out = without_gain(norm, x, like)
     if norm.weight is not None:
@@ -354,8 +375,9 @@ def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> N
 
 
 def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
-    """Return the model's own prediction length, or the reach of all known covariates
-    where that is less.
+    """Return the prediction length, or fewer steps if covariates end earlier.
+
+    Covariates that are known beforehand bound the horizon by the shortest of them.
     """
     return max(
         1,
@@ -369,8 +391,9 @@ def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:
-    """Return the horizon of a forward: of covariates as far as they are known, if none
-    is given.
+    """Return the horizon of a forward.
+
+    If none is given and the batch has covariates, it is as long as they are known.
     """
     refuse_covariates(adapter, batch)
     if horizon is None and batch.has_covariates:
@@ -379,8 +402,9 @@ def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | 
 
 
 def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
-    """Refuse levels beyond those that a model emits; its library may give the nearest
-    in their place.
+    """Refuse quantile levels beyond those that a model emits.
+
+    Some libraries give the nearest level in their place.
     """
     low = levels[0]
     high = levels[-1]
@@ -438,8 +462,10 @@ def refuse_gradients(wiring: Wiring) -> None:
 
 
 def default_levels(adapter: Adapter) -> tuple[float, ...]:
-    """Return the deciles, or the levels that the head emits where those do not reach
-    from 0.1 to 0.9.
+    """Return the deciles, or the model's own levels if they span less.
+
+    The model's own are returned where its head emits quantiles that do not reach from
+    0.1 to 0.9.
     """
     levels = tuple(adapter.levels)
     if (
@@ -453,8 +479,9 @@ def default_levels(adapter: Adapter) -> tuple[float, ...]:
 
 @cache
 def versions(package: str) -> str:
-    """List the versions that a result should name: of this package, torch,
-    transformers, and the model library.
+    """List the package versions that a result should name.
+
+    They are those of this package, torch, transformers, and the model's library.
     """
     names = dict.fromkeys(("tsfm-lens-toolbox", "torch", "transformers", package))
     return ", ".join(f"{name} {_version(name)}" for name in names)

@@ -1,5 +1,9 @@
-"""Contents of an architecture file: a wiring table and the few functions that a table
-cannot hold.
+"""What an architecture is: its entry in the registry, and the input that it makes.
+
+Read :class:`Architecture` first, which :func:`register` makes known to ``load``, and
+then :class:`Encoded`, the native input of a batch. The wiring table is a class of
+:mod:`tsfm_lens.hooks.wiring`, and the functions that a table cannot hold belong to the
+:class:`tsfm_lens.models.Adapter`.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ Levels = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Batch of series as one native forward takes it.
+    """Native input of one forward for a batch of series.
 
     Attributes:
         inputs: keyword arguments of the native model.
@@ -70,8 +74,9 @@ class Encoded:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of the rows that hooks see: the series, or the items whose variates
-        share one sequence.
+        """Names of the rows that hooks see.
+
+        These are the series, or the items where variates share one sequence.
         """
         return name_rows(self.batch, self.packed)
 
@@ -81,8 +86,9 @@ class Encoded:
         return len(set(self.batch.groups))
 
     def shown(self, stack: str) -> Tensor:
-        """Return (row, pos): True where a token shows its row; other tokens pad short
-        series to the longest.
+        """Mark the tokens that show their row, (row, pos).
+
+        Unmarked tokens are padding that brings short series to the longest.
         """
         spans = self.spans[stack]
         lengths = dict(
@@ -99,8 +105,9 @@ class Encoded:
         )
 
     def part(self, start: int, stop: int) -> Encoded:
-        """Return series ``start`` to ``stop``, whole items, with the padding and the
-        spans of the whole batch.
+        """Return series ``start`` to ``stop`` of the batch, whole items.
+
+        The padding and the spans stay those of the whole batch.
         """
         if self.items is None:
             count = len(self.rows)
@@ -143,8 +150,10 @@ class Encoded:
         return in_data_units(normalized, self.loc, self.scale)
 
     def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:
-        """Tabulate the tokens of a stack, the first if None: steps from the forecast
-        start, and times of one series.
+        """Tabulate the tokens of a stack, of the first one if None.
+
+        The columns are the steps that a token covers, counted from the start of the
+        forecast, and the times of one series.
         """
         spans = self.spans[next(iter(self.spans)) if stack is None else stack]
         parts = {name: getattr(spans, name) for name in ("start", "stop", "special")}
@@ -176,8 +185,9 @@ class Encoded:
 
 
 def in_data_units(normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    """Return normalised quantiles (…, batch, quantile, step) in data units, by the
-    means and scales of the series.
+    """Return normalised quantiles (…, batch, quantile, step) in data units.
+
+    ``loc`` and ``scale`` are those of the series, (batch,).
     """
     return (
         normalized * scale.to(normalized)[:, None, None]
@@ -210,8 +220,7 @@ Predict = TypeVar("Predict", bound=Callable[..., Prediction])
 
 
 def declare_row_independent(predict: Predict) -> Predict:
-    """Declare that an adapter's ``predict`` may run several variants of a model as rows
-    of one batch.
+    """Declare that ``predict`` may run variants of a model as rows of a batch.
 
     By this its author states that copies of a batch that follow one another have the
     forecasts of the batch, in the same order, and that up to ``longest_pass`` steps the
@@ -223,16 +232,18 @@ def declare_row_independent(predict: Predict) -> Predict:
 
 
 def is_row_independent(adapter: Any) -> bool:
-    """Return whether an adapter's present ``predict`` was declared by
-    :func:`declare_row_independent`.
+    """Return whether an adapter's present ``predict`` is declared row-independent.
+
+    The declaration is :func:`declare_row_independent`.
     """
     function = getattr(adapter.predict, "__func__", adapter.predict)
     return getattr(function, "declare_row_independent", None) is function
 
 
 def adapter_traits(adapter: Any) -> frozenset[str]:
-    """Return the traits that an adapter, or its class, gives a model: what series,
-    tokens and covariates it takes.
+    """Return the traits that an adapter, or its class, gives a model.
+
+    They say what series, tokens and covariates it takes.
     """
     takes_tokens = hasattr(adapter, "encode_tokens")
     held = {
@@ -342,8 +353,9 @@ class Architecture:
 
     @property
     def traits(self) -> frozenset[str]:
-        """Traits that a model of it can have, before it is open; an open one has
-        ``lens.traits``.
+        """Traits that a model of this architecture can have before it is open.
+
+        An open model has ``lens.traits``.
         """
         return adapter_traits(self.adapter) | self.table_traits | {"training_record"}
 
@@ -358,8 +370,9 @@ class Architecture:
         return self.adapter(self.wrap(native))
 
     def write(self, native: Any, folder: Path) -> None:
-        """Write a native object as its own loader reads it; WiringError where nothing
-        says how.
+        """Write a native object as its own loader reads it.
+
+        Raises: WiringError: the architecture does not say how to write one.
         """
         if self.save is not None:
             self.save(native, folder)
@@ -421,8 +434,10 @@ def register(entry: Architecture) -> Architecture:
 
 
 def architectures() -> dict[str, Architecture]:
-    """Return every architecture by name: those of ``tsfm_lens.models.wirings``, and
-    those of other packages.
+    """Return every architecture by name.
+
+    These are the files of ``tsfm_lens.models.wirings``, and what other packages
+    register.
 
     Example:
         >>> models.architectures()["chronos-bolt"].published["base"]
@@ -456,8 +471,9 @@ def extras() -> dict[str, Extra]:
 
 
 def models_meeting(needs: Needs) -> str:
-    """Name the models that meet a requirement, or those that do not where these are
-    fewer.
+    """Name the models that meet a requirement.
+
+    Where fewer models fail it, those are named instead.
     """
     if needs.models:
         return needs.models

@@ -1,5 +1,8 @@
-"""Base of a lens: the opened model, its properties, its hook points, and single
-forwards.
+"""Base of a lens: the opened model, its hook points, and single forwards.
+
+Read :class:`LensBase` first: ``encode``, ``forward``, ``hooks`` and ``readout``.
+Forecasts, recordings and ablations, which need several forwards, are in
+:class:`tsfm_lens.models.Lens`, since the modules that make them build on this one.
 """
 
 from __future__ import annotations
@@ -45,8 +48,9 @@ from tsfm_lens.models.as_module import NativeModule
 from tsfm_lens.models.forecast import is_count, refuse_overflow
 
 HookList = Iterable[tuple[Any, Callable[..., Any]]]
-"""(name, glob, predicate on names, or (short name, layer, …); function of an activation
-and ``hook=``).
+"""Pairs of a point, or several, and a function of an activation and ``hook=``.
+
+A point is given by name, glob, predicate on names, or (short name, layer, …).
 """
 
 _OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
@@ -90,13 +94,14 @@ class Config(SimpleNamespace):
 
 
 def _of_adapter(name: str, doc: str) -> Any:
-    """Return a property that every adapter has."""
+    """Make a property that reads an attribute of the adapter."""
     return property(attrgetter(f"adapter.{name}"), doc=doc)
 
 
 class LensBase(NativeModule):
-    """Lens without whole forecasts, which the modules that add them take; see
-    :class:`tsfm_lens.models.Lens`.
+    """Lens without whole forecasts; see :class:`tsfm_lens.models.Lens`.
+
+    The modules that add forecasts take this class.
     """
 
     native = _of_adapter("native", "Pipeline of the model's own library.")
@@ -170,8 +175,9 @@ class LensBase(NativeModule):
         )
 
     def _lasting_hooks(self) -> Lasting:
-        """Return the hooks set by ``add_hook``, as (name of the point, "fwd" or "bwd",
-        handle).
+        """Return the hooks set by ``add_hook``.
+
+        Each is (name of the hook point, "fwd" or "bwd", handle).
         """
         if self.registry.busy:
             raise HookError(
@@ -217,8 +223,9 @@ class LensBase(NativeModule):
         ]
 
     def components(self, *patterns: str | Component) -> list[Component]:
-        """Return components by name or glob, all if none is given; UnknownNameError for
-        one that matches nothing.
+        """Return components by name or glob, all if none is given.
+
+        Raises: UnknownNameError: a pattern matches nothing.
         """
         if patterns:
             return select_components(self.wiring, *patterns)
@@ -236,8 +243,9 @@ class LensBase(NativeModule):
     def describe(
         self, kind: str, title: str, source: str, **parameters: object
     ) -> dict[str, object]:
-        """Return the attributes of a result: kind, title, source, provenance, and the
-        probe's parameters.
+        """Return the attributes of a result.
+
+        These are kind, title, source, provenance, and the probe's parameters.
         """
         names = {"kind": kind, "title": title, "source": source}
         return {**names, **self.provenance(), **parameters}
@@ -245,8 +253,9 @@ class LensBase(NativeModule):
     def running(
         self, rows: int, place: tuple[int, int | None] = (0, None)
     ) -> Block[None]:
-        """Tell hooks which rows run and how far the forecast is; calls of the native
-        object tell them nothing.
+        """Tell hooks which rows run and at which step the forecast is.
+
+        Calls of the native object tell them nothing.
         """
         return self.registry.state.running(rows, place)
 
@@ -289,8 +298,9 @@ class LensBase(NativeModule):
     def frozen_readout(
         self, resid: Tensor, encoded: Encoded, like: Tensor | None, unread: int = 0
     ) -> Tensor:
-        """Apply the native head under the scale of another stream, of which derivatives
-        are taken.
+        """Apply the native head under the frozen norm scale of another stream.
+
+        Derivatives of a forecast are taken through this.
         """
         if resid.shape[-1] != self.d_model:
             raise InputError(
@@ -304,8 +314,9 @@ class LensBase(NativeModule):
 
     @property
     def traits(self) -> frozenset[str]:
-        """What the model has of what measurements can ask for; see
-        :class:`tsfm_lens.models.Architecture`.
+        """Traits of the model that measurements can require.
+
+        "See also :class:`tsfm_lens.models.Architecture`.
         """
         traits = self.wiring.traits | adapter_traits(self.adapter)
         if has_training_record(self.model_id):
@@ -338,8 +349,9 @@ class LensBase(NativeModule):
         return int(self.adapter.first_value_token)  # type: ignore[attr-defined]
 
     def bin_values(self, encoded: Encoded) -> Tensor:
-        """Return the value of each value token of a token model, from the lowest on, in
-        data units, (series, bin).
+        """Return the value of each value token of a token model.
+
+        They are ordered from the lowest on, in data units, (series, bin).
         """
         return self.adapter.values(encoded)[:, self.first_value_token :]
 
@@ -451,8 +463,9 @@ class LensBase(NativeModule):
             return self.adapter.run(series.inputs)
 
     def edit(self, *interventions: Intervention) -> Block[Self]:
-        """Apply interventions, in order, to everything that runs inside the block;
-        UnknownNameError for a target.
+        """Apply interventions, in order, to everything that runs inside the block.
+
+        Raises: UnknownNameError: a target matches no component or hook point.
         """
         return edited(self.registry, interventions, self)
 
@@ -466,8 +479,9 @@ class LensBase(NativeModule):
         raise AttributeError(f"a lens has no {name!r}: {instead}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one forward; InputError for an argument of TransformerLens's that has no
-        counterpart.
+        """Run one forward.
+
+        Raises: InputError: an argument of TransformerLens's has no counterpart here.
         """
         refuse_unknown(
             {name: value for name, value in kwargs.items() if name != "series"},
@@ -530,8 +544,9 @@ class LensBase(NativeModule):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Block[Self]:
-        """Set hooks as TransformerLens's ``hooks`` does, with globs as names; all names
-        are resolved first.
+        """Set hooks as TransformerLens's ``hooks`` does, with globs as names.
+
+        All names are resolved before the first hook is set.
 
         Raises:
             UnknownNameError: a name matches no hook point.
@@ -567,15 +582,17 @@ class LensBase(NativeModule):
         )
 
     def clear_contexts(self) -> None:
-        """Clear contexts as TransformerLens's ``clear_contexts``; may be broken off and
-        called again.
+        """Clear contexts as TransformerLens's ``clear_contexts`` does.
+
+        It may be interrupted and called again.
         """
         for point in self.registry.hooked.values():
             point.ctx = {}
 
     def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
-        """Add a hook as TransformerLens's ``add_hook``, with globs as names; it stays
-        until ``reset_hooks()``.
+        """Add a hook as TransformerLens's ``add_hook`` does, with globs as names.
+
+        It stays until ``reset_hooks()``.
         """
         if "bwd" in (*args, kwargs.get("dir")):
             refuse_gradients(self.wiring)
@@ -595,7 +612,7 @@ def _rebuilt(
     files: tuple[Path, ...],
     hooks: Lasting,
 ) -> LensBase:
-    """Build a lens around a copied or unpickled model, with hooks of its own points."""
+    """Build a lens around a copied or unpickled model, and set its hooks again."""
     lens = kind(adapter, model_id, revision, files)
     for name, direction, handle in hooks:
         lens.registry.hooked[name].add_hook(
@@ -605,8 +622,10 @@ def _rebuilt(
 
 
 def _in_stacks(lens: LensBase, name: str) -> str:
-    """Point to the stacks of a model that hold a name of TransformerLens's:
-    "decoder_blocks" for "blocks".
+    """Name the stacks that hold a name of TransformerLens's.
+
+    Of a model with an encoder and a decoder, "blocks" is in "decoder_blocks", for
+    example.
     """
     if "_modules" not in lens.__dict__:
         return ""

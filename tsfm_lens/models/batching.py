@@ -1,5 +1,8 @@
-"""Forecasts of a batch in parts: as many series at once as the memory allows, with the
-draws of the whole batch.
+"""Forecasts of a batch in parts, with the draws of the whole batch.
+
+Read :func:`forecast_in_parts` first: a checked :class:`ForecastRequest` is planned into
+ranges of series, as many at once as memory allows, and a range that still runs out of
+memory is halved. Sizes are estimates from above; nothing is measured.
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ from tsfm_lens.models.draws import (
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
 
 BYTES_AT_ONCE = 2**30
-"""Bytes that a part may need on a CPU, where a larger one is no faster; a GPU says when
-its memory runs out.
+"""Bytes that a part may need on a CPU, where a larger one is no faster.
+
+On a GPU the part is as large as possible, until its memory runs out.
 """
 LITTLE = 2**28
 """Bytes below which the free memory is not looked up."""
@@ -70,8 +74,9 @@ class ForecastRequest:
 
     @property
     def paths(self) -> int:
-        """Rows of a series in the widest pass: sample paths, or quantile paths beyond
-        one pass.
+        """Rows of one series in the widest pass.
+
+        These are sample paths, or quantile paths beyond one pass.
         """
         adapter = self.lens.adapter
         if self.draws:
@@ -80,8 +85,9 @@ class ForecastRequest:
 
     @property
     def most(self) -> int | None:
-        """Most series of a native call, where its cost grows faster than its rows; None
-        for no bound.
+        """Maximum number of series in a native call; None for no bound.
+
+        It is set where the cost of a call grows faster than its number of rows.
         """
         rows = self.lens.adapter.rows_at_once
         if rows is None:
@@ -100,8 +106,9 @@ class ForecastRequest:
 
     @cached_property
     def blocks(self) -> list[Range]:
-        """Ranges of series whose draws are one native call each; the whole batch where
-        nothing is drawn.
+        """Ranges of series whose draws are one native call each.
+
+        Without draws, the whole batch is one block.
         """
         if self.batch_size is not None:
             size = self.batch_size
@@ -113,12 +120,13 @@ class ForecastRequest:
 
     @property
     def joint(self) -> bool:
-        """True if the draws of one series depend on the series before it in the block."""
+        """True if draws of a series depend on the series before it in the block."""
         return self.draws and self.lens.adapter.readout != "token"
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Return the pieces of blocks that some series of the batch are; items count
-        where rows are items.
+        """Return the pieces of blocks that a range of series consists of.
+
+        They count items where rows of the native call are items.
         """
         unit = 1
         if self.lens.adapter.multivariate:
@@ -138,8 +146,9 @@ class ForecastRequest:
 
     @property
     def passes(self) -> int:
-        """Forwards of one series: a pass a step of tokens, else as many as cover the
-        horizon, on every path.
+        """Number of forwards of one series, over all its paths.
+
+        It is one pass per step for tokens, else as many as cover the horizon.
         """
         adapter = self.lens.adapter
         if adapter.rollout == "tokens":
@@ -179,8 +188,10 @@ class ForecastRequest:
         return lengths
 
     def need(self, items: int) -> int:
-        """Guess from above the bytes that one item needs: every step a token, or closer
-        where so many need much.
+        """Estimate from above the bytes that one item needs.
+
+        The first estimate takes every step as a token. Where so many items would need
+        much, it is repeated with the true number of tokens.
         """
         longest = min(max(self.batch.lengths), self.lens.adapter.context_length)
         tokens = (longest + self.horizon + 8) * self.per_item
@@ -218,8 +229,9 @@ def check_request(
 
 
 def cut(batch: SeriesBatch, most: int) -> list[Range]:
-    """Cut a batch into ranges of at most so many series; the variates of an item stay
-    together.
+    """Cut a batch into ranges of at most ``most`` series.
+
+    The variates of an item stay together.
     """
     starts = [0, *(np.flatnonzero(np.diff(batch.group_index)) + 1).tolist(), len(batch)]
     ranges = []
@@ -234,7 +246,11 @@ def cut(batch: SeriesBatch, most: int) -> list[Range]:
 def plan(
     request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0
 ) -> list[Range]:
-    """Plan the parts of a forecast."""
+    """Plan the parts of a forecast.
+
+    ``whole`` names the hooks that need the batch in one piece; ``kept`` are the bytes
+    of activations that one item keeps.
+    """
     if whole:
         return [(0, len(request.batch))]
     items = -(-max(stop - start for start, stop in request.blocks) // request.per_item)
@@ -267,8 +283,12 @@ def halved(
     ranges: Iterable[Range],
     uncut: str = "",
 ) -> list[T]:
-    """Run ranges of a batch one after the other; one that runs out of memory again as
-    two halves.
+    """Run ranges of a batch one after the other.
+
+    A range that runs out of memory is run again as two halves.
+
+    Raises: InputError: memory runs out for one item, or for a batch that cannot be
+    split.
     """
     results = []
     queue = list(ranges)
@@ -292,8 +312,9 @@ def halved(
 
 
 def reason_uncut(request: ForecastRequest, whole: Sequence[str]) -> str:
-    """Explain how a forecast that must stay whole could run in parts; "" if it may be
-    cut.
+    """Explain how a forecast that must stay whole could run in parts.
+
+    The text is "" if the forecast may be cut.
     """
     if whole:
         return by_row_hint(whole)
@@ -317,8 +338,9 @@ def forecast_part(
     *,
     drawing: BlockDraws | None = None,
 ) -> Forecast:
-    """Run the library's own forecast of some series of a batch, with all hooks that are
-    set.
+    """Forecast some series of a batch by the library's own code.
+
+    All hooks that are set act on it.
     """
     lens, adapter = request.lens, request.lens.adapter
     full = stop - start == len(request.batch)
@@ -364,8 +386,9 @@ def forecast_part(
 def forecast_in_parts(
     request: ForecastRequest, progress: Callable[[int, int], None] | None = None
 ) -> Forecast:
-    """Forecast a batch in parts; ``progress`` gets the series done and their number;
-    errors as in ``lens.forecast``.
+    """Forecast a batch in parts; errors as in ``lens.forecast``.
+
+    ``progress`` is called with the number of series done and the number of all.
     """
 
     def run(start: int, stop: int) -> Forecast:
@@ -383,7 +406,7 @@ def forecast_in_parts(
 
 
 def memory_limit(device: torch.device) -> int:
-    """Return the bytes that results may take on a device: half of those that are free."""
+    """Return the bytes that results may take on a device: half of the free ones."""
     return int(_SHARE * free_bytes(device))
 
 
@@ -397,8 +420,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out, on a GPU or in torch's
-    allocator for the CPU.
+    """Return whether an error says that memory ran out.
+
+    It may be that of a GPU, or of torch's allocator for the CPU.
     """
     texts = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
@@ -409,11 +433,11 @@ def out_of_memory(error: BaseException) -> bool:
 def fitting(
     need: int, count: int, device: torch.device, *, costs_more_in_parts: bool = False
 ) -> int:
-    """Count the items, of so many that need so many bytes each, that run at once: at
-    least one.
+    """Return how many of ``count`` items run at once, at least one.
 
-    Where parts cost more than the whole, as each draws the random numbers of all, only
-    the free memory asks for them.
+    Each needs ``need`` bytes. ``costs_more_in_parts`` says that a part costs as much as
+    the whole, since it draws the random numbers of all; then a batch is split only
+    where the free memory requires it.
     """
     if device.type == "cuda" or need * count <= BYTES_AT_ONCE:
         return count
@@ -424,7 +448,10 @@ def fitting(
 
 
 def count_tokens(encoded: Encoded) -> dict[str, int]:
-    """Return the tokens of an item by stack; a packed sequence shows every variate's."""
+    """Return the number of tokens of an item, by stack.
+
+    A packed sequence holds those of every variate.
+    """
     if encoded.packed:
         per_item = 1
     else:
@@ -435,8 +462,9 @@ def count_tokens(encoded: Encoded) -> dict[str, int]:
 def estimate_bytes(
     lens: LensBase, lengths: Mapping[str, int], paths: int = 1, variates: int = 1
 ) -> int:
-    """Guess from above the bytes that a run of one item holds at once: attention,
-    stream, cache and output.
+    """Estimate from above the bytes that a run of one item holds at once.
+
+    Counted are attention, stream, cache and output.
     """
     wiring = lens.wiring
     numbers = 6 * paths * variates * width_of_output(lens)
@@ -453,7 +481,7 @@ def estimate_bytes(
 def kept_bytes(
     lens: LensBase, names: Iterable[str], lengths: Mapping[str, int]
 ) -> dict[str, int]:
-    """Guess the bytes of the activations of one item at some hook points, by name."""
+    """Estimate the bytes of one item's activations at some hook points, by name."""
     points = lens.registry.points
     wiring = lens.wiring
     wide = width_of_output(lens)

@@ -1,5 +1,9 @@
-"""Files of a checkpoint, and refusal of those that are not the model of their
-configuration, whole and as loaded.
+"""Files of a checkpoint, and the checks that they are the model they claim to be.
+
+Read :func:`read_checkpoint` first; it reads names and shapes, no weights.
+:func:`refuse_misfit` compares them with an empty model before the library loads it, and
+:func:`refuse_difference` the loaded weights with the files. Finding and opening a
+checkpoint is in :mod:`tsfm_lens.models.opening`.
 """
 
 from __future__ import annotations
@@ -29,21 +33,25 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 COMPRESSION = "compression.json"
-"""Beside weights some of which are factors of the model's matrices; see
-``tsfm_lens.compress``.
+"""File beside weights some of which are factors of the model's matrices.
+
+See ``tsfm_lens.compress``.
 """
 SUFFIX = ".safetensors"
 COMPRESSED = ".compressed"
-"""Of files of weights, and of those beside compression.json: libraries fill missing
-tensors with random numbers, and some of them open any file of their suffix."""
+"""Suffix of files of weights that stand beside ``COMPRESSION``.
+
+It is not ``SUFFIX`` because libraries fill missing tensors with random numbers, and
+some of them open any file with that suffix.
+"""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = ("F64", "F32", "F16", "BF16")
 SPARE = 2**30
-"""Bytes of tables and buffers that a model may hold beside its weights."""
+"""Bytes of tables and buffers that a model may hold in addition to its weights."""
 
 
 class Stored(NamedTuple):
-    """Entry of a header for one tensor."""
+    """Header entry of one tensor."""
 
     file: str
     dtype: str
@@ -58,7 +66,7 @@ class Stored(NamedTuple):
 @extensible
 @dataclass(frozen=True)
 class Checkpoint:
-    """Files of a checkpoint."""
+    """Files of a checkpoint, with its settings and the headers of its tensors."""
 
     folder: Path
     files: Mapping[str, Path]
@@ -75,7 +83,7 @@ class Checkpoint:
 
     @contextmanager
     def staged(self) -> Iterator[Path]:
-        """Make a folder that holds these files and nothing else, while the block runs."""
+        """Make a folder of these files alone, which exists while the block runs."""
         with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as name:
             for file, path in self.files.items():
                 try:
@@ -91,26 +99,29 @@ class Checkpoint:
         return frozenset(self.tensors)
 
     def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Give an empty model the layers that a compressed checkpoint has in the place
-        of its own; here none.
+        """Give an empty model the layers of a compressed checkpoint.
+
+        A checkpoint that is not compressed changes nothing.
         """
 
     def building(
         self, kind: type, renamed: Mapping[str, str]
     ) -> AbstractContextManager[None]:
-        """Make the library build models of a class with those layers, while the block
-        runs.
+        """Make the library build models with the layers of a compressed checkpoint.
+
+        While the block runs, this holds for models of the class ``kind``.
         """
         return nullcontext()
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Give an opened model the parts of those layers that are not in the files."""
+        """Give an opened model the parts of compressed layers that are in no file."""
 
 
 @contextmanager
 def in_our_words(doing: str) -> Iterator[None]:
-    """Turn any error of a library into a CheckpointError, with the library's own words
-    and the cause kept.
+    """Turn any error of a library into a CheckpointError.
+
+    The message holds the library's own, and the error is kept as the cause.
     """
     try:
         yield
@@ -177,8 +188,9 @@ def _file(folder: Path, name: str) -> Path:
 def _weight_files(
     folder: Path, files: dict[str, Path], suffix: str
 ) -> tuple[dict[str, Path], dict[str, str] | None]:
-    """Return name -> path of the files with weights, and the file of each tensor by the
-    index, if there is one.
+    """Return the files with weights by name, and the file of each tensor by name.
+
+    The second is None where there is no index.
     """
 
     def find_file(name: str) -> str:
@@ -294,7 +306,7 @@ def _headers(
 
 
 def unwrap_module(native: Any) -> nn.Module:
-    """Return the torch module with a checkpoint's weights, in a library's own object."""
+    """Return the torch module that holds the weights of a library's object."""
     if isinstance(native, nn.Module):
         return native
     inner = getattr(native, "inner_model", None)
@@ -306,8 +318,9 @@ def unwrap_module(native: Any) -> nn.Module:
 def list_expected(
     blank: nn.Module,
 ) -> tuple[dict[str, Tensor], dict[str, frozenset[str]]]:
-    """Return the tensors that a model takes from a checkpoint, and by name all names of
-    the same tensor.
+    """Return the tensors that a model takes from a checkpoint, by name.
+
+    The second dictionary gives all names of the same tensor, for each of its names.
     """
     tie = getattr(blank, "tie_weights", None)
     if callable(tie):
@@ -323,8 +336,9 @@ def list_expected(
 
 
 def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
-    """Translate a name in a file into the model's, by the parts of names that a library
-    renames.
+    """Translate a tensor's name in a file into its name in the model.
+
+    ``renamed`` holds the parts of names that a library renames.
     """
     return reduce(
         lambda translated, pair: translated.replace(*pair), renamed.items(), name
@@ -332,8 +346,9 @@ def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
-    """Map names in the files to names in the model; CheckpointError if two tensors have
-    one name there.
+    """Map names in the files to names in the model.
+
+    Raises: CheckpointError: two tensors have one name in the model.
     """
     names = {source: name_in_model(source, renamed) for source in checkpoint.tensors}
     sources: dict[str, str] = {}
@@ -347,8 +362,9 @@ def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str
 
 
 def refuse_layers(checkpoint: Checkpoint) -> None:
-    """Refuse a configuration with more layers than the files have tensors, before it is
-    built.
+    """Refuse a configuration with more layers than the files have tensors.
+
+    This is checked before a model is built from it.
     """
     nodes: list[Mapping[str, Any]] = [checkpoint.config]
     for node in nodes:
@@ -371,8 +387,9 @@ def refuse_misfit(
     renamed: Mapping[str, str],
     computed: tuple[str, ...],
 ) -> None:
-    """Refuse files that lack a tensor of the model, hold another one, or hold one of
-    another shape or type.
+    """Refuse files that are not the tensors of the model.
+
+    A tensor is missing, is unknown to the model, or has another shape or type.
     """
     state, tied = list_expected(blank)
     names = _model_names(checkpoint, renamed)
@@ -431,8 +448,9 @@ def refuse_difference(
     renamed: Mapping[str, str],
     computed: tuple[str, ...],
 ) -> None:
-    """Refuse a loaded model whose weights are not those of the files, in the type it
-    was loaded in, or not numbers.
+    """Refuse a loaded model whose weights are not those of the files.
+
+    They are compared in the type in which the model was loaded, and have to be finite.
     """
     names = _model_names(checkpoint, renamed)
     # tensors that a library computes need not be in its state

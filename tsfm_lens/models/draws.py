@@ -1,5 +1,8 @@
-"""Random numbers of a run: generators under a seed, and blocks of rows that draw what
-each draws alone.
+"""Random numbers of a run, the same whether its batch is split or not.
+
+Read :class:`BlockDraws` first: under it, every block of rows draws what it would draw
+alone. :func:`seeded` seeds torch's generators for the time of a block of code. Which
+series make a block is decided in :mod:`tsfm_lens.models.batching`.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ _WITHOUT_DRAWS = ("attention", "dropout")
 
 
 def seeded(seed: int, device: torch.device) -> Block[None]:
-    """Seed torch's generators of the CPU and of a device while the block runs; their
-    state is left as it was.
+    """Seed torch's generators of the CPU and of a device while the block runs.
+
+    Their state is restored afterwards.
     """
     token = object()
     states = list[tuple[Tensor, Tensor | None]]()
@@ -51,8 +55,9 @@ def seeded(seed: int, device: torch.device) -> Block[None]:
 
 
 def refuse_undrawable(_head: nn.Module, _args: Any, logits: Tensor) -> None:
-    """Raise torch's error of a CPU for logits without probabilities: drawing from them
-    ends all work on a GPU.
+    """Raise for logits that give no probabilities, as torch does on a CPU.
+
+    On a GPU, drawing from them would end all work there.
     """
     # NaN, or infinite where all or one are
     if not bool(logits.detach().amax(dim=-1).isfinite().all()):
@@ -62,7 +67,7 @@ def refuse_undrawable(_head: nn.Module, _args: Any, logits: Tensor) -> None:
 
 
 def block_seed(seed: int, block: int) -> int:
-    """Return the seed of one block of series; that of the first is the caller's own."""
+    """Return the seed of a block of series; the first has the caller's own."""
     if block == 0:
         return seed
     return (
@@ -72,7 +77,10 @@ def block_seed(seed: int, block: int) -> int:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive units (series, items or variants) of a run that belong to one block."""
+    """Consecutive units of a run that belong to one block.
+
+    Units are series, items or variants.
+    """
 
     seed: int
     count: int
@@ -90,8 +98,9 @@ class Unsplittable(HookError):
 
 
 class BlockDraws(TorchDispatchMode):
-    """Dispatch mode under which every block of rows draws what a native call on it
-    alone draws.
+    """Dispatch mode under which blocks of rows draw independently.
+
+    Every block draws what a native call on it alone would draw.
     """
 
     def __init__(
@@ -173,8 +182,9 @@ class BlockDraws(TorchDispatchMode):
         return args[0].copy_(together) if name.endswith("_") else together
 
     def _drawable(self, probabilities: Tensor) -> Tensor:
-        """Put all on the last index where probabilities (…, index) are invalid, and
-        note the pieces of such rows.
+        """Replace invalid probabilities (…, index) by certainty of the last index.
+
+        The pieces of such rows are noted in ``failures``.
         """
         wrong = ~((probabilities >= 0) & probabilities.isfinite()).all(-1) | (
             probabilities.sum(-1) <= 0
@@ -198,8 +208,9 @@ class BlockDraws(TorchDispatchMode):
         return torch.where(wrong[..., None], last, probabilities)
 
     def _at(self, device: torch.device) -> list[Tensor]:
-        """Return the random state at which each block stands; equal ones are one
-        object.
+        """Return the present random state of each block.
+
+        Equal states are one object.
         """
         if device not in self._states:
             seeds = {piece.seed for piece in self._pieces}
@@ -213,8 +224,10 @@ class BlockDraws(TorchDispatchMode):
     def _indices(
         self, func: Any, device: torch.device, args_of: list[tuple[Any, ...]]
     ) -> list[Tensor]:
-        """Draw one index a row, as the largest ratio of a probability to an exponential
-        variate that blocks share.
+        """Draw one index per row for all blocks with shared random numbers.
+
+        The index is that of the largest ratio of a probability to an exponential
+        variate, as torch draws it.
         """
         # the first block of every draw checks that torch does the same, with as many
         # random numbers
@@ -232,8 +245,9 @@ class BlockDraws(TorchDispatchMode):
         return [part for part, _ in draws]
 
     def _part(self, arg: Any, shape: tuple[int, ...], axis: int, index: int) -> Any:
-        """Return the rows of one piece of an argument, in the order in which they stand
-        alone.
+        """Return the rows of one piece of an argument.
+
+        They are in the order in which they would be without the other pieces.
         """
         units = self._stops[-1]
         count = self._pieces[index].count
@@ -265,8 +279,10 @@ class BlockDraws(TorchDispatchMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Tensor:
-        """Draw for one piece; for a part of a block as the whole block draws, with even
-        probabilities for the rest.
+        """Draw for one piece.
+
+        A part of a block draws as the whole block does, with equal probabilities for
+        the rest.
         """
         if piece.whole:
             return func(*args, **kwargs)
@@ -287,7 +303,7 @@ class BlockDraws(TorchDispatchMode):
 def _draw(
     device: torch.device, state: Tensor, draw: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Draw from a random state, and return the state after it, too."""
+    """Draw from a random state, and return the draw and the state after it."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
         return draw(), torch.cuda.get_rng_state(device)
@@ -296,8 +312,9 @@ def _draw(
 
 
 def _shape(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the shape of an operation's draw: that of its tensors together, or the
-    requested one.
+    """Return the shape of what an operation draws.
+
+    It is that of its tensors after broadcasting, or else the requested one.
     """
     tensors = [arg.shape for arg in args if isinstance(arg, Tensor)]
     if tensors:

@@ -1,4 +1,8 @@
-"""Forecast in data units."""
+"""Forecasts in data units, and the checks of what is asked and of what comes back.
+
+Read :class:`Forecast` first. :func:`context_dataset` makes the labelled part that every
+result shares. Forecasts are made in :mod:`tsfm_lens.models.batching`.
+"""
 
 from __future__ import annotations
 
@@ -126,18 +130,20 @@ class Forecast:
         return replace(self, **parts, context=batch)
 
     def targets(self) -> Forecast:
-        """Return the forecast without the model's output for covariates: of known ones
-        the future is given.
+        """Return the forecast of the targets alone.
+
+        What the model emits for covariates is left out, since the future of known ones
+        is given.
         """
         return self.of_rows(
             np.flatnonzero(self.context.is_target).tolist(), self.context.targets()
         )
 
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
-        """Return a labelled dataset of kind "forecast", with the context and, where
-        known, the truth (series, step).
+        """Return a labelled dataset of kind "forecast".
 
-        Its quantiles are in ascending order.
+        It holds the context and, where known, the truth (series, step). Its quantiles
+        are in ascending order.
         """
         data = context_dataset(self.context, self.horizon, truth)
         seasons = list(self.context.seasonalities)
@@ -155,8 +161,10 @@ class Forecast:
         return data
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table of id, group and variate if multivariate, step, timestamp if
-        known, mean, and quantiles.
+        """Return a table with a row per series and step.
+
+        The columns are id, group and variate if the batch is multivariate, step,
+        timestamp if known, mean, and the quantiles.
         """
         frames = []
         for index, name in enumerate(self.context.ids):
@@ -189,7 +197,7 @@ def is_count(value: Any) -> bool:
 def checked_request(
     horizon: Any, quantiles: Iterable[float], num_samples: Any, seed: Any
 ) -> tuple[int, tuple[float, ...]]:
-    """Check the steps, and the quantile levels, which stay in their order."""
+    """Check horizon, sample count and seed, and the levels, which keep their order."""
     if not is_count(horizon):
         raise InputError(
             f"horizon {horizon!r} is not a number of steps; expected an integer from 1"
@@ -265,8 +273,9 @@ def checked_values(
 def context_dataset(
     batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None
 ) -> xr.Dataset:
-    """Return the part that all results share: the context, the truth, their times,
-    units, groups and variates.
+    """Return the dataset that all results share.
+
+    It holds the context, the truth, their times, units, groups and variates.
     """
     width = max(len(series) for series in batch.values)
     context = np.full((len(batch), width), np.nan)

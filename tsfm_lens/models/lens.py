@@ -1,4 +1,9 @@
-"""Lens: a native model with hook points."""
+"""Lens: a native model with hook points.
+
+Read :class:`Lens` first, the class that ``load`` returns. This module adds what takes
+whole forecasts: recordings, ablations and patches. Hook points, single forwards and the
+readout are in its base class, :class:`tsfm_lens.models.base.LensBase`.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +34,9 @@ from tsfm_lens.models.recording import Capture, refuse_run, select_names
 from tsfm_lens.models.unread import unread_notes
 
 READING = [name for name in signature(as_series).parameters if name != "data"]
-"""Arguments of ``as_series`` beside the series, which ``forecast`` and ``run`` take,
-too.
+"""Arguments of ``as_series`` apart from the series.
+
+``forecast`` and ``run`` take them, too.
 """
 
 
@@ -129,8 +135,9 @@ class Lens(LensBase):
         rollout: bool = False,
         **run: Any,
     ) -> Tensor | Forecast:
-        """Run :meth:`forward` once with hooks, or :meth:`forecast` with
-        ``rollout=True``; ``run`` are its arguments.
+        """Run :meth:`forward` once with hooks, or :meth:`forecast` for rollouts.
+
+        ``run`` are the arguments of that method.
         """
         refuse_unknown(run, "forecast" if rollout else "forward")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
@@ -239,8 +246,9 @@ class Lens(LensBase):
         )
 
     def median_path(self, batch: SeriesBatch, horizon: int) -> np.ndarray:
-        """Return a token model's path on which each step is the median of its next
-        value, (series, step).
+        """Return the path on which each step is the median of its next value.
+
+        It is the path of a token model, (series, step).
         """
         first: int = self.adapter.first_value_token  # type: ignore[attr-defined]
 
@@ -294,8 +302,9 @@ class Lens(LensBase):
         rows: Rows = None,
         positions: Rows = None,
     ) -> Block[Lens]:
-        """Replace activations at the targets by another run's, in everything that runs
-        inside the block.
+        """Replace activations at the targets by those of another run.
+
+        This holds for everything that runs inside the block.
         """
         return self.edit(
             *(PatchFrom(target, source, rows, positions) for target in targets)

@@ -1,4 +1,10 @@
-"""Opening of models by hub id, local folder, native object, or embedded checkpoint."""
+"""Opening of models: hub id, local folder, native object, or embedded checkpoint.
+
+Read :func:`load` first. It locates the files, finds the architecture that claims them,
+checks them before and after the library loads them, and wraps the result in a
+:class:`tsfm_lens.models.Lens`. The checks themselves are in
+:mod:`tsfm_lens.models.checkpoint`.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +134,10 @@ def _from_object(native: object) -> Lens:
 
 
 def _check_adapters(lens: Lens) -> None:
-    """Refuse layers with a low-rank adapter beside their matrix, which peft shows under
-    the layer's own name.
+    """Refuse layers with an adapter beside their matrix.
+
+    Peft shows the matrix under the layer's own name, so that the adapter would be left
+    out.
     """
     names = [name for name, _ in adapters_beside(lens.model)]
     if names:
@@ -142,7 +150,7 @@ def _check_adapters(lens: Lens) -> None:
 
 
 def _base_folder(adapter: StoredAdapter) -> Path:
-    """Locate the model that an adapter of a folder is merged into.
+    """Locate the model into which an adapter of a folder is merged.
 
     Transformers takes the model beside the adapter, Chronos-2's pipeline the one that
     the adapter names. Where both are at hand and differ, the caller has to say which is
@@ -181,8 +189,9 @@ def _base_folder(adapter: StoredAdapter) -> Path:
 
 
 def _same_weights(folder: Path, other: Path) -> bool:
-    """Test if two folders hold the same model: the same files of weights, byte for
-    byte.
+    """Return whether two folders hold the same model.
+
+    Their files of weights have to be the same, byte for byte.
     """
     if folder.resolve() == other.resolve():
         return True
@@ -255,7 +264,7 @@ def _open(
 def _weight_files(
     files: checkpoint.Checkpoint, adapter: StoredAdapter | None
 ) -> tuple[Path, ...]:
-    """List the files of weights that a lens was opened from, those of an adapter last."""
+    """List the files of weights that a lens was opened from, an adapter's last."""
     weights = [
         files.folder / name for name in files.files if name.endswith(checkpoint.SUFFIX)
     ]
@@ -263,8 +272,9 @@ def _weight_files(
 
 
 def _quiet() -> Block[None]:
-    """Send to stderr what libraries print on loading, which may be among a command's
-    JSON; threads take turns.
+    """Send to stderr what libraries print on loading, while the block runs.
+
+    It could otherwise end up in the JSON of a command. Threads take turns.
     """
     token = object()
     before = list[TextIO]()
@@ -285,8 +295,9 @@ def _quiet() -> Block[None]:
 def find_architecture(
     config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()
 ) -> Architecture:
-    """Return the architecture that claims a configuration or else the names of the
-    tensors.
+    """Return the architecture that claims a checkpoint.
+
+    It claims the configuration, or else the names of the tensors.
     """
     for entry in architectures().values():
         if entry.claims(config) or entry.claims_tensors(tensors):
@@ -300,8 +311,10 @@ def find_architecture(
 
 
 def architecture_named(source: str) -> Architecture | None:
-    """Return the architecture of an embedded checkpoint, a local folder or a published
-    hub id, without its weights.
+    """Return the architecture of a named source, without its weights.
+
+    The source is an embedded checkpoint, a local folder or a published hub id. None
+    where the architecture cannot be told.
     """
     for entry in architectures().values():
         if source in entry.published.values():
@@ -399,8 +412,9 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
 
 
 def _missing_library(model_id: str) -> str:
-    """Say what installs the library of a published model, in a sentence; "" where it is
-    there or needs none.
+    """Return a sentence with the commands that install a model's library.
+
+    It is "" where the library is there, or the model needs none.
     """
     for entry in architectures().values():
         library = entry.library

@@ -1,5 +1,8 @@
-"""Running a lens once and keeping activations, in parts of the batch if memory is
-short.
+"""Recording of activations, in parts of the batch if memory is short.
+
+Read :class:`Capture` first: what one run keeps, and how. :func:`select_names` resolves
+the hook points, and :func:`rollout_spans` gives the time steps of the tokens of every
+pass. The hooks that record are set in :mod:`tsfm_lens.hooks.recorder`.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Capture:
-    """Activations that one run keeps."""
+    """Activations that one run keeps, and the ways to run it."""
 
     lens: LensBase
     batch: SeriesBatch
@@ -87,8 +90,11 @@ class Capture:
         return [*self.lens.registry.session.across_rows(), *across]
 
     def kept(self, lengths: Mapping[str, int], times: int = 1) -> int:
-        """Guess the bytes of one item that are kept; what a reducer leaves is not
-        counted.
+        """Estimate the bytes of activations that one item keeps.
+
+        What a reducer leaves is not counted.
+
+        Raises: InputError: all items together take more than the memory allows.
         """
         lens = self.lens
         items = len(set(self.batch.groups))
@@ -124,8 +130,9 @@ class Capture:
         encoded: Encoded,
         read: Callable[[Tensor, Encoded], Tensor] = lambda output, _part: output,
     ) -> tuple[Tensor, Activations]:
-        """Return the output, or what is read of it, and the activations of a forward,
-        in parts.
+        """Return the output and the activations of a forward, run in parts.
+
+        ``read`` may take something else out of the output of each part.
         """
         lens = self.lens
         full = self.whole
@@ -201,8 +208,9 @@ class Capture:
         uncut: str,
         outer: int = 1,
     ) -> tuple[list[T], Activations]:
-        """Run ranges of the batch and record each; ``outer`` sample paths stand outside
-        the rows of a part.
+        """Run ranges of the batch, and record each.
+
+        ``outer`` sample paths vary more slowly than the rows of a part.
         """
 
         def one(start: int, stop: int) -> tuple[T, Activations]:
@@ -236,8 +244,9 @@ class Capture:
         )
 
     def _joined(self, parts: Sequence[Activations], outer: int) -> Activations:
-        """Join activations of parts, which are emptied; HookError if their passes
-        differ in number.
+        """Join the activations of parts, which are emptied.
+
+        Raises: HookError: the parts made different numbers of passes.
         """
         full = self._empty()
         full.reduced |= parts[0].reduced
@@ -260,8 +269,9 @@ class Capture:
 def select_names(
     lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None
 ) -> list[str]:
-    """Return the hook points that a run keeps; errors as in
-    :meth:`Lens.run_with_cache`.
+    """Return the names of the hook points that a run keeps.
+
+    Errors are those of :meth:`Lens.run_with_cache`.
     """
     points = lens.registry.points
     selection = set[str]()
@@ -316,8 +326,9 @@ def refuse_run(
     gradients: bool,
     loss: Callable[[Tensor], Tensor] | None,
 ) -> None:
-    """Refuse to record a run that cannot be recorded; errors as in
-    :meth:`Lens.run_with_cache`.
+    """Refuse to record a run that cannot be recorded.
+
+    Errors are those of :meth:`Lens.run_with_cache`.
     """
     if gradients and (rollout or loss is None):
         raise InputError(
@@ -329,18 +340,21 @@ def refuse_run(
 
 
 SpansAt = Callable[[str, int, int, int, int], TokenSpans]
-"""(stack, forecast steps read out before, position of the first token, tokens, tokens
-of the first pass) -> spans.
+"""Function that gives the spans of the tokens of a pass.
+
+It takes the stack, the number of forecast steps read out before, the position of the
+first token, the number of tokens, and that of the first pass.
 """
 
 
 def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
-    """Return a function for the time steps of every pass of a forecast."""
+    """Return a function that gives the time steps of every pass of a forecast."""
     spans_of_step: dict[int, dict[str, TokenSpans]] = {}
 
     def shift_spans(step: int) -> dict[str, TokenSpans]:
-        """Return the spans of a pass whose context has grown by ``step`` steps, from
-        the first forecast start.
+        """Return the spans of a pass whose context has grown by ``step`` steps.
+
+        They are counted from the start of the whole forecast.
         """
         if step not in spans_of_step:
             longer = tuple(np.zeros(length + step) for length in batch.lengths)

@@ -1,4 +1,10 @@
-"""Run: one forecast of a model, recorded once, for every probe, figure and section."""
+"""Run: one forecast of a model, recorded once, for all probes, figures and pages.
+
+Read :class:`Run` first, and :func:`run`, which is ``lens.run``. A run holds the
+forecast, the path that single passes follow, recorded activations, and the runs that
+differ from it in one setting. Probes and figures attach themselves to it from their own
+modules; none is known here.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +57,9 @@ _SMALL = 2**26  # bytes of a model whose twins are kept
 @extensible
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Forecast of a batch by a model, and the model's activations, all computed on
-    first use and then shared.
+    """Forecast of a batch by a model, with the model's activations.
+
+    All of it is computed on first use and then shared.
 
     A run is of the model as it was when the run was made. It refuses to go on under
     other hooks, and after a change of weights, as far as
@@ -139,8 +146,9 @@ class Run:
 
     @cached_property
     def path(self) -> np.ndarray:
-        """Values that a token model's decoder reads as its own past, (series, step); of
-        others the median forecast.
+        """Values that a token model's decoder reads as its own past, (series, step).
+
+        For other models it is the median forecast.
         """
         if not self.tokens_read:
             return self.forecast.median
@@ -155,8 +163,9 @@ class Run:
 
     @property
     def tokens_read(self) -> bool:
-        """True if the model reads its own past values as tokens, so that a single
-        forward follows a path.
+        """True if the model reads its own past values as tokens.
+
+        A single forward then follows a path.
         """
         return self.lens.adapter.readout == "token"
 
@@ -187,8 +196,9 @@ class Run:
 
     @cached_property
     def spans(self) -> dict[str, TokenSpans]:
-        """Time steps that the tokens of a single forward, or of a rollout's first pass,
-        cover, by stack.
+        """Time steps that the tokens of each stack cover, by stack.
+
+        They are those of a single forward, or of the first pass of a rollout.
         """
         if not self.rollout:
             return self.encoded.spans
@@ -201,14 +211,19 @@ class Run:
 
     @property
     def first_step(self) -> int:
-        """First step of averages: 1 where a decoder of more than 2 steps reads a start
-        token at its first, else 0.
+        """First forecast step that averages over steps include.
+
+        It is 1 where a decoder reads a start token at its first of more than 2 steps,
+        else 0.
         """
         return int(self.tokens_read and self.horizon > 2)
 
     @property
     def statistic(self) -> str:
-        """Name of the statistic in :attr:`point`: "median", "mean" or "expected value"."""
+        """Name of the statistic in :attr:`point`.
+
+        It is "median", "mean" or "expected value".
+        """
         if self.rollout:
             return "median"
         return {"token": "expected value", "distribution": "mean"}.get(
@@ -217,8 +232,9 @@ class Run:
 
     @cached_property
     def point(self) -> np.ndarray:
-        """Forecast in one value per step, (series, step), with which variants of the
-        model are compared.
+        """Forecast in one value per step, (series, step).
+
+        Variants of the model are compared with it.
         """
         if self.rollout:
             return self.forecast.median
@@ -228,8 +244,9 @@ class Run:
     def _forward(
         self, names: Sequence[str], last: int | None = None
     ) -> tuple[np.ndarray, Activations]:
-        """Return the point forecast of the single forward and its activations at hook
-        points.
+        """Run the single forward once.
+
+        Returns: The point forecast, and the activations at the hook points.
         """
         encoded = self.encoded
         names = select_names(self.lens, names, None) if names else []
@@ -243,8 +260,9 @@ class Run:
             return output.cpu().double().numpy(), activations
 
     def read(self, output: Tensor, part: Encoded | None = None) -> Tensor:
-        """Read point forecasts in data units out of a forward of the batch, or of a
-        part of it; differentiable.
+        """Read point forecasts in data units out of a forward; differentiable.
+
+        The forward is of the whole batch, or of a part of it.
 
         Args:
             output: (…, series, step, vocabulary) logits, or (…, series, quantile,
@@ -273,8 +291,9 @@ class Run:
 
     @property
     def work(self) -> int:
-        """Forwards that the model has made so far, of any of its runs, times its
-        parameters.
+        """Forwards that the model has made so far, times its parameters.
+
+        Forwards of all runs of the lens count.
         """
         parameters = sum(
             parameter.numel() for parameter in self.lens.adapter.model.parameters()
@@ -285,8 +304,9 @@ class Run:
     # -------------------------------------------------------------------------------------
 
     def record(self, names: Iterable[str], last: int | None = None) -> Activations:
-        """Return activations at these hook points at least: of the single forward, or
-        of every pass of a rollout.
+        """Return activations at these hook points, and possibly at more.
+
+        They are those of the single forward, or of every pass of a rollout.
 
         With ``last``, a single forward made for this keeps so many last positions and
         queries alone.
@@ -329,8 +349,9 @@ class Run:
         return activations
 
     def find_record(self, names: Iterable[str]) -> Activations | None:
-        """Return the result of :meth:`record` where that takes no further forward, else
-        None.
+        """Return what :meth:`record` gives, if that takes no further forward.
+
+        It is None otherwise.
         """
         if not self._records:
             return None
@@ -377,13 +398,14 @@ class Run:
 
     @property
     def conditions(self) -> Conditions:
-        """Hooks, weights, mode and precision of the lens under which the run was made."""
+        """Hooks, weights, mode and precision of the lens when the run was made."""
         assert self._conditions is not None
         return self._conditions
 
     def refuse_change(self) -> None:
-        """Refuse to run the lens under other conditions than those of the run; see
-        :class:`Conditions`.
+        """Refuse to run the lens under other conditions than those of the run.
+
+        See :class:`Conditions`.
         """
         self.conditions.refuse_change()
 
@@ -391,8 +413,9 @@ class Run:
     # --------------------------------------------------------------------------------------
 
     def following(self, forced_path: Any) -> Run:
-        """Return the same run with its decoder teacher-forced by (series, step) values;
-        the forecast is shared.
+        """Return the same run with its decoder teacher-forced by given values.
+
+        ``forced_path`` is (series, step). The forecast is shared.
         """
         values = checked_values(
             forced_path, (len(self.batch), self.horizon), "forced_path"
@@ -419,8 +442,9 @@ class Run:
         return self
 
     def redraw(self) -> Run:
-        """Return the same run under the next seed, with draws and a forecast of its
-        own; made once.
+        """Return the same run under the next seed, made once.
+
+        It has draws and a forecast of its own.
         """
         return self._other(
             seed=self.seed + 1,
@@ -434,19 +458,19 @@ class Run:
         return self
 
     def compared(self) -> Run:
-        """Return the same run, with as many twins as a claim takes if nobody said how
-        many and they are little work.
+        """Return the same run, with untrained twins unless their number was chosen.
+
+        There are as many as a claim takes, where they are little work.
         """
         if self.n_twins is None:
             return self._other(n_twins=QUICK)
         return self
 
     def twin(self, number: int) -> Run:
-        """Return the same run of an untrained twin of the model, kept where the model
-        is small.
+        """Return the same run of an untrained twin of the model.
 
         Of every five twins four have the model's own weights in random order, and one
-        has new ones.
+        has new ones. It is kept where the model is small.
         """
         key = ("twin", number)
         if key in self._others:
@@ -463,8 +487,9 @@ class Run:
         return other
 
     def _other(self, **changes: Any) -> Run:
-        """Return a run that differs in one field, made once; its forecast is this one's
-        unless ``_of`` says more.
+        """Return a run that differs in one field, made once.
+
+        Its forecast is that of this run, unless ``_of`` is among the changes.
         """
         key = (
             next(iter(changes.items())) if "n_twins" in changes else next(iter(changes))
@@ -476,8 +501,9 @@ class Run:
         return self._others[key]
 
     def select(self, which: str | int | Sequence[str | int]) -> Run:
-        """Return the same run of some of its series, by ids or positions; their
-        forecast and path are this run's.
+        """Return the same run of some of its series, by ids or positions.
+
+        Their forecast and path are those of this run.
 
         An item whose series the model reads together, such as a target and its
         covariates, comes as a whole, whether one of its series is named or the item.
@@ -538,8 +564,10 @@ class Run:
         return season
 
     def shifted_pair(self) -> tuple[Run, Run]:
-        """Return runs of these series without gaps, and of the same with their season
-        half a period later.
+        """Return two runs that differ in the phase of their season.
+
+        The first is of these series without gaps, the second of the same with their
+        season half a period later.
         """
         gapless = tuple(
             pd.Series(values).interpolate(limit_direction="both").to_numpy()
@@ -554,8 +582,10 @@ class Run:
         return clean_run, late_run
 
     def shift_facts(self) -> dict[str, int]:
-        """Return what :meth:`shifted_pair` does: steps of the shift and of the season,
-        and gaps that it fills.
+        """Return the settings of :meth:`shifted_pair`.
+
+        They are the steps of the shift and of the season, and the number of gaps
+        filled.
         """
         missing = sum(int(np.isnan(values).sum()) for values in self.batch.values)
         season = self.season()
@@ -566,14 +596,16 @@ class Run:
         }
 
     def within_pass(self) -> Run:
-        """Return this run over at most one pass of the model, for measurements beside a
-        longer rollout.
+        """Return this run over at most one pass of the model.
+
+        It is for measurements that stand beside a longer rollout.
         """
         return self.at(min(self.horizon, self.lens.adapter.longest_pass))
 
     def at(self, horizon: int) -> Run:
-        """Return a run of the same series over another horizon, made once; the truth is
-        held out anew, or cut.
+        """Return a run of the same series over another horizon, made once.
+
+        The truth is held out anew, or cut.
 
         Raises:
             InputError: a series is too short, or the horizon is not a number of steps.
@@ -618,8 +650,9 @@ class Run:
     # -----------------------------------------------------------------------------------------
 
     def dataset(self) -> xr.Dataset:
-        """Return the part that all results share: context, truth, times, units, groups
-        and variates.
+        """Return the dataset that all results share.
+
+        It holds the context, the truth, their times, units, groups and variates.
 
         Raises:
             InputError: the weights of the model have changed since the run was made, or
@@ -633,8 +666,9 @@ class Run:
         return context_dataset(self.batch, self.horizon, self.truth)
 
     def to_dataset(self) -> xr.Dataset:
-        """Return the whole run as a dataset: series, truth, forecast, path, settings,
-        provenance and cost.
+        """Return the whole run as a dataset.
+
+        It holds series, truth, forecast, path, settings, provenance and cost.
         """
         batch = self.batch
         data = self.forecast.to_dataset(self.truth)
@@ -686,8 +720,9 @@ class Run:
     def describe(
         self, kind: str, title: str, source: str, **parameters: object
     ) -> dict[str, object]:
-        """Return the attributes of a result: kind, title, source, provenance, settings,
-        and the probe's parameters.
+        """Return the attributes of a result.
+
+        These are kind, title, source, provenance, settings, and the probe's parameters.
         """
         adapter = self.lens.adapter
         metadata: dict[str, object] = {"seed": self.seed, "horizon": self.horizon}
@@ -722,8 +757,9 @@ def run(
     twins: int | None = None,
     **columns: Any,
 ) -> Run:
-    """Make a run: a forecast that is computed once, on first use, and shared by all
-    probes.
+    """Make a run: a forecast that is computed once and shared by all probes.
+
+    It is computed on first use.
 
     Args:
         lens: the model.

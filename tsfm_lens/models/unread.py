@@ -1,5 +1,7 @@
-"""What a model does not read of its series: steps before its context, and variation
-below the step of its numbers.
+"""Notes on what a model does not read of its series.
+
+These are steps before its context, and variation below the step of its numbers.
+:func:`unread_notes` writes them; they go with a forecast and refuse nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ _MOST_NAMES = 3  # series that a note lists
 
 
 def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
-    """Tell which histories are longer than the model's context, and which variation its
-    numbers are too coarse for.
+    """Write notes on what a model does not read of a batch.
+
+    They name histories longer than its context, and series whose variation is too small
+    for the model's numbers.
     """
     limit = adapter.context_length
     trimmed = []

@@ -1,5 +1,8 @@
-"""Common parts of the wirings: known configurations, series as libraries take them,
-rows of tables.
+"""Parts that the wirings share.
+
+Three kinds: known keys of configurations and their checks (:func:`refuse_unknown`),
+series as libraries take them (:func:`padded`, :func:`by_role`), and rows of wiring
+tables (:func:`attention_row`, :func:`mlp_row`). No architecture is defined here.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ def contexts(values: Iterable[Any]) -> list[Tensor]:
 
 
 def items(batch: SeriesBatch) -> list[Tensor]:
-    """Return one tensor per item: (time,), or (variate, time) where an item has several
-    variates.
+    """Return one tensor per item.
+
+    It is (time,), or (variate, time) where an item has several variates.
     """
     rows = contexts(batch.values)
     groups = [
@@ -37,8 +41,9 @@ def items(batch: SeriesBatch) -> list[Tensor]:
 
 
 def padded(batch: SeriesBatch, length: int) -> Tensor:
-    """Return (batch, length), float32; shorter series are padded with NaN on the left,
-    longer ones cut there.
+    """Return the series as (batch, length), float32.
+
+    Shorter series are padded with NaN on the left, longer ones are cut there.
     """
     out = torch.full((len(batch), length), float("nan"))
     for row, series in zip(out, contexts(batch.values), strict=True):
@@ -53,8 +58,9 @@ def by_item(batch: SeriesBatch, length: int) -> Tensor:
 
 
 def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
-    """Return (item, variate, time), float32, of each role that occurs; known covariates
-    go on over the horizon.
+    """Return (item, variate, time), float32, for each role that occurs.
+
+    Known covariates continue over the horizon.
     """
     shapes = {
         group: tuple(batch.roles[row] for row in rows)
@@ -84,8 +90,9 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
 
 
 def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tensor:
-    """Return rows of all series, item by item: forecasts of targets, counted along an
-    axis, and NaN for covariates.
+    """Return rows of all series, item by item, NaN for covariates.
+
+    ``targets`` are the forecasts of targets, counted along ``axis``.
     """
     if set(roles) == {"target"}:
         return targets
@@ -102,13 +109,17 @@ def _counts(roles: tuple[str, ...]) -> str:
 
 
 Keys = dict[str, Any]
-"""Keys of a configuration that a wiring understands; those of an object inside under
-its own key, else None.
+"""Keys of a configuration that a wiring understands.
+
+The value of a key is the known keys of the object under it, else None.
 """
 
 
 def keys(words: str, **parts: Keys) -> Keys:
-    """Write known keys as words, and objects with keys of their own by name."""
+    """Make the known keys of a configuration, given as one string.
+
+    ``parts`` are keys whose value is an object with keys of its own.
+    """
     return {**dict.fromkeys(words.split()), **parts}
 
 
@@ -117,8 +128,9 @@ HUB = keys(
     " generation_config id2label label2id model_type name_or_path output_attentions"
     " output_hidden_states problem_type return_dict torch_dtype transformers_version"
 )
-"""Keys that transformers writes into any config.json and that change nothing inside a
-model.
+"""Keys that transformers writes into any config.json.
+
+They change nothing inside a model.
 """
 
 GENERATION = keys(
@@ -126,8 +138,9 @@ GENERATION = keys(
     " max_length max_new_tokens output_attentions output_hidden_states pad_token_id"
     " return_dict_in_generate temperature top_k top_p transformers_version use_cache"
 )
-"""Keys of a generation_config.json under which the library still samples as the wirings
-say.
+"""Keys of a generation_config.json that a wiring understands.
+
+Under them the library still samples as the wirings say.
 """
 
 
@@ -159,8 +172,9 @@ def refuse_values(
     *,
     inside: str = "",
 ) -> None:
-    """Refuse a configuration whose keys have values other than the ones that the wiring
-    describes.
+    """Refuse a configuration whose keys have other values than expected.
+
+    The wiring describes models with the expected ones only.
     """
     for key, value in expected.items():
         if isinstance(value, Mapping):
@@ -173,8 +187,9 @@ def refuse_values(
 
 
 def write_checkpoint(model: Any, config: Mapping[str, Any], folder: Path) -> None:
-    """Write config.json and model.safetensors, for libraries that can read but not
-    write them.
+    """Write config.json and model.safetensors.
+
+    This is for libraries that can read but not write them.
     """
     write_tensors(model.state_dict(), config, folder)
 
@@ -207,13 +222,13 @@ Matrices = tuple[Projection, Projection, Projection, Projection]
 
 
 def projections(path: str, names: str) -> Matrices:
-    """Return matrices q, k, v and o by a path that holds each of their names."""
+    """Return matrices q, k, v and o, whose names replace {} in a path."""
     q, k, v, o = (Projection(path.format(name)) for name in names.split())
     return q, k, v, o
 
 
 def fused(path: str, layout: str, out: Projection, **others: Any) -> Matrices:
-    """Return matrices q, k and v, which are one of a layer, and o."""
+    """Return matrices q, k and v, which are parts of one layer, and o."""
     q, k, v = (Projection(path, layout, part, 3, **others) for part in range(3))
     return q, k, v, out
 
@@ -228,8 +243,10 @@ def attention_row(
     stream: str = "batch pos d_model",
     **others: Any,
 ) -> Attention:
-    """Describe an attention that writes what its module returns, or another, into a
-    stream that the block reads.
+    """Describe an attention whose output is added to the stream.
+
+    ``write`` is the module that returns what is added, if it is not ``module`` itself;
+    ``reads`` the site of the stream that it reads, the input of the block if None.
     """
     if reads is None:
         reads = Site("", "in", 0, stream)
@@ -248,8 +265,11 @@ def mlp_row(
     first: Projection | None = None,
     **others: Any,
 ) -> Mlp:
-    """Describe an MLP: modules that return its write and take the stream, its layers,
-    and its first matrix if fused.
+    """Describe an MLP.
+
+    ``write`` is the module that returns what is added to the stream, ``reads`` the one
+    that takes the stream, ``layers`` are the first and the last layer, and ``first`` is
+    the first matrix where a layer holds several.
     """
     hidden = stream.replace("d_model", "d_mlp")
     into, out = layers

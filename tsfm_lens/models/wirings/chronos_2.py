@@ -1,5 +1,7 @@
-"""Chronos-2: an encoder that attends over time and, at each token, over the series of a
-group.
+"""Chronos-2: attention over time and, at each token, over the series of a group.
+
+It is an encoder over patches. Read :class:`Chronos2Adapter` first. Categories become
+numbers by the library's own preparation (``_encode_categories``).
 """
 
 from __future__ import annotations
@@ -93,8 +95,9 @@ def _wiring(config: Any, patch: int) -> Wiring:
 
 
 class Chronos2Adapter(Adapter):
-    """Adapter of a ``Chronos2Pipeline``; the variates of an item are rows with one
-    group id.
+    """Adapter of a ``Chronos2Pipeline``.
+
+    The variates of an item are rows with one group id.
     """
 
     architecture = "chronos-2"
@@ -118,8 +121,9 @@ class Chronos2Adapter(Adapter):
         self.wiring = _wiring(self.model.config, self.prediction_length)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Pad contexts on the left, with their group ids; append the patches to
-        forecast with known covariates.
+        """Pad contexts on the left, and append the patches to forecast.
+
+        Known covariates have values in those patches; rows of an item share a group id.
         """
         with_codes = self.numbered(batch)
         context = _common.padded(with_codes, self.longest(batch)).to(self.device)
@@ -157,8 +161,10 @@ class Chronos2Adapter(Adapter):
         )
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Replace categories by the library's numbers: means of the one target, or the
-        categories' own numbers.
+        """Replace categories by the library's numbers.
+
+        They are means of the target if there is one target, else the categories' own
+        numbers.
         """
         if not any(batch.categories):
             return batch
@@ -179,7 +185,10 @@ class Chronos2Adapter(Adapter):
         )
 
     def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
-        """Keep the numbers of the library's preparation, which reads the whole history."""
+        """Keep the numbers of categories over the whole history.
+
+        The library's preparation computes them from all of it.
+        """
         numbered = self.numbered(batch)
         tables: list[np.ndarray | None] = []
         for row, levels in enumerate(batch.categories):
@@ -230,8 +239,9 @@ class Chronos2Adapter(Adapter):
 def prepared(
     batch: SeriesBatch, contexts: list[Tensor], horizon: int
 ) -> list[dict[str, Any]]:
-    """Prepare items as the library does, (row, time) and (row, step), but that all rows
-    are forecast.
+    """Prepare items as the library does, but so that all rows are forecast.
+
+    Rows are (row, time) in the past and (row, step) in the future.
     """
     sizes = np.bincount(batch.group_index).tolist()
     futures = torch.tensor(batch.known_future(horizon)).float().split(sizes)
@@ -246,8 +256,9 @@ def prepared(
 def _encode_categories(
     batch: SeriesBatch, row: int, target: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return past and future of one covariate of categories, as the library's own
-    preparation gives them.
+    """Return past and future of one covariate of categories as numbers.
+
+    They are those of the library's own preparation.
     """
     from chronos.chronos2.preprocess import from_list_of_dicts
 
@@ -282,15 +293,17 @@ def _encode_categories(
 
 
 def _places(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
-    """Return the places of codes in a table of levels, whose last row is of missing
-    values.
+    """Return the indices of codes in a table of levels.
+
+    Its last row is that of missing values.
     """
     return np.nan_to_num(codes, nan=len(levels)).astype(int)
 
 
 def _refuse_unseen(batch: SeriesBatch, row: int) -> None:
-    """Refuse a category of the future that no past has: beside several targets there is
-    no mean to stand for it.
+    """Refuse a category of the future that no past has.
+
+    With several targets there is no mean that could stand for it.
     """
     alike = [
         one for one, name in enumerate(batch.variates) if name == batch.variates[row]

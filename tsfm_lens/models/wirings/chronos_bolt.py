@@ -1,4 +1,7 @@
-"""Chronos-Bolt: T5 over patches, all quantiles of all steps in one decoder token."""
+"""Chronos-Bolt: T5 over patches, all quantiles of all steps in one decoder token.
+
+Read :class:`BoltAdapter` first; the wiring table is that of T5.
+"""
 
 from __future__ import annotations
 

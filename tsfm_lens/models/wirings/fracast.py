@@ -1,5 +1,8 @@
-"""Fracast: one block of convolution and MLP, used at ten dilations, a norm after each
-sum; no attention.
+"""Fracast: one block of convolution and MLP, used at ten dilations; no attention.
+
+A norm follows each sum, so that the stream is not a sum of writes. Read
+:class:`FracastAdapter` first; ``_unrolled`` gives each use of the block a module of its
+own, which hooks need.
 """
 
 from __future__ import annotations
@@ -103,8 +106,10 @@ class _Head(nn.Module):
 
 
 def _unrolled(native: Any) -> nn.Module:
-    """Give every use of the shared block a module of its own, with the same parameters,
-    and the head a call.
+    """Give every use of the shared block a module of its own.
+
+    The modules share their parameters. The head becomes a module that is called, so
+    that hooks see it.
     """
     core = native.core
     head = native.head
@@ -131,8 +136,9 @@ def _modules(native: Any) -> nn.Module:
 
 
 class FracastAdapter(Adapter):
-    """Adapter of a ``FracastModel``; its only stack is no sum of writes, so it has
-    branches only.
+    """Adapter of a ``FracastModel``.
+
+    Its only stack is no sum of writes, so it has branches only.
     """
 
     architecture = NAME

@@ -1,5 +1,8 @@
-"""Moirai 1.1-R: a bidirectional encoder over all variates of an item, with a mixture of
-four distributions.
+"""Moirai 1.1-R: an encoder over all variates of an item, with a mixture as head.
+
+The encoder is bidirectional, the mixture of four distributions. Read
+:class:`MoiraiAdapter` first; packing and the wiring table are shared with
+:mod:`tsfm_lens.models.wirings.moirai_2`.
 """
 
 from __future__ import annotations
@@ -36,8 +39,9 @@ PATCH = 32
 
 
 class MoiraiAdapter(moirai_2.PackedAdapter):
-    """Adapter of a ``MoiraiModule``, or the module of a ``MoiraiForecast``, at one
-    patch size.
+    """Adapter of a ``MoiraiModule`` at one patch size.
+
+    It also takes a ``MoiraiForecast``, of which it opens the module.
     """
 
     architecture = NAME
@@ -101,8 +105,9 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute the mean of the mixture in data units, (batch, 1, step), in whole
-        patches; NaN for covariates.
+        """Compute the mean of the mixture in data units, (batch, 1, step).
+
+        Steps are whole patches; covariates are NaN.
         """
         native = {name: value for name, value in inputs.items() if name != "layout"}
         return self._future(self.model(**native).mean, inputs["layout"])
@@ -136,8 +141,9 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Draw sample paths from one masked pass of ``MoiraiForecast.forward``, and
-        take their empirical quantiles.
+        """Draw sample paths, and take their empirical quantiles.
+
+        They come from one masked pass of ``MoiraiForecast.forward``.
         """
         forecast, inputs = self.library_input(batch, horizon)
         with torch.no_grad():
@@ -157,8 +163,9 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:
-    """Refuse all but distributions of uni2ts: the loader calls whatever a ``_target_``
-    names, with its arguments.
+    """Refuse output distributions that are not of uni2ts.
+
+    The loader calls whatever a ``_target_`` names, with its arguments.
     """
     nodes: list[Any] = [config.get("distr_output")]
     for node in nodes:

@@ -1,5 +1,7 @@
-"""Moirai 2: a causal decoder over all variates of an item, emitting quantiles of
-several patches at once.
+"""Moirai 2: a causal decoder over all variates, emitting quantiles of several patches.
+
+Read :class:`PackedAdapter` first, the base of both Moirai: the variates of an item
+share one token sequence, which :class:`Layout` describes.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ from tsfm_lens.models.wirings._common import (
 
 
 def _stand_in_for_pytree() -> None:
-    """Give jaxtyping a ``PyTree`` where there is no jax: uni2ts names it in annotations
-    only.
+    """Give jaxtyping a ``PyTree`` where there is no jax.
+
+    Uni2ts names it in annotations only.
     """
     jaxtyping: Any = import_module("jaxtyping")
     try:
@@ -66,7 +69,10 @@ LIBRARY = Extra(
 
 
 class PackedAdapter(Adapter):
-    """Base of the adapters of both Moirai: the variates of an item share one sequence."""
+    """Base of the adapters of both Moirai.
+
+    The variates of an item share one sequence.
+    """
 
     packed = True
     multivariate = True
@@ -80,13 +86,15 @@ class PackedAdapter(Adapter):
     def library_input(
         self, batch: SeriesBatch, horizon: int
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Return the library's forecast object for a batch and a horizon, and its
-        arguments.
+        """Return the library's forecast object and its arguments.
+
+        They are made for a batch and a horizon.
         """
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Pack one sequence per item: the context of every variate, then places for its
-        future.
+        """Pack one sequence per item.
+
+        It holds the context and the empty future of every variate.
         """
         steps = self.prediction_length if horizon is None else horizon
         forecast, native = self.library_input(batch, steps)
@@ -119,8 +127,9 @@ class PackedAdapter(Adapter):
         )
 
     def forecaster(self, kind: type, roles: tuple[str, ...], **sizes: int) -> Any:
-        """Return the library's forecast object for these sizes, kept until others are
-        requested.
+        """Return the library's forecast object for these sizes.
+
+        It is kept until other sizes are requested.
         """
         sizes |= {
             "target_dim": roles.count("target"),
@@ -205,7 +214,7 @@ def describe_stack(model: Any) -> Stack:
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of an item's series in its packed sequence."""
+    """Order of an item's series in its packed sequence."""
 
     roles: tuple[str, ...]
     n_context: int
@@ -214,7 +223,7 @@ class Layout:
 
     @property
     def blocks(self) -> list[tuple[int, bool]]:
-        """Place of the series, and whether it is its future, block by block."""
+        """Index of the series, and whether it is its future, block by block."""
         out: list[tuple[int, bool]] = []
         for role in ("target", "known", "past"):
             rows = [row for row, item in enumerate(self.roles) if item == role]
@@ -252,7 +261,7 @@ class Layout:
 
     @property
     def targets(self) -> list[int]:
-        """Places of the series that are forecast."""
+        """Indices of the series that are forecast."""
         return [row for row, role in enumerate(self.roles) if role == "target"]
 
 
@@ -264,8 +273,9 @@ def native_input(
     *,
     causal_fill: bool = False,
 ) -> dict[str, Tensor]:
-    """Make the arguments of a uni2ts forecast: (item, time, variate), filled with 0, or
-    causal means (Moirai 2).
+    """Make the arguments of a uni2ts forecast, (item, time, variate).
+
+    Gaps are filled with 0, or with causal means under ``causal_fill`` (Moirai 2).
     """
     parts = {
         role: values.transpose(1, 2)
@@ -355,8 +365,9 @@ class Moirai2Adapter(PackedAdapter):
         )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step), from the last
-        context token of each variate.
+        """Compute quantiles in data units, (batch, quantile, step).
+
+        They are read at the last context token of each variate.
         """
         native = {name: inputs[name] for name in PACKED}
         return self._quantiles(
@@ -364,8 +375,9 @@ class Moirai2Adapter(PackedAdapter):
         )
 
     def _quantiles(self, output: Tensor, layout: Layout) -> Tensor:
-        """Turn (…, item, pos, raw output) into (…, item · variate, quantile, step); NaN
-        for covariates.
+        """Turn (…, item, pos, output) into (…, item · variate, quantile, step).
+
+        Covariates are NaN.
         """
         positions = [layout.last_context[row] for row in layout.targets]
         rows = rearrange(
@@ -387,8 +399,9 @@ class Moirai2Adapter(PackedAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run ``Moirai2Forecast.forward``; beyond one pass, the library rolls out
-        univariate items only.
+        """Run ``Moirai2Forecast.forward``.
+
+        Beyond one pass, the library rolls out univariate items only.
         """
         roles = batch.roles[: batch.n_variates]
         if horizon > self.prediction_length and len(roles) > 1:

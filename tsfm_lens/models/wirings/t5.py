@@ -1,5 +1,8 @@
-"""T5, the language model: the contrast that the papers on Chronos draw. A series is its
-sequence of token ids.
+"""T5, the language model: the contrast that the papers on Chronos draw.
+
+A series is its sequence of token ids. Read :class:`TokenAdapter` first, the base of T5
+and Chronos; :func:`stacks` describes an encoder and a decoder of T5, which Chronos-Bolt
+has, too.
 """
 
 from __future__ import annotations
@@ -91,8 +94,9 @@ class TokenAdapter(Adapter):
         *,
         n_eos: int = 0,
     ) -> Encoded:
-        """Make the native input of token ids, (batch, pos) each; the decoder's begin
-        with its start token.
+        """Make the native input of token ids, (batch, pos) each.
+
+        Those of the decoder begin with its start token.
         """
         n_context = ids.shape[1] - n_eos
         spans = {
@@ -109,8 +113,10 @@ class TokenAdapter(Adapter):
         return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
 
     def shifted(self, target: Tensor | None, count: int) -> Tensor:
-        """Return a decoder's input: the start token, and what follows of the target, if
-        there is one.
+        """Return a decoder's input, (batch, pos).
+
+        It is the start token, followed by the target without its last token, if there
+        is one.
         """
         start = torch.full((count, 1), self.model.config.decoder_start_token_id)
         if target is None:
@@ -136,8 +142,9 @@ class TokenAdapter(Adapter):
 
 
 def pipeline(name: str) -> dict[str, Any]:
-    """Return the functions ``open`` and ``wrap`` of an architecture with a pipeline of
-    the library of Chronos.
+    """Return the functions ``open`` and ``wrap`` of an architecture.
+
+    Its native object is a pipeline ``name`` of Chronos's library.
     """
 
     def kind() -> Any:
@@ -155,8 +162,10 @@ def pipeline(name: str) -> dict[str, Any]:
 
 
 def blank(model: str, config: Mapping[str, Any]) -> Any:
-    """Build a model without weights, of T5 in transformers or of a class "module:name"
-    that takes its configuration.
+    """Build a model without weights.
+
+    ``model`` is a class of T5 in transformers, or a class "module:name" that takes its
+    configuration.
     """
     from transformers import T5Config
 
@@ -167,8 +176,9 @@ def blank(model: str, config: Mapping[str, Any]) -> Any:
 
 
 def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
-    """Describe the encoder's and the decoder's rows; ``encoder_upstream`` are the
-    modules that make the first input.
+    """Describe the encoder and the decoder.
+
+    ``encoder_upstream`` are the modules that make the first input.
     """
     names = {
         "n_heads": "num_heads",
@@ -245,8 +255,9 @@ def _mlp(sublayer: int, config: Any) -> Mlp:
 
 
 class T5Adapter(TokenAdapter):
-    """Adapter of a ``T5ForConditionalGeneration``: token ids in and out; tokenise text
-    with its own tokenizer.
+    """Adapter of a ``T5ForConditionalGeneration``: token ids in and out.
+
+    Tokenise text with its own tokenizer first.
     """
 
     architecture = "t5"
@@ -268,8 +279,9 @@ class T5Adapter(TokenAdapter):
         future: Tensor | None = None,
         tokens: Tensor | None = None,
     ) -> Encoded:
-        """Pad token ids on the left under the mask, and add the teacher-forced decoder
-        input.
+        """Pad token ids on the left under the mask.
+
+        The decoder's input is teacher-forced.
         """
         ids = _common.padded(batch, self.longest(batch))
         mask = ~torch.isnan(ids)

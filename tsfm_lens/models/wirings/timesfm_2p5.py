@@ -1,5 +1,8 @@
-"""TimesFM 2.5 in Google's own package: a decoder over patches whose branches end in a
-norm of their own.
+"""TimesFM 2.5 in Google's own package: a decoder whose branches end in a norm.
+
+It is a decoder over patches with a key-value cache. Read :class:`TimesFmAdapter` first.
+:func:`cleaned`, :func:`patched` and :func:`deciles` are shared with the port to
+transformers; :func:`shared_prefixes` saves passes that several rows have in common.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ LIBRARY = Extra(
 
 
 def branches(norms: tuple[str, str]) -> dict[str, Any]:
-    """Return the fields of an attention whose branch ends in a norm of its own."""
+    """Return the fields of an attention whose branch ends in its own norm."""
     return {"write": norms[1], "norm": norms[0], "post_norm": norms[1]}
 
 
@@ -59,8 +62,9 @@ def describe_mlp(
     act: str,
     stream: str = "batch pos d_model",
 ) -> Mlp:
-    """Describe an MLP between two norms, its activation function as the library names
-    it.
+    """Describe an MLP between two norms.
+
+    ``act`` is the activation function as the library names it.
     """
     name = {"swish": "silu", "none": "linear"}.get(act, act)
     rest: dict[str, Any] = {"norm": norms[0], "post_norm": norms[1], "aside": True}
@@ -68,8 +72,9 @@ def describe_mlp(
 
 
 def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
-    """Return series without their leading NaN and with inner ones interpolated, as
-    ``timesfm`` does; fresh arrays.
+    """Return series without leading NaN, inner ones interpolated.
+
+    ``timesfm`` does the same. The arrays are fresh.
     """
     out = []
     for series in batch.values:
@@ -81,8 +86,9 @@ def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
 
 
 def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor]:
-    """Return values and masks, (batch, time): zero-padded at the front to a multiple of
-    the patch, True = padding.
+    """Return values and masks, (batch, time), in whole patches.
+
+    Series are padded with 0 at the front; masks are True where there is padding.
     """
     width = -(-length // patch) * patch
     values = torch.zeros(len(batch), width)
@@ -97,8 +103,9 @@ def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor
 def running_statistics(
     patches: Tensor, masks: Tensor, update: Callable[..., tuple[Tensor, Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Compute mean and standard deviation up to each patch, (batch, patch) each, by the
-    library's own update.
+    """Compute mean and standard deviation up to each patch.
+
+    Both are (batch, patch), by the library's own update.
     """
     n, mu, sigma = (torch.zeros(len(patches), device=patches.device) for _ in range(3))
     means = []
@@ -111,8 +118,10 @@ def running_statistics(
 
 
 def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
-    """Turn a head's raw output (…, batch, horizon · 10) into quantiles in data units,
-    (…, batch, quantile, step).
+    """Turn a head's raw output into quantiles in data units.
+
+    The output is (…, batch, horizon · 10), the quantiles are (…, batch, quantile,
+    step).
     """
     # entry 0 of the ten is the mean
     return in_data_units(
@@ -123,7 +132,7 @@ def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[None]:
-    """Let a native module compute common beginnings once while the block runs."""
+    """Let a native module compute common prefixes once while the block runs."""
 
     def forward(inputs: Tensor, masks: Tensor, decode_caches: Any = None) -> Any:
         plain = type(model).forward
@@ -146,8 +155,9 @@ def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[
 def _in_pieces(
     model: Any, inputs: Tensor, masks: Tensor, caches: Any, prefixes: np.ndarray
 ) -> Any:
-    """Compute the outputs and caches of all rows, piece by piece of patches over which
-    no two rows part.
+    """Compute the outputs and caches of all rows, piece by piece.
+
+    Pieces are ranges of patches within which no two rows begin to differ.
     """
     outputs: list[tuple[Tensor, ...]] = []
     # by row, which row of the last piece is its beginning; at first all begin with
@@ -182,8 +192,9 @@ def _rows(cache: Any, rows: np.ndarray) -> Any:
 
 
 def pieces(prefixes: np.ndarray) -> list[tuple[int, int]]:
-    """Return ranges of patches within which rows that are alike at the first are so at
-    the last, (start, stop) each.
+    """Return ranges of patches, (start, stop), in which no two rows begin to differ.
+
+    Rows that are equal at the first patch of a range are equal at its last.
     """
     counts = [len(np.unique(column)) for column in prefixes.T]
     cuts = [
@@ -238,8 +249,9 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TimesFmAdapter(Adapter):
-    """Adapter of a ``TimesFM_2p5_200M_torch``; a single forward reads the point head:
-    deciles of the next patch.
+    """Adapter of a ``TimesFM_2p5_200M_torch``.
+
+    A single forward reads the point head: deciles of the next patch.
     """
 
     architecture = NAME
@@ -256,8 +268,9 @@ class TimesFmAdapter(Adapter):
 
     @property
     def passes(self) -> int:
-        """Number of forwards of one forecast: two under the library's flip invariance
-        (x and -x).
+        """Number of forwards of one forecast.
+
+        Two under the library's flip invariance, which averages over x and -x.
         """
         config = getattr(self.native, "forecast_config", None)
         if config is not None and config.force_flip_invariance:
@@ -292,8 +305,9 @@ class TimesFmAdapter(Adapter):
         )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute deciles of the patch after the last one, in data units, (batch,
-        quantile, step).
+        """Compute deciles of the patch after the last one.
+
+        They are in data units, (batch, quantile, step).
         """
         (_, _, output, _), _ = self.model(inputs["inputs"], inputs["masks"])
         return deciles(output[:, -1], self.model.o, inputs["mu"], inputs["sigma"])
@@ -307,8 +321,9 @@ class TimesFmAdapter(Adapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run ``forecast`` under the object's own configuration, or under a default one
-        if it has none that fits.
+        """Run ``forecast`` under the object's own configuration.
+
+        If it has none, a default one is made that fits.
         """
         native = copy.copy(self.native)
         # the library notes a device at construction and sends inputs there, and fills
@@ -354,16 +369,18 @@ class TimesFmAdapter(Adapter):
         )
 
     def sharing(self, prefixes: np.ndarray) -> AbstractContextManager[None]:
-        """Let rows that begin alike compute their common patches once; see
-        ``shared_prefixes``.
+        """Let rows that begin alike compute their common patches once.
+
+        See :func:`shared_prefixes`.
         """
         return shared_prefixes(self.model, prefixes)
 
     def joined(
         self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Join the arguments of all passes of a rollout to those of one pass without a
-        cache.
+        """Join the arguments of all passes of a rollout to those of one pass.
+
+        That pass has no cache.
         """
         return (
             tuple(
@@ -374,8 +391,9 @@ class TimesFmAdapter(Adapter):
 
 
 def wrap(module: Any) -> Any:
-    """Build the library's forecaster around a module, without another 200 million
-    weights.
+    """Build the library's forecaster around a module.
+
+    Its constructor would make another 200 million weights.
     """
     forecaster = LIBRARY.require().TimesFM_2p5_200M_torch
     native = forecaster.__new__(forecaster)

@@ -1,4 +1,8 @@
-"""TimesFM 2.5 as ported to transformers: separate projections, one pass, no cache."""
+"""TimesFM 2.5 as ported to transformers: separate projections, one pass, no cache.
+
+Read :class:`TimesFmPortAdapter` first; the preparation of series is shared with
+:mod:`tsfm_lens.models.wirings.timesfm_2p5`.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +75,9 @@ def _wiring(config: Any) -> Wiring:
 
 
 class TimesFmPortAdapter(Adapter):
-    """Adapter of a ``TimesFm2_5ModelForPrediction``; a forward reads the point head:
-    deciles of the next patch.
+    """Adapter of a ``TimesFm2_5ModelForPrediction``.
+
+    A single forward reads the point head: deciles of the next patch.
     """
 
     architecture = NAME
@@ -117,8 +122,9 @@ class TimesFmPortAdapter(Adapter):
         return Encoded(inputs, spans, loc, scale, batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute deciles of the patch after the last one, in data units, (batch,
-        quantile, step).
+        """Compute deciles of the patch after the last one.
+
+        They are in data units, (batch, quantile, step).
         """
         states = self.model.model(
             past_values=inputs["values"], past_values_padding=inputs["padding_masks"]

@@ -1,5 +1,7 @@
-"""TimesFM 3: attention over time and then over variates in every layer, all branches
-between two norms.
+"""TimesFM 3: attention over time and then over variates in every layer.
+
+Every branch stands between two norms. Read :class:`TimesFm3Adapter` first. Series are
+prepared as ``decode`` does, not as ``TimesFM3Forecaster`` does.
 """
 
 from __future__ import annotations
@@ -120,8 +122,9 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TimesFm3Adapter(Adapter):
-    """Adapter of a ``TimesFM3Torch``, or of a ``TimesFM3Forecaster``'s model without
-    its preparation of series.
+    """Adapter of a ``TimesFM3Torch``, or of the model of a ``TimesFM3Forecaster``.
+
+    The forecaster's preparation of series is left out.
     """
 
     architecture = NAME
@@ -169,8 +172,9 @@ class TimesFm3Adapter(Adapter):
         return inputs
 
     def _future_patches(self, horizon: int) -> int:
-        """Count the masked patches that ``decode`` appends: under stitching,
-        predictions of neighbours overlap.
+        """Count the masked patches that ``decode`` appends.
+
+        Under stitching, predictions of neighbouring patches overlap.
         """
         if not self.model.use_stitching:
             return -(-horizon // self.prediction_length) * self.model.rolls
@@ -186,8 +190,9 @@ class TimesFm3Adapter(Adapter):
         return output.flatten(0, 1).transpose(1, 2)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Compute quantiles in data units, (…, batch, quantile, step); ``decode`` runs
-        with this transformer output.
+        """Compute quantiles in data units, (…, batch, quantile, step).
+
+        ``decode`` runs with the stream as the output of its transformer.
         """
         leading = normalized.shape[:-3]
         copies = math.prod(leading)

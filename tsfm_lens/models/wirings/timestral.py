@@ -1,5 +1,7 @@
-"""Timestral: queries for the horizon beside an encoded context, attention over time
-and, in some layers, variates.
+"""Timestral: queries for the horizon beside an encoded context.
+
+Layers attend over time, and some of them over variates, too. Read
+:class:`TimestralAdapter` first. One pass is one block of the library's forecast.
 """
 
 from __future__ import annotations
@@ -66,8 +68,10 @@ LIBRARY = Extra(
 
 
 def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-    """Let an attention over time make one call: the library makes one for context
-    queries, one for the horizon's.
+    """Let an attention over time make one call.
+
+    The library makes one for the queries of the context and one for those of the
+    horizon.
     """
     x, mask, *rest = args
     return (
@@ -151,8 +155,9 @@ def _wiring(config: Any, steps: int) -> Wiring:
 
 
 class TimestralAdapter(Adapter):
-    """Adapter of a ``TimestralForecaster``; one pass is one block, in the library's
-    advancing frame.
+    """Adapter of a ``TimestralForecaster``.
+
+    One pass is one block, in the library's advancing frame.
 
     Attributes:
         clampsym: whether forecasts are averaged with those of -x and clipped at 0 where
@@ -184,14 +189,18 @@ class TimestralAdapter(Adapter):
 
     @property
     def passes(self) -> int:
-        """Number of forwards of one forecast: two where it is averaged with that of -x."""
+        """Number of forwards of one forecast.
+
+        Two where it is averaged with the forecast of -x.
+        """
         if self.clampsym:
             return 2
         return 1
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Stack items with their variates; known covariates have values in the patches
-        to forecast.
+        """Stack items with their variates.
+
+        Known covariates have values in the patches to forecast.
         """
         steps = self.prediction_length if horizon is None else horizon
         native, library, n_future = (
@@ -230,8 +239,9 @@ class TimestralAdapter(Adapter):
         )
 
     def _spans(self, n_context: int, n_future: int, has_covariates: bool) -> TokenSpans:
-        """Return the tokens of the context, then the queries; with covariates, both
-        cover context and horizon.
+        """Return the tokens of the context, then the queries.
+
+        With covariates, both cover context and horizon.
         """
         context = TokenSpans.patches(-n_context * self.patch, n_context, self.patch)
         queries = TokenSpans.patches(0, n_future, self.patch)
@@ -243,8 +253,9 @@ class TimestralAdapter(Adapter):
         )
 
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
-        """Make the arguments of ``forecast``, (item, variate, time), of the whole
-        series: it fills before it cuts.
+        """Make the arguments of ``forecast``, (item, variate, time).
+
+        They hold the whole series, since the library fills gaps before it cuts.
         """
         parts = _common.by_role(
             self.numbered(batch), self.padded_length(batch), horizon
@@ -254,8 +265,10 @@ class TimestralAdapter(Adapter):
         }
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Replace categories by the library's numbers: smoothed means of the one
-        target, or their own numbers.
+        """Replace categories by the library's numbers.
+
+        They are smoothed means of the target if there is one target, else the
+        categories' own numbers.
         """
         if not any(batch.categories):
             return batch
@@ -289,8 +302,9 @@ class TimestralAdapter(Adapter):
         )
 
     def _anchor(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Compute mean and scale of the last context patch, in whose units the head
-        speaks, (batch,) each.
+        """Compute mean and scale of the last context patch, (batch,) each.
+
+        The head's output is in their units.
         """
         rows = inputs["inputs"]
         mask = inputs["observed"]
@@ -307,8 +321,9 @@ class TimestralAdapter(Adapter):
         return loc[:, last], scale[:, last]
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step), in whole patches;
-        of covariates, too.
+        """Compute quantiles in data units, (batch, quantile, step).
+
+        Steps are whole patches; covariates have quantiles, too.
         """
         return self._refined(self.model.predict_block(**inputs), inputs)
 
@@ -326,8 +341,9 @@ class TimestralAdapter(Adapter):
         return flat.reshape(*leading, len(encoded.batch), *flat.shape[1:])
 
     def _refined(self, quantiles: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Move quantiles (batch, step, quantile) to the library's advancing frame,
-        (batch, quantile, step).
+        """Move quantiles to the library's advancing frame.
+
+        They are (batch, step, quantile) before and (batch, quantile, step) after.
         """
         if inputs["role_ids"] is None:
             targets = None
@@ -341,8 +357,9 @@ class TimestralAdapter(Adapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run ``TimestralForecaster.forecast``; it gives no forecast of covariates,
-        which are NaN.
+        """Run ``TimestralForecaster.forecast``.
+
+        It gives no forecast of covariates, which are NaN.
         """
         options = {
             "symmetric_averaging": self.clampsym,

@@ -1,4 +1,8 @@
-"""TiRex: recurrent blocks of xLSTM and gated MLPs over patches; no attention."""
+"""TiRex: recurrent blocks of xLSTM and gated MLPs over patches; no attention.
+
+Read :class:`TirexAdapter` first. The recurrence runs in bfloat16, so that there are no
+true gradients.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +85,9 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TirexAdapter(Adapter):
-    """Adapter of a ``TiRexZero``; beyond one patch the library appends patches of gaps
-    and runs again.
+    """Adapter of a ``TiRexZero``.
+
+    Beyond one patch the library appends patches of gaps and runs again.
     """
 
     architecture = NAME
@@ -131,8 +136,9 @@ class TirexAdapter(Adapter):
         )
 
     def _in_data_units(self, raw: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """Turn (…, batch, pos, quantile and step) into the last token's (…, batch,
-        quantile, step).
+        """Read quantiles (…, batch, quantile, step) off the last token.
+
+        ``raw`` is (…, batch, pos, quantile and step).
         """
         ahead = raw[..., -1, :].unflatten(
             -1, (len(self.levels), self.prediction_length)

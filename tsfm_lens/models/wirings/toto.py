@@ -1,5 +1,7 @@
-"""Toto 1.0: a decoder over patches, time-wise in most layers and across variates in a
-few, with a Student-t mixture.
+"""Toto 1.0: a decoder over patches with a mixture of Student-t distributions.
+
+Most layers attend over time, a few across variates. Read :class:`TotoAdapter` first. A
+single forward gives the mean of the mixture, a forecast draws sample paths.
 """
 
 from __future__ import annotations
@@ -132,8 +134,9 @@ def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 class TotoAdapter(Adapter):
-    """Adapter of a ``Toto``; a single forward reads the mean of the mixture for the
-    next patch.
+    """Adapter of a ``Toto``.
+
+    A single forward reads the mean of the mixture for the next patch.
     """
 
     architecture = NAME
@@ -165,8 +168,9 @@ class TotoAdapter(Adapter):
         self.wiring = _wiring(self.model)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Stack items with their variates, missing values as 0 under the mask, padded
-        to whole patches on the left.
+        """Stack items with their variates, in whole patches.
+
+        Missing values are 0 under the mask, as is the padding on the left.
         """
         inputs = self._native_input(batch)
         patch = self.prediction_length
@@ -197,8 +201,9 @@ class TotoAdapter(Adapter):
         return {**inputs, "scaling_prefix_length": length}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute the mean of the mixture for the next patch, in data units, (batch, 1,
-        step).
+        """Compute the mean of the mixture for the next patch.
+
+        It is in data units, (batch, 1, step).
         """
         mixture, loc, scale = self.model(**inputs)
         patch = self.prediction_length
@@ -217,8 +222,9 @@ class TotoAdapter(Adapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Draw all sample paths in one batch of ``TotoForecaster.forecast``, and take
-        their empirical quantiles.
+        """Draw sample paths, and take their empirical quantiles.
+
+        All are drawn in one batch of ``TotoForecaster.forecast``.
         """
         inputs = self._native_input(batch)
         series = inputs["inputs"]
@@ -255,8 +261,9 @@ class TotoAdapter(Adapter):
     def joined(
         self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Join the arguments of all passes of a rollout to those of one pass without a
-        cache.
+        """Join the arguments of all passes of a rollout to those of one pass.
+
+        That pass has no cache.
         """
         # the library hands the whole series to every pass and skips what the cache
         # holds

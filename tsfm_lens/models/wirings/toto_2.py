@@ -1,5 +1,7 @@
-"""Toto 2.0: unit-scaled layers, a stream that every branch rescales, one layer in each
-group across variates.
+"""Toto 2.0: unit-scaled layers, and a stream that every branch rescales.
+
+In each group of layers, one attends across variates. Read :class:`Toto2Adapter` first.
+Unit scaling rescales the backward pass, so that there are no true gradients.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ LIBRARY = Extra(
 
 
 def _mix(tau: str) -> Mix:
-    """Return a function of a block: its branch enters with tau / sqrt(1 + tau²), the
-    stream with 1 / sqrt(1 + tau²).
+    """Return a function of a block that gives the factors of branch and stream.
+
+    They are tau / sqrt(1 + tau²) for the branch and 1 / sqrt(1 + tau²) for the stream.
     """
 
     def factors(block: Any) -> tuple[float, float]:
@@ -208,8 +211,10 @@ class Toto2Adapter(Adapter):
         )
 
     def _native_input(self, batch: SeriesBatch) -> dict[str, Tensor]:
-        """Make the arguments of ``forecast``; gaps are carried forward, as it counts
-        the last patch as observed.
+        """Make the arguments of ``forecast``.
+
+        Gaps are filled by the value before them, since the library counts the last
+        patch as observed.
         """
         length = -(-self.longest(batch) // self.patch) * self.patch
         # gaps are filled before the series is cut to the context, as the library's
@@ -230,7 +235,10 @@ class Toto2Adapter(Adapter):
         return {name: part.to(self.device) for name, part in parts.items()}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step), in whole patches."""
+        """Compute quantiles in data units, (batch, quantile, step).
+
+        Steps are whole patches.
+        """
         native = {
             name: inputs[name]
             for name in ("target", "target_mask", "cpm_mask", "series_ids")
@@ -250,8 +258,9 @@ class Toto2Adapter(Adapter):
     def _in_data_units(
         self, raw: Tensor, n_future: int, loc: Tensor, scale: Tensor
     ) -> Tensor:
-        """Turn (quantile, …, batch, pos, patch) into sorted (…, batch, quantile, step),
-        each token's next patch.
+        """Read sorted quantiles (…, batch, quantile, step) off the tokens.
+
+        ``raw`` is (quantile, …, batch, pos, patch); each token gives its next patch.
         """
         ahead = raw[..., -(n_future + 1) : -1, :].flatten(-2).movedim(0, -2)
         return (

@@ -1,5 +1,7 @@
-"""TinyTimeMixer (TTM): MLPs that mix patches, features and channels; levels of finer
-patches, and a decoder.
+"""TinyTimeMixer (TTM): MLPs that mix patches, features and channels; no attention.
+
+The encoder has levels of finer and finer patches, each a stack of its own, and a
+decoder follows. Read :class:`TtmAdapter` first, and ``_stacks`` for the table.
 """
 
 from __future__ import annotations
@@ -103,8 +105,10 @@ def _rows(layer: Any) -> tuple[Branch, ...]:
 
 
 def _stacks(model: Any) -> tuple[Stack, ...]:
-    """Describe each level, whose stream holds the same numbers in more and narrower
-    tokens, and the decoder.
+    """Describe each level and the decoder.
+
+    A level's stream holds the same numbers as the one before, in more and narrower
+    tokens.
     """
     stacks: list[Stack] = []
     encoder, decoder = (
@@ -183,8 +187,9 @@ class TtmAdapter(Adapter):
         )
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Lay each item out as (time, variate), gaps and padding as 0 and marked as
-        unobserved.
+        """Lay each item out as (time, variate).
+
+        Gaps and padding are 0 and marked as unobserved.
         """
         rows = _alone
         if self.multivariate:
