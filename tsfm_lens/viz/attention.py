@@ -349,15 +349,14 @@ def attention_grid(
     canvas.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3))
     canvas.colours(weight_colours(limit))
     marks = ", ".join(x.axis.aside_labels())
+    darkest = ""
+    if float(np.nanmax(values)) > 1.005 * limit:
+        darkest = f"darkest: {number(limit)} or more"
     return canvas.finalize(
         f"{sentence_start(ds)} of every head of {name_model(ds)}",
         single_series(ds),
         "the same axes and colours in every panel",
-        (
-            f"darkest: {number(limit)} or more"
-            if float(np.nanmax(values)) > 1.005 * limit
-            else ""
-        ),
+        darkest,
         f"right of the dotted line: {marks}" if marks else "",
         grouped(group),
     ).update_layout(margin_l=96)

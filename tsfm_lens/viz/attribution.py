@@ -325,14 +325,12 @@ def _select_shares(
             raise unknown_name("quantile", quantile, [f"{v:g}" for v in levels])
         selected = selected.isel(quantile=quantile_index)
         is_median = abs(levels[quantile_index] - 0.5) < 1e-6
-        # only the median's noise is known
-        if not is_median:
+        if is_median:
+            note.append(f"of the {name_statistic(ds)}")
+        else:
+            # only the median's noise is known
             noise = None
-        note.append(
-            f"of the {name_statistic(ds)}"
-            if is_median
-            else f"of the {levels[quantile_index]:g} quantile"
-        )
+            note.append(f"of the {levels[quantile_index]:g} quantile")
     if "completeness_error" in ds:
         error = float(
             ds["completeness_error"].isel(decomposition=decomposition_index, series=at)

@@ -151,6 +151,12 @@ class _Board:
     """Coordinates of the components, the forecast and the layers in the graph.
 
     A branch of the model is a column, with its heads from top to bottom.
+
+    Attributes:
+        x, y: of the components.
+        output: of the forecast.
+        half_height: largest distance of a component from the middle.
+        ticks, labels: of the layers.
     """
 
     x: np.ndarray

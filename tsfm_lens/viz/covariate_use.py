@@ -42,17 +42,15 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
     shuffled, constant = (
         names(ds, "way").index(way) for way in ("shuffled", "constant")
     )
+    worth = None
+    worth_significant = None
+    if "worth" in ds:
+        worth = array(ds, "worth_size", "covariate", "way")[:, shuffled]
+        worth_significant = array(ds, "worth_significant", "covariate", "way")
+        worth_significant = worth_significant[:, shuffled]
     columns = {
-        "worth": (
-            array(ds, "worth_size", "covariate", "way")[:, shuffled]
-            if "worth" in ds
-            else None
-        ),
-        "worth_significant": (
-            array(ds, "worth_significant", "covariate", "way")[:, shuffled]
-            if "worth" in ds
-            else None
-        ),
+        "worth": worth,
+        "worth_significant": worth_significant,
         "slope": array(ds, "slope_size", "covariate"),
         "slope_significant": array(ds, "slope_significant", "covariate"),
         "step": medians(array(ds, "step_size", "covariate", "series")),

@@ -502,11 +502,10 @@ class _Part:
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
         self.middle = median_position(levels)
-        bounds = (
-            [float(levels[self.middle])]
-            if quantile is None
-            else np.atleast_1d(quantile).tolist()
-        )
+        if quantile is None:
+            bounds = [float(levels[self.middle])]
+        else:
+            bounds = np.atleast_1d(quantile).tolist()
         if len(bounds) > 2 or bounds != sorted(set(bounds)):
             raise InputError(
                 f"quantile={quantile!r}, expected one, or the lower and the upper end"
@@ -521,19 +520,16 @@ class _Part:
         self.strength = np.abs(self.values).mean(1)
         self.unit = find_unit(ds, series_position(ds, self.target)) or "data units"
         marks = [f"{levels[item]:g}" for item in self._levels]
-        self.word = (
-            f"{name_statistic(ds)} forecast"
-            if self._levels == [self.middle]
-            else f"quantile {marks[0]}"
-        )
         if len(marks) == 2:
             self.word = f"width of the {marks[0]} to {marks[1]} interval"
-        every = (
-            f"mean over {ds.sizes['step']} steps"
-            if ds.sizes["step"] > 1
-            else "one step"
-        )
-        self.when = f"{self.word}, {every}"
+        elif self._levels == [self.middle]:
+            self.word = f"{name_statistic(ds)} forecast"
+        else:
+            self.word = f"quantile {marks[0]}"
+        steps = "one step"
+        if ds.sizes["step"] > 1:
+            steps = f"mean over {ds.sizes['step']} steps"
+        self.when = f"{self.word}, {steps}"
         self.how = method_words(ds)
         self.sampled = ""
         self.half_width = np.zeros(len(self.effect))
@@ -544,11 +540,10 @@ class _Part:
                 [array(ds, name, "segment", quantile=item) for item in self._levels],
                 axis=0,
             )
-            samples = (
-                f"{ds.attrs['repeats']} seeds"
-                if "repeats" in ds.attrs
-                else f"{ds.attrs['forecasts']} forecasts"
-            )
+            if "repeats" in ds.attrs:
+                samples = f"{ds.attrs['repeats']} seeds"
+            else:
+                samples = f"{ds.attrs['forecasts']} forecasts"
             self.sampled = f"whiskers: 95 % intervals over {samples}"
 
     def of(self, name: str, *dims: str) -> np.ndarray:

@@ -92,7 +92,17 @@ def colour_scale(
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Values of one map, and how they are drawn."""
+    """Values of one map, (layer, head), and how they are drawn.
+
+    Attributes:
+        title: over the map, where there are several.
+        word, unit: what the colours mean.
+        low, high: ends of the colours; from the values if None.
+        reverse: whether low values are dark.
+        write: gives the text in a cell; two decimals if None.
+        notes: additions to the hover boxes, (layer, head).
+        noise: tests of the values, where there are any.
+    """
 
     values: np.ndarray
     title: str

@@ -30,7 +30,16 @@ from tsfm_lens.viz.words import after_number
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One series around the start of its forecast, cut to what is drawn."""
+    """One series around the start of its forecast, cut to what is drawn.
+
+    Attributes:
+        place: position of the series in the result.
+        title: of the value axis.
+        statistic: that the forecast is, such as "median".
+        past, context: steps and values that the model was given.
+        future, truth: steps of the forecast and the true values, NaN where unknown.
+        hidden: number of context steps that are not drawn.
+    """
 
     place: int
     id: str

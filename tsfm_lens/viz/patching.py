@@ -162,6 +162,9 @@ def patching_map(
             ds, variable, series=pair.view.place, title=title, about=about
         )
     canvas, remark = _map(ds, sites, values, variable, pair, noise)
+    scale = ""
+    if variable in ("recovered", "first_order"):
+        scale = f"0: the {base} forecast, 1: the {source}"
     differ = pair.differ
     if differ.all():
         shading = f"the contexts differ at all {len(differ)} steps"
@@ -173,11 +176,7 @@ def patching_map(
     return canvas.finalize(
         title,
         f"{sites.what()}: {about}",
-        (
-            f"0: the {base} forecast, 1: the {source}"
-            if variable in ("recovered", "first_order")
-            else ""
-        ),
+        scale,
         shading,
         remark,
     )
@@ -391,7 +390,12 @@ def way(ds: xr.Dataset) -> tuple[str, str]:
 class Contrast:
     """One series with its clean and its corrupted context, and both forecasts.
 
-    Contexts are (time,), forecasts (step,).
+    Attributes:
+        view: the series with its clean context.
+        corrupted: context of the corrupted run, (time,).
+        forecasts: the clean and the corrupted one, (step,).
+        shared_path: whose path both decoders read, "" for their own; see
+            :func:`path_word`.
     """
 
     view: Scene

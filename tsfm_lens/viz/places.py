@@ -31,7 +31,13 @@ _MAX_NAMES = 40  # rows or columns that still have room for a name each
 
 @dataclass(frozen=True)
 class Places:
-    """Components, or places in the residual stream, sorted by depth."""
+    """Components, or places in the residual stream, sorted by depth.
+
+    Attributes:
+        order: their positions in the result.
+        names, stack, kind, layer, head: of each in this order; ``head`` is negative
+            where there is none.
+    """
 
     order: np.ndarray
     names: list[str]

@@ -42,9 +42,6 @@ PRINTED = 500  # cells of a map that still have room for their number
 _MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
 # or plotly leaves out what is drawn before the first trace
 _ALWAYS: Style = {"exclude_empty_subplots": False}
-# pixels beside the panels, and between their titles
-_SIDES = 84
-_APART = 10
 _BAR_MARGIN = 96  # pixels beside the panels for a colour bar
 _BAR_LENGTH = 320  # pixels of the longest
 _BAR_TICK = 36  # pixels between two numbers beside it
@@ -54,7 +51,15 @@ _BAR_TICK = 36  # pixels between two numbers beside it
 class Sheet:
     """Panels in rows and columns, and the room that they take.
 
-    It collects what the legend and the subtitle say of the panels.
+    Attributes:
+        places: row and column of each panel; empty on a sheet of one panel.
+        plot_height: of all panels together, in pixels.
+        min_width: pixels that the figure needs.
+        above, below: pixels over and under the panels.
+        legend: entries that the legend has so far.
+        signs, floors: marks of what is not significant, and noise floors, which the
+            subtitle names.
+        has_band: whether a noise floor is drawn.
     """
 
     fig: go.Figure
@@ -73,11 +78,9 @@ class Sheet:
         return Panel(self, {"row": row, "col": col} if self.places else {})
 
     def __iter__(self) -> Iterator[Panel]:
-        return (
-            (self.panel(*position) for position in self.places)
-            if self.places
-            else iter([self.panel()])
-        )
+        if not self.places:
+            return iter([self.panel()])
+        return (self.panel(*position) for position in self.places)
 
     def x(self, title: str | None = None, **settings: Any) -> None:
         """Set every horizontal axis."""
@@ -126,10 +129,9 @@ class Sheet:
 
     def _noise_remark(self) -> str:
         """Write what the subtitle says of the noise, "" where none is known."""
+        signs = ""
         if self.signs:
             signs = f"{' or '.join(self.signs)}: {NOT_SIGNIFICANT}"
-        else:
-            signs = ""
         floor = ""
         if len(self.floors) == 1:
             floor = f"noise floor {next(iter(self.floors))}"

@@ -18,7 +18,14 @@ from tsfm_lens.viz.theme import plain
 
 @dataclass(frozen=True, kw_only=True)
 class TokenAxis:
-    """One side of an attention pattern."""
+    """One side of an attention pattern.
+
+    Attributes:
+        start, stop: steps [start, stop) that each token covers, (token,).
+        special: name of each special token, "" of the others, (token,).
+        timed: indices of the ordinary tokens, by their first step.
+        aside: indices of the special tokens.
+    """
 
     start: np.ndarray
     stop: np.ndarray
@@ -63,14 +70,12 @@ class TokenAxis:
         A name that occurs several times is numbered.
         """
         texts = [str(self.special[i]) for i in self.aside]
-        return [
-            plain(
-                text
-                if texts.count(text) == 1
-                else f"{text} {texts[:index].count(text) + 1}"
-            )
-            for index, text in enumerate(texts)
-        ]
+        labels = []
+        for index, text in enumerate(texts):
+            number = texts[:index].count(text) + 1
+            label = text if texts.count(text) == 1 else f"{text} {number}"
+            labels.append(plain(label))
+        return labels
 
 
 def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxis:
@@ -117,6 +122,13 @@ class Ruler:
     """Cells along one side of a pattern.
 
     Tokens over time come first; special ones follow after a gap, at a fixed width.
+
+    Attributes:
+        axis: tokens of this side.
+        edges: of the cells, in steps, (cell + 1,).
+        owner: token in each cell, -1 for a gap, (cell,).
+        timed: number of cells over time.
+        end: edge at which these end.
     """
 
     axis: TokenAxis

@@ -122,12 +122,11 @@ def _column_labels(ds: xr.Dataset) -> list[str]:
     parts = list_names(ds, "part")
     kinds = list_names(ds, "layer_kind")
     attention = {kinds[i] for i in whole_matrices(ds) if parts[i] in _ATTENTION}
+    # a strict subset: the kind is one of several
     return [
-        (
-            f"{kind_word(kind).removesuffix('-attention')} {part}"
-            if {kind} < attention
-            else part
-        )
+        f"{kind_word(kind).removesuffix('-attention')} {part}"
+        if {kind} < attention
+        else part
         for part, kind in zip(parts, kinds, strict=True)
     ]
 
