@@ -213,7 +213,7 @@ class Finding:
         """Say on how many series members act, and which are significant and learned.
 
         Args:
-            labels: names of the members, by flat place.
+            labels: names of the members, by flat index.
             noun: for several of them, such as "heads".
             among: members that are spoken of; all if None.
         """

@@ -1,10 +1,8 @@
 """Drawing of any variable of a labelled result by its dimensions alone.
 
-It becomes a map, lines, or dots with intervals.
-
-A kind without a figure of its own is drawn by it; read :func:`draw_variable` first.
-:func:`generic_figure` gives such a drawing its place among the figures of a kind, with
-a table and sentences.
+Read :func:`draw_variable` first: it makes a map, lines, or dots with intervals, and
+draws results of kinds that have no figure. :func:`generic_figure` registers such a
+drawing as a figure of a kind, with a table and sentences.
 """
 
 from __future__ import annotations
@@ -117,7 +115,7 @@ def draw_variable(
         title: of the figure; from the measurement and the model unless given.
         about: what the values are, a sentence under the title.
         top: most members that are drawn a row each, the largest.
-        selection: a label, or a place counted from 0, by dimension: ``layer=3,
+        selection: a label, or an index counted from 0, by dimension: ``layer=3,
             series="co2"``.
 
     Raises:
@@ -127,22 +125,22 @@ def draw_variable(
     name = variable or first_variable(result)
     if name not in result.data_vars:
         raise unknown_name("variable", name, map(str, result.data_vars))
-    drawn = _drawn(result, name, title, about, selection)
+    drawn = _select(result, name, title, about, selection)
     if not drawn.values.size:
-        return _nothing(drawn)
+        return _draw_nothing(drawn)
     if drawn.dims == ("layer", "head"):
         return head_maps(drawn.ds, [_head_map(drawn)], drawn.title, *drawn.remarks)
     *across, last = drawn.dims
     n_axes = len(_axes(drawn.ds, drawn.dims))
     if n_axes == 1 and all(drawn.ds.sizes[dim] <= _MAX_LINES for dim in across):
-        return _lines(drawn, last, *across)
+        return _draw_lines(drawn, last, *across)
     few = drawn.effect is not None and drawn.ds.sizes[last] <= _MAX_GROUPS
     if not n_axes and (few or not across):
-        return _rows(drawn, top)
-    return _heat_map(drawn)
+        return _draw_rows(drawn, top)
+    return _draw_heat_map(drawn)
 
 
-def _nothing(drawn: _Drawn) -> go.Figure:
+def _draw_nothing(drawn: _Drawn) -> go.Figure:
     """Say that there is no member to draw."""
     canvas = blank(120)
     canvas.panel().note("none", 0.5, 0.5, xref="domain", yref="domain")
@@ -181,6 +179,7 @@ def generic_figure(
         return draw_variable(data, variable, **{"about": title, **selection})
 
     draw.__name__ = f"{kind}_{variable}"
+    # the caller's module, under which references list the figure
     draw.__module__ = str(sys._getframe(1).f_globals["__name__"])
     draw.__doc__ = _DOCUMENTATION.format(variable=variable)
     return figure(kind, title, variable=variable, **facts)(draw)
@@ -240,7 +239,7 @@ def panel_of_first(ds: xr.Dataset) -> Iterator[FigurePanel]:
 default_figure(draw_variable, table_of_first, panel_of_first)
 
 
-def _drawn(
+def _select(
     ds: xr.Dataset, name: str, title: str, about: str, selection: Mapping[str, Any]
 ) -> _Drawn:
     """Select the values to draw, medians over series where these are tested."""
@@ -256,7 +255,7 @@ def _drawn(
     members = _in_order(ds, [dim for dim in left if dim != "series"])
     effect = None
     if members and "series" not in selection:
-        effect = _effect(ds, name, members, at)
+        effect = _read_effect(ds, name, members, at)
     dims = members
     if effect is None:
         dims = _in_order(ds, left)
@@ -282,7 +281,7 @@ def _drawn(
         remarks.append(f"median{bounds} over {effect.over}")
     label = str(values.attrs.get("long_name", name.replace("_", " ")))
     unit = str(values.attrs.get("units", ""))
-    heading = title or _title(ds, label)
+    heading = title or _write_title(ds, label)
     return _Drawn(
         ds, tuple(dims), drawn_values, effect, label, unit, heading, tuple(remarks)
     )
@@ -332,7 +331,7 @@ def _find_index(ds: xr.Dataset, dim: str, value: str | int) -> int:
     return position(ds, dim, value)
 
 
-def _effect(
+def _read_effect(
     ds: xr.Dataset, name: str, dims: Sequence[str], at: dict[str, Any]
 ) -> Finding | None:
     """Read a tested effect, or the interval or the test that a variable has itself."""
@@ -357,7 +356,7 @@ def _effect(
     )
 
 
-def _title(ds: xr.Dataset, label: str) -> str:
+def _write_title(ds: xr.Dataset, label: str) -> str:
     """Write the measurement's title, the model and the variable."""
     heading = str(ds.attrs.get("title", ""))
     if kind := str(ds.attrs.get("kind", "")):
@@ -458,7 +457,7 @@ def _head_map(drawn: _Drawn) -> HeadMap:
     low = None
     if known.size:
         low = max(0.0, float(known.min() - 0.1 * np.ptp(known)))
-        # values that differ by rounding alone have no ends of their own
+        # differences by rounding alone would fill the scale
         if np.ptp(known) < _ROUNDING * np.abs(known).max():
             low = 0.0
     return HeadMap(
@@ -473,7 +472,7 @@ def _head_map(drawn: _Drawn) -> HeadMap:
     )
 
 
-def _heat_map(drawn: _Drawn) -> go.Figure:
+def _draw_heat_map(drawn: _Drawn) -> go.Figure:
     """Draw a map with the first of the dimensions downwards."""
     rows, columns = (
         [plain(label) for label in _labels(drawn.ds, dim)] for dim in drawn.dims
@@ -498,7 +497,7 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
         ygap=1 if len(rows) <= 60 else 0,
     )
     sizes = np.abs(drawn.values[np.isfinite(drawn.values)])
-    # beside few large values the others are still to be seen
+    # few large values would leave the others white
     is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
     canvas.colours(_head_map(drawn).colours(root=bool(is_skewed)))
     style = {"type": "category", "ticks": ""}
@@ -520,7 +519,7 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
     return canvas.finalize(drawn.title, *drawn.remarks, empty)
 
 
-def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
+def _draw_lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
     """Draw a line for each member of ``across``.
 
     Lines of up to 40 points, and lines with a test or an interval, have dots.
@@ -564,10 +563,10 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
         )
     panel.x(_axis_title(ds, along), **_category(along))
     panel.y(drawn.value_title, **settings)
-    return canvas.finalize(drawn.title, *drawn.remarks, _whiskers(drawn))
+    return canvas.finalize(drawn.title, *drawn.remarks, _name_whiskers(drawn))
 
 
-def _whiskers(drawn: _Drawn) -> str:
+def _name_whiskers(drawn: _Drawn) -> str:
     """Name the intervals of a result that says their level."""
     level = drawn.ds.attrs.get("confidence")
     if level is None or drawn.effect is None or not drawn.effect.spread:
@@ -598,7 +597,7 @@ def _category(dim: str) -> dict[str, Any]:
     return {"nticks": 10}
 
 
-def _rows(drawn: _Drawn, top: int) -> go.Figure:
+def _draw_rows(drawn: _Drawn, top: int) -> go.Figure:
     """Draw a row of dots for each member, one dot for each of a second dimension."""
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
@@ -644,7 +643,7 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
         range=[len(order) - 0.5, -0.5],
         gridcolor=mixed(GREY, 0.2),
     )
-    return canvas.finalize(drawn.title, *drawn.remarks, _whiskers(drawn), remark)
+    return canvas.finalize(drawn.title, *drawn.remarks, _name_whiskers(drawn), remark)
 
 
 def _largest(values: np.ndarray, top: int, count: int) -> tuple[np.ndarray, str]:

@@ -211,21 +211,21 @@ def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
     )
 
 
-def component_name(ds: xr.Dataset, place: int) -> str:
+def component_name(ds: xr.Dataset, index: int) -> str:
     """Name a component's layer, and its head.
 
     The kind of attention is named where the stack has several.
     """
     kinds = ds["component_kind"].values.astype(str)
     heads = ds["component_head"].values
-    layer = layer_name(str(ds["component_layer"].values[place]))
-    kind = kind_word(kinds[place])
-    if heads[place] < 0:
+    layer = layer_name(str(ds["component_layer"].values[index]))
+    kind = kind_word(kinds[index])
+    if heads[index] < 0:
         return f"{layer}, {kind}"
     several = len(set(kinds[heads >= 0])) > 1
     if several:
-        return f"{layer}, {kind} head {heads[place]}"
-    return f"{layer}, head {heads[place]}"
+        return f"{layer}, {kind} head {heads[index]}"
+    return f"{layer}, head {heads[index]}"
 
 
 def _of_heads(ds: xr.Dataset) -> xr.Dataset:

@@ -187,7 +187,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     )
     for panel, (across, upwards) in zip(canvas, pairs, strict=True):
         scores = (array(ds, name, *_DIMS).ravel() for name in (across, upwards))
-        _scatter(panel, ds, *scores)
+        _draw_scores(panel, ds, *scores)
         panel.x(_AXES[across], nticks=5)
         panel.y(_AXES[upwards], nticks=5)
         panel.vline(thresholds[across], dash="4px,3px")
@@ -202,7 +202,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     )
 
 
-def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
+def _draw_scores(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
     labels = np.array(
         [
             f"layer {layer}, head {head}"

@@ -187,7 +187,7 @@ def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
 def group_name(
     labels: list[str], group: list[int], words: list[str] | None = None
 ) -> str:
-    """Name a segment, in other words if given, or the covariate that several are of."""
+    """Name a segment, as in ``words`` if given, or the covariate of several."""
     first = labels[group[0]]
     if len(group) == 1:
         return (words or labels)[group[0]]

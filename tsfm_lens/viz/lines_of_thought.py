@@ -79,7 +79,7 @@ def thought_lines(
     grid, _ = logit_sheet(ds, view, indices, bounds, _ROWS)
     panels = dict(zip(labels, grid, strict=True))
     for line in lines:
-        _line(
+        _draw_line(
             panels[str(ds["line_layer"].values[line])], ds, view, int(line), paths[line]
         )
     # labels of neighbouring panels would run into each other
@@ -96,7 +96,7 @@ def thought_lines(
     )
 
 
-def _line(
+def _draw_line(
     panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray
 ) -> None:
     word, colour, symbol = _STYLES[bool(ds["spurious"].values[line])]

@@ -161,7 +161,7 @@ def patching_map(
         return draw_variable(
             ds, variable, series=pair.view.place, title=title, about=about
         )
-    canvas, remark = _map(ds, sites, values, variable, pair, noise)
+    canvas, remark = _draw_maps(ds, sites, values, variable, pair, noise)
     scale = ""
     if variable in ("recovered", "first_order"):
         scale = f"0: the {base} forecast, 1: the {source}"
@@ -189,7 +189,7 @@ def _noise(ds: xr.Dataset, value: str, sites: Places, unit: str) -> Finding | No
         noise is None
         and (alone := finding(ds, value, "component", unit=unit)) is not None
     ):
-        # a place is judged as a whole
+        # all positions of a place are tested together
         noise = alone.at(
             np.repeat(
                 np.arange(ds.sizes["component"])[:, None], ds.sizes["position"], axis=1
@@ -201,7 +201,7 @@ def _noise(ds: xr.Dataset, value: str, sites: Places, unit: str) -> Finding | No
     return noise.at(sites.order).without_range
 
 
-def _map(
+def _draw_maps(
     ds: xr.Dataset,
     sites: Places,
     values: np.ndarray,

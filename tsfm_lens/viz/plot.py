@@ -36,7 +36,7 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
         others: the second thing, and the name of a figure where the first that fits is
             not wanted; its last words are enough: ``plot(result, "heatmap")`` draws
             ``attribution_heatmap``. Or the name of a variable of the result.
-        options: of the figure's function; of a variable a label or a place by
+        options: of the figure's function; of a variable a label or an index by
             dimension, such as ``layer=3``; ``names=["one", "two"]`` of two things.
 
     Raises:

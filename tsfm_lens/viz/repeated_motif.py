@@ -153,7 +153,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
         )
         panel.y("share copied" if "copy_score" in ds else "1 − relative\ncopy error")
     for (name, title, meaning), panel in zip(heads, panels, strict=True):
-        _head_lines(panel, ds, name, x, meaning)
+        _draw_head_lines(panel, ds, name, x, meaning)
         panel.y(title)
         if name == "prefix_matching":
             panel.line(
@@ -178,7 +178,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     return canvas.finalize(f"Heads of {name_model(ds)} over its training", *remarks)
 
 
-def _head_lines(
+def _draw_head_lines(
     panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, meaning: str
 ) -> None:
     """Draw a line per head in its layer's colour, and its range over motifs."""

@@ -156,7 +156,7 @@ def autoregressive_attention_map(
     ]
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
     hover = "query step %{x} reads context step %{y}"
-    group = _draw(grid, maps, labels, keys, queries, hover, upwards=True)
+    group = _draw_maps(grid, maps, labels, keys, queries, hover, upwards=True)
     grid.colours(weight_colours(limit))
     are_forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
     title_axes(
@@ -209,7 +209,7 @@ def attention_rollout_map(
     limit = float(np.quantile(from_others, 0.99)) or 1.0
     labels = [f"after {label}" for label in layer_names(ds, rows)]
     grid = panel_grid([(label,) for label in labels], row_height=190)
-    group = _draw(
+    group = _draw_maps(
         grid,
         flow,
         labels,
@@ -234,7 +234,7 @@ def attention_rollout_map(
     )
 
 
-def _draw(
+def _draw_maps(
     grid: Sheet,
     maps: list[np.ndarray],
     labels: list[str],

@@ -63,7 +63,7 @@ def summarize(
             Behind its colon stand a statement of :class:`Members` and a unit; of a
             number, the unit alone. A unit is "percent", "signed", "nats", "whole",
             "unit" for that of the data ("signed unit" with a sign), or any other.
-        effect: judged variable, see :func:`.estimates.judge`.
+        effect: tested variable, see :func:`.estimates.judge`.
         noun: for several members, such as "heads".
         labels: function that names the members; by their coordinates if None.
         side: sign of the members that are named and counted; 0 for both.

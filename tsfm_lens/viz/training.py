@@ -194,7 +194,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
         steep = values.min() > 0 and values.max() > STEEP * values.min()
         is_logarithmic = steep and row.name in ("loss", "watched_loss", "sharpness")
         panel.y(row.title, **(LOG_AXIS if is_logarithmic else {}))
-        _references(panel, ds, row.name)
+        _draw_references(panel, ds, row.name)
     canvas.x(showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
     several = "run" in ds.dims
@@ -256,7 +256,7 @@ def _lines(ds: xr.Dataset, name: str) -> Iterator[_Line]:
         yield _Line("", INK, values, values - residual, values + residual)
 
 
-def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
+def _draw_references(panel: Panel, ds: xr.Dataset, name: str) -> None:
     """Draw uniform attention and the identity, where all layers have as many keys."""
     if "n_keys" in ds.coords:
         keys = {int(value) for value in ds["n_keys"].values}

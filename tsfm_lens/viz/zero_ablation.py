@@ -210,7 +210,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     effect = array(ds, metric, "component", "series")
     noise = finding(ds, metric, "component")
     middle = central_sizes(noise, effect)
-    canvas = _draw(ds, middle, measure, noise)
+    canvas = _draw_blocks(ds, middle, measure, noise)
     # by the root, since layers reach far beyond heads
     scale: Style = (
         {"diverging": True, "tickformat": ".2~%"} if measure.relative else {"low": 0.0}
@@ -337,7 +337,7 @@ def _grid(
     return grid
 
 
-def _draw(
+def _draw_blocks(
     ds: xr.Dataset, middle: np.ndarray, measure: Measure, noise: Finding | None
 ) -> Sheet:
     """Draw all blocks, a row per stack and a column per kind of component."""
@@ -378,7 +378,9 @@ def _draw(
         above=46,
         below=46,
     )
-    texts = [_describe(ds, i, middle, measure, noise) for i in range(len(middle))]
+    texts = [
+        _describe_component(ds, i, middle, measure, noise) for i in range(len(middle))
+    ]
     stacks: set[str] = set()
     for (stack, (_, count), grid), panel in zip(grids, canvas, strict=True):
         exists = grid >= 0
@@ -421,7 +423,7 @@ def _draw(
     return canvas
 
 
-def _describe(
+def _describe_component(
     ds: xr.Dataset, i: int, middle: np.ndarray, measure: Measure, noise: Finding | None
 ) -> str:
     """Describe a component for a hover box."""
