@@ -35,10 +35,12 @@ def add_curves(
     """Draw a curve for each label, in the order of the table.
 
     Args:
-        x, y, label: columns.
+        x: column of the horizontal axis.
+        y: column of the vertical axis.
+        label: column whose values are one curve each.
         repeat: column of seeds or draws, which are thin lines below their mean.
         geometric: whether that mean is geometric, as a logarithmic axis asks for.
-        look: of the curves, see :meth:`Panel.line`.
+        look: options of the curves, see :meth:`Panel.line`.
     """
     for name, rows, colour in _by_label(table, y, label):
         hover = f"{plain(name)}<br>%{{x}}: %{{y:.4g}}"
@@ -69,9 +71,11 @@ def add_points(
     Means are over the rows of one label that share a value of ``x``.
 
     Args:
-        x, y, label: columns; places are along ``x``.
-        across: whether places are names along the vertical axis and values along the
-            horizontal one.
+        x: column of the horizontal axis.
+        y: column of the values.
+        label: column whose values have one colour each.
+        across: whether ``x`` has names along the vertical axis, and values are along
+            the horizontal one.
     """
     value = "%{y:.4g}"
     if across:
@@ -123,10 +127,13 @@ def curve_sheet(
     """Draw the curves of a table, a panel for each value of a column.
 
     Args:
-        x, y, label, panel: columns; one panel unless given.
+        x: column of the horizontal axis.
+        y: column of the vertical axis.
+        label: column whose values are one curve each.
         axes: titles of both axes.
+        panel: column whose values are one panel each; one panel in all if None.
         log: "x", "y" or "xy": axes with a logarithmic scale.
-        reference: name, places and values of a dotted curve in every panel.
+        reference: name, x and y of a dotted curve in every panel.
         options: see :func:`add_curves`.
     """
     if panel is None:
@@ -172,10 +179,11 @@ def read_means(
     Labels are ordered by their mean, lowest first.
 
     Args:
-        table: a row a seed.
-        value, label: columns.
-        quantity: name of the value.
-        unit: with a space before it.
+        table: data frame with one row per seed.
+        value: column of the values.
+        label: column of the labels.
+        quantity: name of the value in the sentences.
+        unit: unit of the value, with a space before it.
     """
     finite = table.dropna(subset=[value])
     bounds = finite.groupby(label, sort=False)[value].agg(

@@ -131,8 +131,8 @@ def draw_errors(ds: xr.Dataset, over: str = "rho") -> go.Figure:
     """Draw the test error over the radius ρ of SAM, or over the horizon.
 
     Args:
-        over: "rho" or "horizon", InputError for another; arms of one name are a curve,
-            single ones are left out.
+        over: "rho" or "horizon"; another one raises InputError. Arms of one name are
+            joined to a curve, single arms are left out.
 
     Example:
         >>> record = experiments.record("benchmarks")

@@ -197,13 +197,13 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     Their validation errors by epoch are collected too.
 
     Returns:
-        Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``,
-        ``validation_mae`` and, of files, ``test_mse`` and ``test_mae``, NaN where a run
-        has not ended; ``epochs``, ``best_epoch``, ``seconds``, ``parameters``; and
-        ``curve`` (arm, seed, epoch). Of files ``horizon`` and ``rho`` of each arm are
+        Dataset of kind "lab_runs" over ``arm`` and ``seed``, NaN where a run has not
+        ended: ``validation_mse``, ``validation_mae``, ``epochs``, ``best_epoch``,
+        ``seconds``, ``parameters`` and ``curve`` (arm, seed, epoch). Runs on files also
+        have ``test_mse`` and ``test_mae``, with ``horizon`` and ``rho`` of each arm as
         coordinates. Runs with a watch have its measures over ``look`` (``look_step`` is
-        its optimiser step), and ``pattern`` (arm, snapshot, query, key). Of prompts
-        ``validation_last`` and, over ``pairs``, ``by_pairs``.
+        the optimiser step) and ``pattern`` (arm, snapshot, query, key). Runs on prompts
+        have ``validation_last``, and ``by_pairs`` over ``pairs``.
 
     Raises:
         InputError: no run has ended.
@@ -329,16 +329,16 @@ def ends(
     The weights are those that the runs below a folder ended with.
 
     Args:
-        windows: test windows to measure attention on; sharpness takes twice as many
-            training windows.
-        products: with the Hessian.
+        windows: number of test windows to measure attention on; sharpness takes twice
+            as many training windows.
+        products: number of products with the Hessian for the sharpness.
 
     Returns:
-        Dataset over ``arm`` and ``seed``, NaN where a model has none:
-        ``end_sharpness``, the largest eigenvalue, with ``end_sharpness_residual``;
-        ``end_entropy`` and ``end_numerical_rank`` of the attention between channels;
-        ``end_nuclear_norm`` and ``end_diagonal_mass`` (…, window); and ``end_pattern``
-        (…, query, key).
+        Dataset over ``arm`` and ``seed``, NaN where a model has none. ``end_sharpness``
+        is the largest eigenvalue, with ``end_sharpness_residual``; ``end_entropy`` and
+        ``end_numerical_rank`` are those of the attention between channels;
+        ``end_nuclear_norm`` and ``end_diagonal_mass`` are (…, window), and
+        ``end_pattern`` (…, query, key).
 
     Raises:
         InputError: no run has ended, or one is of no benchmark.

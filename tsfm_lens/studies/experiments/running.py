@@ -278,15 +278,18 @@ def train(
     """Train to the end and measure, or go on with a run that was stopped.
 
     Args:
-        config, out: of the run, and its folder: config.json, log.jsonl, state.pt,
-            watch.jsonl, and at the end best.safetensors and result.json.
-        resume, quiet: go on with the run in ``out``; no progress bar.
+        config: configuration of the run.
+        out: folder of the run, for config.json, log.jsonl, state.pt, watch.jsonl, and
+            at the end best.safetensors and result.json.
+        resume: continue the run in ``out``.
+        quiet: show no progress bar.
 
     Returns:
-        ``ended``; and then ``validation`` and ``test``, errors "mse" and "mae" with the
-        weights of the lowest validation error where there is patience; ``epochs``,
-        ``best_epoch``, ``seconds`` and ``parameters``. Of prompts ``validation`` has
-        "mse" and "last", and ``by_pairs`` the error after 0, 1, … pairs.
+        ``ended``. If it is true, also ``validation`` and ``test`` with the errors "mse"
+        and "mae", by the weights of the lowest validation error where the plan has a
+        patience; ``epochs``, ``best_epoch``, ``seconds`` and ``parameters``. For
+        prompts, ``validation`` has "mse" and "last", and ``by_pairs`` is the error
+        after 0, 1, … pairs.
 
     Raises:
         CheckpointError: the folder holds a run and it is not to be resumed, or one of

@@ -126,7 +126,7 @@ class Context:
         return median(values, self.select_series(values.shape[-1]))
 
     def settings(self, *, over_seeds: bool = False) -> dict[str, str]:
-        """Describe series and forecasts, in the words of the items' settings."""
+        """Describe series and forecasts by the keys of the items' settings."""
         batch = self.run.batch
         adapter = self.model.adapter
         ids = ", ".join(batch.ids[:4]) + (" …" if len(batch) > 4 else "")

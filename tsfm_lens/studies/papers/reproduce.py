@@ -76,46 +76,46 @@ def reproduce(
 
     Args:
         name: id of the table or figure, such as "S3-T5".
-        model: checkpoint, folder, hub id or lens, or several where the item is of
-            several models or a sweep. The paper's own if None, or the embedded models
-            where the item is of several.
-        data: series with the truth at their end; of a sweep names of bundled series, or
-            files. If None windows of chaotic systems, like the paper's for Chronos, of
-            a language model random ids; of a sweep GIFT-Eval.
-        windows: how many of the chaotic windows, 16 if None, or the last ones of each
-            series, one if None; of a sweep over the benchmark those drawn from each
-            configuration, all if None.
-        horizon: forecast steps; the paper's, or the model's prediction length, if None.
-        num_samples: sample paths of a sampling model; if None its configured number, of
-            a sweep the paper's.
-        n_sequences, seed: of the repeated-random-tokens test; of the windows, forecasts
-            and sequences.
-        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if
-            None. Of an experiment of no model the number of draws; that of its settings
-            if None.
-        store, benchmark: folder of a sweep's results; of GIFT-Eval, the variable
-            GIFT_EVAL if None.
+        model: checkpoint, folder, hub id or lens; several where the item is about
+            several models or is a sweep. If None, the paper's own model, or the
+            embedded models where the item is about several.
+        data: series with the truth at their end; for a sweep, names of bundled series,
+            or files. If None, windows of chaotic systems, like the paper's for Chronos
+            (for a language model random ids); for a sweep, GIFT-Eval.
+        windows: number of chaotic windows (16 if None), or of last windows of each
+            given series (1 if None); for a sweep over the benchmark, number drawn from
+            each configuration (all if None).
+        horizon: forecast steps; if None, the paper's, or the model's prediction length.
+        num_samples: sample paths of a sampling model; if None, its configured number,
+            or for a sweep the paper's.
+        n_sequences: number of sequences of the repeated-random-tokens test.
+        seed: seed of windows, forecasts and sequences.
+        seeds: number of seeds, from ``seed`` on, for forecasts of a model that draws (3
+            if None). For an experiment without a model, the number of draws (that of
+            its settings if None).
+        store: folder of a sweep's results.
+        benchmark: folder of GIFT-Eval; if None, the environment variable GIFT_EVAL.
         configs: configurations of GIFT-Eval, or patterns of their names.
-        engine, workers: of a sweep, "single", "processes" or "ray"; one worker per core
-            if None.
+        engine: how a sweep runs: "single", "processes" or "ray".
+        workers: number of workers of a sweep; one per core if None.
         progress: called with a label, the number done, the total, and the seconds left
             where they are known.
         reading: options of ``tsfm_lens.data.read_series`` for the files of a sweep.
 
     Returns:
-        Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and
+        Dataset of kind "reproduction". Over ``quantity`` are ``paper``, ``ours`` and
         ``difference`` (ours less the paper's), NaN where the paper prints no number,
-        ``unit`` and ``where`` it is printed. A claim has the paper's words, and its
-        parts follow it (``make_part`` names the claim). Each has a ``verdict``:
-        "holds", "does not hold", "undecided" or "depends on ε" (``ours`` is 1, 0 or
-        NaN), and a reason ``why`` if it is undecided; see
-        :func:`tsfm_lens.studies.papers.verdicts.judged`. An item of which nothing is
-        measured has one row, "not run", and the reason. ``estimate``, ``low`` and
-        ``high`` are the number with its 95 % interval; of a part, the median ``margin``
-        by which it is true, with ``p``, its p-value after Holm. Over ``setting``, those
-        that differ: ``our_setting`` and ``paper_setting``, empty where the paper states
-        none. ``note`` says why the two may not compare, and ``over`` is the unit of the
-        tests of claims, windows or draws.
+        with ``unit`` and ``where`` it is printed. ``estimate``, ``low`` and ``high``
+        are the number with its 95 % interval. A claim has the paper's text, and its
+        parts follow it (``part_of`` names the claim). Claims and parts have a
+        ``verdict``: "holds", "does not hold", "undecided" or "depends on ε" (``ours``
+        is then 1, 0 or NaN), and a reason ``why`` if it is undecided; see
+        :func:`tsfm_lens.studies.papers.verdicts.judged`. For a part, ``estimate`` is
+        the median ``margin`` by which it is true, and ``p`` its p-value after Holm. An
+        item of which nothing is measured has one row, "not run", with the reason. Over
+        ``setting`` are the settings that differ: ``our_setting`` and ``paper_setting``,
+        empty where the paper states none. The attribute ``note`` says why the two may
+        not compare, and ``over`` is the unit of the tests, windows or draws.
 
     Raises:
         UnknownNameError: no such id.
@@ -219,7 +219,7 @@ def _with_unique_names(
 
 
 def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.Dataset:
-    """Put the paper's numbers beside measured ones; see :func:`reproduce`."""
+    """Compare measured numbers with the paper's; see :func:`reproduce`."""
     if not {*item.words, *item.words.values()} & {*result.values, *result.claims}:
         raise InputError(
             f"{item.id} reports no number for this model; it is about"
@@ -236,7 +236,7 @@ def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.
 def _compare_by_name(
     item: Item, result: MeasuredValues, models: Sequence[str], attrs: Mapping[str, Any]
 ) -> xr.Dataset:
-    """Put the paper's numbers beside measured ones, of models by name."""
+    """Compare measured numbers with the paper's, given the names of the models."""
     theirs = tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others))))
     caveat = ""
     if theirs and (not_of_paper := set(models) - set(theirs)):

@@ -332,7 +332,7 @@ def larger(more: Interval, less: Interval, of: str, words: str = "") -> Verdict:
 
 
 def fewest(parts: int = 1) -> int:
-    """Count the clusters that a claim of so many parts needs to be decidable.
+    """Count the clusters below which no claim of ``parts`` parts is decidable.
 
     With fewer, not even full agreement of all clusters would be significant.
     """

@@ -60,13 +60,13 @@ class QueueCell:
     """One experiment of the queue.
 
     Attributes:
-        order: place of its subject in the queue; cells of one order run as they are
+        order: number of its subject in the queue; cells of one order run as they are
             listed.
         record: name of the record that it is kept in.
-        name: its own name, once in a record.
-        run: computes its part of the record, given its place; returns None if it was
-            stopped.
-        group: cells that cost about the same; the record if empty.
+        name: name of the cell, unique in its record.
+        run: function that computes its part of the record in a workplace, and returns
+            None if it was stopped.
+        group: name shared by cells that cost about the same; the record's if empty.
         seconds: processor seconds that it is expected to take.
         files: files that it reads.
     """
@@ -86,7 +86,7 @@ class QueueCell:
 
     @property
     def folder(self) -> str:
-        """Name of the folder of what it needs to go on."""
+        """Name of the folder with what the cell needs to resume."""
         return re.sub(r"[^\w.=+-]+", "-", f"{self.record} {self.name}")
 
     @property
@@ -157,9 +157,9 @@ class Queue:
     The state may be lost.
 
     Args:
-        cells: of all orders, each once.
-        records: folder of the records, that ship.
-        state: folder of locks, failures, and what unfinished cells need to go on.
+        cells: cells of all orders, each once.
+        records: folder of the records, which ship.
+        state: folder of locks, failures, and what unfinished cells need to resume.
 
     Raises:
         InputError: two cells have one name in one record.
@@ -184,7 +184,7 @@ class Queue:
 
     @property
     def stop_file(self) -> Path:
-        """File that ends the queue after the cell at hand."""
+        """File that ends the queue after the running cell."""
         return self.state / "stop"
 
     def finished(self) -> dict[tuple[str, str], float]:

@@ -330,7 +330,7 @@ def _named(prefix: str, codes: Iterable[str]) -> dict[str, str]:
 
 
 def _drawn(rng: np.random.Generator, count: int, draw: Any) -> list[str]:
-    """Draw up to so many different codes; fewer where there are no more."""
+    """Draw up to ``count`` different codes; fewer where there are no more."""
     codes: dict[str, None] = {}
     for _ in range(50 * count):
         if len(codes) == count:

@@ -360,7 +360,7 @@ def encoded_text(tokens: int) -> tuple[np.ndarray, np.ndarray]:
 class TextTask:
     """Task of a T5 that continues text as Chronos continues series.
 
-    It predicts so many tokens after a context.
+    It predicts the ``horizon`` tokens after a context.
     """
 
     name = "continuations of text"
@@ -563,7 +563,7 @@ def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
 def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
     """Measure loss in nats and likeliest tokens of a truncated model.
 
-    Its ranks come to the ratios of table 2.
+    It is truncated to the shares of ranks of table 2.
     """
     matrices = compress.matrices(lens)
     forms = {name: matrix.form() for name, matrix in matrices.items()}

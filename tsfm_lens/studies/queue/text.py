@@ -31,7 +31,7 @@ HELD_OUT = 20
 class Text:
     """Characters as numbers of ``SYMBOLS``, for training and held out.
 
-    The latter are from documents of their own.
+    The two are from different documents.
     """
 
     training: np.ndarray

@@ -43,8 +43,9 @@ class AttentionWeights:
     They act from the left on columns.
 
     Attributes:
-        query, key, value: W_Q, of tokens that are attended to, W_K, of tokens that
-            attend, and W_V.
+        query: W_Q, which acts on tokens that are attended to.
+        key: W_K, which acts on tokens that attend.
+        value: W_V.
     """
 
     query: np.ndarray
@@ -305,10 +306,11 @@ def incompressible(
     Any value matrix of rank d̃ loses σ_{d̃+1}/4 or more.
 
     Args:
-        singular_values, n_tokens, seed: of U, (d,), falling and above 0; L, at least d;
-            of the value matrix.
+        singular_values: singular values of U, (d,), falling and above 0.
+        n_tokens: number of tokens L, at least d.
+        seed: seed of the value matrix.
         as_printed: take the logarithm of 4d for any L, where the proof needs L ≤ 4d +
-            1; else of 4 max(d, L).
+            1; otherwise that of 4 max(d, L).
 
     Raises:
         InputError: singular values that are not positive and falling, or fewer tokens

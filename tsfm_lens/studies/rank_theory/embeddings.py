@@ -108,9 +108,9 @@ class QuantisedEmbedding(Embedding):
     Chronos, WaveToken and TOTEM embed in this way; patches are single steps.
 
     Attributes:
-        edges: (V − 1,) between the bins, rising; a value on an edge belongs to the bin
-            above.
-        vectors: (d, V), a bin a column: the vocabulary.
+        edges: (V − 1,) edges between the bins, rising; a value on an edge belongs to
+            the bin above.
+        vectors: (d, V) vocabulary, one column per bin.
     """
 
     edges: np.ndarray
@@ -143,7 +143,9 @@ class ResidualMlpEmbedding(Embedding):
     Chronos-Bolt, Moirai and TimesFM embed in this way.
 
     Attributes:
-        inner, outer, skip: W₁, (d_f, k), W₂, (d, d_f), and W₃, (d, k).
+        inner: W₁, (d_f, k).
+        outer: W₂, (d, d_f).
+        skip: W₃, (d, k).
         activation: ω, one of :data:`ACTIVATIONS`.
     """
 
@@ -197,7 +199,9 @@ class GatedEmbedding(Embedding):
     Time-MoE embeds in this way.
 
     Attributes:
-        gate, value, beta: w and v, (d,) each, and β, above 0.
+        gate: w, (d,).
+        value: v, (d,).
+        beta: β, above 0.
     """
 
     gate: np.ndarray
@@ -231,7 +235,8 @@ class ChebyshevEmbedding(Embedding):
     j is 1, 2, …; values beyond x_max are clipped to it.
 
     Attributes:
-        directions, largest: u, (d, rank), orthonormal columns; x_max, above 0.
+        directions: u, (d, rank), orthonormal columns.
+        largest: x_max, above 0.
     """
 
     directions: np.ndarray
@@ -332,7 +337,7 @@ def mlp_count(
     Those above ε‖W₂‖‖W₁X‖ count; the tokens are of patches (k, L).
 
     Returns:
-        For each ε the count, and min{d, (1 + ε⁻²)k}.
+        The count for each ε, and its bound min{d, (1 + ε⁻²)k}.
 
     Example:
         >>> made = rank_theory.ResidualMlpEmbedding.random(32, patch=2)

@@ -120,9 +120,9 @@ def compression_by_rank(
 
     Returns:
         Dataset of kind "theory_compression_rank". ``error`` ‖Y − Ỹ‖_F and its ``bound``
-        (scaling, draw, rank); ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1}
-        (rank); ``slope`` (scaling, draw): of log error over log σ_{d̃+1} at ranks up to
-        3/4 of the width, ``slope_of_all`` at all.
+        are (scaling, draw, rank); ``next_singular_value`` σ_{d̃+1} and ``rate`` √d
+        σ_{d̃+1} are (rank). ``slope`` (scaling, draw) is that of log error over log
+        σ_{d̃+1} at ranks up to 3/4 of the width, ``slope_of_all`` that at all ranks.
 
     Example:
         >>> errors = rank_theory.compression_by_rank(width=32, n_tokens=128, n_ranks=8)
@@ -175,8 +175,9 @@ def compression_by_width(
     Among the weights are some with ‖W_V‖ growing as √d, and some without.
 
     Returns:
-        Dataset of kind "theory_compression_width". ``error`` (weights, draw, width);
-        ``slope`` (weights) of log RMS over log d, with its ends.
+        Dataset of kind "theory_compression_width". ``error`` is (weights, draw, width);
+        ``slope`` (weights) is that of log RMS error over log d, with its interval
+        ``slope_low`` to ``slope_high``.
 
     Example:
         >>> sizes = {"widths": (16, 32), "rank": 4, "n_tokens": 64, "draws": 3}
@@ -244,9 +245,9 @@ def sketching_by_heads(
 
     Returns:
         Dataset of kind "theory_sketching". ``distance`` and ``effective_index``
-        (sketch, draw, heads) of "sparse" and "dense" sketches; ``floor`` σ_{hd̃+1}
-        (heads); ``slope`` (sketch, draw): of log effective index over log h;
-        ``singular_value`` (index).
+        (sketch, draw, heads) are those of "sparse" and "dense" sketches; ``floor``
+        (heads) is σ_{hd̃+1}; ``slope`` (sketch, draw) is that of log effective index
+        over log h; ``singular_value`` (index) is the input's.
 
     Example:
         >>> sizes = {"width": 64, "rank": 2, "heads": (1, 2, 4, 8), "decay": 8.0}
@@ -314,8 +315,9 @@ def spectra_by_heads(
 
     Returns:
         Dataset of kind "theory_head_spectra" over ``input`` ("times √L", "of norm 1"),
-        ``draw`` and ``heads``: ``singular_value`` (…, index), relative, ``rank`` and
-        ``logit_deviation``; ``input_singular_value`` (index).
+        ``draw`` and ``heads``: ``singular_value`` (…, index) relative to the largest,
+        ``rank`` and ``logit_deviation``. ``input_singular_value`` (index) and
+        ``input_rank`` are the input's.
 
     Example:
         >>> sizes = {"width": 16, "n_tokens": 32, "heads": (1, 4), "decay": 1.0}
@@ -382,9 +384,9 @@ def chebyshev_curves(
     Points are values from −x_max to x_max, evenly, x_max being the ``largest``.
 
     Returns:
-        Dataset of kind "theory_chebyshev". ``coordinate`` (rank, axis, point): the
-        first two of d; ``singular_value`` (rank, index); ``found_rank`` (rank): how
-        many are above 1e-10 of the largest.
+        Dataset of kind "theory_chebyshev". ``coordinate`` (rank, axis, point) has the
+        first two of d coordinates; ``singular_value`` is (rank, index); ``found_rank``
+        (rank) counts the singular values above 1e-10 of the largest.
 
     Example:
         >>> sizes = {"dimension": 8, "ranks": (1, 3), "n_points": 50}

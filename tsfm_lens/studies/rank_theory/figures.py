@@ -42,7 +42,7 @@ declare_measurements(
 
 
 def read_compression_rank(ds: xr.Dataset) -> list[str]:
-    """Describe the slope beside that of the theorem, and the distance to the bounds."""
+    """Describe the slope and that of the theorem, and the distance to the bounds."""
     slope = array(ds, "slope", "scaling", "draw").mean(axis=1)
     error, bound = (
         array(ds, name, "scaling", "draw", "rank") for name in ("error", "bound")
@@ -68,7 +68,7 @@ def read_compression_rank(ds: xr.Dataset) -> list[str]:
 
 
 def read_compression_width(ds: xr.Dataset) -> list[str]:
-    """Describe the slope of each kind of weights with its interval, beside one half."""
+    """Describe the slope of each kind of weights, and whether it agrees with √d."""
     fits = [array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")]
     return [
         f"With {name} weights the error grows as the power {num(slope)} ({num(low)} to"
@@ -79,7 +79,10 @@ def read_compression_width(ds: xr.Dataset) -> list[str]:
 
 
 def read_sketching(ds: xr.Dataset) -> list[str]:
-    """Describe the growth of the effective index, and sparse beside dense sketches."""
+    """Describe the growth of the effective index, and compare the sketches.
+
+    Sparse ones are compared with dense ones.
+    """
     slope = array(ds, "slope", "sketch", "draw").mean(axis=1)
     sparse, dense = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
     difference = 100 * np.abs(sparse / dense - 1).max()

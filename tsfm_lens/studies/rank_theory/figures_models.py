@@ -116,8 +116,8 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width") -> go.Figure:
     Whiskers go from the smallest matrix's rank to the largest's.
 
     Args:
-        against: "width", or "heads", with the ranks of single heads beside; a row of
-            panels for each ε.
+        against: "width" or "heads"; with "heads", a second panel in each row has the
+            ranks of single heads. There is a row of panels for each ε.
 
     Example:
         >>> fig = figures.model_rank_dots(rank_theory.ranks_by_model([lens]))

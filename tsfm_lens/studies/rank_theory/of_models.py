@@ -69,9 +69,9 @@ def ranks_by_model(
     Returns:
         Dataset of kind "ranks_by_model" over ``model``, with coordinates ``width`` (d),
         ``heads`` of the first stack, ``architecture``, and ``reads`` ("series" or
-        "text"). ``rank`` and ``head_rank`` (epsilon, model): means over all matrices,
-        and over all heads of all, with ``…_low`` and ``…_high``. NaN where rounding
-        hides one.
+        "text"). ``rank`` and ``head_rank`` (epsilon, model) are means over all
+        matrices, and over all heads of all matrices; ``…_low`` and ``…_high`` are the
+        smallest and the largest. They are NaN where rounding hides a rank.
 
     Raises:
         InputError: two models have one name, or as in :func:`weight_ranks`.
@@ -179,18 +179,19 @@ def spectra_by_patch(
     The noise is white, the random embeddings are residual MLPs.
 
     Args:
-        run: of a model, or one of each of several.
+        run: run of a model, or one run of each of several models.
         patches: steps of a patch of the random embeddings, which are as wide as the
-            first model; none if empty.
-        epsilon, seed: one or several, of the ranks; of the noise and of the random
-            embeddings.
+            first model; no random embeddings if empty.
+        epsilon: ε of the ranks, one or several.
+        seed: seed of the noise and of the random embeddings.
 
     Returns:
         Dataset of kind "spectra_by_patch" over ``embedding`` (names of models, "random,
         patch 4", …), with coordinates ``patch`` (steps), ``width`` (d) and ``origin``
-        ("model" or "random"): ``singular_value`` (embedding, mode), NaN beyond the
-        last, ``rounding_floor``, relative, ``epsilon_rank`` (epsilon, embedding), and
-        ``full``, the largest.
+        ("model" or "random"). ``singular_value`` (embedding, mode) is NaN beyond the
+        last one, ``rounding_floor`` (embedding) is relative to the largest,
+        ``epsilon_rank`` is (epsilon, embedding), and ``full`` (embedding) is the
+        largest possible rank.
 
     Raises:
         InputError: an ε outside (0, 1), or a model that reads text.
@@ -301,10 +302,11 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
     a language model all rows.
 
     Returns:
-        Dataset of kind "vocabulary_plane" over ``token`` (ids): ``coordinate`` (token,
-        direction); ``value`` (token) of the bin in scales of the series, NaN of text;
-        ``share`` (direction), of the sum of squares; ``neighbour_ratio``: the median
-        distance of tokens with neighbouring ids over that of two others.
+        Dataset of kind "vocabulary_plane" over ``token`` (ids). ``coordinate`` is
+        (token, direction); ``value`` (token) is that of the bin in scales of the
+        series, NaN for text; ``share`` (direction) is the share of the sum of squares;
+        ``neighbour_ratio`` is the median distance of tokens with neighbouring ids over
+        that of random pairs.
 
     Raises:
         InputError: the model has no vocabulary.

@@ -28,9 +28,9 @@ def rank_schedule(
     They are ⌈first · (1 + i)^exponent⌉, at most ``d_head``.
 
     Args:
-        first: rank of a layer numbered 0.
-        exponent: 0 or above.
-        layers: how many.
+        first: rank of a layer numbered 0, at least 1.
+        exponent: power by which ranks grow, 0 or above.
+        layers: number of layers.
         d_head: size of a head, its full rank.
         start: number of the first layer; the paper does not say if 0 or 1, and neither
             gives all of its size ratios.
@@ -74,11 +74,11 @@ def guideline(
     They are ⌈r_min + (r_max - r_min) · (l / (layers - 1))^exponent⌉.
 
     Args:
-        layers: how many.
+        layers: number of layers.
         d_model: width of the model, the full rank.
-        r_min: median numerical rank of embedded series.
-        r_max: half of ``d_model`` if None.
-        exponent: below 1 ranks rise early.
+        r_min: smallest rank, the median numerical rank of embedded series.
+        r_max: largest rank; half of ``d_model`` if None.
+        exponent: power by which ranks rise; below 1 they rise early.
 
     Source:
         Flow of ranks, appendix K (S0-GUIDE), with its r_1, r_D and α read as its r_min,

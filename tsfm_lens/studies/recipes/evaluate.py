@@ -200,7 +200,7 @@ def measure(
     A case must be long enough for one window and have naive errors other than 0.
 
     Returns:
-        A row a series, means over its windows: "MASE" and the columns of
+        One row per series with means over its windows: "MASE" and the columns of
         :data:`RATIOS`.
     """
     tasks = [task for case in cases for task in windows(case, horizon)]
@@ -338,7 +338,7 @@ def covariate_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase
 
 
 def _drift(rng: np.random.Generator, length: int, hours: float) -> Array:
-    """Draw a standardised series whose memory fades over so many hours."""
+    """Draw a standardised series whose memory fades over ``hours`` steps."""
     memory = np.exp(-1 / hours)
     values = lfilter(
         [1.0], [1.0, -memory], rng.standard_normal(length + int(5 * hours))

@@ -27,7 +27,7 @@ __all__ = ["low_rank_skill", "training_spectra", "vocabulary_ranks"]
 def read_training(ds: xr.Dataset) -> list[str]:
     """Describe each arm's change of skill, its size and its change of time.
 
-    The change of skill stands beside the variation over seeds.
+    The change of skill is compared with its variation over seeds.
     """
     out = []
     arms = names(ds, "arm")
@@ -151,7 +151,7 @@ declare_measurements(
     sentences=read_training,
 )
 def low_rank_skill(ds: xr.Dataset) -> go.Figure:
-    """Draw the loss of skill with attention of low rank, beside the dense arm at 0.
+    """Draw the loss of skill with attention of low rank, the dense arm being at 0.
 
     Intervals are 95 %.
 

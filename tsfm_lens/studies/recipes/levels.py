@@ -129,7 +129,7 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, help="seeds of each run")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
-    """Train every run, then write what they came to as OUT/chronos_levels.nc."""
+    """Train every run, then write their losses as OUT/chronos_levels.nc."""
     runs = level_runs(steps=steps, seeds=seeds)
     train_and_measure(
         runs,

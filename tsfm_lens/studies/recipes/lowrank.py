@@ -114,7 +114,7 @@ class RecipeRun(NamedTuple):
 
 
 def make_run(name: str, seed: int, steps: int | None, **changes: Any) -> RecipeRun:
-    """Return a run of :data:`BASE` with some changes, in so many steps."""
+    """Return a run of :data:`BASE` with some changes, of ``steps`` steps."""
     if steps is None:
         length = {}
     else:
@@ -466,7 +466,7 @@ def _attributes(kind: str, title: str, arm: RecipeRun) -> dict[str, Any]:
 def trained(run: RecipeRun, out: Path, corpus: Corpus, *, quiet: bool = False) -> bool:
     """Train one run to its end in its folder below `out`.
 
-    It goes on from its last saved state if there is one.
+    It resumes from its last saved state if there is one.
     """
     trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
     if (out / run.folder / STATE).exists():

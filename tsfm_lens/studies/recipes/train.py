@@ -60,7 +60,7 @@ class RecipeTask:
 
     @property
     def identity(self) -> str:
-        """Identity of the recipe among others, as JSON."""
+        """Identity of the recipe, as JSON."""
         return self.recipe.identity
 
     def loss(self, step: int, stage: Stage | None = None) -> Tensor:
@@ -86,7 +86,7 @@ class RecipeTask:
             return patch_loss(self.model, context, future, stage)
 
     def evaluate(self) -> dict[str, float]:
-        """Return no error: skill is measured at the end, on series of their own."""
+        """Return no error: skill is measured at the end, on other series."""
         return {}
 
 

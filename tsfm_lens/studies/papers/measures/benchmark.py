@@ -144,7 +144,7 @@ def _add_baseline(
 
 
 def _recipes(*, unknown: bool) -> dict[str, Recipe]:
-    """Return the recipes that the paper leaves open, or the others, by row."""
+    """Return by row the recipes that the paper leaves open, or those it gives."""
     recipes = {row: read_recipe(name) for row, name in RECIPES.items()}
     return {
         row: recipe

@@ -87,7 +87,7 @@ def per_draw(
 
 @per_draw("S0-ERANK", {"matrices": f"{TOKENS} × {WIDTH}", "ε": _join(LEVELS)}, zero=max)
 def epsilon_ranks(rng: np.random.Generator) -> Counts:
-    """Cut a matrix at its ε-rank, and one rank lower."""
+    """Truncate a matrix at its ε-rank, and one rank lower."""
     matrix = rng.normal(size=(TOKENS, WIDTH)) * 10.0 ** -rng.uniform(0, 4, WIDTH)
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     off = within = 0
@@ -225,7 +225,7 @@ def one_head(rng: np.random.Generator) -> Counts:
 
 @per_draw("S0-MHA", {"heads": _join(HEADS), **SIZES})
 def several_heads(rng: np.random.Generator) -> Counts:
-    """Compare several heads with each by itself, and one with attention of one head."""
+    """Compare several heads with each head alone, and one with one-head attention."""
     tokens = rng.normal(size=(WIDTH, TOKENS))
     misses = 0
     query, key, value = rng.normal(size=(3, WIDTH, WIDTH)) / WIDTH**0.25

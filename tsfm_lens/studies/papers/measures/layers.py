@@ -219,7 +219,10 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
 
 
 def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
-    """Compare the middle layers with the others, by distance (layer, seed, window)."""
+    """Compare the middle layers with earlier and later ones.
+
+    ``distance`` is (layer, seed, window).
+    """
     before, middle, after = _thirds(len(distance))
     middle_distance = distance[middle].mean(0)
     text = "the middle layers move the forecast less than "

@@ -43,7 +43,7 @@ _HALVINGS = 40
 
 @measure("S0-T2")
 def truncate(context: Context) -> MeasuredValues:
-    """Measure table 2: the model cut off where its ranks come to the paper's ratios."""
+    """Measure table 2: the model truncated to the paper's shares of ranks."""
     lens = context.model
     matrices = compress.matrices(lens)
     forms = {name: matrix.form() for name, matrix in matrices.items()}
@@ -105,7 +105,7 @@ def at_ratio(
 def _add_scores(
     result: MeasuredValues, scores: xr.Dataset, suffix: str, kind: str = "zero-shot "
 ) -> None:
-    """Add WQL and MASE over those of the whole model, with their intervals."""
+    """Add WQL and MASE over those of the full model, with their intervals."""
     for name in ("wql", "mase"):
         middle = "size" if f"{name}_rise_size" in scores else "estimate"
         value, low, high = (
@@ -117,7 +117,7 @@ def _add_scores(
 
 @measure("S0-T3")
 def scheduled_bolt(context: Context) -> MeasuredValues:
-    """Measure table 3, of a model that is cut and not trained."""
+    """Measure table 3, of a model that is truncated and not trained."""
     result = MeasuredValues(
         settings={**context.settings(), "ranks": "cut off, not trained"}
     )
@@ -213,7 +213,7 @@ def layered(context: Context) -> MeasuredValues:
 def _add_truncated_scores(
     result: MeasuredValues, context: Context, rows: Sequence[Schedule]
 ) -> None:
-    """Add the scores of a given model that is cut to each schedule and not trained."""
+    """Add the scores of a given model, truncated to each schedule and not trained."""
     for schedule in rows if context.optional_run is not None else ():
         scores = compress.quality(
             context.run, _truncate_to_schedule(context.model, schedule)

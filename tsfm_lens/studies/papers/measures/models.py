@@ -231,7 +231,7 @@ def _add_ratios(
 
 @measure("S0-METR")
 def scores(contexts: Iterator[Context]) -> MeasuredValues:
-    """Score a model beside itself, and truncated to a quarter of its ranks."""
+    """Score a model against itself, and truncated to a quarter of its ranks."""
     table = ResultTable()
     same = {"same_mase": 0.0, "same_wql": 0.0}
     for name, context in table.each(contexts, series=True, text=False, levels=False):
@@ -321,7 +321,7 @@ def embedded_spectra(contexts: Iterator[Context]) -> MeasuredValues:
 def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure ranks of embedded noise by patch size, and angles between its tokens.
 
-    The angles stand beside those of random lines.
+    Mean angles of random lines are added for comparison.
     """
     table = ResultTable()
     by_patch = {}

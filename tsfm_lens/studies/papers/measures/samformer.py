@@ -124,7 +124,7 @@ def _toy_settings(data: xr.Dataset) -> dict[str, str]:
 
 @measure("S1-F1")
 def toy(context: Context) -> MeasuredValues:
-    """Measure figures 1 and 2: errors at the end, beside the oracle's expected one."""
+    """Measure figures 1 and 2: errors at the end, and the oracle's expected one."""
     data = record("toy")
     errors = by_arm(data, "validation_mse")
     oracle = oracle_loss(512, 70_000)

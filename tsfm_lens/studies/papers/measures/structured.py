@@ -128,7 +128,7 @@ def by_rank(context: Context) -> MeasuredValues:
 def by_form(context: Context) -> MeasuredValues:
     """Measure figure 3: eight heads against one, and structured forms against low rank.
 
-    A structured form is compared with low rank of as many parameters.
+    A structured form is compared with low rank of the same number of parameters.
     """
     data = record("in_context")
     full = f"1 head, rank {int(data['width'].max())}"
@@ -288,7 +288,7 @@ def rates(context: Context) -> MeasuredValues:
 
 @measure("S2-F12")
 def step_time(context: Context) -> MeasuredValues:
-    """Measure figure 12: whole training steps of the paper's size, taken in turn."""
+    """Measure figure 12: full training steps at the paper's size, timed in turn."""
     steps = []
     for name in ("attention", "bilinear-btt"):
         content = {
