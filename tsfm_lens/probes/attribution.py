@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -179,10 +180,11 @@ def decomposed(
             split = _Split(run, tolerance)
             cache["components"] = split.components
             for name in lacking:
-                parts, total, *path = getattr(split, name)()
-                cache[keys[name]] = (
-                    *(item.cpu().double().numpy() for item in (parts, total)),
-                    *path,
+                decomposition = getattr(split, name)()
+                cache[keys[name]] = replace(
+                    decomposition,
+                    attribution=decomposition.attribution.cpu().double(),
+                    total=decomposition.total.cpu().double(),
                 )
     coords = component_coords(cache["components"])
     coords["unit"] = (
@@ -194,13 +196,12 @@ def decomposed(
         coords["quantile"] = list(run.lens.levels)
     else:
         axes = ("series", "step")
-    attribution, total, nodes, errors = (
-        np.stack(item) for item in zip(*map(cache.get, keys.values()), strict=True)
-    )
+    found: list[_Decomposition] = [cache[key] for key in keys.values()]
+    attribution = np.stack([part.attribution.numpy() for part in found])
+    total = np.stack([part.total.numpy() for part in found])
     over = tuple(range(2, total.ndim))
-    gap, size = (
-        np.abs(item).max(axis=over) for item in (attribution.sum(axis=1) - total, total)
-    )
+    gap = np.abs(attribution.sum(axis=1) - total).max(axis=over)
+    size = np.abs(total).max(axis=over)
     data = marked_dataset(run, decomposition=list(keys), **coords)
     data = data.assign(
         attribution=(("decomposition", "component", *axes), attribution),
@@ -209,8 +210,8 @@ def decomposed(
             ("decomposition", "series"),
             gap / np.where(size > 0, size, 1.0),
         ),
-        nodes=("decomposition", nodes),
-        path_error=("decomposition", errors),
+        nodes=("decomposition", [part.nodes for part in found]),
+        path_error=("decomposition", [part.path_error for part in found]),
     )
     return data.assign_attrs(tolerance=tolerance, first_step=run.first_step)
 
@@ -265,8 +266,17 @@ def of_median(parts: xr.DataArray) -> xr.DataArray:
     return parts
 
 
-Parts = tuple[Tensor, Tensor, int, float]
-"""Attribution (component, …), total (…), nodes of the path, and its error."""
+@dataclass(frozen=True, eq=False)
+class _Decomposition:
+    """Parts of the forecast, (component, …), and the total (…) that they lead to.
+
+    ``nodes`` and ``path_error`` are of a path integral.
+    """
+
+    attribution: Tensor
+    total: Tensor
+    nodes: int = 0
+    path_error: float = 0.0
 
 
 class _Split:
@@ -320,7 +330,7 @@ class _Split:
             readout, torch.cat([self.empty[None], self.writes.cumsum(0)])
         ).diff(dim=0)
 
-    def logit(self) -> Parts:
+    def logit(self) -> _Decomposition:
         # the frozen readout is linear, so each write goes through it alone, less the
         # readout of an empty stream
         empty = self._centred(self.frozen(self.empty))
@@ -328,7 +338,7 @@ class _Split:
         parts = self._in_parts(
             lambda streams: self._centred(self.frozen(streams)), self.writes
         )
-        return parts - empty, full - empty, 0, 0.0
+        return _Decomposition(parts - empty, full - empty)
 
     def _centred(self, logits: Tensor) -> Tensor:
         # a constant added to all logits changes no probability
@@ -364,25 +374,25 @@ class _Split:
         parts = self._telescope(lambda streams: read(self.readout(streams)))
         return parts, read(self.output) - read(self.readout(self.empty))
 
-    def probability(self, index: int = 0) -> Parts:
+    def probability(self, index: int = 0) -> _Decomposition:
         parts, full = self._distribution_parts
-        return parts[..., index], full[..., index], 0, 0.0
+        return _Decomposition(parts[..., index], full[..., index])
 
-    def expected_value(self) -> Parts:
+    def expected_value(self) -> _Decomposition:
         return self.probability(1)
 
     @cached_property
     def _total(self) -> Tensor:
         return self.output - self.readout(self.empty)
 
-    def lens_difference(self) -> Parts:
-        return self._telescope(self.readout), self._total, 0, 0.0
+    def lens_difference(self) -> _Decomposition:
+        return _Decomposition(self._telescope(self.readout), self._total)
 
-    def linearised(self) -> Parts:
+    def linearised(self) -> _Decomposition:
         parts = push_forward(self.frozen, self.last, self.writes, self._at_once)
-        return parts, self._total, 1, 0.0
+        return _Decomposition(parts, self._total, nodes=1)
 
-    def integrated(self) -> Parts:
+    def integrated(self) -> _Decomposition:
         tiny = torch.finfo(self._total.dtype).tiny
         size = self._total.abs().flatten(1).amax(1).clamp(min=tiny)
         scaling = float(np.nanmax(own_rounding(self.run) / size.cpu().double().numpy()))
@@ -404,7 +414,8 @@ class _Split:
                 allowed = max(self.tolerance, rounding)
             if error <= allowed:
                 break
-        return path.apply(self.writes, self._at_once), self._total, nodes, error
+        parts = path.apply(self.writes, self._at_once)
+        return _Decomposition(parts, self._total, nodes, error)
 
 
 def count_read(run: Run) -> int:
@@ -552,9 +563,9 @@ _SUMMED = ("hook_out", "hook_result", *RESIDUAL_NAMES, "hook_resid_post")
 
 
 def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
-    """Return what the embedding, heads, MLPs and output biases write.
+    """Return the names and writes of the embedding, heads, MLPs and output biases.
 
-    These are names, and writes (component, series, pos, d_model).
+    Writes are (component, series, pos, d_model).
 
     Raises:
         WiringError: the writes do not sum to the model's own last stream; names where

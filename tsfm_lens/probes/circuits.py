@@ -1,9 +1,9 @@
-"""Minimal circuits: the fewest components that keep a behaviour of the forecast.
+"""Minimal circuits: components that keep a behaviour while all others are ablated.
 
-Components are ablated one by one and in pairs, until no other can go. Read
+Components are removed one by one and in pairs, until no other can go. Read
 :func:`minimal_circuit` first; ``_Bench`` says how faithful a set of components is, and
 ``_Search`` removes them. The search is greedy, so it finds one circuit of possibly
-several, and says nothing of three components that can only go together.
+several, and three components that can only go together may remain.
 """
 
 from __future__ import annotations

@@ -268,10 +268,7 @@ def get_vocabulary(lens: Lens) -> Tensor | None:
 def _signal_ranks(
     embeddings: Mapping[str, _Tokens], levels: list[float]
 ) -> dict[str, Any]:
-    """Compute ranks of single signals, and their mean over signals.
-
-    The mean has an interval.
-    """
+    """Compute ranks of single signals, and their mean over signals with an interval."""
     n_signals = max(len(embedding.signals) for embedding in embeddings.values())
     ranks = np.full((len(levels), len(embeddings), n_signals), np.nan)
     for family, embedding in enumerate(embeddings.values()):
@@ -614,8 +611,6 @@ class _AttentionGrowth:
         """Return relative singular values after the attention, and their bound.
 
         Both are (mode,), and NaN if unknown.
-
-        Both are NaN if unknown.
         """
         width = self.column.d_model
         if not (self.agrees and self.after.rows):

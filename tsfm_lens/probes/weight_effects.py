@@ -2,8 +2,7 @@
 
 :func:`weight_effects` compares a tuned model with its base, component by component.
 ``_owners`` divides all parameters among components first; ``_set_back`` then gives one
-component the base's weights while a forecast is made. The measured effects are of the
-tuned model alone: nothing is trained here.
+component the base's weights while a forecast is made. Nothing is trained here.
 """
 
 from __future__ import annotations

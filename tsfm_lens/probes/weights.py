@@ -202,7 +202,7 @@ def weight_ranks(
 ) -> xr.Dataset:
     """Compute singular values and ranks of the matrices of attentions and MLPs.
 
-    All is in float64. Rounding to the checkpoint's precision moves singular values by
+    They are in float64. Rounding to the checkpoint's precision moves singular values by
     about ``rounding_floor`` times the largest. At a smaller ε a rank is not certain,
     and ``told`` is false.
 
@@ -675,8 +675,6 @@ def _shuffle_floors(
     """Return what shuffling reaches in each layer, and which layers exceed it.
 
     Both are (layer,); the threshold holds over all layers at once.
-
-    The threshold holds over all layers at once.
     """
     rng = np.random.default_rng(seed)
     chance = np.stack([layer.shuffle(permutations, rng) for layer in layers])
@@ -697,8 +695,6 @@ def random_angle(dimensions: int) -> float:
     """Compute the mean angle in degrees of two random lines.
 
     The density of the angle is sin(θ)^(d − 2) from 0 to 90 degrees.
-
-    Its density is sin(θ)^(d − 2) from 0 to 90 degrees.
     """
     if dimensions < 2:
         return 0.0

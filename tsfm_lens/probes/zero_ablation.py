@@ -195,8 +195,6 @@ def error_change(run: Run, truth: np.ndarray) -> Measure:
     """Return a function of forecasts: the relative change of the mean absolute error.
 
     It is NaN where the error of the plain forecast is no more than rounding.
-
-    It is NaN where the error of the plain forecast is no more than rounding.
     """
     rounding = own_rounding(run)
     return lambda other, plain: relative_change(
