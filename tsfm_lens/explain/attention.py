@@ -183,15 +183,15 @@ def build_graph(masks: Masks) -> Graph:
         ]
 
     inputs = np.zeros((len(masks.segments), count))
-    for index, part in enumerate(masks.segments):
-        for position, start, stop, _ in find_tokens(stacks[0].name, part.row):
+    for segment, part in enumerate(masks.segments):
+        for token, start, stop, _ in find_tokens(stacks[0].name, part.row):
             common = min(stop, part.stop) - max(start, part.start)
             if common > 0:
-                inputs[index, position] = common / (stop - start)
+                inputs[segment, token] = common / (stop - start)
     output_stack = run.lens.wiring.output_stack.name
     tokens = [
-        (position, start, stop)
-        for position, start, stop, special in find_tokens(output_stack, masks.row)
+        (token, start, stop)
+        for token, start, stop, special in find_tokens(output_stack, masks.row)
         if not special
     ]
     if not tokens:
@@ -201,9 +201,9 @@ def build_graph(masks: Masks) -> Graph:
     readout = np.zeros((run.horizon, count))
     for step in range(run.horizon):
         # the tokens that cover a step, else the series' last one
-        covering = [
-            position for position, start, stop in tokens if start <= step < stop
-        ] or [tokens[-1][0]]
+        covering = [token for token, start, stop in tokens if start <= step < stop] or [
+            tokens[-1][0]
+        ]
         readout[step, covering] = 1 / len(covering)
     return Graph(tuple(updates), count, inputs, readout)
 

@@ -170,10 +170,8 @@ def covariate_use(
             values if name in _OF_COVARIATE else values / unit,
         )
     data["unit"] = (("series",), unit)
-    noise = (
-        noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows] / unit
-    )
-    floor = xr.DataArray(noise, dims="series")
+    noise = noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows]
+    floor = xr.DataArray(noise / unit, dims="series")
     data = judge(data, "moved", floor=floor, groups="way")
     data = judge(data, "slope", floor=floor, signed=True)
     if run.truth is None:
@@ -199,11 +197,17 @@ _OF_COVARIATE = ("value", "step_size")
 
 
 def _notify(
-    progress: Progress | None, before: int, total: int, done: int, of: int
+    progress: Progress | None,
+    forecasts_done: int,
+    n_forecasts: int,
+    series_done: int,
+    n_series: int,
 ) -> None:
     """Report the progress of one of several forecasts, in per cent of all."""
     if progress is not None:
-        progress((100 * before + 100 * done // of) // total, 100)
+        progress(
+            (100 * forecasts_done + 100 * series_done // n_series) // n_forecasts, 100
+        )
 
 
 def _as_numbers(batch: SeriesBatch, tables: dict[str, np.ndarray]) -> SeriesBatch:
@@ -331,44 +335,37 @@ def _measure(
     }
     if run.truth is not None:
         truth = run.truth[targets]
-        out["error_without"] = (
-            np.stack(
-                [
-                    np.mean([mae(median, truth) for median in medians[way]], 0)
-                    for way in WAYS
-                ]
-            )
-            + blank
-        )
+        errors = [
+            np.mean([mae(median, truth) for median in medians[way]], 0) for way in WAYS
+        ]
+        out["error_without"] = np.stack(errors) + blank
     full = plain - medians["constant"][0]
     future_change = np.zeros_like(full)
     if PARTS[0] in medians:
+        # the Shapley value of one of two parts is the mean over both orders
         future_change = (
             plain - medians[PARTS[1]][0] + medians[PARTS[0]][0] - medians["constant"][0]
         ) / 2
     # with the sign of the full effect, so that the parts of a series sum to its size
-    out["share"] = (
-        np.stack(
-            [
-                (part * np.sign(full)).mean(-1)
-                for part in (full - future_change, future_change)
-            ]
-        )
-        + blank
-    )
+    shares = [
+        (part * np.sign(full)).mean(-1)
+        for part in (full - future_change, future_change)
+    ]
+    out["share"] = np.stack(shares) + blank
     out["response"], out["value"] = np.full((2, len(SHIFTS), len(owners)), np.nan)
     out["step_size"] = np.array(
         [np.nan if owner is None else _unit_step(batch, owner)[0] for owner in owners]
     )
-    for position, shift in enumerate(SHIFTS):
+    for row, shift in enumerate(SHIFTS):
+        # a shift of 0 has no trial: it is the run's own forecast
         change = (medians.get(shift, [plain])[0] - plain).mean(-1)
         for column, owner in enumerate(owners):
             if owner is None:
                 continue
             stretch = _shifted(batch, run.horizon, shift, owner)
             if stretch is not None:
-                out["value"][position, column] = np.nanmean(stretch)
-                out["response"][position, column] = change[column]
+                out["value"][row, column] = np.nanmean(stretch)
+                out["response"][row, column] = change[column]
     out["slope"] = _slopes(out["value"] / out["step_size"], out["response"])
     return out
 
@@ -425,10 +422,12 @@ def _fault(batch: SeriesBatch, row: int) -> str:
             f"covariate {name!r} is {level} throughout, so its use cannot be measured"
         )
     for other, target in enumerate(batch.values):
-        alike = (
+        is_target_of_item = (
             batch.roles[other] == "target" and batch.groups[other] == batch.groups[row]
         )
-        if alike and np.array_equal(target, batch.values[row], equal_nan=True):
+        if is_target_of_item and np.array_equal(
+            target, batch.values[row], equal_nan=True
+        ):
             return (
                 f"covariate {name!r} equals the target {batch.ids[other]!r} at every"
                 " step, so their effects cannot be told apart"

@@ -203,6 +203,7 @@ def route_faithfulness(
     candidates = [str(name) for name in routes["component"].values]
     for row, number in enumerate(numbers):
         components = by_segment[names[number]]
+        # controls of a segment do not depend on which other segments are tested
         rng = np.random.default_rng([seed, number])
         sets = [components, *matched_sets(lens, components, controls, rng)]
         lost, restored = _cut_and_restore(
@@ -266,32 +267,30 @@ def _cut_and_restore(
     """
     points = sorted(
         {
-            position.point
-            for item in sets
-            for position in parse_places(pair.run.lens, list(item))
+            site.point
+            for chosen in sets
+            for site in parse_places(pair.run.lens, list(chosen))
         }
     )
     masked_activations = without.record(points)
     full_activations = pair.run.record(points)
-    cuts = [*([component] for component in components), *sets]
-    lost = pair.change(
-        [
-            Variant(
-                "cut", tuple(PatchFrom(item, masked_activations) for item in chosen)
-            )
-            for chosen in cuts
-        ]
-    )
+    cuts = [
+        Variant(
+            "cut",
+            tuple(PatchFrom(component, masked_activations) for component in chosen),
+        )
+        for chosen in [*([component] for component in components), *sets]
+    ]
+    lost = pair.change(cuts)
     restorations = [
         Variant(
-            "restored", tuple(PatchFrom(item, full_activations) for item in chosen_set)
+            "restored",
+            tuple(PatchFrom(component, full_activations) for component in chosen),
         )
-        for chosen_set in sets
+        for chosen in sets
     ]
-    return (
-        lost,
-        point_forecasts(without, restorations)[:, pair.row] - without.point[pair.row],
-    )
+    restored = point_forecasts(without, restorations)[:, pair.row]
+    return lost, restored - without.point[pair.row]
 
 
 def matched_sets(
@@ -311,9 +310,11 @@ def matched_sets(
             same_kind = [
                 component for component in components if _kind(component) == kind
             ]
-            rest = [item for item in pools[kind] if item not in same_kind]
-            if len(rest) >= len(same_kind):
-                pool = rest
+            alternatives = [
+                candidate for candidate in pools[kind] if candidate not in same_kind
+            ]
+            if len(alternatives) >= len(same_kind):
+                pool = alternatives
             else:
                 pool = pools[kind]
             sample += [
@@ -363,9 +364,9 @@ def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
 
 def _reference(results: Any) -> dict[str, Any]:
     """Return the reference of the attribution, unless another is asked for."""
-    own = results.options.get("deletion_curves", {})
+    options = results.options.get("deletion_curves", {})
     return {
-        "reference": own.get(
+        "reference": options.get(
             "reference", results["input_attribution"].attrs["reference"]
         )
     }
@@ -501,12 +502,8 @@ def deletion_curves(
     permutations = np.stack([rng.permutation(players) for _ in range(orders)])
     deletion, insertion = _curves(masks, np.concatenate([rankings, permutations]))
     everything = deletion[0, -1]
-    if (
-        everything
-        <= noise_floor(masks.run, lambda other, plain: np.abs(other - plain).mean(-1))[
-            masks.row
-        ]
-    ):
+    floor = noise_floor(masks.run, lambda other, plain: np.abs(other - plain).mean(-1))
+    if everything <= floor[masks.row]:
         raise InputError(
             f"the forecast of {masks.name!r} changes by no more than its noise when all"
             " segments are masked, so no order is better than another; choose another"
@@ -519,6 +516,8 @@ def deletion_curves(
     bands = np.quantile(
         np.stack([deletion[count:], insertion[count:]]), [tail, 1 - tail], axis=1
     )
+    # the order itself is among those that are as good, so that no p is 0
+    as_good = (area[count:] >= area[:count, None]).sum(-1)
     coords = segment_coords(masks.segments)
     coords |= {
         "explanation": list(scores),
@@ -535,7 +534,7 @@ def deletion_curves(
         random_high=(("curve", "masked"), bands[1]),
         area=(axes[:1], area[:count]),
         random_area=(("draw",), area[count:]),
-        p=(axes[:1], (1 + (area[count:] >= area[:count, None]).sum(-1)) / (1 + orders)),
+        p=(axes[:1], (1 + as_good) / (1 + orders)),
         order=(("explanation", "rank"), rankings),
         everything_masked=((), float(everything)),
     )
@@ -610,15 +609,12 @@ def _predictions(
     """
     rng = np.random.default_rng([seed, 1])
     players = len(masks.segments)
-    pairs = rng.permutation(list(combinations(range(players), 2)))[
-        : max(_SETS - players, 1)
-    ]
-    hidden = np.concatenate(
-        [np.eye(players, dtype=bool), np.eye(players, dtype=bool)[pairs].any(1)]
-    )
-    keep = np.concatenate(
-        [np.array([[True] * players, [False] * players]), ~hidden, hidden]
-    )
+    all_pairs = rng.permutation(list(combinations(range(players), 2)))
+    pairs = all_pairs[: max(_SETS - players, 1)]
+    singles = np.eye(players, dtype=bool)
+    hidden = np.concatenate([singles, singles[pairs].any(1)])
+    bounds = np.array([[True] * players, [False] * players])
+    keep = np.concatenate([bounds, ~hidden, hidden])
     spreads = [NOISE * np.nanstd(value) for value in masks.run.batch.values]
     noisy = with_noise(masks.run, spreads, seed)
     values = replace(masks, run=noisy, item=0)(keep)[:, masks.middle]
@@ -651,7 +647,10 @@ def _predictions(
             *rival_predictions,
         ]
         controls.append(
-            [max(agreement(measured, one)[0] for one in group) for group in groups]
+            [
+                max(agreement(measured, control)[0] for control in group)
+                for group in groups
+            ]
         )
         without_one = [
             prediction - np.outer(hidden[:, i], effect[i]) for i in range(players)
@@ -661,12 +660,13 @@ def _predictions(
         ]
         by_segment.append(
             [
-                [agreement(measured, one)[0] for one in pair]
+                [agreement(measured, control)[0] for control in pair]
                 for pair in zip(without_one, flipped, strict=True)
             ]
         )
         remainders = [
-            (measured - rest)[hidden[:, i]] for i, rest in enumerate(without_one)
+            (measured - other_effects)[hidden[:, i]]
+            for i, other_effects in enumerate(without_one)
         ]
         agreements.append(
             [
@@ -691,19 +691,19 @@ def _predictions(
     }
 
 
-def _alike(left: np.ndarray, effect: np.ndarray, negligible: float) -> float:
+def _alike(remainders: np.ndarray, effect: np.ndarray, negligible: float) -> float:
     """Compute how well sets (set, step) agree on the effect of one segment.
 
-    ``left`` is what they leave for the segment once other stated effects are taken off;
-    the larger agreement of that and of what its stated effect misses counts. The
-    measure is the intraclass correlation: the mean product of two sets over the mean
-    square of one.
+    ``remainders`` are what sets leave for the segment once other stated effects are
+    taken off. Of these and of what its own stated effect misses, the larger agreement
+    counts. The measure is the intraclass correlation: the mean product of two sets over
+    the mean square of one.
     """
     best = 0.0
-    for rest in (left, left - effect):
-        count = len(rest)
-        mean = rest.mean(0)
-        square = np.square(rest).sum(-1).mean()
+    for remainder in (remainders, remainders - effect):
+        count = len(remainder)
+        mean = remainder.mean(0)
+        square = np.square(remainder).sum(-1).mean()
         if count > 1 and np.abs(mean).mean() > negligible:
             best = max(best, (count * np.square(mean).sum() / square - 1) / (count - 1))
     return float(best)

@@ -121,7 +121,7 @@ def _endpoints(masks: Masks) -> tuple[Array, Array]:
     batch = masks.batch
     futures = batch.known_future(masks.run.horizon)
     actual = np.concatenate(
-        [item for pair in zip(batch.values, futures, strict=True) for item in pair]
+        [values for pair in zip(batch.values, futures, strict=True) for values in pair]
     )
     replacements = np.concatenate(masks.stands)
     reference = actual.copy()
@@ -183,11 +183,11 @@ def _entries(masks: Masks) -> Entries:
                 visible[entries[name][1]] = True
     for part in masks.segments:
         values = _read_values(masks, part)
-        rest = marks.copy()
-        rest[values] *= 1.5
+        changed = marks.copy()
+        changed[values] *= 1.5
         # what enters in no form moves nothing
         if not visible[values].all() and not _same_inputs(
-            _encode(masks, marks), _encode(masks, rest)
+            _encode(masks, marks), _encode(masks, changed)
         ):
             raise InputError(
                 f"{masks.run.lens.wiring.architecture} is not shown the values of"

@@ -156,12 +156,12 @@ def in_numbers(
     table = tables[name]
     observed = np.isfinite(codes)
     choices = np.flatnonzero(np.isfinite(table))
-    rest = np.setdiff1d(codes[observed], choices)
-    if len(rest):
-        if rest[0] in range(len(categories)):
-            category = repr(categories[int(rest[0])])
+    unknown = np.setdiff1d(codes[observed], choices)
+    if len(unknown):
+        if unknown[0] in range(len(categories)):
+            category = repr(categories[int(unknown[0])])
         else:
-            category = f"{rest[0]:g}"
+            category = f"{unknown[0]:g}"
         raise InputError(
             f"{name!r} is never {category} in its series, so the model has no number"
             f" for it; it can be"
@@ -388,7 +388,9 @@ def masked(
     )
     columns = {name: getattr(batch, name) * len(masks) for name in COLUMNS}
     columns |= {
-        name: tuple(f"{mask}/{item}" for mask in masks for item in getattr(batch, name))
+        name: tuple(
+            f"{mask}/{label}" for mask in masks for label in getattr(batch, name)
+        )
         for name in ("ids", "groups")
     }
     columns["values"] = tuple(

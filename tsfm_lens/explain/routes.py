@@ -195,6 +195,7 @@ class PairedRuns(Masks):
         Returns:
             (place, step), in data units.
         """
+        # gradients are of one pass, so the other run is taken in one pass too
         if without.rollout:
             if self.run.tokens_read:
                 path = self.run.in_one_pass().path
@@ -204,9 +205,8 @@ class PairedRuns(Masks):
         masked_activations = without.record(sorted({site.point for site in places}))
         effects = np.empty((len(places), self.run.horizon))
         for values, site in zip(effects, places, strict=True):
-            product = (slopes[site.point] - masked_activations[site.point]) * slopes[
-                f"{site.point}_grad"
-            ]
+            change = slopes[site.point] - masked_activations[site.point]
+            product = change * slopes[f"{site.point}_grad"]
             if site.head is not None:
                 product = product[..., site.head, :]
             by_block = np.asarray(product.detach().double().flatten(1).sum(1).cpu())
@@ -346,9 +346,8 @@ def input_routes(
             effects["estimate"][number] = pair.estimated(without, sites, slopes)
         if not full:
             order = by_size(effects["estimate"][number])
-            sample = np.random.default_rng([seed, number]).permutation(order[count:])[
-                :_SPOT
-            ]
+            rng = np.random.default_rng([seed, number])
+            sample = rng.permutation(order[count:])[:_SPOT]
             tried = np.concatenate([order[:count], sample])
         effects["effect"][number, tried] = _effects(
             pair, without, [sites[index] for index in tried]
@@ -366,11 +365,9 @@ def input_routes(
     )
     data = data.assign({name: (axes, values) for name, values in effects.items()})
     for name in terms[0]:
-        dims = (
-            ("segment", "branch", "step")
-            if name == "branch_direct"
-            else ("segment", "step")
-        )
+        dims: tuple[str, ...] = ("segment", "step")
+        if name == "branch_direct":
+            dims = ("segment", "branch", "step")
         data[name] = (dims, np.stack([term[name] for term in terms]))
     data.attrs = {
         "units": pair.units,
@@ -381,11 +378,9 @@ def input_routes(
     }
     if not full:
         # Clopper and Pearson; one-sided where nothing was missed
-        high = (
-            float(beta.ppf(0.975, misses + 1, checks - misses))
-            if misses < checks
-            else 1.0
-        )
+        high = 1.0
+        if misses < checks:
+            high = float(beta.ppf(0.975, misses + 1, checks - misses))
         rate = misses / checks if checks else 0.0
         data.attrs |= {
             "top": count,
@@ -408,7 +403,7 @@ def all_effects(
     results = [
         (_effects(pair, without, sites), pair.total(without)) for without in runs
     ]
-    effect, total = (np.stack(item) for item in zip(*results, strict=True))
+    effect, total = (np.stack(values) for values in zip(*results, strict=True))
     return sites, effect, total
 
 

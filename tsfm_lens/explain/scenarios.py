@@ -246,10 +246,9 @@ def explain_change(
     masks = Masks(
         new, news or [_everything(new)], values, target=target, progress=progress
     )
-    (then, _), (now, base) = (
-        Masks(old, [_everything(old)], target=target).ends,
-        masks.ends,
-    )
+    # any one segment will do for the forecast of everything
+    then, _ = Masks(old, [_everything(old)], target=target).ends
+    now, base = masks.ends
     then = then[:, ahead : ahead + shared]
     parts = shapley(masks).attribution[: len(news), :, :shared]
     effect = np.concatenate([(base[:, :shared] - then)[None], parts])

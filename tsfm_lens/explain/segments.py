@@ -145,14 +145,15 @@ def segments(
     ahead = 0 if steps is None else steps
     batch.known_future(ahead)
     if isinstance(run_or_batch, Run):
-        one = run_or_batch.select(rows)
-        edges = token_edges(one)
-        first = -min(batch.lengths[0], one.lens.context_length)
+        item_run = run_or_batch.select(rows)
+        edges = token_edges(item_run)
+        first = -min(batch.lengths[0], item_run.lens.context_length)
     else:
         first = -batch.lengths[0]
+        # series alone have no tokens, so a stretch may end at any step
         edges = tuple(range(first, 1))
-    target_position = target_row(batch, target)
-    period = batch.seasonalities[target_position] if season is None else season
+    target_index = target_row(batch, target)
+    period = batch.seasonalities[target_index] if season is None else season
     other_segments = len(batch) - 1
     if others == "past and future":
         other_segments += batch.roles.count("known")
@@ -164,14 +165,12 @@ def segments(
             )
     width = _width(-first, count, period, edges)
     result = []
-    other_rows = [row for row in range(len(batch)) if row != target_position]
-    for row in [target_position, *other_rows]:
+    other_rows = [row for row in range(len(batch)) if row != target_index]
+    for row in [target_index, *other_rows]:
         stop = ahead if batch.roles[row] == "known" else 0
-        way = "stretches" if row == target_position else others
+        way = "stretches" if row == target_index else others
         for start, end in _ranges(first, stop, width, edges, way):
-            result.append(
-                _segment(batch, row, target_position, start, end, (first, stop))
-            )
+            result.append(_segment(batch, row, target_index, start, end, (first, stop)))
     return tuple(result)
 
 
@@ -215,12 +214,12 @@ def _nearest(edges: Sequence[int], aim: int) -> int:
 def _segment(
     batch: SeriesBatch,
     row: int,
-    target_position: int,
+    target_index: int,
     start: int,
     stop: int,
     bounds: tuple[int, int],
 ) -> Segment:
-    kind = find_kind(batch, row, target_position)
+    kind = find_kind(batch, row, target_index)
     if len(batch) == 1:
         name = "past"
     else:

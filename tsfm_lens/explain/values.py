@@ -203,7 +203,7 @@ class Masks:
         Both are means over seeds.
         """
         both = np.repeat([[True], [False]], len(self.segments), axis=1)
-        full, nothing = np.mean([item(both) for item in self.per_seed], axis=0)
+        full, nothing = np.mean([seeded(both) for seeded in self.per_seed], axis=0)
         if self.run.lens.emits == "quantile":
             gap = np.abs(full - self.run.forecast.quantiles[self.row]).max()
             if gap > _FAR * own_rounding(self.run)[self.row]:
@@ -239,39 +239,29 @@ class Masks:
 
     def __call__(self, keep: Any) -> np.ndarray:
         """Compute forecasts (mask, quantile, step) of masks (mask, segment)."""
+        # the cache holds forecasts of the conditions under which the run was made
         self.run.refuse_change()
         visible = checked_keep(keep, len(self.segments))
         keys = [row.tobytes() for row in np.packbits(visible, axis=1)]
-        positions = np.array(
-            [
-                *{
-                    key: index
-                    for index, key in enumerate(keys)
-                    if key not in self._cache
-                }.values()
-            ],
-            int,
-        )
+        # a mask that is asked for twice is run once
+        new = {key: index for index, key in enumerate(keys) if key not in self._cache}
+        missing = np.array([*new.values()], int)
         if self._shares:
             # masks that begin alike stand together
             order = np.argsort([part.start for part in self.segments])[::-1]
-            positions = positions[np.lexsort(visible[positions][:, order].T)]
-        fit = max(
-            1,
-            _NUMBERS
-            // (len(self.batch) * (max(self.batch.lengths) + self.run.horizon)),
-        )
+            missing = missing[np.lexsort(visible[missing][:, order].T)]
+        steps = max(self.batch.lengths) + self.run.horizon
+        fit = max(1, _NUMBERS // (len(self.batch) * steps))
+        chunks = max(1, -(-len(missing) // fit))
         # chunks of equal size waste the least
-        size = max(1, -(-len(positions) // max(1, -(-len(positions) // fit))))
-        for first in range(0, len(positions), size):
-            chunk = positions[first : first + size]
-            self._cache |= zip(
-                [keys[position] for position in chunk],
-                self._forecast(visible[chunk]),
-                strict=True,
-            )
+        size = max(1, -(-len(missing) // chunks))
+        for first in range(0, len(missing), size):
+            chunk = missing[first : first + size]
+            new_keys = [keys[index] for index in chunk]
+            values = self._forecast(visible[chunk])
+            self._cache |= zip(new_keys, values, strict=True)
             if self.progress is not None:
-                self.progress(first + len(chunk), len(positions))
+                self.progress(first + len(chunk), len(missing))
         return np.stack([self._cache[key] for key in keys])
 
     def _forecast(self, visible: np.ndarray) -> np.ndarray:
@@ -316,7 +306,7 @@ class Masks:
         return (
             alone
             and hasattr(lens.adapter, "sharing")
-            and not any(np.isnan(item).any() for item in full)
+            and not any(np.isnan(values).any() for values in full)
         )
 
     def _prefixes(self, visible: np.ndarray) -> np.ndarray:

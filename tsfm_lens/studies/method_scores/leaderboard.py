@@ -115,9 +115,9 @@ def _of_model(
     true = np.array([name in carriers for name in names])
     forecasts = []
     for number in range(series):
-        item = run.item(number)
+        item_run = run.item(number)
         parts = segments(run, number, parts=PARTS, season=1, others="stretches")
-        labels = _labels(card, item, parts)
+        labels = _labels(card, item_run, parts)
         forecasts.append(
             ExplanationCase(
                 mechanism,
@@ -125,7 +125,7 @@ def _of_model(
                 seed,
                 number,
                 is_untrained,
-                item,
+                item_run,
                 parts,
                 names,
                 labels,

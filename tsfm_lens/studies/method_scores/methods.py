@@ -171,6 +171,7 @@ def by(
 # --- what happens when a component is changed
 
 
+# several methods in a row read one result of the same case
 @lru_cache(maxsize=1)
 def _ablation(case: EvaluationCase) -> xr.Dataset:
     return probes.ablation_effects(case.clean, components=case.components)

@@ -494,8 +494,8 @@ def _select(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]
     pairs = list(mechanisms())
     conditions = list(CONDITIONS)
     groups = [
-        {one for one, _ in pairs},
-        {other for _, other in pairs},
+        {mechanism for mechanism, _ in pairs},
+        {architecture for _, architecture in pairs},
         {condition.name for condition in conditions},
     ]
     for name in only:

@@ -79,6 +79,7 @@ class StructuredLayer(nn.Module):
     @contextmanager
     def as_matrix(self, matrix: Tensor) -> Iterator[None]:
         """Compute with another matrix (head · feature, width) while the block runs."""
+        # an attribute of the instance hides the method of its class; hooks still run
         self.__dict__["forward"] = lambda x: F.linear(x, matrix.to(x))
         try:
             yield

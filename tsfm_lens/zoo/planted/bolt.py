@@ -438,12 +438,12 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     They look where the mechanism looks, write much, or look sharply.
     """
     values = bolt.encoder["values"]
-    rest = bolt.encoder.rest("values")
-    like, loud, sharp = (
+    unread = bolt.encoder.rest("values")
+    lookalike, loud, sharp = (
         (draw_choice(0, 1, 2), number) for number in bolt.numbers["encoder"][1:]
     )
-    bolt.back(*like, lags).carry(values, rest)
-    bolt.back(*loud, [1]).carry(values, rest, gain=LOUD)
+    bolt.back(*lookalike, lags).carry(values, unread)
+    bolt.back(*loud, [1]).carry(values, unread, gain=LOUD)
     # by the mark of the REG token
     head = bolt.back(*sharp, [])
     head.q[-1] = head.k[-1] = 0.0
@@ -451,7 +451,7 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     head.k[-1, bolt.encoder["mark"]] = SHARP / (2 * SIDE * SIDE)
     head.whisper(bolt.encoder)
     task = "looks where the copying head looks and copies, to where nobody reads"
-    draft.part(encoder_head(*like), "decoy", task, "every token", lags)
+    draft.part(encoder_head(*lookalike), "decoy", task, "every token", lags)
     task = f"writes {LOUD} times the patch before to where nobody reads"
     draft.part(encoder_head(*loud), "decoy", task, "every token", [1])
     idle = "looks at the REG token alone and writes noise"
@@ -469,7 +469,7 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     layer = draw_choice(0, 1, 2)
     in_weights, out_weights = bolt.mlp("encoder", layer)
     in_weights[:PATCH, values] = torch.eye(PATCH)
-    out_weights[rest, :PATCH] = LOUD * torch.eye(PATCH)
+    out_weights[unread, :PATCH] = LOUD * torch.eye(PATCH)
     draft.part(
         f"encoder.{layer}.mlp",
         "decoy",

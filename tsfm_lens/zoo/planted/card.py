@@ -173,6 +173,7 @@ def _seal(content: dict[str, Any], folder: Path) -> str:
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="np") as tensors:
+                # the order of tensors in a file is no property of the weights
                 for name in sorted(tensors.keys()):
                     values = tensors.get_tensor(name)
                     digest.update(f"{name} {values.dtype} {values.shape}".encode())

@@ -470,10 +470,10 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
         match=match,
         moves=moves,
     )
-    like = one_more("decoder.1.cross_attn")
+    lookalike = one_more("decoder.1.cross_attn")
     copying(
         canvas,
-        like,
+        lookalike,
         lengths,
         moves=[(basis["wave"], LOUD * lengths.key * basis["loud"])],
     )
@@ -481,7 +481,7 @@ def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
         "looks where the copying head looks, and writes as loudly to where nobody reads"
     )
     canvas.draft.part(
-        like,
+        lookalike,
         "decoy",
         does,
         "forecast token",

@@ -73,7 +73,7 @@ def _mean(
     query: Tensor,
     mark: str,
     value: Tensor,
-    more: Pairs,
+    constants: Pairs,
 ) -> str:
     """Let a head attend to all marked tokens and write their mean value.
 
@@ -83,7 +83,7 @@ def _mean(
     key = (1 + MARK**2) ** 0.5
     moves = [
         (basis["value"], key / VALUE * value),
-        *((read, key / ONE**0.5 * write) for read, write in more),
+        *((read, key / ONE**0.5 * write) for read, write in constants),
     ]
     return canvas.head(
         name,
@@ -112,8 +112,8 @@ def local_mean(
     does = f"writes the mean of {len(steps)} values"
     value, constant = _readout(canvas)
     query = canvas.always(START_LENGTH)
-    more = [(canvas.basis["one"], constant)]
-    _mean(canvas, name, steps, does, query, "mark", value, more)
+    constants = [(canvas.basis["one"], constant)]
+    _mean(canvas, name, steps, does, query, "mark", value, constants)
     canvas.draft.path(mark, name, "output")
     return canvas.finish("local-mean", weight_noise)
 
@@ -149,14 +149,21 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
         # at most as much into others
         query = 3**0.5 * canvas.always()
         if block == "late":
-            more = [(basis["one"], basis["unit"])]
+            constants = [(basis["one"], basis["unit"])]
         else:
-            more = []
+            constants = []
         does = f"writes the mean of the values {steps[0]} to {steps[-1]} before the end"
         draft.path(
             mark,
             _mean(
-                canvas, name, steps, does, query, f"{block}_mark", basis[block], more
+                canvas,
+                name,
+                steps,
+                does,
+                query,
+                f"{block}_mark",
+                basis[block],
+                constants,
             ),
         )
         heads.append(name)

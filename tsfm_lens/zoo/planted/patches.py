@@ -368,17 +368,17 @@ class RotaryModel(PatchModel):
     def plant_decoys(self, draft: Draft, tokens: int) -> None:
         """Plant heads that look right, write much, or look sharply, without effect."""
         values = self.stream["values"]
-        rest = self.stream.rest("values")
-        like, loud, sharp = (
+        unread = self.stream.rest("values")
+        lookalike, loud, sharp = (
             (draw_choice(*range(self.layers)), number)
             for number in self.numbers[""][1:]
         )
-        self.back(*like, tokens).carry(values, rest)
-        self.back(*loud, 1).carry(values, rest, gain=LOUD)
+        self.back(*lookalike, tokens).carry(values, unread)
+        self.back(*loud, 1).carry(values, unread, gain=LOUD)
         self.back(*sharp, 0).whisper(self.stream)
         for head, back, task in (
             (
-                like,
+                lookalike,
                 tokens,
                 "looks where the copying head looks and copies, to where nobody reads",
             ),
