@@ -112,7 +112,7 @@ def concentration_bound(
 def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     """Write the cross-attention of every head as kernel regression.
 
-    The result also bounds how little of the weight can lie outside a single key.
+    The result also has an upper bound on the weight outside a single key.
 
     Args:
         run: the forecast to explain, of exactly one series, by a model of the T5
