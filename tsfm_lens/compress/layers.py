@@ -238,11 +238,11 @@ def relative_error(
     Inputs x have a second moment (in, in), or the identity.
     """
     exact = weight.detach().double()
-    rest = weight.detach().double() - other.detach().double()
-    weighted_rest, weighted = (
-        w if moment is None else w @ moment.double() for w in (rest, exact)
+    difference = weight.detach().double() - other.detach().double()
+    weighted_difference, weighted = (
+        w if moment is None else w @ moment.double() for w in (difference, exact)
     )
-    return float((weighted_rest * rest).sum() / (weighted * exact).sum())
+    return float((weighted_difference * difference).sum() / (weighted * exact).sum())
 
 
 class _LazyMatrix(Tensor):

@@ -115,15 +115,15 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
         )
     owners: dict[int, str] = {}
     for matrix in by_name.values():
-        layer_of = lens.adapter.model.get_submodule(matrix.path)
-        if isinstance(layer_of, Compressed):
+        layer_module = lens.adapter.model.get_submodule(matrix.path)
+        if isinstance(layer_module, Compressed):
             continue
-        _refuse_other_layer(layer_of, matrix)
-        other = owners.setdefault(id(layer_of.weight), matrix.name)
-        if other != matrix.name:
+        _check_layer(layer_module, matrix)
+        first_name = owners.setdefault(id(layer_module.weight), matrix.name)
+        if first_name != matrix.name:
             raise WiringError(
-                f"{other} and {matrix.name} are the same matrix; it cannot be truncated"
-                " twice"
+                f"{first_name} and {matrix.name} are the same matrix; it cannot be"
+                " truncated twice"
             )
     return by_name
 
@@ -216,7 +216,7 @@ def _list_matrices(
         )
 
 
-def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
+def _check_layer(layer: Any, matrix: WeightMatrix) -> None:
     """Refuse a layer that does not compute gain · (x Wᵀ + bias)."""
     other_names = {name for name, _ in layer.named_parameters()} - {"weight", "bias"}
     weight = layer.weight.detach()
@@ -242,14 +242,14 @@ def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
                 f" {matrix.shape[1]}: {error}"
             ) from error
     if output.shape == target.shape:
-        error = float((output - target).abs().max())
+        difference = float((output - target).abs().max())
     else:
-        error = float("inf")
+        difference = float("inf")
     tolerance = _SAME * max(1.0, float(target.abs().max()))
     if weight.dtype != torch.float32:
         tolerance *= 100
-    # written so that an error that is NaN is refused, too
-    if other_names or not error <= tolerance:
+    # written so that NaN is refused, too
+    if other_names or not difference <= tolerance:
         raise WiringError(
             f"{matrix.path} ({type(layer).__name__}) does not give {matrix.gain:g}"
             " times what enters times its weight, with its bias, and nothing else;"

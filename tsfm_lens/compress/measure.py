@@ -86,13 +86,13 @@ def split_sources(
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(batch.groups):
         rows.setdefault(publishers.get(name, ""), []).append(row)
-    rest = [
+    other_names = [
         name
         for name in infos
         if publishers[name] not in rows and infos[name].length > 3 * horizon
     ]
-    if len(rest) >= FEWEST:
-        return batch, bundled(*rest)
+    if len(other_names) >= FEWEST:
+        return batch, bundled(*other_names)
     halves: tuple[list[int], list[int]] = ([], [])
     for rows_of_source in rows.values():
         min(halves, key=len).extend(rows_of_source)

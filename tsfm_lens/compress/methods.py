@@ -233,7 +233,7 @@ def _candidates(form: BlockShape, rank: int) -> list[int]:
     ranks |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
     # at and above this rank the matrix itself takes no more
     return sorted(
-        {item for item in ranks if form.factors(item) < form.numbers} | {form.full}
+        {tried for tried in ranks if form.factors(tried) < form.numbers} | {form.full}
     )
 
 

@@ -238,9 +238,12 @@ def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any
     """
     parts = folds(run)
     for part in parts:
-        rest = [item for item in parts if item is not part]
+        calibrating = [fold for fold in parts if fold is not part]
         rows = [row for windows in _series(part) for row in windows[0]]
-        yield part.select(rows), weights(rest, names, run.lens.wiring.true_gradients)
+        yield (
+            part.select(rows),
+            weights(calibrating, names, run.lens.wiring.true_gradients),
+        )
 
 
 def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:

@@ -84,10 +84,12 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
         if bias is not None and path in silent:
             bias.zero_()
         if of == "rows":
-            rest = weight[index]
+            stored = weight[index]
         else:
-            rest = weight[:, index]
-        partial = PartialLinear(rest, index, len(removed), of, bias, by_path[path].gain)
+            stored = weight[:, index]
+        partial = PartialLinear(
+            stored, index, len(removed), of, bias, by_path[path].gain
+        )
         replace_layer(smaller.adapter.model, path, partial)
     return Lens(
         smaller.adapter,

@@ -51,9 +51,9 @@ def ratios(
     Drift of the machine then cancels. Return median, lowest and highest ratio of each.
     """
     times = in_turn([*ours, base], rounds=rounds, warm_up=warm_up, clock=clock)
-    of_base = times[-1]
+    base_times = times[-1]
     rows = [
-        [one / other for one, other in zip(row, of_base, strict=True)]
+        [ours_s / base_s for ours_s, base_s in zip(row, base_times, strict=True)]
         for row in times[:-1]
     ]
     return [(statistics.median(row), min(row), max(row)) for row in rows]
@@ -86,7 +86,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak = self._now = 0
+        self.peak = 0
+        self._now = 0
         self._keys: set[int] = set()
 
     def __torch_dispatch__(

@@ -429,7 +429,7 @@ def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     if not len(units):
         return np.full((len(values), 0, 1), np.nan)
     window = np.array(
-        [int((unit_index[:at] == unit).sum()) for at, unit in enumerate(unit_index)]
+        [int((unit_index[:i] == unit).sum()) for i, unit in enumerate(unit_index)]
     )
     table = np.full((len(values), len(units), int(window.max(initial=0)) + 1), np.nan)
     table[:, unit_index, window] = values

@@ -396,9 +396,9 @@ def probe(
         @wraps(function)
         def compute(*args: P.args, **arguments: P.kwargs) -> Result:
             # a probe that another one calls leaves the twins to its caller
-            is_within = _IS_WITHIN_PROBE.get()
+            is_nested = _IS_WITHIN_PROBE.get()
             counts = [getattr(argument, "n_twins", 0) or 0 for argument in args]
-            if is_within:
+            if is_nested:
                 n_twins = 0
             else:
                 n_twins = max(counts, key=abs, default=0)
@@ -417,7 +417,7 @@ def probe(
             if n_twins:
                 spent = _count_work(args) - work
                 result = beside_twins(function, result, n_twins, args, arguments, spent)
-            if not is_within:
+            if not is_nested:
                 result = of_targets(result, args)
             if "kind" not in result.attrs:
                 subject = [*args, *arguments.values()][0]

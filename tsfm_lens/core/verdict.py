@@ -184,7 +184,7 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     better = [
         name
         for name, value in controls.items()
-        if value >= explained + MARGIN * (name == EXCHANGED)
+        if value >= explained + (MARGIN if name == EXCHANGED else 0.0)
     ]
     undecided, failing = _by_segment(first)
     verb = "predicts" if len(better) == 1 else "predict"

@@ -21,12 +21,13 @@ from tsfm_lens.data.text import NUMBER
 from tsfm_lens.data.values import id_texts, is_missing, plain_array, to_floats
 
 Coded = tuple[np.ndarray, tuple[str, ...] | None]
-"""Numbers (step,), and the levels whose places they are; None of a covariate of
-numbers.
+"""Numbers (step,), and the levels whose indices they are.
+
+A covariate of numbers has None in place of levels.
 """
 TRUTHS = ("False", "True")
 """Levels of truth values, which are numbers, too: 0 and 1."""
-_MOST_LEVELS = 8  # that a note lists
+_MAX_LEVELS = 8  # that a note lists
 _BEFORE = r"(?:[A-Z]{3}\s+|[A-Z]{0,3}[^\w\s(),.'-]{1,2}\s*)"  # EUR, US$
 _UNIT = r"(?:[^\w\s(),.'-]{0,2}\s*[^\W\d_]{0,12}(?:/\s*[^\W\d_]{1,8}[²³23]?)?\.?)"
 _QUANTITY = re.compile(
@@ -59,12 +60,15 @@ def read_covariate(column: pd.Series, name: str, declared: bool = False) -> Code
 
 
 def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
-    """Read a covariate (step,) whose cells are of any type; see :func:`read_covariate`."""
+    """Read a covariate (step,) whose cells are of any type.
+
+    See :func:`read_covariate`.
+    """
     if cells.dtype.kind in "OUS":
-        listed = cells.tolist()
+        cell_list = cells.tolist()
     else:
-        listed = []
-    objects = [None if is_missing(cell) else cell for cell in listed]
+        cell_list = []
+    objects = [None if is_missing(cell) else cell for cell in cell_list]
     present = [cell for cell in objects if cell is not None]
     texts = [cell for cell in present if isinstance(cell, str)]
     if not texts:
@@ -75,16 +79,17 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
         if declared and not is_truth:
             return _coded(*pd.factorize(pd.Series(numbers), sort=True), name)
         return numbers, TRUTHS if is_truth else None
-    odd = next((cell for cell in present if not isinstance(cell, str)), None)
-    if odd is not None:
+    other = next((cell for cell in present if not isinstance(cell, str)), None)
+    if other is not None:
         raise InputError(
-            f"covariate {name!r} holds text ({texts[0]!r}) beside {odd!r}; make numbers"
-            " of all values, or text of all, which is categories"
+            f"covariate {name!r} holds text ({texts[0]!r}) beside {other!r}; make"
+            " numbers of all values, or text of all, which is categories"
         )
     codes, levels = pd.factorize(pd.Series(objects, dtype=object), sort=True)
     folded = [level.strip().lower() for level in levels]
     if {*folded} <= {"false", "true"}:
-        truths = np.array([*(word == "true" for word in folded), np.nan])
+        # a missing value has the code -1, which takes the last entry
+        truths = np.array([*(level == "true" for level in folded), np.nan])
         return truths[codes], TRUTHS
     if not declared:
         refuse_quantities(levels, name)
@@ -130,9 +135,9 @@ def category_notes(
     for name, (_, levels) in covariates.items():
         if levels is None or levels == TRUTHS:
             continue
-        listing = ", ".join(map(repr, levels[:_MOST_LEVELS]))
+        listing = ", ".join(map(repr, levels[:_MAX_LEVELS]))
         more = ""
-        if len(levels) > _MOST_LEVELS:
+        if len(levels) > _MAX_LEVELS:
             more = f", … ({len(levels)} levels)"
         doubtful = name not in declared and all(
             re.fullmatch(NUMBER, level.strip()) for level in levels
@@ -157,9 +162,8 @@ def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
             levels = kind.categories.tolist()
             known = set(levels)
             present = ahead[name].dropna().unique().tolist()
-            kinds[name] = pd.CategoricalDtype(
-                [*levels, *(level for level in present if level not in known)]
-            )
+            added = [level for level in present if level not in known]
+            kinds[name] = pd.CategoricalDtype([*levels, *added])
     return [past.astype(kinds), ahead.astype(kinds)]
 
 
@@ -171,12 +175,12 @@ def declared_names(categories: Sequence[str], covariates: Collection[str]) -> se
     """
     for name in categories:
         if name not in covariates:
-            rest = ""
+            listing = ""
             if covariates:
-                rest = f"; covariates are {', '.join(map(repr, covariates))}"
+                listing = f"; covariates are {', '.join(map(repr, covariates))}"
             raise InputError(
                 f"categories names {name!r}, which is no covariate; name it in"
-                f" known=[…] or past=[…], too{rest}"
+                f" known=[…] or past=[…], too{listing}"
             )
     return {*categories}
 

@@ -52,7 +52,7 @@ FIELDS = (
         "feat_static_cat",
     ),
 )
-"""Of gluonts's data entries and of Chronos-2's inputs."""
+"""Fields of gluonts's data entries and of Chronos-2's inputs."""
 _TEXT = ("delimiter", "decimal", "thousands", "encoding", "header")
 _LABELS = ("item_id", "unique_id", "series_id", "timestamp", "ds", "datetime")
 """Names of columns that no series has."""
@@ -145,9 +145,9 @@ def as_series(
         changes |= {"freq": freq, "freqs": (), "seasonality": 0, "seasonalities": ()}
     if start is not None:
         changes["starts"] = (start_time(start),) * len(batch)
-    return in_units(
-        with_season(replace(batch, **changes) if changes else batch, seasonality), units
-    )
+    if changes:
+        batch = replace(batch, **changes)
+    return in_units(with_season(batch, seasonality), units)
 
 
 def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:
@@ -412,6 +412,7 @@ def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesB
         name = "series-0"
     else:
         name = str(series.name)
+    # a column of values must not have the name of ids or timestamps
     column = name
     if (
         name in map(str, series.index.names)
@@ -456,20 +457,18 @@ def from_entries(
                 f"entry {number} has no 'target', only {', '.join(entry) or 'nothing'}"
             )
         item = entry.get("item_id")
-        names.append(
-            f"series-{number}"
-            if item is None
-            else label(item, f"item_id of entry {number}")
-        )
-        rows += _list_rows(entry, names[-1])
+        if item is None:
+            name = f"series-{number}"
+        else:
+            name = label(item, f"item_id of entry {number}")
+        names.append(name)
+        rows += _list_rows(entry, name)
     named = [
-        position
-        for position, entry in enumerate(entries)
-        if entry.get("item_id") is not None
+        index for index, entry in enumerate(entries) if entry.get("item_id") is not None
     ]
     refuse_equal(
-        [entries[position]["item_id"] for position in named],
-        [names[position] for position in named],
+        [entries[index]["item_id"] for index in named],
+        [names[index] for index in named],
         "two item_ids",
     )
     starts = [entry.get("start") for entry in entries]
@@ -505,12 +504,13 @@ def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[s
         cells = np.concatenate([piece.astype(object) for piece in pieces])
         coded[name] = read_cells(cells, name, name in declared)
         numbers, levels = coded[name]
-        parts = iter(
-            np.split(numbers, np.cumsum([len(piece) for piece in pieces])[:-1])
-        )
+        bounds = np.cumsum([len(piece) for piece in pieces])[:-1]
+        parts = iter(np.split(numbers, bounds))
         for row in owners:
-            row["values"], row["categories"] = next(parts), levels
-            row["futures"] = None if row["futures"] is None else next(parts)
+            row["values"] = next(parts)
+            row["categories"] = levels
+            if row["futures"] is not None:
+                row["futures"] = next(parts)
     for row in rows:
         del row["is_category"]
     return category_notes(coded, declared)
@@ -521,12 +521,9 @@ def _list_rows(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
 
     Targets come first, then past covariates, then known ones.
     """
-    targets = np.atleast_2d(
-        to_floats(
-            _forward(entry["target"], f"the target of {group!r}"),
-            f"the target of {group!r}",
-        )
-    )
+    description = f"the target of {group!r}"
+    values = _forward(entry["target"], description)
+    targets = np.atleast_2d(to_floats(values, description))
     if targets.ndim != 2:
         raise InputError(
             f"the target of {group!r} has shape {targets.shape}, expected (time,) or"
@@ -536,21 +533,23 @@ def _list_rows(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
         *_features(entry, group, targets.shape[1]),
         *_named(entry, group, targets.shape[1]),
     ]
-    single = ("target" if covariates else "",)
-    names = single if len(targets) == 1 else tuple(map(str, range(len(targets))))
+    names = tuple(map(str, range(len(targets))))
+    if len(targets) == 1:
+        names = ("target" if covariates else "",)
     rows = [
         _row(name, values) | {"roles": "target"}
         for name, values in zip(names, targets, strict=True)
     ]
     rows += sorted(covariates, key=lambda row: row["roles"] == "known")
     start = entry.get("start")
+    static = {
+        name: entry[name]
+        for name in ("feat_static_real", "feat_static_cat")
+        if name in entry
+    }
     common = {
         "groups": group,
-        "static": {
-            name: entry[name]
-            for name in ("feat_static_real", "feat_static_cat")
-            if name in entry
-        },
+        "static": static,
         "starts": None if start is None else start_time(start, f" of {group!r}"),
     }
     return [row | common | {"ids": _id(group, row["variates"])} for row in rows]
@@ -584,13 +583,13 @@ def _row(
     role = "known"
     if future is None:
         role = "past"
-    kind = {"categories": None, "is_category": is_category}
     return {
         "variates": name,
         "roles": role,
         "values": values,
         "futures": future,
-        **kind,
+        "categories": None,
+        "is_category": is_category,
     }
 
 
@@ -601,11 +600,9 @@ def _features(
     for field in ("past_feat_dynamic_real", "feat_dynamic_real"):
         if entry.get(field) is None:
             continue
-        rows = np.atleast_2d(
-            to_floats(
-                _forward(entry[field], f"{field} of {group!r}"), f"{field} of {group!r}"
-            )
-        )
+        description = f"{field} of {group!r}"
+        features = _forward(entry[field], description)
+        rows = np.atleast_2d(to_floats(features, description))
         if rows.ndim != 2:
             raise InputError(
                 f"{field} of {group!r} has shape {rows.shape}, expected (feature, time)"
@@ -615,12 +612,9 @@ def _features(
             raise InputError(
                 f"{field} of {group!r} has {rows.shape[1]} steps and its target {steps}"
             )
-        for position, values in enumerate(rows):
-            yield _row(
-                f"{field}/{position}",
-                values[:steps],
-                values[steps:] if has_future else None,
-            )
+        for index, values in enumerate(rows):
+            future = values[steps:] if has_future else None
+            yield _row(f"{field}/{index}", values[:steps], future)
 
 
 def _named(
@@ -637,21 +631,21 @@ def _named(
                 f"covariate {name!r} of {group!r} has a future and no past_covariates"
             )
     for name, values in pasts.items():
-        what = f"covariate {name!r} of {group!r}"
-        past, is_category = _cells(_forward(values, what), what)
+        description = f"covariate {name!r} of {group!r}"
+        past, is_category = _cells(_forward(values, description), description)
         if past.ndim != 1 or len(past) != steps:
             raise InputError(
-                f"{what} has shape {past.shape} and its target {steps} steps"
+                f"{description} has shape {past.shape} and its target {steps} steps"
             )
         if futures.get(name) is None:
             later = []
         else:
-            later = _forward(futures[name], f"the future of {what}")
-        future, _ = _cells(later, f"the future of {what}")
+            later = _forward(futures[name], f"the future of {description}")
+        future, _ = _cells(later, f"the future of {description}")
         if future.ndim != 1:
             raise InputError(
-                f"the future of {what} has shape {future.shape}, expected one axis:"
-                " time"
+                f"the future of {description} has shape {future.shape}, expected one"
+                " axis: time"
             )
         yield _row(name, past, future if name in futures else None, is_category)
 
@@ -695,10 +689,10 @@ def start_time(value: Any, owner: str = "") -> pd.Timestamp:
             raise InputError(f"expected a date, not {type(value).__name__}")
         if value is pd.NaT or value != value:
             raise InputError("leave it out where it is unknown")
-        year = isinstance(value, str) and len(value) == 4 and value.isdecimal()
-        times = read_times(
-            pd.Series([f"{value}-01" if year else value], dtype=object), "start"
-        )
+        # alone, four digits may be a number of a step
+        is_year = isinstance(value, str) and len(value) == 4 and value.isdecimal()
+        cell = f"{value}-01" if is_year else value
+        times = read_times(pd.Series([cell], dtype=object), "start")
         if times.clock.dtype.kind != "M":
             raise InputError("it counts steps")
     except (ValueError, OverflowError) as error:

@@ -32,8 +32,8 @@ from tsfm_lens.data.values import from_arrow, name_lists, texts
 
 _PARQUET = (".parquet", ".pq")
 READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *_PARQUET)
-_MOST_FILES = 5  # files that a message names, the nearest first
-_MOSTLY = 0.5  # numbers in a column, from which on all of it must be
+_MAX_FILES = 5  # files that a message names, the nearest first
+_MIN_NUMBER_SHARE = 0.5  # numbers in a column, from which on all of it must be
 
 
 def read_series(
@@ -71,7 +71,8 @@ def read_series(
         UnknownNameError: a column that is named does not exist.
 
     Example:
-        >>> _ = (folder / "load.csv").write_text("date;load\\n2024-01-01;1,5\\n2024-01-02;2,5\\n")
+        >>> text = "date;load\\n2024-01-01;1,5\\n2024-01-02;2,5\\n"
+        >>> _ = (folder / "load.csv").write_text(text)
         >>> data.read_series(folder / "load.csv", decimal=",").values[0].tolist()
         [1.5, 2.5]
     """
@@ -131,16 +132,9 @@ def list_columns(path: str | Path) -> list[str]:
     Values are not converted into numbers.
     """
     file = regular_file(path, READABLE)
-    return list(
-        map(
-            str,
-            (
-                _parquet(file).columns
-                if file.suffix.lower() in _PARQUET
-                else read_table(file).columns
-            ),
-        )
-    )
+    if file.suffix.lower() in _PARQUET:
+        return list(map(str, _parquet(file).columns))
+    return list(read_table(file).columns)
 
 
 def _parquet(file: Path) -> pd.DataFrame:
@@ -155,7 +149,8 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
 
     Rows are numbered as in the file.
     """
-    names, option = list(table.columns), options.get
+    names = list(table.columns)
+    option = options.get
     ids = id_names(option("id_column"), names)
     key, time = key_and_time(names, ids[0] if ids else None, option("time_column"))
     keys = {*ids, key, time}
@@ -165,7 +160,9 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     categories = set(column_names(option("categories") or (), names))
     targets = option("targets") if option("variates") is None else option("variates")
     requested = value_columns(names, targets, keys | covariates)
-    values = set(names) - keys - covariates if requested is None else set(requested)
+    values: set[Any] = set(names) - keys - covariates
+    if requested is not None:
+        values = set(requested)
     columns: dict[str, np.ndarray] = {}
     numeric = []
     for name in names:
@@ -175,37 +172,35 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
             pass  # it stays text
         elif name not in keys and is_value:
             # covariates may be text
-            numbers = table.numbers(name, 1.0 if name in covariates else _MOSTLY)
-            numeric += [] if numbers is None else [name]
-            if numbers is None and name in covariates:
+            numbers = table.numbers(
+                name, 1.0 if name in covariates else _MIN_NUMBER_SHARE
+            )
+            if numbers is not None:
+                numeric.append(name)
+            elif name in covariates:
                 table.refuse_some_numbers(name)
         elif name not in keys and table.is_numeric(name):
             numbers = np.zeros(len(table.columns[name]))  # it is not read
-        columns[name] = (
-            table.text(name, is_id=name in keys - {time})
-            if numbers is None
-            else numbers
-        )
+        if numbers is None:
+            numbers = table.text(name, is_id=name in keys - {time})
+        columns[name] = numbers
     table.check_points(numeric)
-    rows = len(columns[names[0]])
-    return pd.DataFrame(
-        columns,
-        index=pd.RangeIndex(table.first_row, table.first_row + rows),
-        copy=False,
-    )
+    stop = table.first_row + len(columns[names[0]])
+    return pd.DataFrame(columns, index=pd.RangeIndex(table.first_row, stop), copy=False)
 
 
 def local_path(path: str | Path) -> Path:
     """Resolve ``~`` in a path."""
     try:
-        position = Path(path).expanduser()
-        position.exists()
+        resolved = Path(path).expanduser()
+        # a name that is too long shows only here
+        resolved.exists()
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         text = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
         # the system's own message repeats the whole path
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{text!r} is not an usable path: {why}") from error
-    return position
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{text!r} is not an usable path: {cause}") from error
+    return resolved
 
 
 def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
@@ -216,18 +211,16 @@ def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
     names = sorted(
         item.name for item in file.parent.glob("*") if item.suffix in readable
     )
-    near = get_close_matches(file.name, names, n=_MOST_FILES)
-    nearest = [*near, *(name for name in names if name not in near)][:_MOST_FILES]
+    near = get_close_matches(file.name, names, n=_MAX_FILES)
+    nearest = [*near, *(name for name in names if name not in near)][:_MAX_FILES]
     hint = ""
     if names:
-        hint = (
-            " That folder has:"
-            f" {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}."
-        )
-    text = ""
+        more = ", …" if len(names) > _MAX_FILES else ""
+        hint = f" That folder has: {', '.join(nearest)}{more}."
+    # a sentence or a list of numbers as text
     if " " in str(file) and not file.suffix:
-        text = " Series are numbers: an array, a frame, or the path of a file."
-    return InputError(f"there is no file {str(file)!r}.{text or hint}")
+        hint = " Series are numbers: an array, a frame, or the path of a file."
+    return InputError(f"there is no file {str(file)!r}.{hint}")
 
 
 def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:

@@ -39,7 +39,7 @@ from tsfm_lens.data.times import (
 )
 from tsfm_lens.data.values import id_texts, name_lists, texts, to_floats, without_arrow
 
-_MOST_NAMES = 8  # columns
+_MAX_NAMES = 8  # columns
 _CHOICES = {
     ID_COLUMNS: "id_column=…",
     TIME_COLUMNS: "time_column=…",
@@ -102,13 +102,11 @@ def from_frame(
         UnknownNameError: a column that is named does not exist.
 
     Example:
-        >>> frame = pd.DataFrame({"id": ["a", "a", "b", "b"], "target": [1.0, 2.0, 3.0, 4.0]})
-        >>> data.from_frame(frame).ids
+        >>> table = {"id": ["a", "a", "b", "b"], "target": [1.0, 2.0, 3.0, 4.0]}
+        >>> data.from_frame(pd.DataFrame(table)).ids
         ('a', 'b')
     """
-    if freq is None:
-        freq = None
-    else:
+    if freq is not None:
         freq = known_frequency(freq)
     names = name_lists(
         {
@@ -132,13 +130,10 @@ def from_frame(
             " both"
         )
     if time is None:
-        time = dated_column(
-            frame,
-            {key, *chain.from_iterable(filter(None, (targets, variates, known, past)))},
-        )
-        notes += (
-            [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
-        )
+        given = filter(None, (targets, variates, known, past))
+        time = dated_column(frame, {key, *chain.from_iterable(given)})
+        if time is not None:
+            notes.append(f"column {str(time)!r} is read as the timestamps")
     requested = variates
     if variates is None:
         requested = targets
@@ -157,16 +152,13 @@ def from_frame(
     in_future = np.zeros(len(frame), dtype=bool)
     if future is not None:
         in_future = np.append(in_future, np.ones(len(later), dtype=bool))
-        frame = _continued(
-            frame, later, key, [name for name in (time, *roles) if name is not None]
-        )
-    if time is None:
-        times = None
-    else:
+        read = [name for name in (time, *roles) if name is not None]
+        frame = _continued(frame, later, key, read)
+    times = None
+    if time is not None:
         times = read_times(frame[time], str(time), time_format)
-    if key is None:
-        ids = None
-    else:
+    ids = None
+    if key is not None:
         ids = id_texts(frame[key], str(key))
     unread = [
         column
@@ -186,13 +178,8 @@ def from_frame(
     if times is not None and future is not None:
         _check_order(times, owners, in_future, frame.index)
     fixed = {time, *roles, *(columns if named or len(columns) == 1 else ())}
-    _check_rows(
-        frame,
-        unread,
-        pd.Series(0 if ids is None else ids, frame.index, name=key),
-        times,
-        fixed,
-    )
+    id_series = pd.Series(0 if ids is None else ids, frame.index, name=key)
+    _check_rows(frame, unread, id_series, times, fixed)
     grids: list[Grid] | None = None
     in_utc = False
     if times is not None:
@@ -204,25 +191,23 @@ def from_frame(
         stops = counts
     else:
         stops = [
-            int(grid.places[n - 1]) + 1 for grid, n in zip(grids, counts, strict=True)
+            int(grid.positions[count - 1]) + 1
+            for grid, count in zip(grids, counts, strict=True)
         ]
     if times is not None and grids is not None:
         notes += _late_notes(times, owners, grids, counts)
     for (group, _), count, stop in zip(owners, counts, stops, strict=True):
-        notes += (
-            [f"{group}: {stop - count} missing timestamps were filled with NaN"]
-            if stop > count
-            else []
-        )
+        if stop > count:
+            gaps = stop - count
+            notes.append(f"{group}: {gaps} missing timestamps were filled with NaN")
     kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
     if all(
         isinstance(kinds[column], np.dtype) and kinds[column].kind == "f"
         for column in columns
     ):
         # one by one, a hundred thousand columns take a minute
-        numbers = dict(
-            zip(columns, frame[columns].to_numpy(dtype=np.float64).T, strict=True)
-        )
+        values = frame[columns].to_numpy(dtype=np.float64)
+        numbers = dict(zip(columns, values.T, strict=True))
     else:
         numbers = {column: _numbers(frame[column], str(column)) for column in columns}
     declared = declared_names(
@@ -237,50 +222,31 @@ def from_frame(
         name: read_covariate(frame[name], str(name), str(name) in declared)
         for name in roles
     }
-    notes += category_notes(
-        {str(name): entry for name, entry in coded.items()}, declared
-    )
+    by_text = {str(name): codes for name, codes in coded.items()}
+    notes += category_notes(by_text, declared)
     covariates = {name: (role, *coded[name]) for name, role in roles.items()}
     if variates is not None:
         items = [tuple(columns)]
     else:
         items = [(column,) for column in columns]
     series: list[dict[str, Any]] = []
-    for position, (group, rows) in enumerate(groups):
-        if grids is None:
-            grid = None
-        else:
-            grid = grids[position]
-        if future is None:
-            end = None
-        else:
-            end = stops[position]
+    for index, (group, rows) in enumerate(groups):
+        grid = None if grids is None else grids[index]
+        end = None if future is None else stops[index]
         for item in items:
             if len(items) == 1 and (grouped or group):
                 name = group
             else:
                 name = "/".join(filter(None, (group, str(item[0]))))
-            for row in _item_rows(
-                name,
-                rows,
-                grid,
-                [(entry, numbers[entry]) for entry in item],
-                covariates,
-                end,
-            ):
-                row |= {} if grouped else {"variates": ""}
-                row |= (
-                    {"ids": name}
-                    if not grouped or (len(items) > 1 and row["roles"] == "target")
-                    else {}
-                )
-                series.append(
-                    row
-                    | {
-                        "groups": name,
-                        "starts": None if grid is None else grid.start,
-                    }
-                )
+            item_targets = [(column, numbers[column]) for column in item]
+            for row in _item_rows(name, rows, grid, item_targets, covariates, end):
+                if not grouped:
+                    row["variates"] = ""
+                if not grouped or (len(items) > 1 and row["roles"] == "target"):
+                    row["ids"] = name
+                row["groups"] = name
+                row["starts"] = None if grid is None else grid.start
+                series.append(row)
     clock = ""
     if in_utc:
         clock = timezone or "UTC"
@@ -415,10 +381,10 @@ def _choices(
     silent = unread
     if named:
         silent = numeric
+    notes = []
     if silent:
-        notes = [f"not read: {_listed(silent)}{f'; {cure}' if numeric else ''}"]
-    else:
-        notes = []
+        hint = f"; {cure}" if numeric else ""
+        notes.append(f"not read: {_listed(silent)}{hint}")
     if len(columns) > 1 and not named:
         notes.append(
             f"series of their own: {_listed(columns)}; targets=[…] chooses, past=[…]"
@@ -428,10 +394,10 @@ def _choices(
 
 
 def _listed(columns: Sequence[Hashable]) -> str:
-    names = [repr(str(name)) for name in columns[:_MOST_NAMES]]
-    return ", ".join(names) + (
-        f", … ({len(columns)} columns)" if len(columns) > _MOST_NAMES else ""
-    )
+    listing = ", ".join(repr(str(name)) for name in columns[:_MAX_NAMES])
+    if len(columns) > _MAX_NAMES:
+        return f"{listing}, … ({len(columns)} columns)"
+    return listing
 
 
 def _item_rows(
@@ -459,10 +425,8 @@ def _item_rows(
     if end is None and any(role == "known" for _, role, _, _ in members):
         present = np.flatnonzero(np.isfinite(series[: len(targets)]).any(axis=0))
         if not len(present):
-            raise InputError(
-                f"{', '.join(repr(str(column)) for column, _ in targets)} of {name!r}"
-                " has no value"
-            )
+            names = ", ".join(repr(str(column)) for column, _ in targets)
+            raise InputError(f"{names} of {name!r} has no value")
         end = int(present[-1]) + 1
     elif end is None:
         end = len(series[0])
@@ -495,19 +459,19 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
         return to_floats(column.to_numpy(), f"column {name!r}")
     cells = column.to_numpy(dtype=object, copy=True)
     for position, cell in enumerate(cells):
-        if isinstance(cell, str):
-            if not re.fullmatch(NUMBER, cell.strip()):
-                title = ""
-                if name.startswith("Unnamed: "):
-                    title = "; are there rows of titles above the names? delete them"
-                comma = ""
-                if re.fullmatch(NUMBER, cell.strip().replace(",", ".")):
-                    comma = "; replace the comma by a point"
-                where = (
-                    f"column {name!r} holds {cell!r} in row {column.index[position]}"
-                )
-                raise InputError(f"{where}, which is not a number{comma or title}")
-            cells[position] = float(cell)
+        if not isinstance(cell, str):
+            continue
+        if not re.fullmatch(NUMBER, cell.strip()):
+            hint = ""
+            if name.startswith("Unnamed: "):
+                hint = "; are there rows of titles above the names? delete them"
+            if re.fullmatch(NUMBER, cell.strip().replace(",", ".")):
+                hint = "; replace the comma by a point"
+            raise InputError(
+                f"column {name!r} holds {cell!r} in row {column.index[position]},"
+                f" which is not a number{hint}"
+            )
+        cells[position] = float(cell)
     return to_floats(cells, f"column {name!r}")
 
 
@@ -523,13 +487,12 @@ def _check_rows(
     These are rows that differ in text, or that have the same id and time. The message
     names the columns by which the rows can be told apart.
     """
-    if times is None:
-        clocks = {}
-    else:
+    clocks = {}
+    if times is not None:
         clocks = {"time": times.instants, "clock": times.clock}
-    positions = pd.DataFrame({"id": ids, **clocks})
-    again = np.flatnonzero(positions.duplicated())
-    if times is not None and not len(again):
+    keys = pd.DataFrame({"id": ids, **clocks})
+    repeats = np.flatnonzero(keys.duplicated())
+    if times is not None and not len(repeats):
         return
     examples = []
     for column in unread:
@@ -539,11 +502,11 @@ def _check_rows(
             and text.groupby(ids).nunique().max() > 1
         ):
             examples.append(f"{str(column)!r} (text such as {text.dropna().iloc[0]!r})")
-    if times is None:
-        parting = ""
-    else:
-        parting = _parting(frame.drop(columns=[*fixed - {None}]), positions, ids.name)
-    option = f"id_column={parting or '…'}"
+    id_columns = ""
+    if times is not None:
+        free = frame.drop(columns=[*fixed - {None}])
+        id_columns = _find_id_columns(free, keys, ids.name)
+    option = f"id_column={id_columns or '…'}"
     if examples:
         raise InputError(
             f"rows differ in {', '.join(examples)}: without it, different series would"
@@ -552,95 +515,89 @@ def _check_rows(
             " them out"
         )
     if times is not None:
-        name, _, when = positions.iloc[again[0]]
-        rows = frame.index[(positions == positions.iloc[again[0]]).all(axis=1)]
-        cures = [
-            (
-                f"give {option} if they are of several series"
-                if parting or ids.name is None
-                else "keep one of them"
-            )
-        ]
-        has_dates = isinstance(when, pd.Timestamp)
-        cures += (
-            [f"{times.note}: round_time=… may be finer"]
-            if times.note and has_dates
-            else []
-        )
+        first = keys.iloc[repeats[0]]
+        name, _, clock = first
+        rows = frame.index[(keys == first).all(axis=1)]
+        cures = ["keep one of them"]
+        if id_columns or ids.name is None:
+            cures = [f"give {option} if they are of several series"]
+        has_dates = isinstance(clock, pd.Timestamp)
+        if times.note and has_dates:
+            cures.append(f"{times.note}: round_time=… may be finer")
         if (
             times.utc is None
             and has_dates
-            and not parting
+            and not id_columns
             and (times.clock != times.clock.astype("M8[D]")).any()
         ):
             cures.append(
                 "if a local clock repeats an hour in autumn, give timezone=…, as in"
                 " timezone='Europe/Berlin'"
             )
-        if ids.name is None:
-            owner = ""
-        else:
+        owner = ""
+        if ids.name is not None:
             owner = f"series {name!r} has "
         raise InputError(
-            f"{owner}two values at {time_text(when)} (rows {rows[0]} and {rows[1]});"
+            f"{owner}two values at {time_text(clock)} (rows {rows[0]} and {rows[1]});"
             f" {'; '.join(cures)}"
         )
 
 
-def _parting(frame: pd.DataFrame, places: pd.DataFrame, key: Hashable | None) -> str:
+def _find_id_columns(
+    frame: pd.DataFrame, keys: pd.DataFrame, key: Hashable | None
+) -> str:
     """Name the fewest columns of text or whole numbers that make a panel.
 
     In a panel, no series has a time twice. "" if no columns make one.
     """
-    full = [
+    candidates = [
         name
         for name in frame
         if not pd.api.types.is_float_dtype(frame[name]) or (frame[name] % 1 == 0).all()
     ]
     codes = {
         str(name): pd.factorize(frame[name].astype(str))[0]
-        for name in full
+        for name in candidates
         if name != key
     }
     fewest = sorted(codes, key=lambda name: codes[name].max())[:6]
     for names in chain.from_iterable(
         combinations(fewest, count) for count in (1, 2, 3)
     ):
-        parts = places.assign(**{f"_{name}": codes[name] for name in names})
+        parts = keys.assign(**{f"_{name}": codes[name] for name in names})
         series = parts.drop(columns=["time", "clock"]).drop_duplicates()
-        # values part rows, too, but into series of few times
+        # columns of values tell rows apart, too, but make series of few times
         if (
             len(series) * parts["time"].nunique() <= 2 * len(parts)
             and not parts.duplicated().any()
         ):
-            return repr(
-                ",".join(
-                    [
-                        *([] if key is None else [str(key)]),
-                        *(name for name in codes if name in names),
-                    ]
-                )
-            )
+            chosen = [name for name in codes if name in names]
+            if key is not None:
+                chosen = [str(key), *chosen]
+            return repr(",".join(chosen))
     return ""
 
 
 def _values(
-    frame: pd.DataFrame, names: Sequence[str] | None, others: set[Hashable | None]
+    frame: pd.DataFrame,
+    names: Sequence[str] | None,
+    other_columns: set[Hashable | None],
 ) -> list[Hashable]:
-    columns = value_columns(frame.columns, names, others)
+    columns = value_columns(frame.columns, names, other_columns)
     if columns is not None:
         return columns
     kinds = zip(frame.columns, frame.dtypes, strict=True)
     free: dict[Hashable, Any] = {
-        column: kind for column, kind in kinds if column not in others
+        column: kind for column, kind in kinds if column not in other_columns
     }
     numeric = [
         column for column, kind in free.items() if pd.api.types.is_numeric_dtype(kind)
     ]
-    if numeric or len(free) == 1:
-        return numeric or list(
-            free
-        )  # of a single one the first value that is not a number will be named
+    if numeric:
+        return numeric
+    # conversion will name the first value of a single column that is not a number
+    if len(free) == 1:
+        return list(free)
     raise InputError(
         f"no column holds the values: expected one of {', '.join(TARGET_COLUMNS)}, or"
         f" numeric columns; found {', '.join(map(str, frame.columns))}"
@@ -651,13 +608,8 @@ def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Return each id with its rows, in order of first appearance."""
     codes, names = pd.factorize(ids)
     rows = np.argsort(codes, kind="stable")
-    return list(
-        zip(
-            map(str, names),
-            np.split(rows, np.cumsum(np.bincount(codes))[:-1]),
-            strict=True,
-        )
-    )
+    by_id = np.split(rows, np.cumsum(np.bincount(codes))[:-1])
+    return list(zip(map(str, names), by_id, strict=True))
 
 
 def flat(
@@ -679,11 +631,10 @@ def flat(
             f" {', '.join(map(str, frame.columns)) or 'none'})"
         )
     if frame.columns.has_duplicates:
-        raise InputError(
-            "the frame has two columns"
-            f" {str(frame.columns[frame.columns.duplicated()][0])!r}"
-        )
-    frame, index = pd.DataFrame(frame), frame.index
+        repeated = frame.columns[frame.columns.duplicated()][0]
+        raise InputError(f"the frame has two columns {str(repeated)!r}")
+    index = frame.index
+    frame = pd.DataFrame(frame)
     names = index_names(index, id_column, time_column)
     both = sorted(set(names) & set(map(str, frame.columns)))
     if both:
@@ -737,11 +688,11 @@ def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> lis
         ):
             return []
         return ["timestamp" if holds_times(index) else "index"]
-    counts = (
+    is_row_number = (
         pd.api.types.is_integer_dtype(index.dtype)
         and find([index.name], (*ID_COLUMNS, *TIME_COLUMNS)) is None
     )
-    if counts and index.name not in (id_column, time_column):
+    if is_row_number and index.name not in (id_column, time_column):
         return []
     return [str(index.name)]
 
@@ -770,17 +721,17 @@ def _levels(
         or find(names, TIME_COLUMNS)
         or (dated[0] if len(dated) == 1 else None)
     )
-    rest = [name for name in names if name != time_column]
+    id_levels = [name for name in names if name != time_column]
     if id_column is None:
-        if len(rest) == 1:
-            id_column = rest[0]
+        if len(id_levels) == 1:
+            id_column = id_levels[0]
         else:
-            id_column = find(rest, ID_COLUMNS)
+            id_column = find(id_levels, ID_COLUMNS)
     if time_column is None or id_column is None:
         raise InputError(
             f"the frame's index has the levels {', '.join(names)}: expected ids and"
             " timestamps, as in (item_id, timestamp). Name them with id_column=… and"
-            f" time_column=…; id_column={','.join(rest)!r} joins levels"
+            f" time_column=…; id_column={','.join(id_levels)!r} joins levels"
         )
     return id_column, time_column
 
@@ -798,20 +749,18 @@ def _without_row_numbers(
         column = frame[name]
         is_first = name == frame.columns[0]
         numeric = pd.api.types.is_numeric_dtype(column)
-        counts = (
+        is_row_number = (
             is_first
             and numeric
             and (column % 1 == 0).all()
             and column.is_monotonic_increasing
         )
-        if counts or column.isna().all():
+        if is_row_number or column.isna().all():
             frame = frame.drop(columns=name)
         elif numeric or not is_first:
-            where = (
-                f"a column has no name ({name}) and holds {column.dropna().iloc[0]!r}"
-            )
             raise InputError(
-                f"{where}; give it one, or delete rows of titles above the names"
+                f"a column has no name ({name}) and holds {column.dropna().iloc[0]!r};"
+                " give it one, or delete rows of titles above the names"
             )
     return frame
 
@@ -832,9 +781,8 @@ def key_and_time(
     key: Hashable | None = id_column
     if key is None:
         key = find([column for column in columns if column != time_column], ID_COLUMNS)
-    return key, time_column or find(
-        [column for column in columns if column != key], TIME_COLUMNS
-    )
+    free = [column for column in columns if column != key]
+    return key, time_column or find(free, TIME_COLUMNS)
 
 
 def dated_column(
@@ -1000,7 +948,7 @@ def _known_in_future(
         covariates = [name for name in filled if name not in past_names]
     else:
         covariates = column_names(known, frame.columns)
-    for name in _targets_beside_future(
+    for name in _find_targets(
         frame, keys, requested, covariates, past_names, known is not None
     ):
         if name in filled:
@@ -1017,19 +965,18 @@ def _known_in_future(
                 " leave it out, or add it"
             )
     unread = [name for name in filled if name not in covariates]
+    notes = []
     if unread:
-        notes = [
+        notes.append(
             f"not read of future: {_listed(unread)}; known=[…] reads columns as"
             " covariates"
-        ]
-    else:
-        notes = []
+        )
     if len(unread) == len(filled):
         notes.append("future brings no known covariate; only its dates are checked")
     return covariates, notes
 
 
-def _targets_beside_future(
+def _find_targets(
     frame: pd.DataFrame,
     keys: Collection[Hashable | None],
     requested: Sequence[str] | None,
@@ -1047,16 +994,16 @@ def _targets_beside_future(
     """
     if requested is not None:
         return requested
-    rest = {*keys, *past}
+    excluded = {*keys, *past}
     if is_known:
-        rest |= set(covariates)
-    targets = value_columns(frame.columns, None, rest)
+        excluded |= set(covariates)
+    targets = value_columns(frame.columns, None, excluded)
     if targets is not None:
         return targets
     numeric = [
         name
         for name in frame
-        if name not in rest and pd.api.types.is_numeric_dtype(frame[name])
+        if name not in excluded and pd.api.types.is_numeric_dtype(frame[name])
     ]
     targets = [name for name in numeric if name not in covariates]
     if len(targets) > 1:
@@ -1097,7 +1044,8 @@ def _continued(
             )
         frame = frame.copy(deep=False)
         later = later.copy(deep=False)
-        frame[key], later[key] = ids, later_ids
+        frame[key] = ids
+        later[key] = later_ids
     later = later.set_axis([f"{row} of future" for row in later.index])
     return pd.concat(alike(frame, later))
 
@@ -1108,7 +1056,7 @@ def _check_order(
     in_future: np.ndarray,
     index: pd.Index,
 ) -> None:
-    """Refuse rows of a future at or before the last time of the data of their series."""
+    """Refuse rows of a future up to the last time of the data of their series."""
     for name, rows in groups:
         data_rows = rows[~in_future[rows]]
         later_rows = rows[in_future[rows]]
@@ -1138,7 +1086,7 @@ def _late_notes(
     for (name, rows), grid, count in zip(groups, grids, counts, strict=True):
         if count == len(rows):
             continue
-        missing = int(grid.places[count] - grid.places[count - 1]) - 1
+        missing = int(grid.positions[count] - grid.positions[count - 1]) - 1
         if missing:
             first = time_text(times.clock[rows[grid.order[count]]])
             noun = "steps"
@@ -1171,9 +1119,9 @@ def id_names(id_column: Any, columns: Collection[Hashable]) -> list[Any]:
     Raises:
         UnknownNameError: a column does not exist.
     """
-    if isinstance(id_column, Hashable) and id_column in {None, *columns}:
-        if id_column is None:
-            return []
+    if id_column is None:
+        return []
+    if isinstance(id_column, Hashable) and id_column in {*columns}:
         return [id_column]
     names = column_names(texts(id_column, "id_column"), columns)
     for name in names:

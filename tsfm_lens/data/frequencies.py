@@ -126,14 +126,18 @@ def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
 
 
 def format_calendar(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
-    """Spell weekdays, Monday is 0, less some dates as :func:`read_offset` reads them."""
-    positions = sorted(set(weekdays))
-    days = [_DAYS[position].title() for position in positions]
-    if 1 < len(days) == positions[-1] - positions[0] + 1:
+    """Spell weekdays less some dates as :func:`read_offset` reads them.
+
+    Monday is 0.
+    """
+    numbers = sorted(set(weekdays))
+    days = [_DAYS[number].title() for number in numbers]
+    if 1 < len(days) == numbers[-1] - numbers[0] + 1:
         text = f"{days[0]}-{days[-1]}"
     else:
         text = "".join(days)
-    return ",".join([text, *sorted(f"{pd.Timestamp(item):%Y-%m-%d}" for item in dates)])
+    excluded = sorted(f"{pd.Timestamp(day):%Y-%m-%d}" for day in dates)
+    return ",".join([text, *excluded])
 
 
 def without_gaps(
@@ -188,7 +192,9 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
             anchor = _shift(_MONTHS, anchor or "JAN", -1)
         else:
             anchor = anchor or "DEC"
-    return int(parts[1] or 1), letter, anchor or ("SUN" if letter == "W" else "")
+    if letter == "W" and not anchor:
+        anchor = "SUN"
+    return int(parts[1] or 1), letter, anchor
 
 
 def stamp_frequency(freq: str) -> str:
@@ -197,10 +203,12 @@ def stamp_frequency(freq: str) -> str:
     "M" becomes "MS", "W-SUN" "W-MON", and "Q-DEC" "QS-JAN".
     """
     multiple, letter, anchor = parse_frequency(freq)
-    alias = _STAMPS.get(letter, letter) + (
-        f"-{_shift(_ANCHORS[letter], anchor, 1)}" if anchor else ""
-    )
-    return f"{multiple if multiple > 1 else ''}{alias}"
+    alias = _STAMPS.get(letter, letter)
+    if anchor:
+        alias += f"-{_shift(_ANCHORS[letter], anchor, 1)}"
+    if multiple > 1:
+        return f"{multiple}{alias}"
+    return alias
 
 
 def find_start(start: Any, freq: str) -> pd.Timestamp | None:
@@ -244,5 +252,5 @@ def _find_start(start: Any, freq: str) -> pd.Timestamp | None:
         ) from error
 
 
-def _shift(names: tuple[str, ...], name: str, by: int) -> str:
-    return names[(names.index(name) + by) % len(names)]
+def _shift(names: tuple[str, ...], name: str, steps: int) -> str:
+    return names[(names.index(name) + steps) % len(names)]

@@ -152,7 +152,7 @@ def _batches(file: Path) -> list[pa.RecordBatch]:
     return batches
 
 
-def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
+def _rows(batch: pa.RecordBatch, file: Path, first_row: int) -> list[StoredSeries]:
     names = batch.schema.names
     if "target" not in names:
         raise InputError(f"{file} has no column 'target'; it has {', '.join(names)}")
@@ -162,7 +162,7 @@ def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
             return batch.column(name).to_pylist()
         return [None] * len(batch)
 
-    items = enumerate(column("item_id"), before)
+    items = enumerate(column("item_id"), first_row)
     ids = [
         str(row) if item is None else label(item, f"{file}: item_id of row {row}")
         for row, item in items

@@ -133,31 +133,33 @@ class TextTable:
         if (masks["."] | masks[","] | masks["thousands"])[valid].mean() < share:
             return None
         row = int(wrong[0])
-        other = ".,".strip(sign)
+        other_sign = ".,".strip(sign)
         cell = cells[row].as_py()
-        at = f"column {name!r} holds {cell!r} in row {self.first_row + row}"
-        if masks["thousands"][row] and not masks[other][valid].all():
+        location = f"column {name!r} holds {cell!r} in row {self.first_row + row}"
+        if masks["thousands"][row] and not masks[other_sign][valid].all():
             first = cell.lstrip("+-").lstrip("0123456789")[0]
             separator = next(
                 name for name, form in _SEPARATORS.items() if re.match(form, first)
             )
-            swap = separator == sign or (separator != other and other in cell)
+            is_swapped = separator == sign or (
+                separator != other_sign and other_sign in cell
+            )
             more = ""
-            if swap:
-                more = f" and decimal={other!r}"
+            if is_swapped:
+                more = f" and decimal={other_sign!r}"
             raise InputError(
-                f"{at}: thousands separators are read with"
+                f"{location}: thousands separators are read with"
                 f" thousands={separator!r}{more}"
             )
-        if masks[other][row]:
+        if masks[other_sign][row]:
             more = ""
             if masks["thousands"][row]:
-                more = f"; if it separates thousands, give thousands={other!r}"
+                more = f"; if it separates thousands, give thousands={other_sign!r}"
             raise InputError(
-                f"{at}, and the decimal sign is {sign!r}; give decimal='.' or"
+                f"{location}, and the decimal sign is {sign!r}; give decimal='.' or"
                 f" decimal=',', one for all{more}"
             )
-        raise InputError(f"{at}, which is not a number")
+        raise InputError(f"{location}, which is not a number")
 
     def refuse_some_numbers(self, name: str) -> None:
         """Refuse a covariate with numbers in some cells and words in others."""
@@ -167,10 +169,10 @@ class TextTable:
         text = np.flatnonzero(valid & ~masks["."] & ~masks[","] & ~masks["thousands"])
         if len(numbers) and len(text):
             row = int(text[0])
-            other = int(numbers[0])
+            number = cells[int(numbers[0])].as_py()
             raise InputError(
                 f"covariate {name!r} holds {cells[row].as_py()!r} in row"
-                f" {self.first_row + row} beside the number {cells[other].as_py()!r};"
+                f" {self.first_row + row} beside the number {number!r};"
                 f" leave a missing cell empty, or give categories={[name]!r} to read"
                 " both as categories"
             )
@@ -297,31 +299,30 @@ def read_table(
     text = _decode(content, encoding)
     declaration = re.match(r"sep=(.)\r?\n", text)
     if declaration:
-        delimiter, text = delimiter or declaration[1], text[declaration.end() :]
-    sign = (
-        _read_sign(delimiter)
-        if delimiter is not None
-        else _only_sign(text, file, decimal)
-    )
+        # a first line sep=; names the delimiter to Excel
+        delimiter = delimiter or declaration[1]
+        text = text[declaration.end() :]
+    if delimiter is None:
+        sign = _only_sign(text, file, decimal)
+    else:
+        sign = _read_sign(delimiter)
     rows = _rows(text, sign)
     names = [cell.strip() for cell in rows[0]]
-    if _has_header(names) if header is None else header:
+    if header is None:
+        header = _has_header(names)
+    if header:
         names = [
-            name or f"Unnamed: {position}"
-            for position, name in enumerate(restored(names))
+            name or f"Unnamed: {index}" for index, name in enumerate(restored(names))
         ]
-        first_row, body = 2, rows[1:]
+        first_row = 2
+        body = rows[1:]
     else:
-        names, first_row, body = (
-            [f"column-{position}" for position in range(len(names))],
-            1,
-            rows,
-        )
+        names = [f"column-{index}" for index in range(len(names))]
+        first_row = 1
+        body = rows
     if len(set(names)) < len(names):
-        raise InputError(
-            "two columns are named"
-            f" {next(name for name in names if names.count(name) > 1)!r}"
-        )
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"two columns are named {repeated!r}")
     stop = len(body)
     while stop and not any(cell.strip() for cell in body[stop - 1]):
         stop -= 1
@@ -331,9 +332,9 @@ def read_table(
         zip(names, map(pa.array, zip(*body[:stop], strict=True)), strict=True)
     )
     empty = len(body) - stop if len(names) > 1 else 0
-    notes = (
-        (f"{empty} rows at the end hold nothing and were left out",) if empty else ()
-    )
+    notes: tuple[str, ...] = ()
+    if empty:
+        notes = (f"{empty} rows at the end hold nothing and were left out",)
     return TextTable(columns, first_row, sign, decimal, notes, thousands)
 
 
@@ -359,10 +360,8 @@ def _decode(content: bytes, encoding: str | None) -> str:
             f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'"
         ) from error
     if "\0" in text:
-        raise InputError(
-            f"row {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: this is"
-            " not a text file"
-        )
+        row = text.partition("\0")[0].count("\n") + 1
+        raise InputError(f"row {row} holds a NUL: this is not a text file")
     text = text.removeprefix("\ufeff").lstrip("\r\n")
     if not text.strip():
         raise InputError("the file is empty")
@@ -386,17 +385,18 @@ def _only_sign(text: str, file: Path, decimal: str | None) -> str:
 
     Without one, return a sign that the file does not use as a delimiter.
     """
-    first, _, below = text.partition("\n")
-    inside = [sign for sign in _DELIMITERS if sign in re.sub('"[^"]*"', "", first)]
-    if len(inside) > 1:
-        listing = " and ".join(_DELIMITERS[sign] for sign in inside)
+    first, _, rest = text.partition("\n")
+    unquoted = re.sub('"[^"]*"', "", first)
+    signs = [sign for sign in _DELIMITERS if sign in unquoted]
+    if len(signs) > 1:
+        listing = " and ".join(_DELIMITERS[sign] for sign in signs)
         raise InputError(
             f"the first line may be cut at {listing}; give delimiter=',', ';', '|' or"
             " 'tab'"
         )
-    if inside:
-        return inside[0]
-    if re.match(r"[^\s\"]+ +[^\s\"]", below) and " " in first.strip():
+    if signs:
+        return signs[0]
+    if re.match(r"[^\s\"]+ +[^\s\"]", rest) and " " in first.strip():
         raise InputError(
             "blanks may separate the columns; give delimiter='space', or delimiter=','"
             " for one column"
@@ -443,10 +443,10 @@ def _rows(text: str, sign: str) -> list[list[str]]:
 def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
     message = f"row {number} has {cells} cells and the first row {width}: {text[:80]!r}"
     if sign == "," and cells > width:
-        more = "decimal=',' and another delimiter, or quotes"
+        cure = "decimal=',' and another delimiter, or quotes"
         if width == 1:
-            more = "delimiter=';' and decimal=','"
-        return f"{message}. If the comma is the decimal sign, the file needs {more}"
+            cure = "delimiter=';' and decimal=','"
+        return f"{message}. If the comma is the decimal sign, the file needs {cure}"
     if sign in text:
         return message
     return f"{message}. If not split at {_DELIMITERS.get(sign, sign)}, give delimiter=…"

@@ -19,7 +19,8 @@ from tsfm_lens.core.errors import InputError
 
 LISTS = ("targets", "variates", "known", "past", "categories")
 """Options of reading that name columns."""
-_WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
+# pandas' own types for whole numbers with missing values, which floats would round
+_NULLABLE = {pa.bool_(): pd.BooleanDtype()} | {
     getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")()
     for name in (
         "Int8",
@@ -32,11 +33,9 @@ _WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
         "UInt64",
     )
 }
-_MOST_SIGNS = 60  # of a value in a message
+_MAX_SIGNS = 60  # of a value in a message
 _NO_NUMBERS = "cmMSV"
-"""Kinds of arrays that are no real numbers: complex, durations, dates, bytes and
-records.
-"""
+"""Kinds of arrays without real numbers: complex, durations, dates, bytes, records."""
 
 
 def to_floats(values: Any, what: str) -> np.ndarray:
@@ -81,9 +80,8 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     try:
         array = np.asarray(values)
         if array.dtype.kind in "US" and isinstance(values, list | tuple):
-            array = np.array(
-                values, dtype=object
-            )  # else numbers beside text become text
+            # else numbers beside text become text
+            array = np.array(values, dtype=object)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(
             f"{what} is not a regular array of numbers: {error}"
@@ -91,11 +89,9 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     if array.dtype.kind in _NO_NUMBERS:
         raise InputError(f"{what} holds {array.dtype}, expected real numbers")
     if missing is not None:
-        array = np.where(
-            missing,
-            np.nan,
-            array.astype(object) if array.dtype.kind in "OUS" else array,
-        )
+        if array.dtype.kind in "US":
+            array = array.astype(object)
+        array = np.where(missing, np.nan, array)
     return array
 
 
@@ -146,8 +142,8 @@ def _number(item: object, position: int, what: str) -> float:
             f"{what} holds a number beyond double precision at position {position}"
         ) from error
     visible = repr(item)
-    if not (len(visible) <= _MOST_SIGNS):
-        visible = f"{visible[:_MOST_SIGNS]}…"
+    if len(visible) > _MAX_SIGNS:
+        visible = f"{visible[:_MAX_SIGNS]}…"
     raise InputError(
         f"{what} holds {visible} at position {position}, which is not a number"
     )
@@ -238,11 +234,11 @@ def id_texts(column: pd.Series, name: str) -> np.ndarray:
         ids = np.array([label(value, what) for value in values], dtype=object)[codes]
     # both codes go by first appearance
     text_codes, _ = pd.factorize(ids)
-    odd = np.flatnonzero(codes != text_codes)
-    if len(odd):
+    confused = np.flatnonzero(codes != text_codes)
+    if len(confused):
         raise InputError(
-            f"column {name!r} holds a value like {ids[odd[0]]!r} that reads alike and"
-            " differs, or is equal and reads differently, such as 1 and '1', or 1 and"
+            f"column {name!r} holds a value like {ids[confused[0]]!r} that reads alike"
+            " and differs, or is equal and reads differently, such as 1 and '1', or 1 and"
             " 1.0; write all of them as text"
         )
     return ids
@@ -305,7 +301,7 @@ def without_arrow(frame: pd.DataFrame) -> pd.DataFrame:
 def _kind(kind: pa.DataType) -> Any:
     if pa.types.is_decimal(kind):
         return pd.ArrowDtype(kind)
-    return _WHOLE.get(kind)
+    return _NULLABLE.get(kind)
 
 
 def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:

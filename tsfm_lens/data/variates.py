@@ -24,8 +24,10 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
             a group has a variate twice.
 
     Example:
-        >>> pair = xr.Dataset({"load": ("series", [1.0, 2.0])}, coords={"series": ["a/0", "a/1"]})
-        >>> pair = pair.assign_coords(group=("series", ["a", "a"]), variate=("series", ["0", "1"]))
+        >>> group = ("series", ["a", "a"])
+        >>> variate = ("series", ["0", "1"])
+        >>> coords = {"series": ["a/0", "a/1"], "group": group, "variate": variate}
+        >>> pair = xr.Dataset({"load": ("series", [1.0, 2.0])}, coords)
         >>> dict(data.by_variate(pair).sizes)
         {'series': 1, 'variate': 2}
     """
@@ -44,24 +46,25 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
             variate = str(variates[index[1]])
             raise InputError(f"group {group!r} has variate {variate!r} more than once")
         rows[index] = position
-    parted = dataset.drop_vars(_LABELS, errors="ignore").isel(
+    split = dataset.drop_vars(_LABELS, errors="ignore").isel(
         series=xr.DataArray(rows, dims=("series", "variate"))
     )
     if (rows < 0).any():
         present = xr.DataArray(rows >= 0, dims=("series", "variate"))
         # whole numbers become floats where a group lacks a variate
-        for key in [
-            key for key, array in parted.variables.items() if "variate" in array.dims
-        ]:
-            text = parted[key].dtype.kind == "U"
-            parted[key] = (
-                parted[key].where(present, "") if text else parted[key].where(present)
-            )
+        keys = [
+            key for key, array in split.variables.items() if "variate" in array.dims
+        ]
+        for key in keys:
+            if split[key].dtype.kind == "U":
+                split[key] = split[key].where(present, "")
+            else:
+                split[key] = split[key].where(present)
     labels = {
-        name: (name, item, dataset[name].attrs)
-        for name, item in (("series", groups), ("variate", variates))
+        name: (name, names, dataset[name].attrs)
+        for name, names in (("series", groups), ("variate", variates))
     }
-    return parted.assign_coords(labels)
+    return split.assign_coords(labels)
 
 
 def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
@@ -71,9 +74,9 @@ def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     """
     numbers, unique = pd.factorize(names.values)
     if (numbers < 0).any():
-        where = int(np.flatnonzero(numbers < 0)[0])
+        position = int(np.flatnonzero(numbers < 0)[0])
         raise InputError(
-            f"coordinate {names.name!r} has no value at position {where} of dim"
+            f"coordinate {names.name!r} has no value at position {position} of dim"
             " 'series'"
         )
     return numbers, np.asarray(unique, dtype=names.dtype)

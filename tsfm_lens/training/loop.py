@@ -147,7 +147,8 @@ class Training:
         self.best: tuple[float, int] | None = None
         self._best_weights: dict[str, Tensor] | None = None
         self._losses: list[Tensor] = []
-        self._stop_flag = self._patience_over = False
+        self._stop_flag = False
+        self._patience_over = False
 
     @property
     def model(self) -> nn.Module:
@@ -204,11 +205,11 @@ class Training:
                 if self.out is not None:
                     # of a run that was killed before its first state
                     (self.out / LOG).unlink(missing_ok=True)
-                self._after()
+                self._follow_up()
             ending = self._patience_over
             while self.step < last and not ending:
                 self.train_step()
-                self._after()
+                self._follow_up()
                 bar.update(bar_task, completed=self.step)
                 if progress is not None:
                     progress(self.step, last)
@@ -265,7 +266,7 @@ class Training:
         self.seconds += time.perf_counter() - began
         return losses[0]
 
-    def _after(self) -> None:
+    def _follow_up(self) -> None:
         """Follow up a step: take a snapshot, evaluate, call the callbacks."""
         if self.out is not None and self.step in self.plan.snapshots:
             write_snapshot(self.out, self.model, self.step)

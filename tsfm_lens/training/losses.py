@@ -111,22 +111,22 @@ def own_inputs(
     sampling in parallel, Duckworth et al. 2019).
     """
     generator = torch.Generator(inputs.device).manual_seed(seed)
-    odd = slice(1, None, 2)
+    odd_rows = slice(1, None, 2)
     mixture = inputs.clone()
     encoder = {
-        "encoder_outputs": (encoded["states"][odd],),
-        "attention_mask": encoded["mask"][odd],
+        "encoder_outputs": (encoded["states"][odd_rows],),
+        "attention_mask": encoded["mask"][odd_rows],
     }
     for _ in range(2):
         logits = model(
-            **encoder, decoder_input_ids=mixture[odd], use_cache=False
+            **encoder, decoder_input_ids=mixture[odd_rows], use_cache=False
         ).logits[:, :-1, FIRST_BIN:]
         probabilities = logits.softmax(-1).flatten(0, 1)
         bins = torch.multinomial(probabilities, 1, generator=generator)
         samples = (bins + FIRST_BIN).view(logits.shape[:2])
         draws = torch.rand(samples.shape, generator=generator, device=inputs.device)
         mask = draws < stage.own_share
-        mixture[odd, 1:] = torch.where(mask, samples, inputs[odd, 1:])
+        mixture[odd_rows, 1:] = torch.where(mask, samples, inputs[odd_rows, 1:])
     return mixture
 
 

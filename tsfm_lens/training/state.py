@@ -185,12 +185,12 @@ def _difference(path: Path, former: str, current: str) -> str:
     names = [
         name for name in {**before, **after} if before.get(name) != after.get(name)
     ]
-    texts = [
+    changes = [
         f"{name}={_short(before.get(name))} then, {_short(after.get(name))} now"
         for name in names[:3]
     ]
-    if texts:
-        return f" ({'; '.join(texts)})"
+    if changes:
+        return f" ({'; '.join(changes)})"
     return ""
 
 
@@ -242,13 +242,13 @@ def read_log(file: str | Path) -> list[dict[str, Any]]:
         raise CheckpointError(
             f"there is no log {path}; expected that of a training run"
         )
-    texts = path.read_text(encoding="utf-8").splitlines()
+    raw_lines = path.read_text(encoding="utf-8").splitlines()
     lines = []
-    for position, text in enumerate(texts):
+    for position, raw in enumerate(raw_lines):
         try:
-            lines.append(json.loads(text))
+            lines.append(json.loads(raw))
         except json.JSONDecodeError as error:
-            if position < len(texts) - 1:
+            if position < len(raw_lines) - 1:
                 raise CheckpointError(
                     f"{path}, line {position + 1}: {error}; expected a line of JSON"
                 ) from error

@@ -172,26 +172,26 @@ class Watch:
         Raises:
             InputError: steps do not increase, a loss is not finite, or a measure fails.
         """
-        at = int(getattr(step, "step", step))
+        current = int(getattr(step, "step", step))
         if self._resume_pending:
             self._resume_pending = False
-            self._drop_after(at)
-        if at <= self._last:
+            self._drop_after(current)
+        if current <= self._last:
             raise InputError(
-                f"step {at} after step {self._last}; steps grow, unless a run is"
+                f"step {current} after step {self._last}; steps grow, unless a run is"
                 " resumed"
             )
-        self._last = at
-        is_due = at % self.every == 0
-        is_snapshot = self.snapshots is not None and at % self.snapshots == 0
-        is_recorded = bool(self.rows) and self.rows[-1]["step"] >= at
+        self._last = current
+        is_due = current % self.every == 0
+        is_snapshot = self.snapshots is not None and current % self.snapshots == 0
+        is_recorded = bool(self.rows) and self.rows[-1]["step"] >= current
         if is_recorded or not (is_due or is_snapshot):
             return None
-        row: Row = {"step": at, "values": {}, "attention": {}}
+        row: Row = {"step": current, "values": {}, "attention": {}}
         patterns: dict[str, Tensor] = {}
         with undisturbed(self.model, seed=self.seed):
             if is_due:
-                row["values"] = self._measured(at, loss)
+                row["values"] = self._measured(current, loss)
             has_attention = is_due and "attention" in self.measures
             if self._patterns is not None and (is_snapshot or has_attention):
                 with torch.no_grad():
@@ -199,17 +199,17 @@ class Watch:
         if has_attention:
             row["attention"] = self._attention(patterns)
         if is_snapshot:
-            self.seen[at] = {
+            self.seen[current] = {
                 name: pattern[: self._inputs].float().cpu().numpy()
                 for name, pattern in patterns.items()
             }
         if self.folder is not None:
             if is_snapshot:
                 # before the line, so that every line has its patterns
-                path = self.folder / PATTERNS / _FILE.format(at)
+                path = self.folder / PATTERNS / _FILE.format(current)
                 path.parent.mkdir(exist_ok=True)
                 with replacing(path) as part, part.open("wb") as file:
-                    np.savez_compressed(file, **self.seen[at])  # type: ignore[arg-type]
+                    np.savez_compressed(file, **self.seen[current])  # type: ignore[arg-type]
             append(self.folder / RECORD, row)
         self.rows.append(row)
         return row
@@ -443,8 +443,9 @@ def as_dataset(
         for key, value in settings.items()
         if type(value) in (str, int, float) and value != ""
     }
-    about = {"kind": "training_watch", "title": "Watching a training"}
-    return data.assign_attrs(metadata, **about, source=_SOURCE)
+    return data.assign_attrs(
+        metadata, kind="training_watch", title="Watching a training", source=_SOURCE
+    )
 
 
 def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.DataArray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,8 @@ class _GeneratorStates(TorchFunctionMode):
 def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
     """Restore the global generators of torch, numpy and Python after a block.
 
-    Yield a function that restarts them.
+    Yield a function that restarts them, and with ``passed`` also the generators that
+    functions of torch were given.
     """
     before = _states()
     if seed is not None:
@@ -134,9 +136,9 @@ def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
     start = _states()
     generators = _GeneratorStates()
 
-    def again(*, own: bool = True) -> None:
+    def again(*, passed: bool = True) -> None:
         _restore(start)
-        if own:
+        if passed:
             generators.restore()
 
     try:
@@ -147,12 +149,22 @@ def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
         _restore(before)
 
 
-def _states() -> tuple[Any, ...]:
+@dataclass(frozen=True)
+class _RandomStates:
+    """States of the global generators; ``cuda`` is None before its first use."""
+
+    cpu: Tensor
+    cuda: list[Tensor] | None
+    numpy: Any
+    python: Any
+
+
+def _states() -> _RandomStates:
+    # asking for the state would start CUDA in a process that does not use it
+    cuda = None
     if torch.cuda.is_initialized():
         cuda = torch.cuda.get_rng_state_all()
-    else:
-        cuda = None
-    return (
+    return _RandomStates(
         torch.get_rng_state(),
         cuda,
         np.random.get_state(),  # noqa: NPY002
@@ -160,13 +172,12 @@ def _states() -> tuple[Any, ...]:
     )
 
 
-def _restore(states: tuple[Any, ...]) -> None:
-    cpu, cuda, of_numpy, of_python = states
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)
-    np.random.set_state(of_numpy)  # noqa: NPY002
-    random.setstate(of_python)
+def _restore(states: _RandomStates) -> None:
+    torch.set_rng_state(states.cpu)
+    if states.cuda is not None:
+        torch.cuda.set_rng_state_all(states.cuda)
+    np.random.set_state(states.numpy)  # noqa: NPY002
+    random.setstate(states.python)
 
 
 @contextmanager

@@ -335,8 +335,8 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
         values, mixtures = np.linalg.eigh(_tridiagonal(diagonal, off_diagonal))
         size = float(np.abs(values).max())
         # the residuals of the two ends, if the iteration stopped here
-        ends = [int(values.argmax()), int(values.argmin())]
-        residual = length * np.abs(mixtures[-1, ends]).max()
+        extremes = [int(values.argmax()), int(values.argmin())]
+        residual = length * np.abs(mixtures[-1, extremes]).max()
         exhausted = length <= torch.finfo(start.dtype).eps * len(start) ** 0.5 * size
         if step + 1 == steps or exhausted or residual <= 0.5 * tolerance * size:
             break
@@ -351,17 +351,18 @@ def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
 
     Return its length, 0 where nothing but rounding is left.
     """
-    before = first = float(rest.norm())
+    initial = float(rest.norm())
+    former = initial
     # again only where the first time took much away; twice is enough (Parlett 1998,
     # section 6.9)
     for _ in range(2):
         rest.addmv_(basis.T, basis @ rest, alpha=-1)
-        after = float(rest.norm())
-        if after > 0.7 * before:
-            return after
-        before = after
-    if after > torch.finfo(rest.dtype).eps * first:
-        return after
+        length = float(rest.norm())
+        if length > 0.7 * former:
+            return length
+        former = length
+    if length > torch.finfo(rest.dtype).eps * initial:
+        return length
     return 0.0
 
 
@@ -448,7 +449,7 @@ def gradient_noise(
         for number, loss in enumerate(batch_losses, start=1):
             # a loss that draws its batch from a generator of its own draws another each
             # time
-            again(own=False)
+            again(passed=False)
             with torch.enable_grad():
                 value = finite(loss())
                 connected = connected or value.requires_grad
