@@ -75,6 +75,7 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
         steps=shares.steps,
         sizes=_by_component(shares, shares.size),
         above=shares.mean[shares.mean > 0].sum(),
+        # adding 0 takes the sign off a zero
         below=shares.mean[shares.mean < 0].sum() + 0.0,
     )
 

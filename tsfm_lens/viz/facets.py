@@ -92,6 +92,7 @@ def _share_values(first: Any, second: Any) -> None:
         return
     settings = (first.autorange, first.tickvals, second.matches)
     if first.title.text and all(setting is None for setting in settings):
+        # matched axes keep one range, also when a reader zooms
         second.matches = first.plotly_name.replace("axis", "")
 
 
@@ -188,6 +189,7 @@ def _arrange(
     right = max(figure.layout.margin.r for figure in figures)
     heights = [max(item.layout.meta["plot_height"] for item in row) for row in rows]
     total = sum(heights) + (above + below) * (len(rows) - 1)
+    # axes for all panels; each figure sets their domains when it is added
     sheet = make_subplots(1, sum(map(_panel_count, figures)))
     margin = {"l": left, "r": right, "t": above, "b": below}
     sheet.update_layout(margin=margin, height=total + above + below)

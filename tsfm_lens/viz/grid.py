@@ -27,6 +27,7 @@ def choose_columns(panels: int, most: int = 5) -> int:
     """
     if panels <= 4 or most < 3:
         return min(max(panels, 1), most)
+    # the fewest empty cells, then the most columns
     return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
 
 

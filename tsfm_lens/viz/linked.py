@@ -106,6 +106,7 @@ def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str,
     view = scene(ds, series, ds.sizes["time"])
     components = names(ds, "component")
     effect = array(ds, "mean_shift", "component", series=series)
+    # rank of each component, 0 for the largest effect
     ranks = np.argsort(np.argsort(-effect, kind="stable"), kind="stable")
     states: list[dict[str, Any]] = [{"effect": _short(size)} for size in effect]
     for state, rank, forecast in zip(

@@ -128,6 +128,7 @@ def map_table(
 ) -> pd.DataFrame:
     """Tabulate the drawn cells of the logit map with at least ``least`` probability."""
     parts = []
+    # of the figure, so that the table has the cells that are drawn
     for trace in fig.data:
         if trace.type != "heatmap":
             continue

@@ -144,6 +144,7 @@ def scene(
         context = array(ds, "context", "time", series=at)
     else:
         context = np.full(len(past), np.nan)
+    # shorter series of a result are padded at the left
     finite = np.flatnonzero(np.isfinite(context))
     if len(finite):
         first = int(finite[0])
@@ -353,6 +354,7 @@ class Timeline:
         ticks = self.stamps.astype("datetime64[ns]").astype(np.int64)
         first = ticks[0]
         last = ticks[-1]
+        # offsets from the first date: a float cannot hold the nanoseconds since 1970
         inside = np.interp(steps, self.steps, ticks - first)
         before = (ticks[1] - first) * np.minimum(steps - self.steps[0], 0)
         after = (last - ticks[-2]) * np.maximum(steps - self.steps[-1], 0)

@@ -156,6 +156,7 @@ def patching_map(
     if variable == "effect":
         title = f"{title} of the forecast"
     about = f"activations of the {source} run patched into the {base} run"
+    # without positions there is no time axis
     if ds.attrs.get("positions") == "all":
         about = f"{about}, all positions at once"
         return draw_variable(
@@ -369,6 +370,7 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
         )
 
 
+# the same function, for results of a second kind
 figure(
     "attribution_patching",
     "Gradient estimates, place by place.",

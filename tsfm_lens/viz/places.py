@@ -17,6 +17,7 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 
+# order of streams within a layer; indices of the writers lie between
 _STREAM_ORDER = {
     "hook_embed": -2,
     "hook_resid_pre": -1,

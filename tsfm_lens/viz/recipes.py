@@ -135,6 +135,7 @@ def recipe_forecasts(
     medians = values[:, median_position(ds["quantile"].values)]
     for panel, recipe in zip(grid, indices, strict=True):
         draw_bands(panel, view, ds["quantile"].values, values[recipe])
+        # the first recipe is the complete model
         if recipe:
             view.forecast(panel, medians[0], "original forecast", VERMILION, dash="dot")
         view.draw(panel)

@@ -203,6 +203,7 @@ def attention_rollout_map(
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
     keys = ruler(token_axis(ds, "key"))
     queries = ruler(token_axis(ds, "query"))
+    # what a token keeps of itself is large, and would leave the rest white
     from_others = [
         np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow
     ]

@@ -60,7 +60,7 @@ def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
     Covariates are not forecast.
     """
     if "role" in ds.coords:
-        roles = ds["role"].values
+        roles = list(ds["role"].values)
     else:
         roles = ["target"] * ds.sizes.get("series", 1)
     return [index for index, role in enumerate(roles) if role == "target"][:most]

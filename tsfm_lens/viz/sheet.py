@@ -226,6 +226,7 @@ class Panel:
         else:
             box = {"hoverinfo": "skip"}
         if entry:
+            # plotly shows and hides the traces of a group together
             membership = {"legendgroup": plain(entry)}
         else:
             membership = {}
@@ -276,6 +277,7 @@ class Panel:
             "line": {"width": 0, "color": colour},
             "group": name,
         }
+        # an invisible lower edge, up to which the next trace is filled
         self.add(go.Scatter, f"{name} from", "", y=low, legend=False, **style)
         self.add(
             go.Scatter,
@@ -492,6 +494,7 @@ class Panel:
         """Draw thin lines across the panel, or from its bottom to its top."""
         free, fixed = ("y", "x") if across else ("x", "y")
         refs = self._axes()
+        # "x domain" goes from 0 to 1 across the panel, whatever its range
         refs[f"{fixed}ref"] += " domain"
         style: Style = {"type": "line", **refs, "line": {"color": GREY, "width": 1}}
         self._add_shapes(

@@ -328,6 +328,7 @@ def sweep_panel(
     try:
         chart = draw(table)
     except InputError as error:
+        # a sweep may have run in part
         if "no finished entry" not in str(error):
             raise
     else:

@@ -156,6 +156,7 @@ def significant(value: float, digits: int) -> str:
 
     Numbers below a million are written out, with all digits before the point.
     """
+    # "g" writes 12345 with four digits as 1.234e+04
     text = f"{value:.{digits}g}"
     return true_minus(f"{value:.0f}" if "e+" in text and abs(value) < 1e6 else text)
 
@@ -218,6 +219,7 @@ def fit_axes(fig: go.Figure, width: float, height: float) -> None:
 
     ``width`` and ``height`` are those of all panels together, in pixels.
     """
+    # plotly leaves the first axis of a trace unnamed
     dated = [
         t.xaxis or "x" for t in fig.data if "datetime" in str(getattr(t.x, "dtype", ""))
     ]

@@ -218,6 +218,7 @@ def pooled(
     z = weights[np.ix_(y.owner, x.owner)].astype(np.float32)
     z[y.owner < 0, :] = np.nan
     z[:, x.owner < 0] = np.nan
+    # fmax passes over the NaN of gaps
     z = np.fmax.reduceat(np.fmax.reduceat(z, x_starts, axis=1), y_starts, axis=0)
     return (
         z,
