@@ -212,16 +212,21 @@ def input_attribution(
         how: arguments of the method.
 
     Returns:
-        Dataset of kind "input_attribution", in data units: ``attribution`` (segment,
-        step, quantile); ``forecast`` with everything shown and ``reference_forecast``
-        with all segments masked (step, quantile); ``remainder`` (step, quantile), their
-        difference less the sum over segments; where masks or sample paths are drawn,
-        half of the 95 % intervals: ``half_width`` (segment, step, quantile), and of the
-        mean over steps ``mean_half_width`` (segment, quantile); ``share`` (segment,
-        step) of attention. Attributes ``rounding``: how far rounding moves the
-        forecast; ``reference_distance``: from the middle of the reference forecast to
-        the mean of the context, in its standard deviations; ``missing_values``: the
-        model's own mask, or what its library fills gaps by.
+        Dataset of kind "input_attribution", in data units.
+
+        - ``attribution`` (segment, step, quantile).
+        - ``forecast`` with everything visible and ``reference_forecast`` with all
+          segments masked (step, quantile); ``remainder`` (step, quantile), their
+          difference less the sum over segments.
+        - Where masks or sample paths are drawn, half of the 95 % intervals:
+          ``half_width`` (segment, step, quantile), and of the mean over steps
+          ``mean_half_width`` (segment, quantile).
+        - ``share`` (segment, step) of attention, for methods that use it.
+
+        Attributes: ``rounding``, how far rounding moves the forecast;
+        ``reference_distance``, from the middle of the reference forecast to the mean of
+        the context, in its standard deviations; ``missing_values``, the model's own
+        mask, or what its library fills gaps by.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014,

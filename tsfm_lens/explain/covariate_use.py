@@ -84,19 +84,26 @@ def covariate_use(
     Returns:
         Dataset of kind "covariate_use" over the forecast series. Changes of forecasts
         and errors are in multiples of the context's mean absolute seasonal difference,
-        as in MASE. ``moved`` (covariate, way, series): mean absolute change of the
-        median forecast. With a truth ``error`` (series), the MASE with all covariates,
-        ``error_without`` (covariate, way, series), and ``worth``, their difference:
-        above 0 the covariate helps. ``response`` (covariate, shift, series): change of
-        the median forecast, mean over steps, where the mean of the shifted values is
-        ``value``; ``slope`` (covariate, series) of that line for ``step_size``, one
-        standard deviation or the distance of the two values. ``share`` (covariate,
-        part, series): the mean absolute change from "constant", split into past and
-        known future by Shapley values, which sum to it; below 0 where a part acts
-        against the whole. What :func:`.estimates.judge` adds for ``moved`` and
-        ``worth`` within each way, and for ``slope``. ``role_of`` (covariate). NaN of a
-        series whose context never changes, or in which the covariate is missing, never
-        changes, or is the target; of the response to more than two categories.
+        as in MASE.
+
+        - ``moved`` (covariate, way, series): mean absolute change of the median
+          forecast.
+        - With a truth: ``error`` (series), the MASE with all covariates;
+          ``error_without`` (covariate, way, series); and ``worth``, their difference,
+          above 0 where the covariate helps.
+        - ``response`` (covariate, shift, series): change of the median forecast, mean
+          over steps, where the mean of the shifted values is ``value``. ``slope``
+          (covariate, series) of that line for ``step_size``, which is one standard
+          deviation or the distance of the two values.
+        - ``share`` (covariate, part, series): the mean absolute change from "constant",
+          split into past and known future by Shapley values, which sum to it; below 0
+          where a part acts against the sum.
+        - ``role_of`` (covariate).
+
+        :func:`.estimates.judge` adds its variables for ``moved`` and ``worth`` within
+        each way, and for ``slope``. NaN stands for a series whose context never
+        changes, or in which the covariate is missing, never changes, or is the target;
+        and for the response to more than two categories.
 
     Source:
         Permutation importance (Breiman 2001) of whole series; partial dependence

@@ -136,17 +136,22 @@ def route_faithfulness(
         progress: called with (segments done, of).
 
     Returns:
-        Dataset of kind "route_faithfulness" over segments that have named routes:
-        ``cut`` counts components, the last place all of them together; ``cut_name``
-        (segment, cut). Over (segment, cut, step), in data units, ``predicted``, of all
-        together the total effect that the routes state, of single ones their effect to
-        first order (NaN without gradients); and ``measured``. ``prediction_error``
-        (segment), of all together: the root of squared error over squared change. As
-        shares of the total effect ``necessity`` and ``sufficiency`` (segment),
-        ``random_necessity`` and ``random_sufficiency`` (segment, draw), and
-        ``necessity_p`` and ``sufficiency_p``, the share of random sets, the named one
-        included, that come as near to all of the effect. ``overlap`` (segment): single
-        necessities over that of all together. ``total`` (segment, step).
+        Dataset of kind "route_faithfulness" over segments that have named routes.
+        ``cut`` counts components, the last position all of them together; ``cut_name``
+        (segment, cut) names them.
+
+        - Over (segment, cut, step), in data units: ``predicted`` is, for all together,
+          the total effect that the routes state, and for single components their effect
+          to first order (NaN without gradients). ``measured`` is the change by the cut.
+        - ``total`` (segment, step): the total effect. ``prediction_error`` (segment),
+          of all together: the root of squared error over squared change.
+        - As shares of the total effect: ``necessity`` and ``sufficiency`` (segment),
+          and the same of random sets, ``random_necessity`` and ``random_sufficiency``
+          (segment, draw).
+        - ``necessity_p`` and ``sufficiency_p`` (segment): the share of random sets, the
+          named one included, that come as near to all of the effect.
+        - ``overlap`` (segment): the sum of single necessities over that of all
+          together.
 
     Source:
         Geiger et al. 2021; Wang et al. 2022.
@@ -431,24 +436,29 @@ def deletion_curves(
         progress: called with the masks done and their number.
 
     Returns:
-        Dataset of kind "deletion_curves": over (explanation, masked), in data units,
-        ``deletion`` and ``insertion``, the mean absolute distance of the median
-        forecast from the whole one without, or with only, the first ``masked``
-        segments; ``random_deletion`` and ``random_insertion`` (draw, masked), and their
-        95 % bands ``random_low`` and ``random_high`` (curve, masked); ``area``
-        (explanation), the area between the curves as a share of the distance with
-        everything masked, ``random_area`` (draw), and ``p`` (explanation), the share of
-        random orders, its own included, that are as good. ``order`` (explanation,
-        rank), places of segments. Over sets of segments (``hidden``, (set, segment))
-        and steps ``measured``, and ``predicted`` by each explanation; their agreement
-        ``r2``, ``slope`` and ``sign_agreement`` (explanation), NaN of scores, and
-        ``control_r2`` (explanation, control) of the controls, which must predict worse;
-        NaN where it was not tried. ``segment_control_r2`` (explanation, segment,
-        segment_control) of the explanation with one segment's effect at 0, or its sign
-        flipped; and ``segment_agreement`` (explanation, segment), how alike the sets
-        with a segment are in what is left for it once the other stated effects are
-        taken off, or in what is missing: 1 for the same in each, 0 for chance, and for
-        less than 1 % of the change by all segments.
+        Dataset of kind "deletion_curves".
+
+        - Over (explanation, masked), in data units: ``deletion`` and ``insertion`` are
+          the mean absolute distance of the median forecast from the full one, without
+          the first ``masked`` segments or with them alone. For random orders these are
+          ``random_deletion`` and ``random_insertion`` (draw, masked), with 95 % bands
+          ``random_low`` and ``random_high`` (curve, masked).
+        - ``area`` (explanation): the area between the curves as a share of the distance
+          with everything masked; ``random_area`` (draw) for random orders; ``p``
+          (explanation), the share of random orders, the tested one included, that are
+          as good.
+        - ``order`` (explanation, rank): segments by position, most important first.
+        - Over sets of segments (``hidden``, (set, segment)) and steps: ``measured``
+          effects, and those ``predicted`` by each explanation. Their agreement is
+          ``r2``, ``slope`` and ``sign_agreement`` (explanation), NaN of scores.
+        - ``control_r2`` (explanation, control): the same of controls, which must
+          predict worse; NaN where it was not tried. ``segment_control_r2``
+          (explanation, segment, segment_control): that of the explanation with one
+          segment's effect at 0, or its sign flipped.
+        - ``segment_agreement`` (explanation, segment): how well the sets with a segment
+          agree on what is left for it once the other stated effects are taken off, or
+          on what its own misses. It is 1 if they are the same, 0 for chance, and 0 for
+          less than 1 % of the change by all segments.
 
     Source:
         Samek et al. 2017; Petsiuk et al. 2018.

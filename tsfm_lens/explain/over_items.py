@@ -65,12 +65,15 @@ def input_effects(
         progress: called with the items done and their number.
 
     Returns:
-        Dataset of kind "input_effects" over (segment, series), NaN where an item has no
-        such segment or its target is constant: ``effect``, the change of the median
-        forecast, mean over steps; ``size``, its mean absolute value over steps, with
-        what :func:`.estimates.judge` adds within each kind; ``value``, the mean of the
-        segment's values, in standard deviations from the mean of their context (NaN of
-        a whole context). ``unit`` (series) in data units.
+        Dataset of kind "input_effects" over (segment, series). NaN stands for an item
+        that has no such segment, or whose target is constant.
+
+        - ``effect``: the change of the median forecast, mean over steps.
+        - ``size``: its mean absolute value over steps, with what
+          :func:`.estimates.judge` adds within each kind.
+        - ``value``: the mean of the segment's values, in standard deviations from the
+          mean of their context (NaN of a segment that is all of it).
+        - ``unit`` (series), in data units.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874, the summary plot.

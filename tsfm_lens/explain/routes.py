@@ -288,17 +288,22 @@ def input_routes(
         progress: called with (segments done, of).
 
     Returns:
-        Dataset of kind "input_routes" over (segment, component, step), in data units:
-        ``effect``, NaN where it was not tried, and ``estimate``, the same to first
-        order where gradients exist. Over (segment, step) ``total``, ``no_component``,
-        ``no_attention`` (every attention held at what it writes with the segment) and
-        ``rest``; over (segment, branch, step) ``branch_direct``. Over (segment,
-        component) ``size``, the mean absolute effect, with what
-        :func:`.estimates.judge` adds, and ``share``, the projection of the effect on
-        the total (NaN where the total is noise). Over (segment) ``no_attention_share``.
-        Attributes ``search`` ("full" or "gradient"), and of the latter ``spot_checks``,
-        ``miss_rate`` (of random components, those above the fifth largest that was
-        tried) and ``miss_rate_high``, the end of its 95 % interval.
+        Dataset of kind "input_routes", in data units.
+
+        - Over (segment, component, step): ``effect``, NaN where it was not measured,
+          and ``estimate``, the same to first order where gradients exist.
+        - Over (segment, step): ``total``, ``no_component``, ``no_attention`` (every
+          attention held at what it writes with the segment) and ``rest``. Over
+          (segment, branch, step): ``branch_direct``.
+        - Over (segment, component): ``size``, the mean absolute effect, with what
+          :func:`.estimates.judge` adds, and ``share``, the projection of the effect on
+          the total (NaN where the total is noise).
+        - Over (segment): ``no_attention_share``.
+
+        The attribute ``search`` is "full" or "gradient". After a search by gradient
+        there are ``spot_checks``, the number of random components; ``miss_rate``, the
+        share of them above the fifth largest that was measured; and ``miss_rate_high``,
+        the upper bound of its 95 % interval.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023. Attribution patching: Nanda 2023.

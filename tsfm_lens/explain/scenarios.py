@@ -89,15 +89,18 @@ def what_if(
         more: more changes.
 
     Returns:
-        Dataset of kind "what_if", in data units: ``forecast`` and ``changed_forecast``
-        (step, quantile); ``effect`` (change, step, quantile), Shapley values of the
-        changes, which sum to their difference. With ``routes``, ``through`` (change,
-        component, step), the part of each change alone that goes through each
-        component, and ``through_total`` (change, step), all of it, see
-        :func:`tsfm_lens.explain.input_routes`; their attribute ``statistic`` is that of
-        :attr:`Run.point`. ``changed_context`` (series, time), ``changed_future``
-        (series, step). Attributes: ``statistic``; of a model that draws ``num_samples``
-        and ``redraw``, how far other sample paths move the median at a step.
+        Dataset of kind "what_if", in data units.
+
+        - ``forecast`` and ``changed_forecast`` (step, quantile); ``effect`` (change,
+          step, quantile), Shapley values of the changes, which sum to their difference.
+        - With ``routes``: ``through`` (change, component, step), the part of each
+          change alone that goes through each component, and ``through_total`` (change,
+          step), all of it, see :func:`tsfm_lens.explain.input_routes`. Their attribute
+          ``statistic`` is that of :attr:`Run.point`.
+        - ``changed_context`` (series, time) and ``changed_future`` (series, step).
+
+        Attributes: ``statistic``; of a model that draws, ``num_samples`` and
+        ``redraw``, how far other sample paths move the median at a step.
 
     Raises:
         InputError: no change, one that cannot be read, a stretch outside of its series,
@@ -199,12 +202,16 @@ def explain_change(
 
     Returns:
         Dataset of kind "forecast_change" over the steps that both forecast, in data
-        units: ``before`` and ``after`` (step, quantile); ``effect`` (part, step,
-        quantile), which sums to their difference: "origin", then the new inputs.
-        Attributes: ``shift``; ``lost``, how many of the oldest steps the later run has
-        no more (below 0, how many older ones it has); ``statistic``; ``rounding``, how
-        far it moves the forecast; of a model that draws ``num_samples`` and ``redraw``,
-        see :func:`what_if`.
+        units.
+
+        - ``before`` and ``after`` (step, quantile).
+        - ``effect`` (part, step, quantile), which sums to their difference: "origin",
+          then the new inputs.
+
+        Attributes: ``shift``; ``lost``, how many of the oldest steps the later run no
+        longer has (below 0, how many older ones it has); ``statistic``; ``rounding``,
+        how far it moves the forecast; of a model that draws, ``num_samples`` and
+        ``redraw``, see :func:`what_if`.
 
     Raises:
         InputError: the runs are of other models or items, share no step, nothing says
