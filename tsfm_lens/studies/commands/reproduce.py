@@ -134,6 +134,7 @@ def reproduce(
         return
     if name is None:
         raise typer.BadParameter("give the id of a table or figure, or --list")
+    # imported here, so that help and completion need not wait for it
     from transformers.utils import logging
 
     from tsfm_lens.studies.papers import reproduce as papers

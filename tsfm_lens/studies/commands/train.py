@@ -48,6 +48,7 @@ def train(
     Ctrl-C ends the run after the step at hand; --resume goes on as if it had never been
     stopped.
     """
+    # imported here, so that help and completion need not wait for it
     import torch
 
     from tsfm_lens.studies.experiments import train as train_run

@@ -237,16 +237,10 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         cell: [line["mse"] for line in read_log(folder / LOG) if "mse" in line]
         for cell, (_, folder) in runs.items()
     }
-    columns = {
-        column: (
-            ("arm", "seed"),
-            _stack(
-                {cell: row[column] for cell, row in rows.items() if column in row},
-                shape,
-            ),
-        )
-        for column in sorted({column for row in rows.values() for column in row})
-    }
+    columns = {}
+    for column in sorted({column for row in rows.values() for column in row}):
+        cells = {cell: row[column] for cell, row in rows.items() if column in row}
+        columns[column] = (("arm", "seed"), _stack(cells, shape))
     curve = _stack(curves, shape)
     data = xr.Dataset(
         columns,
@@ -287,16 +281,13 @@ def _watch_columns(
     longest = max(watches.values(), key=lambda watch: watch.sizes["step"])
     out: dict[str, Any] = {}
     for name in WATCHED:
-        cells = {
-            cell: (
-                watch[name]
-                .mean([dim for dim in ("layer", "head") if dim in watch[name].dims])
-                .values
-                if name in watch
-                else np.full(watch.sizes["step"], np.nan)
-            )
-            for cell, watch in watches.items()
-        }
+        cells = {}
+        for cell, watch in watches.items():
+            if name in watch:
+                dims = [dim for dim in ("layer", "head") if dim in watch[name].dims]
+                cells[cell] = watch[name].mean(dims).values
+            else:
+                cells[cell] = np.full(watch.sizes["step"], np.nan)
         values = _stack(cells, shape)
         if np.isfinite(values).any():
             out[name] = (("arm", "seed", "look"), values)
@@ -375,6 +366,7 @@ def _of_run(
         "sharpness": np.array(curvature.largest),
         "sharpness_residual": np.array(curvature.largest_residual),
     }
+    # only attention between channels is measured below
     if getattr(task.model, "over", "time") == "time":
         return out
     patterns = make_attention(

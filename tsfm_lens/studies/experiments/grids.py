@@ -320,30 +320,24 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     data = gathered(arms, out)
     by_name = {arm.name: arm.config for arm in arms}
     configs = [by_name[str(name)] for name in data["arm"].values]
-    metadata = _sizes(configs[0])
     first = configs[0]
+    metadata = {
+        **_sizes(first),
+        "tokens": first.model.options.get("tokens", "single"),
+        "batch": first.plan.batch,
+        "learning_rate": first.optimizer.learning_rate,
+    }
     inputs = metadata["inputs"]
     forms = [score_form(config.model) for config in configs]
     rank = np.array([form.generic_rank for form in forms])
-    metadata |= {
-        "tokens": first.model.options.get("tokens", "single"),
-        "batch": first.plan.batch,
-    }
-    metadata |= {"learning_rate": first.optimizer.learning_rate}
+    groups = [str(name).rpartition(", D = ")[0] for name in data["arm"].values]
+    widths = np.array([config.model.options["width"] for config in configs])
+    heads = np.array([config.model.options["heads"] for config in configs])
     return (
         data.assign_coords(
-            group=(
-                "arm",
-                [str(name).rpartition(", D = ")[0] for name in data["arm"].values],
-            ),
-            width=(
-                "arm",
-                np.array([config.model.options["width"] for config in configs]),
-            ),
-            heads=(
-                "arm",
-                np.array([config.model.options["heads"] for config in configs]),
-            ),
+            group=("arm", groups),
+            width=("arm", widths),
+            heads=("arm", heads),
             score_rank=("arm", rank),
             rank_ratio=("arm", rank / inputs),
             score_parameters=("arm", [form.n_parameters for form in forms]),

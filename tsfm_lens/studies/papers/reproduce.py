@@ -257,7 +257,9 @@ def _compare_by_name(
     paper |= item.settings
     if theirs:
         paper["model"] = ", ".join(theirs)
-    ours = {**({"model": ", ".join(models)} if caveat else {}), **result.settings}
+    ours = dict(result.settings)
+    if caveat:
+        ours = {"model": ", ".join(models), **ours}
     differ = {key: value for key, value in ours.items() if value != paper.get(key)}
     data = _table(item, result.by_key(item.words)).assign_coords(setting=list(differ))
     data["paper_setting"] = ("setting", [paper.get(key, "") for key in differ])
@@ -438,6 +440,7 @@ def last_windows(
             )
             window = replace(window, ids=tuple(names), groups=tuple(groups))
         windows.append(window)
+    # the windows of one series are one cluster of the tests
     return SeriesBatch.concat(windows), batch.groups * count
 
 

@@ -59,6 +59,7 @@ def sweep_item(
         progress=where.progress,
     )
     if outcome.cancelled:
+        # the engine ends cleanly on a signal; the command still has to report it
         raise KeyboardInterrupt
     if outcome.failed:
         raise SweepFailedError(
@@ -112,19 +113,17 @@ def sweep_config(
     subjects = design.fit([open_subject(source) for source in sources])
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
-    if where.benchmark is None:
-        path = None
+    sources_of_data: list[dict[str, Any]]
+    if data is None:
+        path = None if where.benchmark is None else str(where.benchmark)
+        configs = list(where.configs)
+        sources_of_data = [{"source": "gift_eval", "path": path, "configs": configs}]
     else:
-        path = str(where.benchmark)
-    benchmark = [{"source": "gift_eval", "path": path, "configs": list(where.configs)}]
+        sources_of_data = _series(data, subjects, windows or 1, horizon, where.reading)
     content = {
         "name": item.id,
         "models": [_model(subject, num_samples) for subject in subjects],
-        "data": (
-            benchmark
-            if data is None
-            else _series(data, subjects, windows or 1, horizon, where.reading)
-        ),
+        "data": sources_of_data,
         "variants": design.variants(subjects),
         "windows": windows if data is None else None,
         "seed": seed,
@@ -212,6 +211,7 @@ def _series(
         sources.append(
             {
                 "source": "file",
+                # a worker may have another working directory
                 "path": str(Path(name).resolve()),
                 **windowing,
                 **reading,

@@ -115,6 +115,7 @@ class LanguageTask:
             "sizes": sizes,
             **plan["training"],
         }
+        # a run whose identity differs in any of these is not resumed
         self.identity = json.dumps(
             {**settings, "batch": self.batch, "tokens": self.tokens}, sort_keys=True
         )

@@ -442,6 +442,7 @@ def own_heads(lens: Lens, model: str, workplace: Workplace) -> dict[int, list[in
     best: dict[int, list[int]] = {}
     for by_layer in rankings(lens, ["stable_rank"]).values():
         for layer, order in by_layer.items():
+            # from the most heads down: the first count within the tolerance decides
             for count in range(len(order), 0, -1):
                 name = f"heads {layer} | {write_code({layer: (order[:count], False)})}"
                 if float(change.sel(variant=name)) < TOLERANCE:

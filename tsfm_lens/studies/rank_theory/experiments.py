@@ -137,6 +137,7 @@ def compression_by_rank(
     for draw, child in enumerate(children(seed, draws)):
         vocabulary = of_spectrum(singular, n_tokens, np.random.default_rng(child))
         for row, scaling in enumerate(scalings):
+            # the input's own seed would give the weights the numbers of the input
             weights = AttentionWeights.random(width, scaling=scaling, seed=child + 1)
             errors[row, draw] = compression_errors(vocabulary, weights, ranks)
             bounds[row, draw] = compression_bound(vocabulary, weights, ranks, n_tokens)
@@ -189,6 +190,7 @@ def compression_by_width(
     errors = np.empty((len(kinds), draws, len(widths)))
     for draw, child in enumerate(children(seed, draws)):
         for column, width in enumerate(widths):
+            # by width, so that a grid of other widths has the same draws
             rng = np.random.default_rng([child, width])
             tokens = of_spectrum(np.exp(-np.arange(width) / decay), n_tokens, rng)
             weight_seed = int(rng.integers(2**31))
@@ -260,6 +262,7 @@ def sketching_by_heads(
     distances = np.empty((2, draws, len(counts)))
     for draw, child in enumerate(children(seed, draws)):
         rng = np.random.default_rng(child)
+        # an orthonormal right factor would change no distance, so there is none
         matrix = orthonormal(width, width, rng) * singular
         for column, count in enumerate(counts):
             sparse = sparse_sketch(width, rank, count, seed=int(rng.integers(2**31)))

@@ -237,25 +237,15 @@ def spectra_by_patch(
     names, *of_embedding, spectra, floors = zip(*entries, strict=True)
     modes = max(map(len, spectra))
     metadata = zip(("patch", "width", "origin"), of_embedding, strict=True)
+    padded = [
+        np.pad(spectrum, (0, modes - len(spectrum)), constant_values=np.nan)
+        for spectrum in spectra
+    ]
+    ranks = [epsilon_rank(spectrum, levels) for spectrum in spectra]
     data = xr.Dataset(
         {
-            "singular_value": (
-                ("embedding", "mode"),
-                np.stack(
-                    [
-                        np.pad(
-                            spectrum, (0, modes - len(spectrum)), constant_values=np.nan
-                        )
-                        for spectrum in spectra
-                    ]
-                ),
-            ),
-            "epsilon_rank": (
-                ("epsilon", "embedding"),
-                np.stack(
-                    [epsilon_rank(spectrum, levels) for spectrum in spectra], axis=1
-                ),
-            ),
+            "singular_value": (("embedding", "mode"), np.stack(padded)),
+            "epsilon_rank": (("epsilon", "embedding"), np.stack(ranks, axis=1)),
             "full": ("embedding", [len(spectrum) for spectrum in spectra]),
             "rounding_floor": ("embedding", list(floors)),
         },

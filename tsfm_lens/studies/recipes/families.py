@@ -638,6 +638,7 @@ def flow_series(
 
     Each has its own sampling step within `steps`.
     """
+    # the sampling step is too long to integrate by
     substeps = 4
     dt = (
         np.exp(rng.uniform(np.log(steps[0]), np.log(steps[1]), size=(count, 1)))

@@ -92,6 +92,7 @@ class TrainingHistory(Mapping[int, Lens]):
             raise InputError(
                 f"no checkpoint of step {step}; the nearest is that of step {nearest}"
             )
+        # a checkpoint is saved after its step, so its widths are those of that step
         model = build_model(self.recipe, step - 1)
         missing, unknown = model.load_state_dict(
             load_file(self._files[step]), strict=False

@@ -83,6 +83,8 @@ class Muon(torch.optim.Optimizer):
                     (weight, weight.grad.lerp(mean, MOMENTUM))
                 )
             for shape, pairs in updates.items():
+                # entries of an orthogonal step are 1/√max(shape) in the root mean
+                # square, those of AdamW near 0.2 (Liu et al. 2025)
                 size = 0.2 * max(shape) ** 0.5 * group["lr"]
                 for (weight, _), step in zip(
                     pairs,
