@@ -1,7 +1,7 @@
 """Minimal circuit: its graph, curve and forecasts.
 
 :func:`circuit_graph` draws the components and the edges between them; the curve and the
-forecasts are generic drawings.
+forecasts are drawn by :func:`generic_figure`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Use of covariates: worth, response and share of each.
 
 :func:`read_use` states them in sentences, :func:`covariate_totals` lists them as
-numbers; the figures are generic drawings.
+numbers; the figures are made by :func:`generic_figure`.
 """
 
 from __future__ import annotations

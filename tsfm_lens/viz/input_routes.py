@@ -1,7 +1,7 @@
 """Routes of the input through components to the forecast, and their tests.
 
-The figures are generic drawings of one item and of many series; :func:`read_routes`
-describes the routes of one item.
+:func:`generic_figure` makes the figures, of one item and of many series;
+:func:`read_routes` describes the routes of one item.
 """
 
 from __future__ import annotations

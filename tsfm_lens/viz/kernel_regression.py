@@ -1,7 +1,7 @@
 """Attention as kernel regression: bandwidths, tilt and the concentration bound.
 
-The figures are generic drawings; :func:`read_bound` states in words where the bound
-holds.
+:func:`generic_figure` makes the figures; :func:`read_bound` states in words where the
+bound holds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Logit lens: the forecast read after every layer, and the gain of each layer.
 
 :func:`logit_map` draws the probabilities of a token model, :func:`lens_forecast` the
-forecasts of any model; entropies and gains are generic drawings. Logits are in
-:mod:`tsfm_lens.viz.lens_logits`.
+forecasts of any model; entropies and gains are drawn by :func:`generic_figure`. Logits
+are in :mod:`tsfm_lens.viz.lens_logits`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Context parroting, heads that copy, attention at a lag, and seasons.
 
-The figures are generic drawings; :func:`read_parroting`, :func:`read_lag` and
+:func:`generic_figure` makes the figures; :func:`read_parroting`, :func:`read_lag` and
 :func:`read_seasons` describe them.
 """
 

@@ -1,6 +1,6 @@
 """Path patching, and its estimate, edge attribution.
 
-Both are generic drawings; :func:`read_paths` describes them.
+:func:`generic_figure` draws both; :func:`read_paths` describes them.
 """
 
 from __future__ import annotations

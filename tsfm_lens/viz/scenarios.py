@@ -1,7 +1,7 @@
 """Scenarios: the forecast with another input, and its change since an earlier run.
 
-:func:`what_if_lines` draws a scenario; the change since an earlier forecast is a
-generic drawing. ``ANSWERS`` has the sentences of both.
+:func:`what_if_lines` draws a scenario; the change since an earlier forecast is drawn by
+:func:`generic_figure`. ``ANSWERS`` has the sentences of both.
 """
 
 from __future__ import annotations

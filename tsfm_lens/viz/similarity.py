@@ -1,6 +1,7 @@
 """Similarity of layers, and entropic rank of heads.
 
-The figures are generic drawings; :func:`read_layer_similarity` describes the maps.
+:func:`generic_figure` makes the figures; :func:`read_layer_similarity` describes the
+maps.
 """
 
 from __future__ import annotations

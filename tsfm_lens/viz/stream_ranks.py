@@ -1,6 +1,6 @@
 """Ranks of embedded series and of the residual stream from layer to layer.
 
-The figures are generic drawings; :func:`read_flow`, :func:`read_bound` and
+:func:`generic_figure` makes the figures; :func:`read_flow`, :func:`read_bound` and
 :func:`read_embedding_ranks` describe them. Ranks of weights are in
 :mod:`tsfm_lens.viz.weights`.
 """

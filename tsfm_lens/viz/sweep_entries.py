@@ -1,6 +1,6 @@
 """Parts that the figures of sweeps share: labelled tables, intervals and sentences.
 
-:func:`labelled` makes of a table what a generic figure draws; :func:`say_changes`
+:func:`labelled` makes of a table what :func:`generic_figure` draws; :func:`say_changes`
 writes how large changes are and which are significant.
 """
 

@@ -1,6 +1,6 @@
 """Sweeps of heads: one by one, in growing numbers, and those that must stay.
 
-Each measurement is declared beside its sentences and the generic drawing of its table;
+Each measurement is declared beside its sentences and its :func:`generic_figure`;
 :mod:`tsfm_lens.viz.sweep_entries` has what they share.
 """
 

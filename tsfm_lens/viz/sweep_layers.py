@@ -1,6 +1,6 @@
 """Sweeps of layers, groups and ranges of layers across datasets.
 
-The figures are generic drawings; :func:`read_distances` and :func:`read_ranges`
+:func:`generic_figure` makes the figures; :func:`read_distances` and :func:`read_ranges`
 describe them.
 """
 

@@ -1,6 +1,6 @@
 """Heavy ablations and rules of selection across datasets, and changes by dataset.
 
-The figures are generic drawings of tables; :func:`recipe_rows` names the entries of
+:func:`generic_figure` draws the tables; :func:`recipe_rows` names the entries of
 recipes.
 """
 

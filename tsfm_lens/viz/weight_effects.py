@@ -1,6 +1,6 @@
 """Effects of fine-tuning by component: what moved, and what setting it back costs.
 
-The figure is a generic drawing; :func:`read_weight_effects` describes it.
+:func:`generic_figure` makes the figure; :func:`read_weight_effects` describes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ranks, spectra and angles of the weights.
 
 :func:`weight_rank_map` draws how many of its directions each matrix uses; the other
-figures are generic drawings. Ranks of the residual stream are in
+figures are made by :func:`generic_figure`. Ranks of the residual stream are in
 :mod:`tsfm_lens.viz.stream_ranks`.
 """
 
