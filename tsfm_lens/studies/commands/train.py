@@ -1,4 +1,8 @@
-"""Command that trains a small model."""
+"""Command that trains a small model.
+
+It parses options and prints errors; the training is
+:func:`tsfm_lens.studies.experiments.running.train`.
+"""
 
 from __future__ import annotations
 

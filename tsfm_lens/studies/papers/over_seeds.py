@@ -1,4 +1,9 @@
-"""Comparison of results printed as mean ± deviation over seeds, or over many cells."""
+"""Comparison of results printed as mean ± deviation over seeds, or over many cells.
+
+:func:`compare` tests two such results, :func:`improvement` sums errors over the cells
+of two tables. Tests on measured windows are in
+:mod:`tsfm_lens.studies.papers.verdicts`.
+"""
 
 from __future__ import annotations
 
