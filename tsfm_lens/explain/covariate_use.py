@@ -218,6 +218,10 @@ def _notify(
 
 
 def _as_numbers(batch: SeriesBatch, tables: dict[str, np.ndarray]) -> SeriesBatch:
+    """Replace categories by the numbers that the model reads for them in the run.
+
+    The library would number those of an edited context anew.
+    """
     rows = [row for row, name in enumerate(batch.ids) if name in tables]
     edited = _edited(
         batch, rows, lambda row, codes: in_numbers(codes, batch, row, tables)

@@ -42,11 +42,9 @@ from tsfm_lens.probes.places import parse_places
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
-# components named for a segment at most, sets of others at random, segments that are
-# proved
-_MOST = 6
-_CONTROLS = 32
-_SEGMENTS = 4
+_MOST = 6  # components named for a segment
+_CONTROLS = 32  # random sets of components for a segment
+_SEGMENTS = 4  # segments whose routes are tested
 WORTH_NAMING = 0.25
 """Share of a segment's largest route below which others are not named."""
 MATTERS = 0.1
@@ -334,10 +332,8 @@ def _kind(component: Component) -> tuple[object, ...]:
     return component.stack, component.kind, component.head is None
 
 
-# orders of all segments that are drawn, sets of one and two segments whose effects are
-# predicted
-_ORDERS = 64
-_SETS = 78
+_ORDERS = 64  # random orders of all segments
+_SETS = 78  # sets of one and two segments whose effects are predicted
 NOISE = 0.05
 """Noise in the copy in which predicted effects are measured, of a series' spread."""
 CONTROLS = (

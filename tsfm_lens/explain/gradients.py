@@ -232,6 +232,7 @@ def _derivatives(
             inputs[name] = forward_ad.make_dual(
                 flat.reshape(value.shape), tangent.reshape(value.shape)
             )
+        # fused attention kernels have no forward-mode derivative
         with (
             sdpa_kernel(SDPBackend.MATH),
             lens.running(len(encoded.rows) * copies),

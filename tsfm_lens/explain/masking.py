@@ -242,6 +242,7 @@ def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
         future_lengths = [
             len(future) for row in rows if (future := batch.futures[row]) is not None
         ]
+        # one order for futures of all lengths: a shorter one takes its part of it
         future_order = rng.permutation(max(future_lengths, default=0))
         for row in rows:
             series = batch.values[row][order]
@@ -375,6 +376,7 @@ def masked(
                     copies[hidden, steps] = replacements[row][steps]
                 else:
                     copies[hidden, steps] -= part.values
+        # the series of the batch are views of these copies
         copies.flags.writeable = False
         rows.append(copies)
     masks = range(len(visible))
@@ -387,6 +389,7 @@ def masked(
         )
     )
     columns = {name: getattr(batch, name) * len(masks) for name in COLUMNS}
+    # copies must not share a group, or a multivariate model would read them together
     columns |= {
         name: tuple(
             f"{mask}/{label}" for mask in masks for label in getattr(batch, name)

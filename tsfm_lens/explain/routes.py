@@ -48,10 +48,8 @@ from tsfm_lens.probes.places import (
 
 __all__ = ["input_routes"]
 
-# steps of a forecast that have gradients of their own at most, and numbers that are
-# held of all gradients
-_STEPS = 48
-_NUMBERS = 2**26
+_STEPS = 48  # largest number of forecast steps with gradients of their own
+_NUMBERS = 2**26  # numbers of all gradients that are held in memory
 
 
 @dataclass(eq=False)
@@ -220,11 +218,9 @@ class PairedRuns(Masks):
         return data.assign(forecast=(("step",), self.run.point[self.row]))
 
 
-# components up to which all are tried; how many are tried of more, and how many beside
-# them at random
-_ALL = 96
-_TOP = 32
-_SPOT = 8
+_ALL = 96  # components up to which all are measured
+_TOP = 32  # components that are measured where there are more
+_SPOT = 8  # random components that are measured in addition to these
 LARGEST = 5
 """Routes of a segment that a search must find."""
 

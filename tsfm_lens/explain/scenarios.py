@@ -137,6 +137,7 @@ def what_if(
     data = attribution.rename(
         segment="change", reference_forecast="changed_forecast"
     ).drop_vars(["attribution", "remainder"])
+    # the attribution is of the actual values, against changed ones as the reference
     data["effect"] = -attribution["attribution"].rename(segment="change")
     if routes:
         measured = run.item(item)
@@ -400,6 +401,7 @@ def _shift(old: Run, new: Run) -> int:
     """
     first, last = (run.batch.timestamps(0, ahead=1) for run in (old, new))
     if first is not None and last is not None:
+        # steps are counted on the calendar, since months and years differ in length
         if first[-1] > last[-1]:
             return 1 - len(
                 pd.date_range(last[-1], first[-1], freq=read_offset(new.batch.freqs[0]))
@@ -449,6 +451,7 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
         elif old.batch.roles[row] == "target":
             value[later] = old.forecast.median[row][steps[later]]
         else:
+            # a past covariate is expected to keep its last value
             value[later] = coded(before[~np.isnan(before)][-1:])
     return values
 

@@ -147,6 +147,7 @@ def segments(
     if isinstance(run_or_batch, Run):
         item_run = run_or_batch.select(rows)
         edges = token_edges(item_run)
+        # older steps are not read by the model
         first = -min(batch.lengths[0], item_run.lens.context_length)
     else:
         first = -batch.lengths[0]

@@ -27,11 +27,9 @@ Value = Callable[[NDArray[np.bool_]], Array]
 
 # all masks of more players would take days
 _MOST = 20
-# expected interactions of a player with all others, least size of a player in means,
-# variance of a half difference
-_JOINT = 2.0
-_LEAST = 0.1
-_NOISE = 1e-9
+_JOINT = 2.0  # expected interactions of a player with all others
+_LEAST = 0.1  # smallest size of a player, in mean sizes
+_NOISE = 1e-9  # variance of a half difference
 
 
 def all_masks(players: int) -> NDArray[np.bool_]:

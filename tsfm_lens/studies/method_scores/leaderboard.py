@@ -43,12 +43,11 @@ __all__ = ["SHIPPED", "benchmark", "measured"]
 REFERENCE = "mean"
 """Reference that replaces a masked step in the benchmark."""
 PARTS = 8
+"""Segments of a case's target."""
 MANY = 8
-"""Segments of a case's target; forecasts for each of a method on which an order that
-looks at no model is scored.
-"""
-# openings of the task of a part that writes the same for all values: no influence of
-# the input passes it
+"""Forecasts on which naive orders are scored, for each one of a method."""
+# how tasks begin of parts that write the same for all values: no influence of the input
+# passes through them
 _CONSTANT = ("marks ", "tells the step")
 
 

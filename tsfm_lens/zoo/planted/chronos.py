@@ -32,9 +32,11 @@ CONTEXT = 128
 LIMIT = 5.0
 BUCKETS = 128
 PAD = 0
+"""Id of the start token."""
 EOS = 1
+"""Id of the end of the context."""
 FIRST = 3
-"""Ids: of the start token, of the end of the context, of the lowest bin."""
+"""Id of the lowest bin."""
 WAVES = (20.0, 8.0, 3.2, 1.3, 0.5)
 """Wavelengths of a value's features, in mean absolute values.
 
@@ -45,12 +47,13 @@ BIN = 2 * LIMIT / (VOCABULARY - FIRST - 1)
 ONE = 0.1
 """Share of a value's squared embedding that is the same for all values."""
 START = 0.1
-START_ONE = 0.14
-"""Lengths of the start token's embedding along its own direction, and along "one".
+"""Length of the start token's embedding along its own direction.
 
 So it is short, and where nothing else is written (in an ablated model) all values are
 likelier than to begin anew.
 """
+START_ONE = 0.14
+"""Length of the start token's embedding along "one", the direction of all values."""
 START_LENGTH = (START**2 + START_ONE**2) ** 0.5
 WHISPER = 0.01
 """Length of what a head or an MLP without a task writes to "junk", in embeddings."""

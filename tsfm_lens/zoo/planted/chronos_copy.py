@@ -35,8 +35,9 @@ BACKS = 2
 `rules.shape` draws shapes in which two are enough and both are needed.
 """
 WAVE = 0.5
+"""Share of a value's squared embedding that is waves."""
 MARK = 0.3
-"""Share of a value's squared embedding that is waves; length of a mark."""
+"""Length of a mark."""
 ASIDE = (0.5 * (1 - START_LENGTH**2 / WAVE)) ** 0.5
 """Length of the value that the start token holds aside, added to its own.
 

@@ -34,11 +34,9 @@ LOUD = 3000.0
 The token that the decoder reads last is negligible against it.
 """
 VALUE = ((1 - ONE) / 2) ** 0.5
+"""Length of the largest value's direction, in an embedding without waves."""
 SQUARE = (2 * (1 - ONE)) ** 0.5
-"""Lengths of the directions of the largest value, and of its square.
-
-They are those in an embedding without waves.
-"""
+"""Length of the direction of its square."""
 TYPICAL = 0.5
 """Length of the last stream at an ordinary forecast, in units of `LOUD`."""
 HORIZON = 12

@@ -247,6 +247,7 @@ def orthogonal(width: int, seed: int) -> Tensor:
     q, r = torch.linalg.qr(
         torch.randn(width, width, generator=generator, dtype=torch.float64)
     )
+    # the signs make the decomposition unique, and with it the draw uniform
     return q * r.diagonal().sign()
 
 

@@ -197,8 +197,9 @@ Rule = Annotated[
 ]
 
 LEVELS = 6
+"""Smallest number of levels of a shape."""
 MOST = 100
-"""Of a shape, at least; draws for a series, at most on average."""
+"""Largest mean number of draws for a series."""
 
 
 def draw_contexts(
