@@ -187,6 +187,7 @@ def save_compressed(
         }
     else:
         ratio = kept_ratio(lens, ranks, by_head=by_head)._asdict()
+    # beside the target, so that a rename can put it there
     partial = target.with_name(f".{uuid4().hex}.part")
     try:
         with in_our_words(f"{target} cannot be written"):
@@ -203,6 +204,7 @@ def save_compressed(
                 )
                 _seclude(partial, record, lens.wiring.architecture)
         _refuse_other(lens, partial)
+        # a rename is atomic, so that the folder is complete or not there
         with in_our_words(f"{target} cannot be written"):
             partial.rename(target)
         WRITTEN.append(target)
@@ -479,6 +481,7 @@ def _read_shape(
         shape[axis] = spec.size
     else:
         factors = Factors(*tensors)
+        # it raises where the forms of the factors do not fit each other
         try:
             shape = list(product(factors).shape)
         except (RuntimeError, ValueError, IndexError):

@@ -95,6 +95,7 @@ def healed(
         for part in model.parameters()
         if id(part) not in weight_ids and part.requires_grad
     ]
+    # their gradients would only take time and memory
     for part in frozen:
         part.requires_grad_(False)
     horizon = min(run.horizon, lens.adapter.longest_pass)

@@ -225,6 +225,7 @@ def _leading(
         # comes after them
         rest, _, _ = torch.linalg.svd(matrix - u @ (u.T @ matrix), full_matrices=False)
         u = torch.cat([u, rest[:, : rank - u.shape[1]]], dim=1)
+        # both parts are orthogonal to each other up to rounding only
         u, _ = torch.linalg.qr(u)
     up = u[:, :rank]
     return Factors(up.T @ matrix, up)
@@ -400,6 +401,7 @@ class PartialLinear(Compressed):
             gain,
             rest=rest,
         )
+        # stored as runs in compression.json, not with the weights
         self.register_buffer("places", places.clone(), persistent=False)
         self.of = of
 

@@ -326,6 +326,7 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
 
     It is harmless if its error rises significantly less than the tolerance.
     """
+    # a point without a test is not known to be harmless
     points = curve.to_dataframe().reset_index().fillna({"harm_p": 1.0})
     statement = (
         f"known to rise by less than {100 * TOLERANCE:g} % (t test over series, Holm's"
@@ -503,6 +504,7 @@ def _row(
     future = None
     if whole.adapter.readout == "token":
         future = np.zeros((batch, 16))
+    # encoded once, so that both models read the same tensors
     inputs = whole.encode(as_series(list(walks)), future=future).inputs
     forwards = [partial(_forward, lens, inputs) for lens in (whole, other)]
     times = np.array(in_turn(forwards, rounds=rounds, clock=make_clock(whole.device)))

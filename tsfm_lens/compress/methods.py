@@ -181,6 +181,7 @@ def allocate(
             table, prices[name], by_rank.values(), strict=True
         ):
             row[price:] = best[: max(len(row) - price, 0)] + effect
+        # a matrix has fewer than 256 candidates
         choices.append(table.argmin(axis=0).astype(np.uint8))
         best = table.min(axis=0)
     ranks: dict[str, int] = {}

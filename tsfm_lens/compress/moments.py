@@ -99,6 +99,7 @@ def calibrate(
         return run.cache[key]
     if gradients:
         refuse_gradients(run.lens.wiring)
+    # hooks on a copy need not be taken off
     lens = copy.deepcopy(run.lens)
     generator = torch.Generator().manual_seed(0)
     sums = dict[tuple[int, str], Tensor]()

@@ -79,6 +79,7 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
             bias = None
         else:
             bias = layer.bias.detach().clone()
+        # a removed head or unit gives zero, not its bias
         if bias is not None and of == "rows":
             bias[removed] = 0.0
         if bias is not None and path in silent:

@@ -116,6 +116,7 @@ class LiveBytes(TorchDispatchMode):
                 self._keys.add(key)
                 self._now += size
                 self.peak = max(self.peak, self._now)
+                # nothing is counted any more when Python ends
                 weakref.finalize(storage, self._release, key, size).atexit = False
         return output
 

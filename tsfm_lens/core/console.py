@@ -51,11 +51,13 @@ def echo(text: str = "", *, err: bool = False) -> None:
     typer.echo(visible(text, keep="\n\t"), err=err)
 
 
+# rich turns every string, also of cells and titles, into text by this method
 class _PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text, keep="\n\t"), **options)
 
 
+# TextColumn would read brackets of a description as markup
 class _PlainColumn(TextColumn):
     def render(self, task: Task) -> Text:
         return Text(visible(self.text_format.format(task=task)))
@@ -126,6 +128,7 @@ def interrupt_code() -> int:
 
     It is 143 after SIGTERM, else 130.
     """
+    # as a shell reports it
     return 128 + (_RECEIVED[-1] if _RECEIVED else signal.SIGINT)
 
 
@@ -135,6 +138,7 @@ def standard_streams() -> Iterator[None]:
 
     An error, such as a full device, is a line on stderr, and the exit code is 1.
     """
+    # a sign that the terminal's encoding lacks must not end the program
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -192,6 +192,7 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     if not tested:
         return results
     p = [np.ravel(results[key][f"{name}_p"].values) for key, name in tested]
+    # a member without a value is not tested
     family = int(sum(np.isfinite(values).sum() for values in p))
     adjusted = holm(np.concatenate(p))
     by_effect = np.split(adjusted, np.cumsum([len(values) for values in p])[:-1])
@@ -297,6 +298,7 @@ def beside_twins(
             return result.assign_attrs(twins_refused=reason)
     if not count:
         return result
+    # what shows progress counts the result alone
     options = {name: value for name, value in options.items() if name != "progress"}
     # one twin at a time, since each is as large as the model
     twin_args = (
@@ -415,6 +417,7 @@ def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
         for name in ("context", "truth")
         if name in data
     ]
+    # to compare within this process only: hashes of bytes differ between processes
     return np.array(
         [hash(tuple(part[row].tobytes() for part in parts)) for row in rows]
     )

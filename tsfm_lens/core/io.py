@@ -57,6 +57,7 @@ def name_write_errors(path: Path) -> Iterator[None]:
     """Turn errors of the file system into an `InputError` that names the path."""
     try:
         yield
+    # it is a ValueError, too
     except InputError:
         raise
     # a path with a NUL is a ValueError
@@ -79,6 +80,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield part
         follow_umask(part)
+        # else a crash may leave an empty file under the final name
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
@@ -106,6 +108,7 @@ def follow_umask(file: Path) -> None:
 
     safetensors writes files that only their owner can read.
     """
+    # the umask can only be read by setting it, which other threads would notice
     new = file.with_name(f".{uuid4().hex}.part")
     new.touch(exist_ok=False)
     try:

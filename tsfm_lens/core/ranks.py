@@ -107,6 +107,7 @@ def effective_rank(singular_values: np.ndarray) -> np.ndarray:
     relative = relative_spectrum(singular_values)
     with np.errstate(invalid="ignore"):
         shares = relative / relative.sum(-1, keepdims=True)
+    # 0 · log 0 counts as 0
     logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
     return np.asarray(np.exp(-(shares * logs).sum(-1)))
 

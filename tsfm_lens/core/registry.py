@@ -311,6 +311,7 @@ def measurement(
         InputError: another module has taken the kind, or the theme is not one of
             :data:`THEMES`.
     """
+    # the module that calls is the home of the measurement
     home = str(sys._getframe(1).f_globals.get("__name__", ""))
     return _declare(
         Measurement(kind, theme, title, summary, description, home=home, **attributes)
@@ -329,6 +330,7 @@ def declare_measurements(file: Path, **attributes: Any) -> None:
 
 def _declare(entry: Measurement) -> Measurement:
     """Add a measurement; one of another module with the same kind is refused."""
+    # an extension cannot take a kind of this library whose module is not loaded yet
     if not entry.home.startswith("tsfm_lens."):
         _load_packages()
     taken = _MEASUREMENTS.get(entry.kind)

@@ -194,6 +194,7 @@ def over_windows(values: np.ndarray) -> np.ndarray:
 
     NaN is left out, and stays where there is nothing else.
     """
+    # np.nanmean would warn of rows without a value
     count = np.isfinite(values).sum(-1)
     return np.where(
         count > 0, np.nansum(values, axis=-1) / np.maximum(count, 1), np.nan
@@ -212,11 +213,13 @@ def lead_shares(
     table = sizes
     if sizes.ndim == 2:
         table = sizes[..., None]
+    # sizes are 0 or more, so that -1 is never the largest
     means = np.nan_to_num(over_windows(table), nan=-1.0)
     members = np.argsort(-np.median(means, axis=-1), kind="stable")[:most]
     # the order in which units come must not matter
     columns = np.lexsort(np.sort(means[members], axis=0))
     table = np.where(np.isfinite(table), table, means[..., None])[members][:, columns]
+    # the same shares at every call
     rng = np.random.default_rng(0)
     shape = (replicates, table.shape[1])
     units = rng.integers(table.shape[1], size=shape)
@@ -241,6 +244,7 @@ def exceeds_controls(
     model is the bar: a model that is like the others passes it by chance once in so
     many models (Westfall and Young 1993, maximum of a statistic).
     """
+    # a size below the smallest of interest, or NaN, counts as that
     models = np.log(np.fmax(np.vstack([own[None], others]), smallest))
     score = np.empty_like(models)
     for group in np.unique(groups):

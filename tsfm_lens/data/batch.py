@@ -28,6 +28,7 @@ from tsfm_lens.data.frequencies import (
 )
 from tsfm_lens.data.values import to_floats
 
+# squares of larger values overflow single precision
 LARGEST = 1e18
 ROLES = ("target", "past", "known")
 """Roles in the order of the series of a group; libraries stack them in this order."""
@@ -104,6 +105,7 @@ class SeriesBatch:
         if not len(self.values):
             raise InputError("there is no series: expected at least one")
         count = len(self.values)
+        # the dataclass is frozen, also for its own methods
         fill = partial(object.__setattr__, self)
         fill(
             "ids",
@@ -370,6 +372,7 @@ class SeriesBatch:
                 tuple(f"{name}{suffix}" for name in names)
                 for names in (self.ids, self.groups)
             )
+            # notes of the batch are kept once, with its latest windows
             parts.append(
                 replace(earlier, ids=ids, groups=groups, items=self.items, notes=())
             )
@@ -494,6 +497,7 @@ def make_batch(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:
     return SeriesBatch(**fields, **common)
 
 
+# the series of a batch mostly share start, length and frequency
 @lru_cache(maxsize=64)
 def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeIndex:
     """Generate timestamps from a start, within those that pandas can hold."""
@@ -753,6 +757,7 @@ def is_position(value: Any, first: int, count: int) -> bool:
     """Test if a value counts something from ``first`` on."""
     return (
         isinstance(value, int | np.integer)
+        # True is an int
         and not isinstance(value, bool)
         and bool(first <= value < count)
     )

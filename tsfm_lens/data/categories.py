@@ -28,6 +28,7 @@ A covariate of numbers has None in place of levels.
 TRUTHS = ("False", "True")
 """Levels of truth values, which are numbers, too: 0 and 1."""
 _MAX_LEVELS = 8  # that a note lists
+# a currency before the number, and a unit or a percent sign after it
 _BEFORE = r"(?:[A-Z]{3}\s+|[A-Z]{0,3}[^\w\s(),.'-]{1,2}\s*)"  # EUR, US$
 _UNIT = r"(?:[^\w\s(),.'-]{0,2}\s*[^\W\d_]{0,12}(?:/\s*[^\W\d_]{1,8}[²³23]?)?\.?)"
 _QUANTITY = re.compile(

@@ -119,6 +119,7 @@ def as_series(
         >>> data.as_series([[1.0, 2.0, 3.0], [4.0, 5.0]], ids=["a", "b"]).lengths
         (3, 2)
     """
+    # before any other name is bound, so that it holds the arguments alone
     arguments: dict[str, Any] = dict(locals())
     if isinstance(ids, Iterable) and not isinstance(ids, str):
         ids = list(ids)
@@ -142,6 +143,7 @@ def as_series(
     batch = _rename(_coerce(data, freq, options), names)
     changes: dict[str, Any] = {}
     if freq is not None:
+        # a frequency brings its own season
         changes |= {"freq": freq, "freqs": (), "seasonality": 0, "seasonalities": ()}
     if start is not None:
         changes["starts"] = (start_time(start),) * len(batch)

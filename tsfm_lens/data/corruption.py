@@ -204,6 +204,7 @@ def _corrupt(
     for index, (name, old) in enumerate(zip(batch.ids, batch.values, strict=True)):
         new = arrays[index]
         spread = np.nanstd(new)
+        # rounding gives a constant a small spread
         if spread <= 1e-12 * np.nanmax(np.abs(new)):
             raise InputError(
                 f"nothing but a constant is left of series {name!r}, so its spread"

@@ -81,6 +81,7 @@ def read_series(
     notes: tuple[str, ...] = ()
     try:
         if file.suffix.lower() in _PARQUET:
+            # its columns have types, and text has none
             frame = _parquet(file)
         else:
             table = read_table(file, delimiter, decimal, thousands, encoding, header)

@@ -172,6 +172,7 @@ def from_frame(
         groups = [("series-0" if grouped else "", np.arange(len(frame)))]
     else:
         groups = _groups(ids)
+    # messages name a table without ids by its first column
     owners = [(group or str(columns[0]), rows) for group, rows in groups]
     if timezone is not None or round_time is not None:
         times = on_clock(times, owners, timezone, round_time)
@@ -496,6 +497,7 @@ def _check_rows(
         return
     examples = []
     for column in unread:
+        # text that is the same in all rows of an id describes its series
         text = frame[column].astype(str).where(frame[column].notna())
         if (
             not pd.api.types.is_numeric_dtype(frame[column])
@@ -560,6 +562,7 @@ def _find_id_columns(
         for name in candidates
         if name != key
     }
+    # at most 41 combinations of three columns or fewer
     fewest = sorted(codes, key=lambda name: codes[name].max())[:6]
     for names in chain.from_iterable(
         combinations(fewest, count) for count in (1, 2, 3)
@@ -909,6 +912,7 @@ def _flat_future(
     unnamed = all(
         name is None for name in future.index.names
     ) and future.index.nlevels == len(level_names)
+    # levels without names are those of the data, in their order
     if unnamed and not set(level_names) & set(future.columns):
         future = future.set_axis(future.index.set_names(level_names))
     try:
@@ -1042,10 +1046,12 @@ def _continued(
                 f"future has rows of {_listed(unknown)}, and the data have none; leave"
                 f" them out. The data are of {_listed(list(dict.fromkeys(ids)))}"
             )
+        # the caller's frame keeps its ids
         frame = frame.copy(deep=False)
         later = later.copy(deep=False)
         frame[key] = ids
         later[key] = later_ids
+    # messages name rows by this index
     later = later.set_axis([f"{row} of future" for row in later.index])
     return pd.concat(alike(frame, later))
 

@@ -90,6 +90,7 @@ def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
     if offset.is_on_offset(stamp):
         return start
     try:
+        # a date inside a period stands for the period
         if isinstance(offset, _BEGINNINGS):
             return offset.rollback(stamp.normalize())
         if isinstance(offset, _ENDS):

@@ -198,6 +198,7 @@ def _array(cells: pa.Array | None, name: str, file: Path) -> np.ndarray:
         raise InputError(
             f"{file}: the column 'target' holds {cells.type}, expected numbers"
         )
+    # a view of the mapped file, if nothing must be converted
     values = cells.to_numpy(zero_copy_only=False)
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float64)

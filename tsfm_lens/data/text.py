@@ -25,10 +25,14 @@ import pyarrow.compute as pc
 
 from tsfm_lens.core.errors import InputError
 
+# A spreadsheet runs a cell that begins with one of these signs as a formula, and reads
+# a cell after an apostrophe as text. Full-width signs count, too.
 _BEFORE = r"(^|[;,|\t\r\n\"])"
 _TRIGGER = r"[=+\-@\t\r\n＝＋－＠]"
 _RISKY = re.compile(rf"{_BEFORE}('*)(?={_TRIGGER})")
+# one apostrophe of those in front is what defused() has added
 _DEFUSED = re.compile(rf"{_BEFORE}'('*)(?={_TRIGGER})")
+# a text that defused() cannot have written
 _RAW = re.compile(rf"{_BEFORE}(?={_TRIGGER})")
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _NUMBER = re.compile(NUMBER)
@@ -123,6 +127,7 @@ class TextTable:
                     pc.cast(plain, pa.float64()).to_numpy(zero_copy_only=False),
                     dtype=np.float64,
                 )
+            # Python reads more spellings of a number than Arrow
             except pa.ArrowInvalid:
                 return np.array(
                     [
@@ -257,6 +262,7 @@ def file_content(file: Path) -> bytes:
     limit = max(_SMALL, _MAX_EXPANSION * file.stat().st_size)
     try:
         with gzip.open(file) as stream:
+            # one byte above the limit shows that there are more
             content = stream.read(limit + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
@@ -340,6 +346,7 @@ def read_table(
 
 def _decode(content: bytes, encoding: str | None) -> str:
     """Decode by the encoding that is given, by a byte order mark, or as UTF-8."""
+    # utf-8-sig drops a byte order mark, and reads text without one
     name = encoding or (
         "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     )
@@ -349,6 +356,7 @@ def _decode(content: bytes, encoding: str | None) -> str:
         row = content[: getattr(error, "start", 0)].count(b"\n") + 1
         label = name.removesuffix("-sig").upper()
         source = f" as encoding={encoding!r} asks for" if encoding else ""
+        # latin-1 decodes any bytes
         first = content.partition(b"\n")[0].decode("latin-1").strip()[:80]
         raise InputError(
             f"row {row} is not text in {label}{source}; give its encoding, as in"

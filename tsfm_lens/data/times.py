@@ -209,6 +209,7 @@ def digit_dates(names: Sequence[Any]) -> tuple[list[Any], str | None]:
 
 def _plain(column: pd.Series) -> pd.Series:
     """Replace Arrow's cells by numpy's, and categories by their values."""
+    # categories may be of Arrow's types, and Arrow's dictionaries become categories
     while isinstance(column.dtype, pd.ArrowDtype | pd.CategoricalDtype):
         if isinstance(column.dtype, pd.ArrowDtype):
             cells = pa.array(column.array).to_pandas(
@@ -584,6 +585,7 @@ def make_grids(
                 f" {clock}"
             )
         return grids, notes, clock == "UTC"
+    # the clock that was tried first is the likelier one
     raise errors[0]
 
 
@@ -709,6 +711,7 @@ def _date_positions(
     else:
         first_and_last = [0, -1]
         try:
+            # over twelve steps, the lengths of months even out
             step = max((first + 12 * offset).value - first.value, _DAY) / 12
         except (ValueError, OverflowError):
             step = np.inf  # the last date of pandas is near
@@ -790,6 +793,7 @@ def _frequency(index: pd.DatetimeIndex) -> str | None:
     pairs = np.flatnonzero(
         (steps[:-1] == steps[1:]) & (steps[1:] == sizes[np.argmax(counts)])
     )
+    # pandas infers nothing from timestamps with a gap
     stretches = [index, *(index[first : first + 3] for first in pairs[:_SCAN_LIMIT])]
     stretches += [
         index[first : first + 12] for first in range(min(len(index) - 11, _SCAN_LIMIT))

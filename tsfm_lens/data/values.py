@@ -128,6 +128,7 @@ def _from_tensor(tensor: Any, what: str) -> np.ndarray:
 
 
 def _number(item: object, position: int, what: str) -> float:
+    # most cells are floats, for which this is all
     if type(item) is float:
         return item
     if is_missing(item):
@@ -238,8 +239,8 @@ def id_texts(column: pd.Series, name: str) -> np.ndarray:
     if len(confused):
         raise InputError(
             f"column {name!r} holds a value like {ids[confused[0]]!r} that reads alike"
-            " and differs, or is equal and reads differently, such as 1 and '1', or 1 and"
-            " 1.0; write all of them as text"
+            " and differs, or is equal and reads differently, such as 1 and '1', or 1"
+            " and 1.0; write all of them as text"
         )
     return ids
 

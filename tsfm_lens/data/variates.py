@@ -1,4 +1,8 @@
-"""Datasets of multivariate batches with an axis for the variates."""
+"""Datasets of multivariate batches with an axis for the variates.
+
+Results of a run have one row per series; :func:`by_variate` lays the series of a group
+side by side.
+"""
 
 from __future__ import annotations
 

@@ -290,6 +290,7 @@ class Training:
         if self.best is None or value < self.best[0]:
             self.best = (value, self.step)
             if self.plan.patience is not None:
+                # the optimiser changes the weights in place
                 self._best_weights = {
                     name: part.detach().clone()
                     for name, part in self.model.state_dict().items()
@@ -333,6 +334,7 @@ class Training:
             "seconds": self.seconds,
             "losses": losses[:0] if due else losses,
             "identity": self.task.identity,
+            # dropout goes on as if the run had not been stopped
             "random": torch.get_rng_state(),
             "best": self.best,
             "best_weights": self._best_weights,

@@ -76,6 +76,7 @@ def ordinal_cross_entropy(
     distance = math.ceil(2.5 * smoothing)
     offsets = torch.arange(-distance, distance + 1, device=labels.device)
     near = labels[..., None] + offsets
+    # without smoothing, the only offset is 0, and the bound avoids 0 / 0
     weights = torch.exp(-0.5 * (offsets / max(smoothing, 1e-6)) ** 2)
     weights = weights * ((near >= first_bin) & (near < logits.shape[-1]))
     # the label of a gap lies below the first bin and keeps no weight; its loss is left
@@ -183,6 +184,7 @@ def token_step_losses(
     tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
     past = past.to(model.device)
     future = future.to(model.device)
+    # the tokenizer is no module, so that it does not move with the model
     tokenizer.boundaries = tokenizer.boundaries.to(model.device)
     ids, mask, scale = tokenizer._input_transform(past)
     end = torch.full_like(ids[:, :1], chronos.eos_token_id)
@@ -268,6 +270,7 @@ def log_quantile_loss(
     present = ~future.isnan()
     target = torch.where(present, future, 0.0)[:, None]
     error = target - quantiles[..., : future.shape[1]]
+    # with the factor 2 of the native loss
     pinball = 2 * torch.maximum(levels * error, (levels - 1) * error) / spread[:, None]
     losses = (pinball.mean(1) * present).sum(1) / present.sum(1)
     return (losses + floor).log().mean()

@@ -67,6 +67,7 @@ class SAM(Optimizer):
         self.eps = float(eps)
         self._share()
 
+    # schedulers write learning rates into the groups of this optimiser
     def _share(self) -> None:
         self.param_groups = self.base.param_groups
         self.state = self.base.state
@@ -140,6 +141,7 @@ class SAM(Optimizer):
             yield
         finally:
             with torch.no_grad():
+                # subtracting what was added would leave rounding
                 for weight, before in zip(weights, originals, strict=True):
                     weight.copy_(before)
 

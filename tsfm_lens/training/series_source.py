@@ -97,6 +97,7 @@ class SeriesSource:
 
         A row of "tsmixup" mixes up to three crops, others use the first.
         """
+        # the order of a mapping must not change what is drawn
         names = sorted(name for name in mix if name != "tsmixup")
         for name in names:
             if name not in self.families:

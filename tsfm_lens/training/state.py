@@ -54,6 +54,7 @@ def read_identity(folder: Path) -> str:
     """
     path = folder / STATE
     try:
+        # mapped, so that weights are not read for one text
         return str(
             torch.load(path, map_location="cpu", weights_only=True, mmap=True)[
                 "identity"
@@ -77,6 +78,7 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
         )
     try:
         state: Any = torch.load(path, map_location=device, weights_only=True)
+    # the file is not at fault
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:

@@ -199,6 +199,7 @@ class Hessian:
 
     def start(self, seed: int) -> Tensor:
         """Draw a random direction, the same on every device."""
+        # drawn on the CPU and in double precision
         numbers = torch.randn(
             self.size,
             generator=torch.Generator().manual_seed(seed),
@@ -225,6 +226,7 @@ class Hessian:
             graph = self._graph(loss) if self._one is None else self._one
             total.add_(self._product(graph, parts))
             depends = depends or bool(graph)
+            # before the next loss builds its own
             del graph
         if not depends:
             raise InputError(
@@ -280,6 +282,7 @@ def _check_twice_differentiable(gradients: Iterable[Tensor]) -> None:
 def _twice_differentiable() -> Iterator[None]:
     """Select kernels that have a second derivative, and explain where there is none."""
     try:
+        # fused attention and cuDNN's recurrent layers have no second derivative
         with (
             torch.enable_grad(),
             sdpa_kernel(SDPBackend.MATH),
