@@ -134,7 +134,7 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
         return _from_text(_months(cells, name), column, name, time_format)
     if all(isinstance(cell, str) for cell in cells):
         cells = [cell.strip() for cell in cells]
-        # 12.2024 is a number, and a column of such is of months
+        # 12.2024 reads as a number; a column of such cells is of months
         are_months = all(map(_MONTH.fullmatch, cells))
         are_numbers = all(re.fullmatch(NUMBER, cell) for cell in cells)
         if time_format not in (None, *_UNITS) or are_months or not are_numbers:
