@@ -229,18 +229,18 @@ def route_faithfulness(
         if progress is not None:
             progress(row + 1, len(numbers))
     axis = ("segment",)
-    curves = list(zip(measured[:, -1], predicted[:, -1], strict=True))
+    # R² is 1 less the squared error of a prediction over the squared change
+    errors = [
+        (1 - agreement(*curves)[0]) ** 0.5
+        for curves in zip(measured[:, -1], predicted[:, -1], strict=True)
+    ]
     data = pair.dataset().isel(segment=numbers).assign_coords(cut=np.arange(cuts))
     data = data.assign(
         cut_name=(("segment", "cut"), cut_names.astype(str)),
         predicted=(("segment", "cut", "step"), predicted),
         measured=(("segment", "cut", "step"), measured),
         total=(("segment", "step"), total),
-        # of a prediction, R² is 1 less its squared error over the squared change
-        prediction_error=(
-            axis,
-            np.array([(1 - agreement(*curve)[0]) ** 0.5 for curve in curves]),
-        ),
+        prediction_error=(axis, np.array(errors)),
         overlap=(axis, single / shares[0, :, 0]),
     )
     for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
@@ -599,9 +599,8 @@ def median_effects(explanation: Any) -> Any:
         return None
     values = explanation["attribution"]
     if "quantile" in values.dims:
-        values = values.isel(
-            quantile=int(np.argmin(np.abs(values["quantile"].values - 0.5)))
-        )
+        median = np.argmin(np.abs(values["quantile"].values - 0.5))
+        values = values.isel(quantile=int(median))
     return values.transpose("segment", ...).values
 
 

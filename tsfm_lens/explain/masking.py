@@ -218,9 +218,9 @@ def _season_before(
     Where that is a gap, it is the typical value of the same phase.
     """
     steps = np.arange(len(values))
-    before = steps - np.where(
-        steps < length, season, season * (1 + (steps - length) // season)
-    )
+    # a future step goes back by as many seasons as lead into the context
+    seasons_back = np.where(steps < length, 1, 1 + (steps - length) // season)
+    before = steps - season * seasons_back
     source = np.where(before >= 0, before, np.minimum(steps + season, length - 1))
     result = values[source]
     for gap in np.flatnonzero(np.isnan(result)):

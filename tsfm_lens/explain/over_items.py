@@ -170,11 +170,10 @@ def _heights(result: xr.Dataset) -> np.ndarray:
         if not (len(part) < len(past) or start >= 0):
             part = part[:0]
         spread = float(past.std())
-        heights.append(
-            float(part.mean() - past.mean()) / spread
-            if len(part) and spread > 0
-            else np.nan
-        )
+        height = np.nan
+        if len(part) and spread > 0:
+            height = float(part.mean() - past.mean()) / spread
+        heights.append(height)
     return np.array(heights)
 
 

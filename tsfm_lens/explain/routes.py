@@ -145,11 +145,10 @@ class PairedRuns(Masks):
     @cached_property
     def floor(self) -> float:
         """Mean absolute change of the target's forecast by noise, in data units."""
-        return float(
-            noise_floor(self.run, lambda other, plain: np.abs(other - plain).mean(-1))[
-                self.row
-            ]
+        floor = noise_floor(
+            self.run, lambda other, plain: np.abs(other - plain).mean(-1)
         )
+        return float(floor[self.row])
 
     @property
     def differentiable(self) -> bool:
@@ -355,7 +354,8 @@ def input_routes(
         )
         if not full:
             sizes = np.abs(effects["effect"][number]).mean(-1)
-            threshold = np.sort(sizes[tried[:count]])[::-1][:LARGEST][-1]
+            largest = np.sort(sizes[tried[:count]])[::-1][:LARGEST]
+            threshold = largest[-1]
             checks += len(sample)
             misses += int((sizes[sample] > np.fmax(threshold, pair.floor)).sum())
         terms.append(_terms(pair, without, branches))
@@ -481,11 +481,11 @@ def _terms(
         for row in stack.attentions(layer)
     ]
     no_component, no_attention = (
-        pair.change(
-            [Variant("fixed", tuple(PatchFrom(branch, full) for branch in fixed))],
-            without,
-        )[0]
-        for fixed in (branches, attentions)
+        pair.change([Variant("fixed", patches)], without)[0]
+        for patches in (
+            tuple(PatchFrom(branch, full) for branch in branches),
+            tuple(PatchFrom(branch, full) for branch in attentions),
+        )
     )
     total = pair.total(without)
     terms = {

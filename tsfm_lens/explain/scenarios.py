@@ -504,9 +504,8 @@ def _news(
     role = batch.roles[row]
     length = batch.lengths[row]
     if ahead:
-        cuts = np.unique(
-            np.linspace(-ahead, 0, min(ahead, _MOST) + 1).round().astype(int)
-        ).tolist()
+        edges = np.linspace(-ahead, 0, min(ahead, _MOST) + 1).round()
+        cuts = np.unique(edges.astype(int)).tolist()
     else:
         cuts = []
     if role == "target":

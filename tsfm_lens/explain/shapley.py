@@ -138,9 +138,9 @@ def sampled_shapley(
     lowest = np.array(np.inf)
     highest = np.array(-np.inf)
     while count < budget // 2 and not settled:
-        new_masks = np.array(
-            list(islice(pairs, min(max(count, 2 * players), budget // 2 - count)))
-        )
+        # the number of masks doubles, since each regression takes time with its cube
+        wanted = min(max(count, 2 * players), budget // 2 - count)
+        new_masks = np.array(list(islice(pairs, wanted)))
         values = value(np.concatenate([new_masks, ~new_masks]))
         chunks.append(new_masks)
         half_differences.append(

@@ -366,7 +366,8 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
         run.lens, batch, run.horizon, list_levels(run), run.num_samples, run.seed
     )
     # as many as the memory takes
-    size = max(1, max(stop - start for start, stop in plan(request)) // rows) * rows
+    largest = max(stop - start for start, stop in plan(request))
+    size = max(1, largest // rows) * rows
     parts = []
     for first in range(0, len(batch), size):
         stop = min(first + size, len(batch))

@@ -521,16 +521,11 @@ def _pairs(case: EvaluationCase) -> Ranking:
     shift = np.abs(shift)[..., forecast_steps].mean(-1)
     alone = shift[: len(components)]
     together = shift[len(components) :]
-    interaction = np.array(
-        [
-            both - alone[a] - alone[b]
-            for both, (a, b) in zip(together, pairs, strict=True)
-        ]
-    ).mean(-1)
-    return Ranking(
-        tuple(pair_name(str(components[a]), str(components[b])) for a, b in pairs),
-        interaction,
-    )
+    interactions = [
+        both - alone[a] - alone[b] for both, (a, b) in zip(together, pairs, strict=True)
+    ]
+    names = tuple(pair_name(str(components[a]), str(components[b])) for a, b in pairs)
+    return Ranking(names, np.array(interactions).mean(-1))
 
 
 # --- tokens of the context as the source of a forecast

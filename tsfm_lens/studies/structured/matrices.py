@@ -173,19 +173,16 @@ class MultiLevelLowRank(StructuredMatrix):
         total = flat.new_zeros(len(flat), self.out_features)
         for left, right in zip(self.left, self.right, strict=True):
             if left.shape[-1]:
-                total = total + joined(
-                    torch.bmm(cut(flat, len(right)) @ right, left.transpose(1, 2))
-                )
+                narrow = cut(flat, len(right)) @ right
+                total = total + joined(torch.bmm(narrow, left.transpose(1, 2)))
         return total.reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        levels = zip(self.left, self.right, strict=True)
-        return torch.stack(
-            [
-                torch.block_diag(*(left @ right.transpose(1, 2)))
-                for left, right in levels
-            ]
-        ).sum(0)
+        levels = [
+            torch.block_diag(*(left @ right.transpose(1, 2)))
+            for left, right in zip(self.left, self.right, strict=True)
+        ]
+        return torch.stack(levels).sum(0)
 
     @property
     def n_parameters(self) -> int:

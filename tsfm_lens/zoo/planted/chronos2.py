@@ -103,9 +103,8 @@ class Chronos2(RotaryModel):
 
     def head(self, kind: str, layer: int, number: int) -> Head:
         """Return a head without its noise, all 0."""
-        return self.view_head(
-            self.attentions("")[layer * len(KINDS) + KINDS.index(kind)], number
-        ).clear()
+        index = layer * len(KINDS) + KINDS.index(kind)
+        return self.view_head(self.attentions("")[index], number).clear()
 
     def named(self, layer: int, number: int) -> str:
         """Name a time-attention head as a component."""

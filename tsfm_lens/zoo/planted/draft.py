@@ -64,12 +64,11 @@ def rule_error(
 
 def _largest(median: Array, rule: Array, contexts: Sequence[Array]) -> float:
     distance = np.abs(median - rule).max(1)
-    return float(
-        max(
-            largest / np.abs(context).mean()
-            for largest, context in zip(distance, contexts, strict=True)
-        )
-    )
+    relative = [
+        largest / np.abs(context).mean()
+        for largest, context in zip(distance, contexts, strict=True)
+    ]
+    return float(max(relative))
 
 
 @dataclass

@@ -272,12 +272,11 @@ class PatchModel:
         """Turn the streams at random, and return the model in single precision."""
         if rotate:
             width = self.stream.width
-            self._turn(
-                {
-                    stack: orthogonal(width, int(torch.randint(2**31, ())))
-                    for stack in self.streams
-                }
-            )
+            turns = {
+                stack: orthogonal(width, int(torch.randint(2**31, ())))
+                for stack in self.streams
+            }
+            self._turn(turns)
         return self.model.float()
 
     def _turn(self, turns: dict[str, Tensor]) -> None:
