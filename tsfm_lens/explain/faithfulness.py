@@ -594,7 +594,7 @@ def rank_segments(explanation: Any, players: int) -> np.ndarray:
 
 
 def median_effects(explanation: Any) -> Any:
-    """Return effects (segment, step) at the median; None of scores, which are none."""
+    """Return effects (segment, step) at the median; None if only scores are given."""
     if not isinstance(explanation, xr.Dataset):
         return None
     values = explanation["attribution"]

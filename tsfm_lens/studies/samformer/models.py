@@ -168,11 +168,11 @@ class ChannelBlock(nn.Module):
 
 @extensible
 class ChannelTransformer(nn.Module):
-    """f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse (S1-TRF, S1-SAMF).
+    """Transformer f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse.
 
-    Windows are (batch, channel, L), forecasts (batch, channel, H). With ``normalise``
-    and trained with SAM it is SAMformer. Matrices are drawn as by Glorot and Bengio. It
-    opens behind a lens: ``load(model)``.
+    It is that of S1-TRF and S1-SAMF. Windows are (batch, channel, L), forecasts (batch,
+    channel, H). With ``normalise`` and trained with SAM it is SAMformer. Matrices are
+    drawn as by Glorot and Bengio. It opens behind a lens: ``load(model)``.
 
     Args:
         length, horizon, channels, width: L, H, D and d_m; D may be None, but for RevIN

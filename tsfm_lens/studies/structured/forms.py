@@ -321,7 +321,7 @@ class BilinearLevels(ScoringForm):
 
     @property
     def features(self) -> list[int]:
-        """r_l p_l."""
+        """Features of each level, r_l p_l."""
         return [
             rank * count
             for rank, count in zip(

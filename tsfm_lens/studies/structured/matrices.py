@@ -186,7 +186,7 @@ class MultiLevelLowRank(StructuredMatrix):
 
     @property
     def n_parameters(self) -> int:
-        """(out + in) Σ r_l."""
+        """Number of parameters, (out + in) Σ r_l."""
         return (self.out_features + self.in_features) * sum(self.ranks)
 
     @property
@@ -281,7 +281,7 @@ class BlockTensorTrain(StructuredMatrix):
 
     @property
     def n_parameters(self) -> int:
-        """s (c · out + b · in)."""
+        """Number of parameters, s (c · out + b · in)."""
         return self.rank * (self.c * self.out_features + self.b * self.in_features)
 
     @property

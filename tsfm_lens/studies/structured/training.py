@@ -54,7 +54,7 @@ class Prompts:
 
     @property
     def count(self) -> int:
-        """N."""
+        """Number of points, N."""
         if self.points is None:
             return 2 * self.inputs
         return self.points
