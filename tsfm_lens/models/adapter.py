@@ -141,10 +141,9 @@ class Adapter(ABC):
         Models that roll out override this.
         """
         with torch.no_grad():
-            quantiles = self.run(self.encode(batch, horizon=horizon).inputs)[
-                ..., :horizon
-            ]
-        return self.at(quantiles.transpose(1, 2).cpu(), levels)
+            quantiles = self.run(self.encode(batch, horizon=horizon).inputs)
+        steps = quantiles[..., :horizon]
+        return self.at(steps.transpose(1, 2).cpu(), levels)
 
     def at(
         self, quantiles: Tensor, levels: Levels, mean: Tensor | None = None
@@ -153,10 +152,9 @@ class Adapter(ABC):
 
         The quantiles, (series, step, quantile), are at the model's own levels.
         """
-        centre = (
-            at_levels(quantiles, self.levels, (0.5,))[..., 0] if mean is None else mean
-        )
-        return Prediction(at_levels(quantiles, self.levels, levels), None, centre)
+        if mean is None:
+            mean = at_levels(quantiles, self.levels, (0.5,))[..., 0]
+        return Prediction(at_levels(quantiles, self.levels, levels), None, mean)
 
     def of_paths(self, samples: Tensor, levels: Levels) -> Prediction:
         """Make a prediction from the quantiles and the mean of sample paths.
@@ -271,15 +269,15 @@ class Adapter(ABC):
         Parts of a batch are padded as the whole batch is, because padding can change
         what a library computes.
         """
-        before: list[int] = []
+        previous: list[int] = []
 
         def begin() -> None:
-            before.append(self.least_steps)
+            previous.append(self.least_steps)
             self.least_steps = steps
 
         def end() -> None:
-            for least in before:
-                self.least_steps = least
+            for least_steps in previous:
+                self.least_steps = least_steps
 
         return Block(Steps(None, begin, end))
 
@@ -288,13 +286,13 @@ class Adapter(ABC):
 
         The library then pads the others to it.
         """
-        lack = self.least_steps - max(tensor.shape[-1] for tensor in tensors)
-        if lack <= 0:
+        longest = max(tensor.shape[-1] for tensor in tensors)
+        if longest >= self.least_steps:
             return tensors
-        wide = torch.nn.functional.pad(
-            tensors[0], (self.least_steps - tensors[0].shape[-1], 0), value=float("nan")
-        )
-        return [wide, *tensors[1:]]
+        first, *rest = tensors
+        padding = self.least_steps - first.shape[-1]
+        padded = torch.nn.functional.pad(first, (padding, 0), value=float("nan"))
+        return [padded, *rest]
 
 
 def refuse_request(adapter: Adapter, horizon: int, num_samples: int | None) -> None:
@@ -320,13 +318,13 @@ def predicted(
 ) -> Prediction:
     """Return the adapter's prediction, and check its number of steps.
 
-    Raises: WiringError: the prediction has another number of steps than was asked for.
+    Raises:
+        WiringError: the prediction has another number of steps than was asked for.
     """
     prediction = adapter.predict(batch, horizon, levels, num_samples)
     steps = {int(prediction.quantiles.shape[1]), int(prediction.mean.shape[-1])}
-    steps |= (
-        set() if prediction.samples is None else {int(prediction.samples.shape[-1])}
-    )
+    if prediction.samples is not None:
+        steps.add(int(prediction.samples.shape[-1]))
     if steps != {horizon}:
         raise WiringError(
             f"predict of {adapter.architecture} gave"
@@ -353,22 +351,22 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
 
 def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> None:
     """Refuse covariates that a model does not take."""
+    labels = {
+        "past": "past covariates",
+        "known": "known covariates",
+        "categories": "covariates of text",
+    }
     for name, role, categories in zip(
         batch.ids, batch.roles, batch.categories, strict=True
     ):
+        kinds = [role]
         # truth values are numbers, too
-        for kind in (
-            role,
-            *(("categories",) if categories not in (None, TRUTHS) else ()),
-        ):
+        if categories not in (None, TRUTHS):
+            kinds.append("categories")
+        for kind in kinds:
             if kind != "target" and kind not in adapter.covariates:
-                what = {
-                    "past": "past covariates",
-                    "known": "known covariates",
-                    "categories": "covariates of text",
-                }
                 raise InputError(
-                    f"{adapter.architecture} takes no {what[kind]}, such as {name!r};"
+                    f"{adapter.architecture} takes no {labels[kind]}, such as {name!r};"
                     " batch.targets() leaves them out, and `tsfm-lens models` says"
                     " which models take them"
                 )
@@ -379,15 +377,8 @@ def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
 
     Covariates that are known beforehand bound the horizon by the shortest of them.
     """
-    return max(
-        1,
-        min(
-            [
-                adapter.prediction_length,
-                *[len(future) for future in batch.futures if future is not None],
-            ]
-        ),
-    )
+    known = [len(future) for future in batch.futures if future is not None]
+    return max(1, min([adapter.prediction_length, *known]))
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:
@@ -410,10 +401,10 @@ def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
     high = levels[-1]
     for level in requested:
         if not low - 1e-9 <= level <= high + 1e-9:
+            nearest = low if level < low else high
             raise InputError(
                 f"quantile {level} is outside {low} to {high}, which the model emits,"
-                " and tails are not extrapolated; the nearest is"
-                f" {low if level < low else high}"
+                f" and tails are not extrapolated; the nearest is {nearest}"
             )
 
 
@@ -424,15 +415,16 @@ def at_levels(
     refuse_tails(levels, requested)
     if tuple(requested) == tuple(levels):
         return values
-    out = []
+    interpolated = []
     for level in requested:
         right = min(int(np.searchsorted(levels, level - 1e-9)), len(levels) - 1)
         if abs(levels[right] - level) < 1e-9:
-            out.append(values[..., right])
+            interpolated.append(values[..., right])
             continue
-        weight = (level - levels[right - 1]) / (levels[right] - levels[right - 1])
-        out.append(torch.lerp(values[..., right - 1], values[..., right], weight))
-    return torch.stack(out, dim=-1)
+        left = right - 1
+        weight = (level - levels[left]) / (levels[right] - levels[left])
+        interpolated.append(torch.lerp(values[..., left], values[..., right], weight))
+    return torch.stack(interpolated, dim=-1)
 
 
 def refuse_dtype(adapter: Adapter, *values: Any) -> None:

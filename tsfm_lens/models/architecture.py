@@ -54,8 +54,8 @@ class Encoded:
         ids: names of inputs that say which rows belong together; copies of the batch
             get ids of their own.
         stats: further tensors that the head needs to return to data units.
-        place: of a part of a batch, the place of its first row there, and the rows of
-            the whole; else (0, None).
+        place: of a part of a batch, the index of its first row in the whole batch, and
+            the number of rows of that; else (0, None).
     """
 
     inputs: dict[str, Any]
@@ -91,18 +91,11 @@ class Encoded:
         Unmarked tokens are padding that brings short series to the longest.
         """
         spans = self.spans[stack]
-        lengths = dict(
-            zip(
-                self.batch.groups if self.packed else self.batch.ids,
-                self.batch.lengths,
-                strict=True,
-            )
-        )
-        special = torch.tensor([bool(word) for word in spans.special])
-        return special | (
-            torch.tensor(spans.stop)
-            > -torch.tensor([lengths[row] for row in self.rows])[:, None]
-        )
+        names = self.batch.groups if self.packed else self.batch.ids
+        lengths = dict(zip(names, self.batch.lengths, strict=True))
+        starts = -torch.tensor([lengths[row] for row in self.rows])
+        special = torch.tensor([bool(label) for label in spans.special])
+        return special | (torch.tensor(spans.stop) > starts[:, None])
 
     def part(self, start: int, stop: int) -> Encoded:
         """Return series ``start`` to ``stop`` of the batch, whole items.
@@ -114,35 +107,38 @@ class Encoded:
         else:
             count = self.items
         series_per_item = len(self.batch) // count
-        cuts = {
+        # inputs have a row for each item or one for each series, told by their length
+        slices = {
             count: slice(start // series_per_item, stop // series_per_item),
             len(self.batch): slice(start, stop),
         }
 
-        def cut(name: str, value: Any) -> Any:
+        def take_rows(name: str, value: Any) -> Any:
             if not isinstance(value, Tensor) or value.ndim == 0:
                 return value
-            if len(value) not in cuts:
+            if len(value) not in slices:
                 raise InputError(
                     f"input {name} has shape {tuple(value.shape)}, not a row for each"
                     f" of {count} items"
                 )
-            return value[cuts[len(value)]]
+            return value[slices[len(value)]]
 
-        series = cuts[len(self.batch)]
-        first, full = self.place
+        series = slices[len(self.batch)]
+        first_row, n_rows = self.place
         before = 0
         if start:
             before = len(name_rows(self.batch.select(range(start)), self.packed))
+        if n_rows is None:
+            n_rows = len(self.rows)
         return replace(
             self,
-            inputs={name: cut(name, value) for name, value in self.inputs.items()},
-            stats={name: cut(name, value) for name, value in self.stats.items()},
+            inputs={k: take_rows(k, value) for k, value in self.inputs.items()},
+            stats={k: take_rows(k, value) for k, value in self.stats.items()},
             loc=self.loc[series],
             scale=self.scale[series],
             batch=self.batch.select(range(series.start, series.stop)),
             items=None if self.items is None else (stop - start) // series_per_item,
-            place=(first + before, len(self.rows) if full is None else full),
+            place=(first_row + before, n_rows),
         )
 
     def in_data_units(self, normalized: Tensor) -> Tensor:
@@ -177,9 +173,9 @@ class Encoded:
                 ones = [1] * (value.ndim - 1)
                 repeated[key] = value.repeat(copies, *ones)
                 if key in self.ids:
-                    shift = torch.arange(copies, device=value.device).repeat_interleave(
-                        len(value)
-                    ) * (value.max() + 1)
+                    # rows of one id see each other, and copies must not
+                    numbers = torch.arange(copies, device=value.device)
+                    shift = numbers.repeat_interleave(len(value)) * (value.max() + 1)
                     repeated[key] += shift.reshape(-1, *ones).to(value.dtype)
         return repeated
 
@@ -189,10 +185,9 @@ def in_data_units(normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 
     ``loc`` and ``scale`` are those of the series, (batch,).
     """
-    return (
-        normalized * scale.to(normalized)[:, None, None]
-        + loc.to(normalized)[:, None, None]
-    )
+    scales = scale.to(normalized)[:, None, None]
+    means = loc.to(normalized)[:, None, None]
+    return normalized * scales + means
 
 
 def name_rows(batch: SeriesBatch, packed: bool) -> tuple[str, ...]:
@@ -246,14 +241,14 @@ def adapter_traits(adapter: Any) -> frozenset[str]:
     They say what series, tokens and covariates it takes.
     """
     takes_tokens = hasattr(adapter, "encode_tokens")
-    held = {
+    conditions = {
         "token_logits": adapter.readout == "token",
         "decoder_tokens": takes_tokens,
         "vocabulary": takes_tokens or adapter.integers,
         "numeric_series": not adapter.integers,
         "covariates": bool(adapter.covariates),
     }
-    return frozenset(name for name, holds in held.items() if holds)
+    return frozenset(name for name, is_met in conditions.items() if is_met)
 
 
 def _no_config(config: Mapping[str, Any]) -> bool:
@@ -372,15 +367,16 @@ class Architecture:
     def write(self, native: Any, folder: Path) -> None:
         """Write a native object as its own loader reads it.
 
-        Raises: WiringError: the architecture does not say how to write one.
+        Raises:
+            WiringError: the architecture does not say how to write one.
         """
         if self.save is not None:
             self.save(native, folder)
             return
-        writers: tuple[Any, ...] = (native, unwrap_module(native))
-        for writer in writers:
-            if hasattr(writer, "save_pretrained"):
-                writer.save_pretrained(folder)
+        candidates: tuple[Any, ...] = (native, unwrap_module(native))
+        for candidate in candidates:
+            if hasattr(candidate, "save_pretrained"):
+                candidate.save_pretrained(folder)
                 return
         raise WiringError(
             f"{type(native).__name__} has no save_pretrained; the Architecture of"

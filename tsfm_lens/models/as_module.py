@@ -69,8 +69,9 @@ class NativeModule(HookedRootModule):
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast the native model.
 
-        Raises: InputError: the device is not here, or the model does not run in the
-        precision.
+        Raises:
+            InputError: the device is not here, or the model does not run in the
+                precision.
         """
         device = kwargs.get("device", args[0] if args else None)
         if isinstance(device, str | int | torch.device) and str(device) != "meta":
@@ -85,7 +86,8 @@ class NativeModule(HookedRootModule):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Replace every weight, which is how torch moves and casts a module.
 
-        Raises: InputError: the model does not run in the precision.
+        Raises:
+            InputError: the model does not run in the precision.
         """
         weight = next(self.parameters())
         refuse_dtype(self.adapter, fn(weight.detach().new_empty(1)).dtype)

@@ -225,7 +225,8 @@ class LensBase(NativeModule):
     def components(self, *patterns: str | Component) -> list[Component]:
         """Return components by name or glob, all if none is given.
 
-        Raises: UnknownNameError: a pattern matches nothing.
+        Raises:
+            UnknownNameError: a pattern matches nothing.
         """
         if patterns:
             return select_components(self.wiring, *patterns)
@@ -308,9 +309,9 @@ class LensBase(NativeModule):
                 f" {self.d_model})"
             )
         normed = self.adapter.final_norm(resid, like)
-        return self.adapter.head(
-            nn.functional.pad(normed, (0, 0, unread, 0)) if unread else normed, encoded
-        )
+        if unread:
+            normed = nn.functional.pad(normed, (0, 0, unread, 0))
+        return self.adapter.head(normed, encoded)
 
     @property
     def traits(self) -> frozenset[str]:
@@ -465,7 +466,8 @@ class LensBase(NativeModule):
     def edit(self, *interventions: Intervention) -> Block[Self]:
         """Apply interventions, in order, to everything that runs inside the block.
 
-        Raises: UnknownNameError: a target matches no component or hook point.
+        Raises:
+            UnknownNameError: a target matches no component or hook point.
         """
         return edited(self.registry, interventions, self)
 
@@ -473,15 +475,16 @@ class LensBase(NativeModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            instead = LENS.get(name) or PIPELINES.get(name) or _in_stacks(self, name)
-            if not instead:
+            hint = LENS.get(name) or PIPELINES.get(name) or _in_stacks(self, name)
+            if not hint:
                 raise
-        raise AttributeError(f"a lens has no {name!r}: {instead}")
+        raise AttributeError(f"a lens has no {name!r}: {hint}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one forward.
 
-        Raises: InputError: an argument of TransformerLens's has no counterpart here.
+        Raises:
+            InputError: an argument of TransformerLens's has no counterpart here.
         """
         refuse_unknown(
             {name: value for name, value in kwargs.items() if name != "series"},
@@ -508,11 +511,13 @@ class LensBase(NativeModule):
             (f"{stack.block(0)}.{row.norm}" for row in stack.rows(0) if row.norm),
             stack.ln_final,
         )
-        kind = None
+        norm_kind = None
         if norm:
-            kind = (
-                "LN" if isinstance(model.get_submodule(norm), nn.LayerNorm) else "RMS"
-            )
+            is_layer_norm = isinstance(model.get_submodule(norm), nn.LayerNorm)
+            norm_kind = "LN" if is_layer_norm else "RMS"
+        n_key_value_heads = stack.n_heads
+        if attention is not None:
+            n_key_value_heads = attention.count_heads("k", stack.n_heads)
         return Config(
             model_name=self.model_id,
             architecture=wiring.architecture,
@@ -520,21 +525,17 @@ class LensBase(NativeModule):
                 name: getattr(stack, name)
                 for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp")
             },
-            n_key_value_heads=(
-                stack.n_heads
-                if attention is None
-                else attention.count_heads("k", stack.n_heads)
-            ),
+            n_key_value_heads=n_key_value_heads,
             n_ctx=self.context_length,
             d_vocab=self.weights.W_U.shape[1] if self.emits == "token" else None,
             act_fn="" if mlp is None else mlp.act,
             gated_mlp=mlp is not None and mlp.gate is not None,
             attn_only=mlp is None,
-            normalization_type=kind,
+            normalization_type=norm_kind,
             dtype=weights[0].dtype,
             device=self.device,
             n_params=sum(weight.numel() for weight in weights),
-            stacks={item.name: item for item in wiring.stacks},
+            stacks={s.name: s for s in wiring.stacks},
         )
 
     def hooks(
@@ -627,12 +628,13 @@ def _in_stacks(lens: LensBase, name: str) -> str:
     Of a model with an encoder and a decoder, "blocks" is in "decoder_blocks", for
     example.
     """
+    # attributes may be asked for before torch's constructor has run
     if "_modules" not in lens.__dict__:
         return ""
-    paths = [other for other in lens._modules if other.endswith(f"_{name}")]
+    paths = [child for child in lens._modules if child.endswith(f"_{name}")]
     paths += [
-        f"{other}.{name}"
-        for other, module in lens._modules.items()
+        f"{child}.{name}"
+        for child, module in lens._modules.items()
         if module and name in module._modules
     ]
     if paths:
@@ -641,10 +643,10 @@ def _in_stacks(lens: LensBase, name: str) -> str:
 
 
 def refuse_unknown(
-    arguments: Iterable[str], what: str, allowed: Sequence[str] = ()
+    arguments: Iterable[str], label: str, allowed: Sequence[str] = ()
 ) -> None:
     """Refuse arguments that a forward, a forecast or something else does not take."""
-    allowed = allowed or {"forecast": OF_A_FORECAST, "forward": _OF_A_FORWARD}[what]
+    allowed = allowed or {"forecast": OF_A_FORECAST, "forward": _OF_A_FORWARD}[label]
     for name in arguments:
         if name in allowed:
             continue
@@ -653,4 +655,4 @@ def refuse_unknown(
             nearest = f"did you mean {near[0]}?"
         else:
             nearest = f"it takes {', '.join(allowed)}"
-        raise InputError(f"a {what} takes no {name!r}; {ARGUMENTS.get(name, nearest)}")
+        raise InputError(f"a {label} takes no {name!r}; {ARGUMENTS.get(name, nearest)}")

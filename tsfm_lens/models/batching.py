@@ -136,11 +136,13 @@ class ForecastRequest:
             low = max(first, start)
             high = min(last, stop)
             if low < high:
-                count, position, size = (
-                    number // unit for number in (high - low, low - first, last - first)
-                )
                 pieces.append(
-                    Piece(block_seed(self.seed, index), count, position, size)
+                    Piece(
+                        seed=block_seed(self.seed, index),
+                        count=(high - low) // unit,
+                        first=(low - first) // unit,
+                        size=(last - first) // unit,
+                    )
                 )
         return pieces
 
@@ -172,16 +174,14 @@ class ForecastRequest:
         adapter = self.lens.adapter
         longest = int(np.argmax(self.batch.lengths))
         group = self.batch.group_index
-        item = self.batch.select(
-            np.flatnonzero(np.asarray(group) == group[longest]).tolist()
-        )
+        members = np.flatnonzero(np.asarray(group) == group[longest])
+        item = self.batch.select(members.tolist())
         ahead = min(self.horizon, adapter.longest_pass)
-        growth = 1 + (self.horizon - ahead) / min(
-            max(item.lengths), adapter.context_length
-        )
+        context = min(max(item.lengths), adapter.context_length)
+        growth = 1 + (self.horizon - ahead) / context
+        encoded = adapter.encode(item, horizon=ahead)
         lengths = {
-            stack: int(size * growth)
-            for stack, size in count_tokens(adapter.encode(item, horizon=ahead)).items()
+            stack: int(size * growth) for stack, size in count_tokens(encoded).items()
         }
         if adapter.rollout == "tokens":
             lengths[self.lens.wiring.output_stack.name] = ahead
@@ -228,34 +228,35 @@ def check_request(
     )
 
 
-def cut(batch: SeriesBatch, most: int) -> list[Range]:
-    """Cut a batch into ranges of at most ``most`` series.
+def cut(batch: SeriesBatch, max_series: int) -> list[Range]:
+    """Cut a batch into ranges of at most ``max_series`` series.
 
     The variates of an item stay together.
     """
-    starts = [0, *(np.flatnonzero(np.diff(batch.group_index)) + 1).tolist(), len(batch)]
+    changes = np.flatnonzero(np.diff(batch.group_index)) + 1
+    stops = [*changes.tolist(), len(batch)]
     ranges = []
-    begin = 0
-    for here, next_start in zip(starts[1:], [*starts[2:], None], strict=True):
-        if next_start is None or next_start - begin > most:
-            ranges.append((begin, here))
-            begin = here
+    start = 0
+    for stop, next_stop in zip(stops, [*stops[1:], None], strict=True):
+        if next_stop is None or next_stop - start > max_series:
+            ranges.append((start, stop))
+            start = stop
     return ranges
 
 
 def plan(
-    request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0
+    request: ForecastRequest, batch_coupled: Sequence[str] = (), stored_bytes: int = 0
 ) -> list[Range]:
     """Plan the parts of a forecast.
 
-    ``whole`` names the hooks that need the batch in one piece; ``kept`` are the bytes
-    of activations that one item keeps.
+    ``batch_coupled`` names the hooks that need the batch in one piece; ``stored_bytes``
+    are those of the activations that one item keeps.
     """
-    if whole:
+    if batch_coupled:
         return [(0, len(request.batch))]
     items = -(-max(stop - start for start, stop in request.blocks) // request.per_item)
     if not request.joint:
-        need = request.need(items) + kept
+        need = request.need(items) + stored_bytes
         device = request.lens.device
         items = fitting(need, items, device, costs_more_in_parts=request.draws)
     fit = items * request.per_item
@@ -264,16 +265,14 @@ def plan(
         fit = min(fit, max(request.most, request.per_item))
     ranges = []
     for start, stop in request.blocks:
-        number = -(-(stop - start) // fit)
-        # parts of about equal size
         if stop - start == len(request.batch):
             block = request.batch
         else:
             block = request.batch.select(range(start, stop))
-        ranges += [
-            (start + first, start + last)
-            for first, last in cut(block, -(-len(block) // number))
-        ]
+        n_parts = -(-len(block) // fit)
+        # parts of about equal size
+        size = -(-len(block) // n_parts)
+        ranges += [(start + first, start + last) for first, last in cut(block, size)]
     return ranges
 
 
@@ -281,14 +280,14 @@ def halved(
     run: Callable[[int, int], T],
     batch: SeriesBatch,
     ranges: Iterable[Range],
-    uncut: str = "",
+    unsplittable_reason: str = "",
 ) -> list[T]:
     """Run ranges of a batch one after the other.
 
     A range that runs out of memory is run again as two halves.
 
-    Raises: InputError: memory runs out for one item, or for a batch that cannot be
-    split.
+    Raises:
+        InputError: memory runs out for one item, or for a batch that cannot be split.
     """
     results = []
     queue = list(ranges)
@@ -301,33 +300,36 @@ def halved(
             halves = cut(batch.select(range(start, stop)), -(-(stop - start) // 2))
             if not out_of_memory(error):
                 raise
-            if uncut or len(halves) == 1:
+            if unsplittable_reason or len(halves) == 1:
+                hint = unsplittable_reason or (
+                    "shorten context or horizon, draw fewer paths or keep fewer"
+                    " activations"
+                )
                 raise InputError(
                     f"{stop - start} series × {max(batch.lengths)} steps run out of"
-                    " memory; "
-                    f"{uncut or 'shorten context or horizon, draw fewer paths or keep fewer activations'}"
+                    f" memory; {hint}"
                 ) from error
         queue[:0] = [(start + first, start + last) for first, last in halves]
     return results
 
 
-def reason_uncut(request: ForecastRequest, whole: Sequence[str]) -> str:
+def reason_uncut(request: ForecastRequest, batch_coupled: Sequence[str]) -> str:
     """Explain how a forecast that must stay whole could run in parts.
 
     The text is "" if the forecast may be cut.
     """
-    if whole:
-        return by_row_hint(whole)
+    if batch_coupled:
+        return by_row_hint(batch_coupled)
     if request.joint:
         return "give batch_size=…, which draws other paths"
     return ""
 
 
-def by_row_hint(whole: Sequence[str]) -> str:
+def by_row_hint(batch_coupled: Sequence[str]) -> str:
     """Explain how a batch that hooks keep whole could run in parts."""
     return (
         "mark what treats each row by itself with tsfm_lens.hooks.by_row (at"
-        f" {whole[0]}), to run in parts"
+        f" {batch_coupled[0]}), to run in parts"
     )
 
 
@@ -342,23 +344,25 @@ def forecast_part(
 
     All hooks that are set act on it.
     """
-    lens, adapter = request.lens, request.lens.adapter
-    full = stop - start == len(request.batch)
-    batch = request.batch if full else request.batch.select(range(start, stop))
-    alike = max(batch.lengths) == max(request.batch.lengths)
-    padding = nullcontext() if alike else adapter.pad_batch(max(request.batch.lengths))
-    position: tuple[int, int | None] = 0, None
-    if not full:
-        position = (
-            len(set(request.batch.groups[:start])) if adapter.packed else start,
-            request.rows,
-        )
+    lens = request.lens
+    adapter = lens.adapter
+    is_full = stop - start == len(request.batch)
+    batch = request.batch if is_full else request.batch.select(range(start, stop))
+    longest = max(request.batch.lengths)
+    same_length = max(batch.lengths) == longest
+    padding = nullcontext() if same_length else adapter.pad_batch(longest)
+    location: tuple[int, int | None] = 0, None
+    if not is_full:
+        # rows of a packed model are items
+        first_row = len(set(request.batch.groups[:start])) if adapter.packed else start
+        location = first_row, request.rows
     pieces = request.pieces(start, stop)
-    if drawing is None and request.draws and not (len(pieces) == 1 and pieces[0].whole):
+    is_one_block = len(pieces) == 1 and pieces[0].is_full_block
+    if drawing is None and request.draws and not is_one_block:
         drawing = request.drawing(pieces)
     seed = pieces[0].seed if drawing is None else drawing.seed
     rows = len(name_rows(batch, adapter.packed))
-    running, draw = lens.running(rows, position), drawing or nullcontext()
+    # a CPU by itself refuses logits that give no probabilities
     guarded = (
         lens.device.type == "cpu"
         or adapter.readout != "token"
@@ -367,10 +371,10 @@ def forecast_part(
     head = adapter.model.get_submodule(lens.wiring.unembed.module)
     with (
         seeded(seed, lens.device),
-        running,
+        lens.running(rows, location),
         padding,
         lens.registry.attach(),
-        draw,
+        drawing or nullcontext(),
         # last, so that it sees what other hooks make of the logits
         nullcontext() if guarded else head.register_forward_hook(refuse_undrawable),
     ):
@@ -398,10 +402,10 @@ def forecast_in_parts(
         return part
 
     with request.lens.registry.attach():
-        full = request.lens.registry.session.across_rows()
-        ranges = plan(request, full)
-        untrimmed = reason_uncut(request, full)
-        parts = halved(run, request.batch, ranges, untrimmed)
+        batch_coupled = request.lens.registry.session.across_rows()
+        ranges = plan(request, batch_coupled)
+        unsplittable_reason = reason_uncut(request, batch_coupled)
+        parts = halved(run, request.batch, ranges, unsplittable_reason)
     return Forecast.joined(parts, request.batch)
 
 
@@ -424,10 +428,11 @@ def out_of_memory(error: BaseException) -> bool:
 
     It may be that of a GPU, or of torch's allocator for the CPU.
     """
-    texts = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in texts)
-    )
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    phrases = ("out of memory", "can't allocate memory", "not enough memory")
+    message = str(error)
+    return isinstance(error, RuntimeError) and any(text in message for text in phrases)
 
 
 def fitting(
@@ -484,7 +489,7 @@ def kept_bytes(
     """Estimate the bytes of one item's activations at some hook points, by name."""
     points = lens.registry.points
     wiring = lens.wiring
-    wide = width_of_output(lens)
+    output_width = width_of_output(lens)
     sizes = {}
     for name in names:
         stack = wiring.stack(points[name].stack)
@@ -501,9 +506,8 @@ def kept_bytes(
             "head": stack.n_heads,
         }
         axes |= {"d_head": stack.d_head, "d_model": stack.d_model, "d_mlp": stack.d_mlp}
-        sizes[name] = 4 * math.prod(
-            [axes.get(axis, wide) for axis in points[name].axes]
-        )
+        shape = [axes.get(axis, output_width) for axis in points[name].axes]
+        sizes[name] = 4 * math.prod(shape)
     return sizes
 
 

@@ -58,9 +58,10 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        return (
-            f"{list(self.shape)}{'' if self.dtype in FLOATS else f' of {self.dtype}'}"
-        )
+        shape = str(list(self.shape))
+        if self.dtype in FLOATS:
+            return shape
+        return f"{shape} of {self.dtype}"
 
 
 @extensible
@@ -153,15 +154,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             read_settings(files[name]) if name in files else {}
             for name in (CONFIG, GENERATION)
         )
-        shards, positions = _weight_files(
-            folder,
-            files,
-            COMPRESSED if os.path.lexists(folder / COMPRESSION) else SUFFIX,
-        )
+        is_compressed = os.path.lexists(folder / COMPRESSION)
+        suffix = COMPRESSED if is_compressed else SUFFIX
+        shards, file_by_tensor = _weight_files(folder, files, suffix)
         files.update(shards)
-        return Checkpoint(
-            folder, files, config, generation, _headers(folder, shards, positions)
-        )
+        tensors = _headers(folder, shards, file_by_tensor)
+        return Checkpoint(folder, files, config, generation, tensors)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -193,7 +191,7 @@ def _weight_files(
     The second is None where there is no index.
     """
 
-    def find_file(name: str) -> str:
+    def with_suffix(name: str) -> str:
         return name.replace(SUFFIX, suffix)
 
     native = next(
@@ -207,22 +205,23 @@ def _weight_files(
     if native is not None:
         raise CheckpointError(
             f"{folder} holds {native} beside {COMPRESSION}, expected"
-            f" {find_file(native)}: other libraries would open it with random weights"
+            f" {with_suffix(native)}: other libraries would open it with random weights"
             " in the place of compressed ones; write it again with this version"
         )
-    single = os.path.lexists(folder / find_file(WEIGHTS))
-    if not os.path.lexists(folder / find_file(INDEX)):
+    single = os.path.lexists(folder / with_suffix(WEIGHTS))
+    if not os.path.lexists(folder / with_suffix(INDEX)):
         if not single:
             raise _no_weights(folder)
-        return {WEIGHTS: _file(folder, find_file(WEIGHTS))}, None
-    files[INDEX] = _file(folder, find_file(INDEX))
-    positions = read_settings(files[INDEX]).get("weight_map")
-    if not isinstance(positions, dict) or not positions:
+        return {WEIGHTS: _file(folder, with_suffix(WEIGHTS))}, None
+    files[INDEX] = _file(folder, with_suffix(INDEX))
+    file_by_tensor = read_settings(files[INDEX]).get("weight_map")
+    if not isinstance(file_by_tensor, dict) or not file_by_tensor:
         raise CheckpointError(
             f"{folder / INDEX} has no weight_map, expected an object of tensor names"
             " and their files"
         )
-    for tensor, name in positions.items():
+    for tensor, name in file_by_tensor.items():
+        # a name with a folder in it could lead out of the checkpoint
         if not isinstance(name, str) or not re.fullmatch(
             r"[^/\\:\0]+\.safetensors", name
         ):
@@ -231,18 +230,18 @@ def _weight_files(
                 f" {shortened(repr(name), 80)}; expected the name of a .safetensors"
                 " file in the same folder"
             )
-    names = sorted(set(positions.values()))
+    names = sorted(set(file_by_tensor.values()))
     if single and WEIGHTS not in names:
         raise CheckpointError(
             f"{folder} holds both {WEIGHTS} and {INDEX}, which names {names[0]}; remove"
             " the one that is not meant"
         )
-    return {name: _file(folder, find_file(name)) for name in names}, positions
+    return {name: _file(folder, with_suffix(name)) for name in names}, file_by_tensor
 
 
 def _no_weights(folder: Path) -> CheckpointError:
-    inside = sorted(item.name for item in folder.iterdir())
-    pickles = [name for name in inside if name.endswith(PICKLES)]
+    names = sorted(path.name for path in folder.iterdir())
+    pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         return CheckpointError(
             f"{folder} holds weights only as pickle ({', '.join(pickles[:3])}), which"
@@ -250,18 +249,18 @@ def _no_weights(folder: Path) -> CheckpointError:
             " and nothing else. Convert once in a place you trust:"
             " model.save_pretrained(folder, safe_serialization=True)."
         )
-    rest = [name for name in inside if name.endswith(".safetensors")]
+    rest = [name for name in names if name.endswith(".safetensors")]
     if rest:
         return CheckpointError(
             f"{folder} has no {WEIGHTS} and no {INDEX}, but {', '.join(rest[:3])};"
             " rename the file that is meant"
         )
-    if any(name.endswith(COMPRESSED) for name in inside):
+    if any(name.endswith(COMPRESSED) for name in names):
         return CheckpointError(
             f"{folder} holds compressed weights, and {COMPRESSION} is missing; copy it"
             " there, too"
         )
-    contents = ", ".join(inside[:8]) or "nothing"
+    contents = ", ".join(names[:8]) or "nothing"
     return CheckpointError(
         f"{folder} is not a checkpoint: it has no *.safetensors file (found:"
         f" {contents})"
@@ -269,7 +268,7 @@ def _no_weights(folder: Path) -> CheckpointError:
 
 
 def _headers(
-    folder: Path, shards: Mapping[str, Path], places: Mapping[str, str] | None
+    folder: Path, shards: Mapping[str, Path], file_by_tensor: Mapping[str, str] | None
 ) -> dict[str, Stored]:
     tensors: dict[str, Stored] = {}
     for name, path in shards.items():
@@ -291,13 +290,9 @@ def _headers(
                 f"{folder / name} is not a safetensors file ({shortened(str(error))});"
                 " is the download complete, and was it cloned with git-lfs?"
             ) from error
-    if places is not None and places != {
-        key: tensor.file for key, tensor in tensors.items()
-    }:
-        wrong = sorted(
-            set(places.items())
-            ^ {(key, tensor.file) for key, tensor in tensors.items()}
-        )
+    found = {key: tensor.file for key, tensor in tensors.items()}
+    if file_by_tensor is not None and file_by_tensor != found:
+        wrong = sorted(set(file_by_tensor.items()) ^ set(found.items()))
         raise CheckpointError(
             f"{folder / INDEX} does not say what the files hold: {len(wrong)} places"
             f" differ, the first is {shortened(wrong[0][0], 80)!r} in {wrong[0][1]}"
@@ -348,7 +343,8 @@ def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
 def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
     """Map names in the files to names in the model.
 
-    Raises: CheckpointError: two tensors have one name in the model.
+    Raises:
+        CheckpointError: two tensors have one name in the model.
     """
     names = {source: name_in_model(source, renamed) for source in checkpoint.tensors}
     sources: dict[str, str] = {}
@@ -397,16 +393,16 @@ def refuse_misfit(
     ignored = getattr(blank, "_keys_to_ignore_on_load_unexpected", None) or ()
     unread = re.compile("|".join((*ignored, *map(re.escape, computed))) or r"(?!)")
     missing = sorted(
-        name for name in state if not (tied[name] & have or _among(name, computed))
+        name for name in state if not (tied[name] & have or _has_part(name, computed))
     )
     unknown = sorted(name for name in have - set(state) if not unread.search(name))
     wrong = [
         f"{name} is {tensor} and not {list(state[names[name]].shape)}"
         for name, tensor in checkpoint.tensors.items()
-        if (own := state.get(names[name])) is not None
+        if (expected := state.get(names[name])) is not None
         and (
-            tensor.shape != tuple(own.shape)
-            or (tensor.dtype in FLOATS) != own.is_floating_point()
+            tensor.shape != tuple(expected.shape)
+            or (tensor.dtype in FLOATS) != expected.is_floating_point()
         )
     ]
     kinds = {
@@ -415,12 +411,14 @@ def refuse_misfit(
         "of another form": wrong,
     }
     if any(kinds.values()):
-        complaint = "; ".join(
-            f"{len(few)} {kind}"
-            f" ({', '.join([shortened(name, 100) for name in few[:3]] + ['…'] * (len(few) > 3))})"
-            for kind, few in kinds.items()
-            if few
-        )
+        complaints = []
+        for kind, faults in kinds.items():
+            examples = [shortened(fault, 100) for fault in faults[:3]]
+            if len(faults) > 3:
+                examples.append("…")
+            if faults:
+                complaints.append(f"{len(faults)} {kind} ({', '.join(examples)})")
+        complaint = "; ".join(complaints)
         # names of one tensor count once
         numbers = {tied[name]: tensor.numel() for name, tensor in state.items()}
         raise CheckpointError(
@@ -431,13 +429,12 @@ def refuse_misfit(
             " one model?"
         )
     tensors: list[Tensor] = [*blank.parameters(), *blank.buffers()]
-    bytes_of = {
-        id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors
-    }
-    if sum(bytes_of.values()) > 8 * checkpoint.numbers + SPARE:
+    sizes = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
+    n_bytes = sum(sizes.values())
+    if n_bytes > 8 * checkpoint.numbers + SPARE:
         raise CheckpointError(
             f"{checkpoint.folder}: the model that {CONFIG} describes takes"
-            f" {sum(bytes_of.values()):,} bytes, for {checkpoint.numbers:,} parameters"
+            f" {n_bytes:,} bytes, for {checkpoint.numbers:,} parameters"
             f" in the files; a length in {CONFIG} is far too large"
         )
 
@@ -457,34 +454,28 @@ def refuse_difference(
     state = {**dict(loaded.named_buffers()), **loaded.state_dict()}
     for file in dict.fromkeys(tensor.file for tensor in checkpoint.tensors.values()):
         with safe_open(checkpoint.files[file], framework="pt") as weights:
-            for name in (
-                name
-                for name, tensor in checkpoint.tensors.items()
-                if tensor.file == file
-            ):
-                if names[name] in state:
-                    values = weights.get_tensor(name)
-                    _refuse_other(
+            for name, tensor in checkpoint.tensors.items():
+                if tensor.file == file and names[name] in state:
+                    _check_loaded(
                         checkpoint.folder,
                         name,
-                        values,
-                        state[names[name]],
-                        _among(name, computed),
+                        stored=weights.get_tensor(name),
+                        loaded=state[names[name]],
+                        close=_has_part(name, computed),
                     )
 
 
-def _among(name: str, parts: tuple[str, ...]) -> bool:
+def _has_part(name: str, parts: tuple[str, ...]) -> bool:
     return any(part in name for part in parts)
 
 
-def _refuse_other(
+def _check_loaded(
     folder: Path, name: str, stored: Tensor, loaded: Tensor, close: bool
 ) -> None:
     param = loaded.detach().cpu()
     # the extremes are NaN if one value is, and cost no memory
-    if param.numel() and not all(
-        bool(torch.isfinite(extreme)) for extreme in param.aminmax()
-    ):
+    extremes = param.aminmax() if param.numel() else ()
+    if not all(bool(torch.isfinite(extreme)) for extreme in extremes):
         bad = int((~torch.isfinite(param)).sum())
         raise CheckpointError(
             f"{folder}: {name} has {bad} of {param.numel()} weights that are not finite"

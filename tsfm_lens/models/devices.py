@@ -12,7 +12,8 @@ from tsfm_lens.core.errors import InputError
 def checked_device(device: Any) -> torch.device:
     """Return a device that is here and can hold numbers.
 
-    Raises: InputError: it is not; the message names the devices that are here.
+    Raises:
+        InputError: it is not; the message names the devices that are here.
     """
     try:
         checked = torch.device(device)

@@ -36,12 +36,8 @@ def seeded(seed: int, device: torch.device) -> Block[None]:
 
     def begin() -> None:
         ONE_RUN.take(token)
-        states.append(
-            (
-                torch.get_rng_state(),
-                torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-            )
-        )
+        on_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        states.append((torch.get_rng_state(), on_cuda))
         torch.manual_seed(seed)
 
     def end() -> None:
@@ -70,9 +66,9 @@ def block_seed(seed: int, block: int) -> int:
     """Return the seed of a block of series; the first has the caller's own."""
     if block == 0:
         return seed
-    return (
-        int(np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)[0]) >> 1
-    )
+    state = np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)
+    # seeds of forecasts are below 2**63
+    return int(state[0]) >> 1
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ class Piece:
     size: int
 
     @property
-    def whole(self) -> bool:
+    def is_full_block(self) -> bool:
         """True if the block has no other units."""
         return self.count == self.size
 
@@ -117,8 +113,10 @@ class BlockDraws(TorchDispatchMode):
         self._outer = outer
         self.guarded = guarded
         self._stops = list(accumulate(piece.count for piece in pieces))
-        self._alone = len(self._pieces) == 1 and self._pieces[0].whole
-        self._alike = len(set(self._pieces)) == 1 and self._pieces[0].whole
+        self._is_one_block = len(self._pieces) == 1 and self._pieces[0].is_full_block
+        self._equal_blocks = (
+            len(set(self._pieces)) == 1 and self._pieces[0].is_full_block
+        )
         self._states: dict[torch.device, list[Tensor]] = {}
         self.seed = self._pieces[0].seed
         self.failures: set[int] = set()
@@ -142,14 +140,14 @@ class BlockDraws(TorchDispatchMode):
         axis = 0 if of_indices else self._axis
         shape = _shape(args)
         units = self._outer * self._stops[-1]
-        if not self._alone and (axis >= len(shape) or shape[axis] % units):
+        if not self._is_one_block and (axis >= len(shape) or shape[axis] % units):
             raise Unsplittable(
                 f"{name} draws {tuple(shape)}: axis {axis} is not a multiple of {units}"
                 " units"
             )
         if of_indices and self.guarded:
             args = (self._drawable(args[0]), *args[1:])
-        if self._alone:
+        if self._is_one_block:
             return func(*args, **kwargs)
         device = next(
             (arg.device for arg in args if isinstance(arg, Tensor)),
@@ -160,7 +158,7 @@ class BlockDraws(TorchDispatchMode):
             for index in range(len(self._pieces))
         ]
         states = self._at(device)
-        in_step = self._alike and all(state is states[0] for state in states)
+        in_step = self._equal_blocks and all(state is states[0] for state in states)
         if of_indices and args[1] == 1 and args[0].ndim == 2 and in_step:
             parts = self._indices(func, device, args_of)
         else:
@@ -177,28 +175,23 @@ class BlockDraws(TorchDispatchMode):
             part.unflatten(axis, (self._outer, count, -1))
             for part, count in zip(parts, counts, strict=True)
         ]
-        together = torch.cat(blocks, dim=axis + 1).flatten(axis, axis + 2)
+        joined = torch.cat(blocks, dim=axis + 1).flatten(axis, axis + 2)
         # an operation in place hands its first argument back
-        return args[0].copy_(together) if name.endswith("_") else together
+        return args[0].copy_(joined) if name.endswith("_") else joined
 
     def _drawable(self, probabilities: Tensor) -> Tensor:
         """Replace invalid probabilities (…, index) by certainty of the last index.
 
         The pieces of such rows are noted in ``failures``.
         """
-        wrong = ~((probabilities >= 0) & probabilities.isfinite()).all(-1) | (
-            probabilities.sum(-1) <= 0
-        )
+        in_range = ((probabilities >= 0) & probabilities.isfinite()).all(-1)
+        wrong = ~in_range | (probabilities.sum(-1) <= 0)
         if bool(wrong.any()):
-            if self._alone:
+            if self._is_one_block:
                 units = [0]
             else:
-                units = (
-                    wrong.unflatten(0, (self._outer, self._stops[-1], -1))
-                    .any(2)
-                    .any(0)
-                    .nonzero()
-                )
+                by_unit = wrong.unflatten(0, (self._outer, self._stops[-1], -1))
+                units = by_unit.any(2).any(0).nonzero()
             self.failures |= {
                 int(np.searchsorted(self._stops, int(unit), side="right"))
                 for unit in units
@@ -266,8 +259,8 @@ class BlockDraws(TorchDispatchMode):
             and all(isinstance(size, int) for size in arg)
         ):
             return [
-                size // units * count if position == axis else size
-                for position, size in enumerate(arg)
+                size // units * count if dim == axis else size
+                for dim, size in enumerate(arg)
             ]
         return arg
 
@@ -284,20 +277,19 @@ class BlockDraws(TorchDispatchMode):
         A part of a block draws as the whole block does, with equal probabilities for
         the rest.
         """
-        if piece.whole:
+        if piece.is_full_block:
             return func(*args, **kwargs)
         if name != "multinomial":
             raise Unsplittable(
                 f"{name} cannot be drawn for a part of a batch: how many random numbers"
                 " it takes depends on the rows"
             )
-        own = args[0].unflatten(0, (self._outer, piece.count, -1))
-        block = own.new_ones(self._outer, piece.size, *own.shape[2:])
-        block.narrow(1, piece.first, piece.count).copy_(own)
-        numbers = func(block.flatten(0, 2), *args[1:], **kwargs).unflatten(
-            0, (self._outer, piece.size, -1)
-        )
-        return numbers.narrow(1, piece.first, piece.count).flatten(0, 2)
+        weights = args[0].unflatten(0, (self._outer, piece.count, -1))
+        block = weights.new_ones(self._outer, piece.size, *weights.shape[2:])
+        block.narrow(1, piece.first, piece.count).copy_(weights)
+        drawn = func(block.flatten(0, 2), *args[1:], **kwargs)
+        by_unit = drawn.unflatten(0, (self._outer, piece.size, -1))
+        return by_unit.narrow(1, piece.first, piece.count).flatten(0, 2)
 
 
 def _draw(

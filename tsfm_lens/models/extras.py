@@ -90,11 +90,11 @@ class Extra:
             if self.before is not None:
                 self.before()
             for proof in self.proofs:
-                home, _, attribute = proof.partition(":")
+                proof_module, _, attribute = proof.partition(":")
                 # another library's wheel leaves empty folders of this name, which
                 # import as empty packages
-                if not hasattr(import_module(home), attribute):
-                    raise ImportError(f"{home} has no {attribute}")
+                if not hasattr(import_module(proof_module), attribute):
+                    raise ImportError(f"{proof_module} has no {attribute}")
             return import_module(module or self.imports[0])
         except ImportError as error:
             commands = " && ".join(self.install)

@@ -81,9 +81,9 @@ class Forecast:
         )
 
     def __repr__(self) -> str:
-        paths = (
-            "" if self.samples is None else f", {self.samples.shape[1]} sample paths"
-        )
+        paths = ""
+        if self.samples is not None:
+            paths = f", {self.samples.shape[1]} sample paths"
         levels = f"quantiles {min(self.levels):g} to {max(self.levels):g}"
         return (
             f"Forecast({len(self.context)} series × {self.horizon} steps,"
@@ -106,8 +106,8 @@ class Forecast:
         Raises:
             InputError: the level was not forecast.
         """
-        for index, other in enumerate(self.levels):
-            if abs(other - level) < 1e-9:
+        for index, known in enumerate(self.levels):
+            if abs(known - level) < 1e-9:
                 return self.quantiles[:, index]
         raise InputError(
             f"quantile {level} was not forecast; levels are"
@@ -259,13 +259,13 @@ def over_steps(truth: np.ndarray, horizon: int) -> np.ndarray:
 
 
 def checked_values(
-    source: Any, shape: tuple[int, int], what: str = "the truth"
+    source: Any, shape: tuple[int, int], label: str = "the truth"
 ) -> np.ndarray:
     """Return a truth, or a path, as numbers (series, step)."""
-    values = to_floats(source, what)
+    values = to_floats(source, label)
     if values.shape != shape:
         raise InputError(
-            f"{what} has shape {values.shape}, expected (series, step) = {shape}"
+            f"{label} has shape {values.shape}, expected (series, step) = {shape}"
         )
     return values
 

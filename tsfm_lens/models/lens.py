@@ -190,9 +190,7 @@ class Lens(LensBase):
         """
         refuse_unknown(run, "forecast" if rollout else "forward")
         refuse_run(self, rollout, incl_bwd, loss)
-        if device is None:
-            device = None
-        else:
+        if device is not None:
             device = checked_device(device)
         if pos_slice is not None and reduce is not None:
             raise InputError(
@@ -236,14 +234,15 @@ class Lens(LensBase):
                 if run.get("horizon") is not None:
                     remark = ""
                     run["future"] = self.median_path(batch, run["horizon"])
-            output, activations = capture.forward(
-                series if isinstance(series, Encoded) else self.encode(batch, **run)
-            )
+            if isinstance(series, Encoded):
+                encoded = series
+            else:
+                encoded = self.encode(batch, **run)
+            output, activations = capture.forward(encoded)
             activations.remark = remark
-        return (
-            output,
-            activations.remove_batch_dim() if remove_batch_dim else activations,
-        )
+        if remove_batch_dim:
+            return output, activations.remove_batch_dim()
+        return output, activations
 
     def median_path(self, batch: SeriesBatch, horizon: int) -> np.ndarray:
         """Return the path on which each step is the median of its next value.
@@ -253,14 +252,14 @@ class Lens(LensBase):
         first: int = self.adapter.first_value_token  # type: ignore[attr-defined]
 
         @by_row
-        def settle(logits: Tensor, hook: Any) -> Tensor:
+        def choose_median(logits: Tensor, hook: Any) -> Tensor:
             mass = torch.softmax(logits[..., first:].double(), dim=-1).cumsum(-1)
             median = first + (mass < 0.5 * mass[..., -1:]).sum(-1, keepdim=True)
-            return torch.full_like(logits, torch.finfo(logits.dtype).min / 4).scatter(
-                -1, median, 0.0
-            )
+            lowest = torch.finfo(logits.dtype).min / 4
+            return torch.full_like(logits, lowest).scatter(-1, median, 0.0)
 
-        with self.hooks([("unembed.hook_out", settle)]):
+        # the library draws, and is left one token to draw
+        with self.hooks([("unembed.hook_out", choose_median)]):
             forecast = self.forecast(batch, horizon, num_samples=1)
         assert forecast.samples is not None
         return forecast.samples[:, 0].astype(float)

@@ -147,10 +147,10 @@ def _embeddings_named(module: nn.Module) -> Iterator[None]:
 
     Some models of transformers have none and raise when asked for them.
     """
-    question = getattr(module, "get_input_embeddings", None)
+    get_embeddings = getattr(module, "get_input_embeddings", None)
     try:
-        if question is not None:
-            question()
+        if get_embeddings is not None:
+            get_embeddings()
     except NotImplementedError:
         # such a model has no embeddings by transformers' names, so that none of them is
         # tied

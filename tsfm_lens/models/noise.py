@@ -105,8 +105,8 @@ def measured_rounding(run: Run) -> np.ndarray:
     # from
     alone = replace(run, full_batch=None, forced_path=None, _of=None)
     moved = with_noise(alone, own_rounding(alone).tolist(), seed=0)
-    separate = np.abs(moved.forecast.quantiles - alone.forecast.quantiles)
-    return np.asarray(separate.max((1, 2)))
+    distances = np.abs(moved.forecast.quantiles - alone.forecast.quantiles)
+    return np.asarray(distances.max((1, 2)))
 
 
 def relative_rounding(lens: Lens) -> float:
@@ -156,14 +156,8 @@ def flat_contexts(
     if lens.adapter.readout == "token":
         if encoded is None:
             encoded = lens.encode(batch, future=np.zeros((len(batch), 1)))
-        steps = np.fmax(
-            steps,
-            _bin_widths(
-                lens,
-                encoded,
-                [values.mean() if values.size else 0.0 for values in finite],
-            ),
-        )
+        levels = [values.mean() if values.size else 0.0 for values in finite]
+        steps = np.fmax(steps, _bin_widths(lens, encoded, levels))
     return np.asarray(ranges <= steps)
 
 
@@ -196,9 +190,9 @@ def flat_series(run: Run) -> np.ndarray:
         flat = own_flat_contexts(run)
         if run.horizon > 1:
             flat |= np.ptp(run.point, axis=-1) <= own_rounding(run)
-        run.cache["flat"] = (
-            flat if run.original is None else flat | flat_series(run.original)
-        )
+        if run.original is not None:
+            flat = flat | flat_series(run.original)
+        run.cache["flat"] = flat
     marks: np.ndarray = run.cache["flat"]
     return marks
 
@@ -232,21 +226,22 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
     plain = run.point
     if run.rollout and run.forecast.samples is not None:
         return measure(run.redraw().forecast.median, plain)
-    off = own_rounding(run)[:, None]
-    turn = np.where(np.arange(run.horizon) % 2, 1.0, -1.0)
-    return np.fmax(measure(plain + off * turn, plain), measure(plain + off, plain))
+    bounds = own_rounding(run)[:, None]
+    signs = np.where(np.arange(run.horizon) % 2, 1.0, -1.0)
+    alternating = measure(plain + bounds * signs, plain)
+    return np.fmax(alternating, measure(plain + bounds, plain))
 
 
-def share_floor(run: Run, way: np.ndarray) -> np.ndarray:
+def share_floor(run: Run, difference: np.ndarray) -> np.ndarray:
     """Compute the :func:`noise_floor` of a share of the way to another forecast.
 
-    ``way`` (…, series, step) leads from the run's forecast to the other one; the floor
-    is (…, series).
+    ``difference`` (…, series, step) leads from the run's forecast to the other one; the
+    floor is (…, series).
     """
-    length = np.square(way).sum(-1)
+    length = np.square(difference).sum(-1)
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
-        along = (other - plain) * way
+        along = (other - plain) * difference
         size = np.fmax(np.abs(along.sum(-1)), np.sqrt(np.square(along).sum(-1)))
         return np.divide(
             size, length, out=np.full(length.shape, np.inf), where=length > 0

@@ -122,9 +122,9 @@ def _from_object(native: object) -> Lens:
                 entry.adapt(native),
                 getattr(config, "_name_or_path", "") or type(native).__name__,
             )
-    own = getattr(native, "lens_adapter", None)
-    if own is not None:
-        return Lens(own(), type(native).__name__)
+    make_adapter = getattr(native, "lens_adapter", None)
+    if make_adapter is not None:
+        return Lens(make_adapter(), type(native).__name__)
     raise WiringError(
         f"no wiring knows an object of type {type(native).__name__}. load() takes a hub"
         " id, a folder, a model with a method lens_adapter() that gives an adapter of"
@@ -156,28 +156,28 @@ def _base_folder(adapter: StoredAdapter) -> Path:
     the adapter names. Where both are at hand and differ, the caller has to say which is
     meant.
     """
-    beside = None
+    same_folder = None
     if has_own_weights(adapter.folder):
-        beside = adapter.folder
+        same_folder = adapter.folder
     if adapter.base is None:
-        if beside is None:
+        if same_folder is None:
             raise CheckpointError(
                 f"{adapter.folder} holds an adapter alone, and its {ADAPTER_CONFIG}"
                 " names no model that it was trained on (base_model_name_or_path is"
                 " empty); write the folder or the hub id of that model there"
             )
-        return beside
+        return same_folder
     try:
         named, _, _ = _locate(adapter.base, None)
     except (CheckpointError, UnknownNameError) as error:
-        if beside is not None:
-            return beside
+        if same_folder is not None:
+            return same_folder
         raise CheckpointError(
             f"{adapter.folder} holds an adapter for {adapter.base}, which is not at"
             f" hand ({error}) Put that model there, or write the folder where it is"
             f" into base_model_name_or_path of {ADAPTER_CONFIG}"
         ) from error
-    if beside is None or _same_weights(beside, named):
+    if same_folder is None or _same_weights(same_folder, named):
         return named
     raise CheckpointError(
         f"{adapter.folder} holds a model and an adapter that was trained on another"
@@ -195,11 +195,10 @@ def _same_weights(folder: Path, other: Path) -> bool:
     """
     if folder.resolve() == other.resolve():
         return True
-    one = checkpoint.read_checkpoint(folder)
-    two = checkpoint.read_checkpoint(other)
-    return one.files.keys() == two.files.keys() and all(
-        filecmp.cmp(path, two.files[name], shallow=False)
-        for name, path in one.files.items()
+    first = checkpoint.read_checkpoint(folder).files
+    second = checkpoint.read_checkpoint(other).files
+    return first.keys() == second.keys() and all(
+        filecmp.cmp(path, second[name], shallow=False) for name, path in first.items()
     )
 
 
@@ -268,7 +267,9 @@ def _weight_files(
     weights = [
         files.folder / name for name in files.files if name.endswith(checkpoint.SUFFIX)
     ]
-    return (*weights, *(() if adapter is None else (adapter.folder / ADAPTER_WEIGHTS,)))
+    if adapter is not None:
+        weights.append(adapter.folder / ADAPTER_WEIGHTS)
+    return tuple(weights)
 
 
 def _quiet() -> Block[None]:
@@ -364,22 +365,13 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
                 " hub id (owner/name)."
             ),
         )
-    if revision:
-        shipped = None
-    else:
-        shipped = next(
-            filter(
-                None,
-                (
-                    architecture.inside(source)
-                    for architecture in architectures().values()
-                ),
-            ),
-            None,
-        )
-    if shipped is None:
-        return _from_hub(source, revision)
-    return (shipped, source, None)
+    if not revision:
+        # some libraries ship the weights of a published checkpoint
+        for architecture in architectures().values():
+            shipped = architecture.inside(source)
+            if shipped is not None:
+                return shipped, source, None
+    return _from_hub(source, revision)
 
 
 def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | None]:

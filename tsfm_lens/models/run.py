@@ -102,7 +102,7 @@ class Run:
     original: Run | None = None
     _conditions: Conditions | None = None
     _of: tuple[Run, list[int]] | None = None
-    _others: dict[Hashable, Run] = field(init=False, default_factory=dict)
+    _variants: dict[Hashable, Run] = field(init=False, default_factory=dict)
     _records: list[Activations] = field(init=False, default_factory=list)
     cache: dict[Hashable, Any] = field(init=False, default_factory=dict)
     cost: dict[str, float] = field(init=False, default_factory=dict)
@@ -130,7 +130,6 @@ class Run:
         )
 
     # --- forecast
-    # ----------------------------------------------------------------------------------------
 
     @cached_property
     def forecast(self) -> Forecast:
@@ -246,7 +245,8 @@ class Run:
     ) -> tuple[np.ndarray, Activations]:
         """Run the single forward once.
 
-        Returns: The point forecast, and the activations at the hook points.
+        Returns:
+            The point forecast, and the activations at the hook points.
         """
         encoded = self.encoded
         names = select_names(self.lens, names, None) if names else []
@@ -278,16 +278,14 @@ class Run:
         output = output.to(torch.promote_types(output.dtype, torch.float32))
         if adapter.readout == "token":
             first: int = adapter.first_value_token  # type: ignore[attr-defined]
-            values = adapter.values(self.encoded if part is None else part)[
-                :, None, first:
-            ].to(output)
+            values = adapter.values(self.encoded if part is None else part)
+            value_bins = values[:, None, first:].to(output)
             # among the value tokens alone, whose share may be too small to be divided
             # by
             mass = torch.softmax(output[..., first:], dim=-1)
-            return (mass * values).sum(-1)[..., : self.horizon]
-        return output[
-            ..., int(np.argmin(np.abs(np.array(adapter.levels) - 0.5))), : self.horizon
-        ]
+            return (mass * value_bins).sum(-1)[..., : self.horizon]
+        middle = int(np.argmin(np.abs(np.array(adapter.levels) - 0.5)))
+        return output[..., middle, : self.horizon]
 
     @property
     def work(self) -> int:
@@ -301,7 +299,6 @@ class Run:
         return parameters * self.lens.registry.state.forwards
 
     # --- activations
-    # -------------------------------------------------------------------------------------
 
     def record(self, names: Iterable[str], last: int | None = None) -> Activations:
         """Return activations at these hook points, and possibly at more.
@@ -317,7 +314,7 @@ class Run:
                 made under other hooks or weights.
         """
         requested = {get_name(name) for name in names}
-        wrong = [item for item in requested if not isinstance(item, str)]
+        wrong = [name for name in requested if not isinstance(name, str)]
         if wrong:
             raise InputError(
                 f"{wrong[0]!r} names no hook point; expected a name or glob,"
@@ -327,9 +324,9 @@ class Run:
             raise InputError(
                 "no hook point is given to record; lens.hook_table() lists them"
             )
-        there = self.find_record(requested)
-        if there is not None:
-            return there
+        known = self.find_record(requested)
+        if known is not None:
+            return known
         self.refuse_change()
         if self.rollout:
             options: dict[str, Any] = {
@@ -366,13 +363,14 @@ class Run:
             holding = [
                 activations
                 for activations in holding
-                if self._looks_inside(activations) == self._looks_inside(requested)
+                if self._reads_attention(activations)
+                == self._reads_attention(requested)
             ]
         if holding:
             return holding[0]
         return None
 
-    def _looks_inside(self, names: Iterable[str]) -> bool:
+    def _reads_attention(self, names: Iterable[str]) -> bool:
         """Return whether some of the names are hook points inside attention."""
         points = self.lens.registry.points
         return any(
@@ -382,18 +380,18 @@ class Run:
         )
 
     @contextmanager
-    def _clock(self, what: str) -> Iterator[None]:
+    def _clock(self, part: str) -> Iterator[None]:
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.cost[what] = self.cost.get(what, 0.0) + time.perf_counter() - began
+            self.cost[part] = self.cost.get(part, 0.0) + time.perf_counter() - began
 
-    def _keep(self, acts: Activations) -> None:
+    def _keep(self, activations: Activations) -> None:
         limit = _RECORD_SHARE * memory_limit(self.lens.device)
-        self._records.insert(0, acts)
+        self._records.insert(0, activations)
         # the oldest go first; what does not fit by itself is not kept at all
-        while self._records and sum(acts.nbytes for acts in self._records) > limit:
+        while self._records and sum(record.nbytes for record in self._records) > limit:
             self._records.pop()
 
     @property
@@ -410,7 +408,6 @@ class Run:
         self.conditions.refuse_change()
 
     # --- other runs
-    # --------------------------------------------------------------------------------------
 
     def following(self, forced_path: Any) -> Run:
         """Return the same run with its decoder teacher-forced by given values.
@@ -433,12 +430,12 @@ class Run:
         """Return the same run in the library's own rollout."""
         if self.rollout:
             return self
-        return self._other(rollout=True)
+        return self._variant(rollout=True)
 
     def in_one_pass(self) -> Run:
         """Return the same run in one forward over the whole horizon."""
         if self.rollout:
-            return self._other(rollout=False)
+            return self._variant(rollout=False)
         return self
 
     def redraw(self) -> Run:
@@ -446,7 +443,7 @@ class Run:
 
         It has draws and a forecast of its own.
         """
-        return self._other(
+        return self._variant(
             seed=self.seed + 1,
             _of=None if self._of is None else (self._of[0].redraw(), self._of[1]),
         )
@@ -454,7 +451,7 @@ class Run:
     def alone(self) -> Run:
         """Return the same run without twins."""
         if self.n_twins:
-            return self._other(n_twins=0)
+            return self._variant(n_twins=0)
         return self
 
     def compared(self) -> Run:
@@ -463,7 +460,7 @@ class Run:
         There are as many as a claim takes, where they are little work.
         """
         if self.n_twins is None:
-            return self._other(n_twins=QUICK)
+            return self._variant(n_twins=QUICK)
         return self
 
     def twin(self, number: int) -> Run:
@@ -473,32 +470,29 @@ class Run:
         has new ones. It is kept where the model is small.
         """
         key = ("twin", number)
-        if key in self._others:
-            return self._others[key]
+        if key in self._variants:
+            return self._variants[key]
         lens = make_twin(self.lens, number)
-        other = replace(
+        twin = replace(
             self, lens=lens, forced_path=None, n_twins=0, original=self, _of=None
         )
-        if (
-            sum(parameter.nbytes for parameter in lens.adapter.model.parameters())
-            < _SMALL
-        ):
-            self._others[key] = other
-        return other
+        weights = lens.adapter.model.parameters()
+        if sum(weight.nbytes for weight in weights) < _SMALL:
+            self._variants[key] = twin
+        return twin
 
-    def _other(self, **changes: Any) -> Run:
+    def _variant(self, **changes: Any) -> Run:
         """Return a run that differs in one field, made once.
 
         Its forecast is that of this run, unless ``_of`` is among the changes.
         """
-        key = (
-            next(iter(changes.items())) if "n_twins" in changes else next(iter(changes))
-        )
-        if key not in self._others:
-            self._others[key] = replace(
-                self, **{"_of": (self, list(range(len(self.batch)))), **changes}
-            )
-        return self._others[key]
+        key: Hashable = next(iter(changes))
+        if "n_twins" in changes:
+            key = next(iter(changes.items()))
+        if key not in self._variants:
+            every_row = list(range(len(self.batch)))
+            self._variants[key] = replace(self, **{"_of": (self, every_row), **changes})
+        return self._variants[key]
 
     def select(self, which: str | int | Sequence[str | int]) -> Run:
         """Return the same run of some of its series, by ids or positions.
@@ -526,15 +520,19 @@ class Run:
             full = None
         else:
             full = self.full_batch.select(rows)
-        parts: dict[str, Any] = {
-            "truth": truth,
-            "forced_path": forced_path,
-            "full_batch": full,
-        }
-        parts["original"] = (
-            None if self.original is None else self.original.select(rows)
+        if self.original is None:
+            original = None
+        else:
+            original = self.original.select(rows)
+        return replace(
+            self,
+            batch=self.batch.select(rows),
+            truth=truth,
+            forced_path=forced_path,
+            full_batch=full,
+            original=original,
+            _of=(self, rows),
         )
-        return replace(self, batch=self.batch.select(rows), **parts, _of=(self, rows))
 
     def item(self, item: Item = None) -> Run:
         """Select one item: one series, or the variates that the model reads together.
@@ -575,9 +573,9 @@ class Run:
         )
         clean = replace(self.batch, values=gapless)
         late = shift_phase(clean, self.season() // 2)
-        how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
+        settings: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
         clean_run, late_run = (
-            self.lens.run(batch, self.horizon, **how) for batch in (clean, late)
+            self.lens.run(batch, self.horizon, **settings) for batch in (clean, late)
         )
         return clean_run, late_run
 
@@ -612,15 +610,18 @@ class Run:
         """
         if horizon == self.horizon:
             return self
-        if horizon not in self._others:
-            how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
+        if horizon not in self._variants:
+            settings: dict[str, Any] = {
+                "num_samples": self.num_samples,
+                "seed": self.seed,
+            }
             if self.rollout and self.horizon <= self.lens.adapter.longest_pass:
                 rollout = True
             else:
                 rollout = None
             if self.full_batch is not None:
                 other = self.lens.run(
-                    self.full_batch, horizon, holdout=True, rollout=rollout, **how
+                    self.full_batch, horizon, holdout=True, rollout=rollout, **settings
                 )
             else:
                 if self.truth is None:
@@ -628,17 +629,17 @@ class Run:
                 else:
                     truth = over_steps(self.truth, horizon)
                 other = self.lens.run(
-                    self.batch, horizon, truth=truth, rollout=rollout, **how
+                    self.batch, horizon, truth=truth, rollout=rollout, **settings
                 )
             if self.original is None:
                 original = None
             else:
                 original = self.original.at(horizon)
             other = replace(other, original=original)
-            self._others[horizon] = replace(
+            self._variants[horizon] = replace(
                 other, explicit_horizon=self.explicit_horizon, n_twins=self.n_twins
             )
-        return self._others[horizon]
+        return self._variants[horizon]
 
     def shortened(self, horizon: int) -> Run:
         """Return a run of the same context over at most ``horizon`` steps."""
@@ -647,7 +648,6 @@ class Run:
         return replace(self, full_batch=None).at(horizon)
 
     # --- results
-    # -----------------------------------------------------------------------------------------
 
     def dataset(self) -> xr.Dataset:
         """Return the dataset that all results share.
@@ -688,9 +688,9 @@ class Run:
             f"seconds_{part}": round(seconds, 3) for part, seconds in self.cost.items()
         }
         title = f"Forecast of {len(batch)} series over {self.horizon} steps"
-        about = self.describe("run", title, "tsfm-lens: one forecast, recorded once")
+        attrs = self.describe("run", title, "tsfm-lens: one forecast, recorded once")
         data.attrs = {
-            **about,
+            **attrs,
             "rollout": int(self.rollout),
             "statistic": self.statistic,
             **cost,
@@ -706,13 +706,8 @@ class Run:
         target = Path(path)
         data = self.to_dataset()
         # netCDF 3 has neither 64-bit integers nor timestamps of its own
-        data = data.drop_vars(
-            [
-                name
-                for name in ("context_timestamp", "forecast_timestamp")
-                if name in data.coords
-            ]
-        )
+        timestamps = ("context_timestamp", "forecast_timestamp")
+        data = data.drop_vars([name for name in timestamps if name in data.coords])
         with name_write_errors(target), replacing(target) as part:
             data.to_netcdf(part, engine="scipy")
         return target
@@ -795,13 +790,16 @@ def run(
     refuse_unknown(
         columns.keys() - {*READING}, "run", [*READING, "holdout", "truth", "windows"]
     )
-    batch, full = as_series(series, future=future, **columns), None
+    batch = as_series(series, future=future, **columns)
+    full_batch = None
     adapter = lens.adapter
     refuse_covariates(adapter, batch)
-    own = adapter.prediction_length if holdout else default_horizon(adapter, batch)
-    steps, _ = checked_request(
-        own if horizon is None else horizon, (0.5,), num_samples, seed
-    )
+    requested = horizon
+    if horizon is None and holdout:
+        requested = adapter.prediction_length
+    elif horizon is None:
+        requested = default_horizon(adapter, batch)
+    steps, _ = checked_request(requested, (0.5,), num_samples, seed)
     if rollout not in (None, True, False):
         raise InputError(f"rollout is {rollout!r}, expected True, False or None")
     if not is_count(windows) or not (twins is None or twins == 0 or is_count(twins)):
@@ -818,32 +816,42 @@ def run(
         if horizon is None:
             # as much context as truth at least
             shortest = min(batch.lengths)
-            steps = max(
-                1,
-                min(
-                    steps,
-                    max(shortest - adapter.context_length, shortest // (1 + windows)),
-                ),
-            )
-        full = batch.windows(windows, steps, steps)
-        batch, truth = hold_out(full, steps)
+            spare = max(shortest - adapter.context_length, shortest // (1 + windows))
+            steps = max(1, min(steps, spare))
+        full_batch = batch.windows(windows, steps, steps)
+        batch, truth = hold_out(full_batch, steps)
     elif windows > 1:
-        last = (
-            np.full((len(batch), steps), np.nan)
-            if truth is None
-            else checked_values(truth, (len(batch), steps))
-        )
-        later = [
+        if truth is None:
+            latest = np.full((len(batch), steps), np.nan)
+        else:
+            latest = checked_values(truth, (len(batch), steps))
+        earlier = [
             batch.split(number * steps)[1][:, :steps] for number in range(1, windows)
         ]
-        batch, truth = batch.windows(windows, steps), np.concatenate([last, *later])
+        batch = batch.windows(windows, steps)
+        truth = np.concatenate([latest, *earlier])
     batch = batch.noted(unread_notes(adapter, batch))
     if max(batch.lengths) > adapter.context_length:
         batch = adapter.with_level_numbers(batch).tail(adapter.context_length)
-    values = None if truth is None else checked_values(truth, (len(batch), steps))
-    if values is not None and not np.isfinite(values[batch.is_target]).any():
-        values = None
-    rolls = steps > adapter.longest_pass if rollout is None else rollout
-    settings = (num_samples, seed, rolls, None, full, horizon is not None, twins)
-    new = Run(lens, batch, steps, values, *settings)
-    return new if forced_path is None else new.following(forced_path)
+    values = None
+    if truth is not None:
+        values = checked_values(truth, (len(batch), steps))
+        if not np.isfinite(values[batch.is_target]).any():
+            values = None
+    if rollout is None:
+        rollout = steps > adapter.longest_pass
+    made = Run(
+        lens,
+        batch,
+        steps,
+        values,
+        num_samples,
+        seed,
+        rollout,
+        full_batch=full_batch,
+        explicit_horizon=horizon is not None,
+        n_twins=twins,
+    )
+    if forced_path is None:
+        return made
+    return made.following(forced_path)

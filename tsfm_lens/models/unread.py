@@ -13,7 +13,7 @@ import numpy as np
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.models.adapter import Adapter
 
-_MOST_NAMES = 3  # series that a note lists
+_MAX_NAMES = 3  # series that a note lists
 
 
 def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
@@ -50,18 +50,18 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
     if trimmed:
         notes.append(
             f"{adapter.architecture} reads the last steps of a longer history:"
-            f" {_listed(trimmed)}"
+            f" {_list_first(trimmed)}"
         )
     if hidden:
         notes.append(
             f"the level hides how series vary from {adapter.architecture}:"
-            f" {_listed(hidden)}; subtract the level"
+            f" {_list_first(hidden)}; subtract the level"
         )
     return notes
 
 
-def _listed(words: Sequence[str]) -> str:
+def _list_first(series: Sequence[str]) -> str:
     more = ""
-    if len(words) > _MOST_NAMES:
-        more = f", … ({len(words)} series)"
-    return ", ".join(words[:_MOST_NAMES]) + more
+    if len(series) > _MAX_NAMES:
+        more = f", … ({len(series)} series)"
+    return ", ".join(series[:_MAX_NAMES]) + more

@@ -62,30 +62,28 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
 
     Known covariates continue over the horizon.
     """
-    shapes = {
+    roles_by_group = {
         group: tuple(batch.roles[row] for row in rows)
         for group, rows in batch.rows_by_group().items()
     }
     first = batch.groups[0]
+    first_roles = roles_by_group[first]
     n_variates = batch.n_variates
-    for group, roles in shapes.items():
-        if roles != shapes[first]:
+    for group, roles in roles_by_group.items():
+        if roles != first_roles:
             raise InputError(
                 f"{group!r} has {_counts(roles)} and {first!r}"
-                f" {_counts(shapes[first])}; this model takes items alike"
+                f" {_counts(first_roles)}; this model takes items alike"
             )
     full = by_item(batch, length)
-    ahead = (
-        torch.tensor(batch.known_future(horizon)).float().unflatten(0, (-1, n_variates))
-    )
+    known = torch.tensor(batch.known_future(horizon)).float()
+    ahead = known.unflatten(0, (-1, n_variates))
     parts = {}
-    for role in dict.fromkeys(shapes[first]):
-        own = torch.tensor([shape == role for shape in shapes[first]])
-        parts[role] = (
-            torch.cat([full[:, own], ahead[:, own]], -1)
-            if role == "known"
-            else full[:, own]
-        )
+    for role in dict.fromkeys(first_roles):
+        mask = torch.tensor([variate_role == role for variate_role in first_roles])
+        parts[role] = full[:, mask]
+        if role == "known":
+            parts[role] = torch.cat([parts[role], ahead[:, mask]], -1)
     return parts
 
 
@@ -96,11 +94,10 @@ def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tenso
     """
     if set(roles) == {"target"}:
         return targets
-    by_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
-    full = by_item.new_full(
-        (len(by_item), len(roles), *by_item.shape[2:]), float("nan")
-    )
-    full[:, [row for row, role in enumerate(roles) if role == "target"]] = by_item
+    per_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
+    shape = (len(per_item), len(roles), *per_item.shape[2:])
+    full = per_item.new_full(shape, float("nan"))
+    full[:, [row for row, role in enumerate(roles) if role == "target"]] = per_item
     return full.flatten(0, 1).movedim(0, axis)
 
 
@@ -115,12 +112,12 @@ The value of a key is the known keys of the object under it, else None.
 """
 
 
-def keys(words: str, **parts: Keys) -> Keys:
+def keys(names: str, **parts: Keys) -> Keys:
     """Make the known keys of a configuration, given as one string.
 
     ``parts`` are keys whose value is an object with keys of its own.
     """
-    return {**dict.fromkeys(words.split()), **parts}
+    return {**dict.fromkeys(names.split()), **parts}
 
 
 HUB = keys(
@@ -227,9 +224,9 @@ def projections(path: str, names: str) -> Matrices:
     return q, k, v, o
 
 
-def fused(path: str, layout: str, out: Projection, **others: Any) -> Matrices:
+def fused(path: str, layout: str, out: Projection, **fields: Any) -> Matrices:
     """Return matrices q, k and v, which are parts of one layer, and o."""
-    q, k, v = (Projection(path, layout, part, 3, **others) for part in range(3))
+    q, k, v = (Projection(path, layout, part, 3, **fields) for part in range(3))
     return q, k, v, out
 
 
@@ -241,7 +238,7 @@ def attention_row(
     write: str = "",
     reads: Site | None = None,
     stream: str = "batch pos d_model",
-    **others: Any,
+    **fields: Any,
 ) -> Attention:
     """Describe an attention whose output is added to the stream.
 
@@ -251,7 +248,7 @@ def attention_row(
     if reads is None:
         reads = Site("", "in", 0, stream)
     return Attention(
-        kind, module, Site(write or module, layout=stream), reads, *matrices, **others
+        kind, module, Site(write or module, layout=stream), reads, *matrices, **fields
     )
 
 
@@ -263,7 +260,7 @@ def mlp_row(
     *,
     stream: str = "batch pos d_model",
     first: Projection | None = None,
-    **others: Any,
+    **fields: Any,
 ) -> Mlp:
     """Describe an MLP.
 
@@ -284,5 +281,5 @@ def mlp_row(
         out,
         first or Projection(into, "d_mlp"),
         act=act,
-        **others,
+        **fields,
     )

@@ -89,9 +89,8 @@ class ChronosAdapter(t5.TokenAdapter):
         Those of the decoder begin with its start token.
         """
         values = tuple(row.numpy().astype(float) for row in ids)
-        batch = SeriesBatch(
-            values, tuple(f"sequence-{position}" for position in range(len(ids)))
-        )
+        names = tuple(f"sequence-{index}" for index in range(len(ids)))
+        batch = SeriesBatch(values, names)
         return self.of_tokens(
             ids, torch.ones_like(ids), decoder, torch.ones(len(ids)), batch
         )

@@ -57,17 +57,13 @@ def _attention(kind: str, sublayer: int, *, by_group: bool) -> Attention:
         "pattern_layout": "pos head query key",
         "over": "variate",
     }
-    rest: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "reads": Site(f"layer.{sublayer}", "in", 0),
         "norm": f"layer.{sublayer}.layer_norm",
     }
-    return attention_row(
-        kind,
-        at,
-        projections(f"{at}.{{}}", "q k v o"),
-        **rest,
-        **(layouts if by_group else {}),
-    )
+    if by_group:
+        fields |= layouts
+    return attention_row(kind, at, projections(f"{at}.{{}}", "q k v o"), **fields)
 
 
 def _wiring(config: Any, patch: int) -> Wiring:
@@ -129,10 +125,8 @@ class Chronos2Adapter(Adapter):
         context = _common.padded(with_codes, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
         n_future = -(-steps // self.patch)
-        width, stride = (
-            int(self.settings.input_patch_size),
-            int(self.settings.input_patch_stride),
-        )
+        width = int(self.settings.input_patch_size)
+        stride = int(self.settings.input_patch_stride)
         length = width * -(-context.shape[1] // width)
         special = ("REG",) if self.settings.use_reg_token else ()
         spans = TokenSpans.patches(
@@ -172,10 +166,9 @@ class Chronos2Adapter(Adapter):
         futures = list(batch.futures)
         for group in np.unique(batch.group_index):
             rows = np.flatnonzero(batch.group_index == group)
+            targets = rows[[batch.roles[row] == "target" for row in rows]]
             for row in rows[[batch.categories[row] is not None for row in rows]]:
-                target = np.stack(
-                    [batch.values[one] for one in rows if batch.roles[one] == "target"]
-                )
+                target = np.stack([batch.values[target] for target in targets])
                 values[row], futures[row] = _encode_categories(batch, int(row), target)
         return replace(
             batch,
@@ -198,9 +191,9 @@ class Chronos2Adapter(Adapter):
             table = np.full(len(levels) + 1, np.nan)
             parts = ((batch.values, numbered.values), (batch.futures, numbered.futures))
             for codes, numbers in parts:
-                own = codes[row]
-                if own is not None:
-                    table[_places(own, levels)] = numbers[row]
+                row_codes = codes[row]
+                if row_codes is not None:
+                    table[_table_rows(row_codes, levels)] = numbers[row]
             tables.append(table)
         return replace(batch, level_numbers=tuple(tables))
 
@@ -214,12 +207,10 @@ class Chronos2Adapter(Adapter):
     ) -> Prediction:
         """Run the pipeline for its own quantiles, all items in one native batch."""
         rows = max(256, len(batch))
-        contexts = self.lengthened(_common.items(self.numbered(batch)))
-        inputs: Any = (
-            contexts
-            if not batch.has_covariates
-            else prepared(self.numbered(batch), contexts, horizon)
-        )
+        with_codes = self.numbered(batch)
+        inputs: Any = self.lengthened(_common.items(with_codes))
+        if batch.has_covariates:
+            inputs = prepared(with_codes, inputs, horizon)
         items = self.native.predict(inputs, prediction_length=horizon, batch_size=rows)
         quantiles = torch.cat(items).transpose(1, 2)
         return self.at(quantiles, levels)
@@ -267,9 +258,9 @@ def _encode_categories(
     future = batch.futures[row]
     table = batch.level_numbers[row]
     if table is not None:
-        return table[_places(past, levels)], (
-            None if future is None else table[_places(future, levels)]
-        )
+        if future is not None:
+            future = table[_table_rows(future, levels)]
+        return table[_table_rows(past, levels)], future
     if len(target) > 1:
         _refuse_unseen(batch, row)
         # codes themselves, and a missing value has one of its own
@@ -292,7 +283,7 @@ def _encode_categories(
     )
 
 
-def _places(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
+def _table_rows(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
     """Return the indices of codes in a table of levels.
 
     Its last row is that of missing values.
@@ -305,15 +296,16 @@ def _refuse_unseen(batch: SeriesBatch, row: int) -> None:
 
     With several targets there is no mean that could stand for it.
     """
-    alike = [
-        one for one, name in enumerate(batch.variates) if name == batch.variates[row]
+    pasts = [
+        values
+        for values, name in zip(batch.values, batch.variates, strict=True)
+        if name == batch.variates[row]
     ]
-    seen = np.unique(np.concatenate([batch.values[one] for one in alike]))
+    seen = np.unique(np.concatenate(pasts))
     future = batch.futures[row]
     levels = batch.categories[row] or ()
-    if future is None:
-        novel = []
-    else:
+    novel = []
+    if future is not None:
         novel = [levels[int(code)] for code in future if code not in seen]
     if novel:
         past = ", ".join(levels[int(code)] for code in seen[np.isfinite(seen)])
