@@ -71,20 +71,20 @@ def _wiring(config: Any, patch: int) -> Wiring:
     mlp = mlp_row(
         "layer.2.mlp", "layer.2", layers, config.dense_act_fn, norm="layer.2.layer_norm"
     )
-    writers = (
-        _attention("time_attn", 0, by_group=False),
-        _attention("group_attn", 1, by_group=True),
-        mlp,
-    )
-    sizes = (
-        config.num_layers,
-        config.num_heads,
-        config.d_model,
-        config.d_kv,
-        config.d_ff,
-    )
     stack = Stack(
-        "", "encoder.block", *sizes, writers, ln_final="encoder.final_layer_norm"
+        "",
+        "encoder.block",
+        n_layers=config.num_layers,
+        n_heads=config.num_heads,
+        d_model=config.d_model,
+        d_head=config.d_kv,
+        d_mlp=config.d_ff,
+        writers=(
+            _attention("time_attn", 0, by_group=False),
+            _attention("group_attn", 1, by_group=True),
+            mlp,
+        ),
+        ln_final="encoder.final_layer_norm",
     )
     unembed = Site("output_patch_embedding", layout="batch pos d_out")
     return Wiring("chronos-2", (stack,), unembed, "input_patch_embedding", patch)

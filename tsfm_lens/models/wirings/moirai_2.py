@@ -101,18 +101,16 @@ class PackedAdapter(Adapter):
         inputs: dict[str, Any] = dict(
             zip(PACKED, forecast._convert(self.patch, **native), strict=True)
         )
-        context_mask = inputs["observed_mask"] * ~inputs["prediction_mask"].unsqueeze(
-            -1
-        )
+        in_context = ~inputs["prediction_mask"].unsqueeze(-1)
+        context_mask = inputs["observed_mask"] * in_context
         loc, scale = self.model.scaler(
             inputs["target"], context_mask, inputs["sample_id"], inputs["variate_id"]
         )
-        n_context, n_future = (
+        layout = Layout(
+            batch.roles[: batch.n_variates],
             forecast.context_token_length(self.patch),
             forecast.prediction_token_length(self.patch),
-        )
-        layout = Layout(
-            batch.roles[: batch.n_variates], n_context, n_future, self.patch
+            self.patch,
         )
         return Encoded(
             {**inputs, "layout": layout},
@@ -163,16 +161,16 @@ PACKED = (
 def describe_stack(model: Any) -> Stack:
     """Describe the rows of a uni2ts ``TransformerEncoder`` at ``model.encoder``."""
     layer = model.encoder.layers[0]
-    inside = layer.self_attn
-    if inside.attn_dropout_p > 0:
+    self_attn = layer.self_attn
+    if self_attn.attn_dropout_p > 0:
         raise WiringError(
-            f"this Moirai has attn_dropout_p={inside.attn_dropout_p}, which uni2ts"
+            f"this Moirai has attn_dropout_p={self_attn.attn_dropout_p}, which uni2ts"
             " applies in evaluation mode too, so that no two forwards agree; set"
             " attn_dropout_p = 0.0 on every layer's self_attn"
         )
-    if inside.num_groups != inside.num_heads:
+    if self_attn.num_groups != self_attn.num_heads:
         raise WiringError(
-            f"this Moirai groups {inside.num_heads} heads in {inside.num_groups},"
+            f"this Moirai groups {self_attn.num_heads} heads in {self_attn.num_groups},"
             " expected no grouping"
         )
     # groups of one head each: the axis of length 1
@@ -194,19 +192,15 @@ def describe_stack(model: Any) -> Stack:
         layer.ffn.activation.__name__,
         **rest,
     )
-    sizes = (
-        model.num_layers,
-        inside.num_heads,
-        model.d_model,
-        inside.head_dim,
-        layer.ffn.hidden_dim,
-    )
-    writers = (attention, mlp)
     return Stack(
         "",
         "encoder.layers",
-        *sizes,
-        writers,
+        n_layers=model.num_layers,
+        n_heads=self_attn.num_heads,
+        d_model=model.d_model,
+        d_head=self_attn.head_dim,
+        d_mlp=layer.ffn.hidden_dim,
+        writers=(attention, mlp),
         ln_final="encoder.norm",
         upstream=("in_proj",),
     )
@@ -224,12 +218,12 @@ class Layout:
     @property
     def blocks(self) -> list[tuple[int, bool]]:
         """Index of the series, and whether it is its future, block by block."""
-        out: list[tuple[int, bool]] = []
+        blocks: list[tuple[int, bool]] = []
         for role in ("target", "known", "past"):
-            rows = [row for row, item in enumerate(self.roles) if item == role]
-            out += [(row, False) for row in rows]
-            out += [(row, True) for row in rows if role != "past"]
-        return out
+            rows = [row for row, name in enumerate(self.roles) if name == role]
+            blocks += [(row, False) for row in rows]
+            blocks += [(row, True) for row in rows if role != "past"]
+        return blocks
 
     @property
     def last_context(self) -> list[int]:
@@ -253,9 +247,7 @@ class Layout:
         future = TokenSpans.patches(0, self.n_future, self.patch)
         total = TokenSpans((), (), ())
         for row, ahead in self.blocks:
-            part = context
-            if ahead:
-                part = future
+            part = future if ahead else context
             total += replace(part, variate=(row,) * len(part))
         return total
 
@@ -283,10 +275,9 @@ def native_input(
     }
     values = parts["target"]
     is_value = ~torch.isnan(values)
-    lengths = torch.tensor(
-        [len(series) for series in batch.values][:: batch.n_variates]
-    )
-    padding = torch.arange(length)[None] < (length - lengths.clamp(max=length))[:, None]
+    lengths = torch.tensor([len(series) for series in batch.values])
+    item_lengths = lengths[:: batch.n_variates].clamp(max=length)
+    padding = torch.arange(length)[None] < (length - item_lengths)[:, None]
     complete = torch.where(is_value, values, 0.0)
     targets = [
         series
@@ -300,9 +291,8 @@ def native_input(
         impute = CausalMeanValueImputation()
         for index, series in enumerate(targets):
             # of all known values, before the cut to the context
-            tail = np.asarray(
-                impute(np.array(series, dtype=np.float32)), dtype=np.float32
-            )[-length:]
+            filled = impute(np.array(series, dtype=np.float32))
+            tail = np.asarray(filled, dtype=np.float32)[-length:]
             item, variate = divmod(index, values.shape[2])
             complete[item, length - len(tail) :, variate] = torch.from_numpy(tail)
     inputs = {
@@ -312,8 +302,8 @@ def native_input(
     }
     for role, name, mask in _FEATURES:
         if role in parts:
-            there = ~torch.isnan(parts[role])
-            inputs |= {name: torch.where(there, parts[role], 0.0), mask: there}
+            observed = ~torch.isnan(parts[role])
+            inputs |= {name: torch.where(observed, parts[role], 0.0), mask: observed}
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
@@ -354,9 +344,11 @@ class Moirai2Adapter(PackedAdapter):
         """Return a ``Moirai2Forecast`` and its arguments."""
         length = self.longest(batch)
         roles = batch.roles[: batch.n_variates]
-        kind = _library().Moirai2Forecast
         forecast = self.forecaster(
-            kind, roles, prediction_length=horizon, context_length=length
+            _library().Moirai2Forecast,
+            roles,
+            prediction_length=horizon,
+            context_length=length,
         )
         # the library's own transform fills gaps with 0 where there are several targets
         causal = roles.count("target") == 1
@@ -415,12 +407,10 @@ class Moirai2Adapter(PackedAdapter):
             output = forecast(**inputs).cpu()
         # (item, quantile, step[, variate]): the library drops the axis of a single
         # variate
-        if output.ndim == 4:
-            full = output
-        else:
-            full = output.unsqueeze(-1)
+        if output.ndim < 4:
+            output = output.unsqueeze(-1)
         quantiles = rearrange(
-            full, "item quantile step variate -> (item variate) step quantile"
+            output, "item quantile step variate -> (item variate) step quantile"
         )
         quantiles = _common.with_covariates(quantiles, roles, 0)
         return self.at(quantiles, levels)

@@ -123,13 +123,13 @@ class TokenAdapter(Adapter):
             return start
         return torch.cat([start, target[:, :-1].long()], dim=1)
 
-    def refuse_other_ids(self, values: Tensor, words: str, hint: str = "") -> None:
+    def refuse_other_ids(self, values: Tensor, message: str, hint: str = "") -> None:
         """Refuse values that are no token ids."""
         size = self.model.config.vocab_size
         wrong = (values != values.round()) | (values < 0) | (values >= size)
         if bool(wrong.any()):
             raise InputError(
-                f"{words} from 0 to {size - 1}; got {float(values[wrong][0]):g}{hint}"
+                f"{message} from 0 to {size - 1}; got {float(values[wrong][0]):g}{hint}"
             )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -195,15 +195,19 @@ def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
         n_layers: int,
         writers: tuple[Writer, ...],
         upstream: tuple[str, ...],
-        **others: Any,
+        **fields: Any,
     ) -> Stack:
-        others |= {
-            "ln_final": f"{name}.final_layer_norm",
-            "upstream": upstream,
-            "entry": name,
+        return Stack(
+            name,
+            f"{name}.block",
+            n_layers,
+            writers=writers,
+            ln_final=f"{name}.final_layer_norm",
+            upstream=upstream,
+            entry=name,
             **sizes,
-        }
-        return Stack(name, f"{name}.block", n_layers, writers=writers, **others)
+            **fields,
+        )
 
     decoder = (attention, cross, _mlp(2, config))
     upstream = (*encoder_upstream, "encoder")
@@ -245,12 +249,18 @@ def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Atte
 def _mlp(sublayer: int, config: Any) -> Mlp:
     at = f"layer.{sublayer}.DenseReluDense"
     norm = f"layer.{sublayer}.layer_norm"
-    layers = (f"{at}.wi_0" if config.is_gated_act else f"{at}.wi", f"{at}.wo")
+    into = f"{at}.wi"
     gate = None
     if config.is_gated_act:
+        into = f"{at}.wi_0"
         gate = Projection(f"{at}.wi_1", "d_mlp")
     return mlp_row(
-        at, f"layer.{sublayer}", layers, config.dense_act_fn, gate=gate, norm=norm
+        at,
+        f"layer.{sublayer}",
+        (into, f"{at}.wo"),
+        config.dense_act_fn,
+        gate=gate,
+        norm=norm,
     )
 
 
@@ -286,12 +296,10 @@ class T5Adapter(TokenAdapter):
         ids = _common.padded(batch, self.longest(batch))
         mask = ~torch.isnan(ids)
         ids = self._ids(torch.where(mask, ids, float(self.model.config.pad_token_id)))
-        target = future
-        if future is None:
-            target = tokens
-        decoder = self.shifted(
-            None if target is None else self._ids(target), len(batch)
-        )
+        target = tokens if future is None else future
+        if target is not None:
+            target = self._ids(target)
+        decoder = self.shifted(target, len(batch))
         return self.of_tokens(ids, mask.long(), decoder, torch.ones(len(batch)), batch)
 
     def _ids(self, values: Tensor) -> Tensor:

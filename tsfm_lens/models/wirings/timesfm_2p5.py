@@ -76,13 +76,14 @@ def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
 
     ``timesfm`` does the same. The arrays are fresh.
     """
-    out = []
+    complete = []
     for series in batch.values:
         is_value = ~np.isnan(series)
         first = int(np.argmax(is_value))
         index = np.arange(len(series))
-        out.append(np.interp(index, index[is_value], series[is_value])[first:])
-    return out
+        filled = np.interp(index, index[is_value], series[is_value])
+        complete.append(filled[first:])
+    return complete
 
 
 def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor]:
@@ -123,12 +124,9 @@ def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
     The output is (…, batch, horizon · 10), the quantiles are (…, batch, quantile,
     step).
     """
+    by_step = flat.reshape(*flat.shape[:-1], horizon, -1)
     # entry 0 of the ten is the mean
-    return in_data_units(
-        flat.reshape(*flat.shape[:-1], horizon, -1)[..., 1:].transpose(-1, -2),
-        mu,
-        sigma,
-    )
+    return in_data_units(by_step[..., 1:].transpose(-1, -2), mu, sigma)
 
 
 def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[None]:
@@ -169,8 +167,8 @@ def _in_pieces(
             prefixes[:, stop - 1], return_index=True, return_inverse=True
         )
         rows, back = (
-            torch.as_tensor(item.reshape(-1), device=inputs.device)
-            for item in (firsts, group)
+            torch.as_tensor(indices.reshape(-1), device=inputs.device)
+            for indices in (firsts, group)
         )
         state = [_rows(cache, previous[firsts]) for cache in state]
         results, state = type(model).forward(
@@ -196,17 +194,12 @@ def pieces(prefixes: np.ndarray) -> list[tuple[int, int]]:
 
     Rows that are equal at the first patch of a range are equal at its last.
     """
+    # where the number of distinct prefixes grows, some rows begin to differ
     counts = [len(np.unique(column)) for column in prefixes.T]
-    cuts = [
-        0,
-        *(
-            position
-            for position in range(1, len(counts))
-            if counts[position] > counts[position - 1]
-        ),
-        len(counts),
+    splits = [
+        index for index in range(1, len(counts)) if counts[index] > counts[index - 1]
     ]
-    return list(pairwise(cuts))
+    return list(pairwise([0, *splits, len(counts)]))
 
 
 NAME = "timesfm-2.5"
@@ -232,11 +225,14 @@ def _wiring(model: Any) -> Wiring:
     ]
     mlp = describe_mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), act)
     d_mlp = model.stacked_xf[0].ff0.out_features
-    sizes = (model.x, model.h, model.md, model.hd, d_mlp)
     stack = Stack(
         "",
         "stacked_xf",
-        *sizes,
+        n_layers=model.x,
+        n_heads=model.h,
+        d_model=model.md,
+        d_head=model.hd,
+        d_mlp=d_mlp,
         writers=(attention, mlp),
         upstream=("tokenizer",),
         cached=_cache_length,
@@ -289,20 +285,14 @@ class TimesFmAdapter(Adapter):
         mu, sigma = running_statistics(
             patches, masks, lambda *state: util.update_running_stats(*state)[0]
         )
-        patches_of_model = torch.where(masks, 0.0, util.revin(patches, mu, sigma))
+        inputs = {
+            "inputs": torch.where(masks, 0.0, util.revin(patches, mu, sigma)),
+            "masks": masks,
+            "mu": mu[:, -1],
+            "sigma": sigma[:, -1],
+        }
         spans = {"": TokenSpans.patches(-n_patches * patch, n_patches, patch)}
-        return Encoded(
-            {
-                "inputs": patches_of_model,
-                "masks": masks,
-                "mu": mu[:, -1],
-                "sigma": sigma[:, -1],
-            },
-            spans,
-            mu[:, -1],
-            sigma[:, -1],
-            batch,
-        )
+        return Encoded(inputs, spans, inputs["mu"], inputs["sigma"], batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute deciles of the patch after the last one.
@@ -382,12 +372,9 @@ class TimesFmAdapter(Adapter):
 
         That pass has no cache.
         """
-        return (
-            tuple(
-                torch.cat([args[index] for args, _ in calls], dim=1) for index in (0, 1)
-            ),
-            {},
-        )
+        patches = torch.cat([args[0] for args, _ in calls], dim=1)
+        masks = torch.cat([args[1] for args, _ in calls], dim=1)
+        return (patches, masks), {}
 
 
 def wrap(module: Any) -> Any:

@@ -54,14 +54,15 @@ def _wiring(config: Any) -> Wiring:
     )
     norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
     mlp = timesfm_2p5.describe_mlp(norms, ("mlp.fc1", "mlp.fc2"), config.activation)
-    counts = (config.num_hidden_layers, config.num_attention_heads)
-    sizes = (config.hidden_size, config.head_dim, config.intermediate_size)
     stack = Stack(
         "",
         "model.layers",
-        *counts,
-        *sizes,
-        (attention, mlp),
+        n_layers=config.num_hidden_layers,
+        n_heads=config.num_attention_heads,
+        d_model=config.hidden_size,
+        d_head=config.head_dim,
+        d_mlp=config.intermediate_size,
+        writers=(attention, mlp),
         upstream=("model.input_ff_layer",),
     )
     unembed = Site("output_projection_point", layout="batch pos d_out")

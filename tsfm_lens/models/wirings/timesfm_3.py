@@ -61,14 +61,14 @@ KEYS = keys(
 
 def _attention(kind: str, module: str, short: str, *, across: bool) -> Attention:
     norms = (f"pre_{short}_attn_ln", f"post_{short}_attn_ln")
-    layouts: dict[str, Any] = {"z_layout": "(series variate) pos (head d_head)"}
-    layouts["qkv_layout"] = "(series variate) head pos d_head"
+    layouts: dict[str, Any] = {
+        "z_layout": "(series variate) pos (head d_head)",
+        "qkv_layout": "(series variate) head pos d_head",
+    }
     if across:
         layouts = {
             "z_layout": "(series pos) variate (head d_head)",
             "qkv_layout": "(series pos) head variate d_head",
-        }
-        layouts |= {
             "reads": Site(norms[0], "in", 0, STREAM),
             "aside": True,
             "over": "variate",
@@ -88,27 +88,21 @@ def _wiring(model: Any) -> Wiring:
             " wiring does not know"
         )
     time = _attention("time_attn", "seq_attn", "seq", across=False)
-    across = (
-        (_attention("variate_attn", "var_attn", "var", across=True),)
-        if model.use_variate_attention
-        else ()
-    )
+    across: tuple[Attention, ...] = ()
+    if model.use_variate_attention:
+        across = (_attention("variate_attn", "var_attn", "var", across=True),)
     mlp = timesfm_2p5.describe_mlp(
         ("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), sizes.ff_activation, STREAM
-    )
-    d_head, writers = sizes.model_dims // sizes.num_heads, (time, *across, mlp)
-    numbers = (
-        config.num_layers,
-        sizes.num_heads,
-        sizes.model_dims,
-        d_head,
-        sizes.hidden_dims,
     )
     stack = Stack(
         "",
         "transformer_stack.layers",
-        *numbers,
-        writers,
+        n_layers=config.num_layers,
+        n_heads=sizes.num_heads,
+        d_model=sizes.model_dims,
+        d_head=sizes.model_dims // sizes.num_heads,
+        d_mlp=sizes.hidden_dims,
+        writers=(time, *across, mlp),
         upstream=("pre_transformer_resblock",),
     )
     return Wiring(
@@ -198,15 +192,11 @@ class TimesFm3Adapter(Adapter):
         copies = math.prod(leading)
         items = len(encoded.inputs["target"])
         stream = normalized.reshape(copies * items, -1, *normalized.shape[-2:])
-        # the transformer hands back the stream
-        with shadowed(
-            [
-                (
-                    self.model.transformer_stack,
-                    lambda _forward: lambda *_, **_others: (stream, None, None),
-                )
-            ]
-        ):
+
+        def forward(*_args: Any, **_kwargs: Any) -> tuple[Tensor, None, None]:
+            return stream, None, None
+
+        with shadowed([(self.model.transformer_stack, lambda _plain: forward)]):
             quantiles = self.run(encoded.repeated(copies))
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 

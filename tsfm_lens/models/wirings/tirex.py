@@ -63,16 +63,14 @@ def _wiring(model: Any) -> Wiring:
         norm="norm_ffn",
         aside=True,
     )
-    width = model.out_norm.weight.shape[0]
-    hidden = model.blocks[0].ffn.proj_down.in_features
     stack = Stack(
         "",
         "blocks",
-        len(model.blocks),
-        0,
-        width,
-        0,
-        hidden,
+        n_layers=len(model.blocks),
+        n_heads=0,
+        d_model=model.out_norm.weight.shape[0],
+        d_head=0,
+        d_mlp=model.blocks[0].ffn.proj_down.in_features,
         writers=(slstm, mlp),
         ln_final="out_norm",
         upstream=("input_patch_embedding",),
@@ -164,9 +162,10 @@ def _built(config: Mapping[str, Any]) -> Any:
 
 
 def _config(native: Any) -> dict[str, Any]:
-    own = dict(vars(native.config))
-    own.pop("nan_mask_value")
-    return {"train_ctx_len": own.pop("train_ctx_len"), "model_config": own}
+    settings = dict(vars(native.config))
+    settings.pop("nan_mask_value")
+    context_length = settings.pop("train_ctx_len")
+    return {"train_ctx_len": context_length, "model_config": settings}
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:

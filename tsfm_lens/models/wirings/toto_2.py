@@ -75,19 +75,21 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
     # a unit-scaled layer divides by the root of its fan-in
     inner = config.d_model**-0.5
     out = Projection("attn.out_proj", gain=(config.v_dim * config.num_heads) ** -0.5)
+    over = "time"
     stream = "batch pos d_model"
+    qkv_layout = "batch head pos d_head"
     if across:
+        over = "variate"
         stream = "(series pos) variate d_model"
+        qkv_layout = "(series pos) head variate d_head"
     attention = attention_row(
         "attn",
         "attn",
         fused("attn.in_proj", "(part head d_head)", out, gain=inner),
         stream=stream,
         z_layout=stream.replace("d_model", "(head d_head)"),
-        over="variate" if across else "time",
-        qkv_layout=(
-            "(series pos) head variate d_head" if across else "batch head pos d_head"
-        ),
+        over=over,
+        qkv_layout=qkv_layout,
         norm="norm1",
         mix=_mix("attn_tau"),
     )
@@ -121,17 +123,14 @@ def _wiring(model: Any) -> Wiring:
         for layer in range(config.num_layers)
         if model.transformer._if_variate_layer(layer)
     ]
-    sizes = (
-        config.num_layers,
-        config.num_heads,
-        config.d_model,
-        config.v_dim,
-        config.d_ff,
-    )
     stack = Stack(
         "",
         "transformer.layers",
-        *sizes,
+        n_layers=config.num_layers,
+        n_heads=config.num_heads,
+        d_model=config.d_model,
+        d_head=config.v_dim,
+        d_mlp=config.d_ff,
         writers=_rows(config, across=False),
         ln_final="transformer.out_norm",
         final_layout="series variate pos d_model",
@@ -263,11 +262,8 @@ class Toto2Adapter(Adapter):
         ``raw`` is (quantile, …, batch, pos, patch); each token gives its next patch.
         """
         ahead = raw[..., -(n_future + 1) : -1, :].flatten(-2).movedim(0, -2)
-        return (
-            (ahead.sinh() * scale[:, None, None] + loc[:, None, None])
-            .sort(dim=-2)
-            .values
-        )
+        quantiles = ahead.sinh() * scale[:, None, None] + loc[:, None, None]
+        return quantiles.sort(dim=-2).values
 
     @declare_row_independent
     def predict(
