@@ -100,6 +100,7 @@ def reference_activations(
         )
     if isinstance(reference, Activations):
         return reference
+    # heads are ablated at z, other components at what they add to the stream
     names = select_names(lens, ["**.hook_z", "**.hook_out"], None)
     with torch.no_grad():
         if isinstance(reference, Encoded):

@@ -416,6 +416,7 @@ def at_levels(
     if tuple(requested) == tuple(levels):
         return values
     interpolated = []
+    # levels that come from arithmetic may be off in their last digits
     for level in requested:
         right = min(int(np.searchsorted(levels, level - 1e-9)), len(levels) - 1)
         if abs(levels[right] - level) < 1e-9:

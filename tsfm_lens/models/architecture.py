@@ -446,6 +446,7 @@ def architectures() -> dict[str, Architecture]:
 
 @cache
 def _import_wirings() -> None:
+    # they import this module
     from tsfm_lens.models import wirings as package
 
     for module in pkgutil.iter_modules(package.__path__):
@@ -462,6 +463,7 @@ def architecture_by_name(name: str) -> Architecture:
 
 def extras() -> dict[str, Extra]:
     """Return the optional library of each extra, by its name."""
+    # several architectures may share a library
     libraries = [entry.library for entry in architectures().values()]
     return {library.name: library for library in libraries if library is not None}
 

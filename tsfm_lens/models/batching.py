@@ -183,6 +183,7 @@ class ForecastRequest:
         lengths = {
             stack: int(size * growth) for stack, size in count_tokens(encoded).items()
         }
+        # a decoder reads the forecast, not the context
         if adapter.rollout == "tokens":
             lengths[self.lens.wiring.output_stack.name] = ahead
         return lengths
@@ -261,7 +262,8 @@ def plan(
         items = fitting(need, items, device, costs_more_in_parts=request.draws)
     fit = items * request.per_item
     if request.most is not None:
-        # an item stays in one piece, however many series it has
+        # an item stays in one piece, however many series it has; beyond one pass each
+        # series has a row per quantile
         fit = min(fit, max(request.most, request.per_item))
     ranges = []
     for start, stop in request.blocks:

@@ -187,6 +187,7 @@ class Forecast:
 
 def is_count(value: Any) -> bool:
     """Return whether a value is an integer from 1 to ``MOST``."""
+    # True is an int in Python
     return (
         isinstance(value, int | np.integer)
         and not isinstance(value, bool)

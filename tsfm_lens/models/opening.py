@@ -234,6 +234,7 @@ def _open(
         with checkpoint.in_our_words(
             f"{model_id}: no {entry.title} can be built from its configuration"
         ):
+            # without memory for weights, which the configuration may make huge
             with torch.device("meta"):
                 blank = entry.blank(files.config)
                 files.fit(blank, entry.renamed)

@@ -340,6 +340,7 @@ class Run:
                 )
         else:
             output, activations = self._forward(sorted(requested), last)
+        # the cached property of this name then needs no forward of its own
         self.__dict__.setdefault("forecast" if self.rollout else "point", output)
         if last is None:
             self._keep(activations)

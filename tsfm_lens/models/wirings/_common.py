@@ -196,10 +196,9 @@ def write_tensors(
 ) -> None:
     """Write tensors by name as :func:`write_checkpoint` does."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.detach().contiguous() for name, tensor in state.items()},
-        folder / "model.safetensors",
-    )
+    # safetensors refuses tensors that are not contiguous
+    tensors = {name: tensor.detach().contiguous() for name, tensor in state.items()}
+    save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 

@@ -99,6 +99,7 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
             prediction_length=horizon,
             context_length=length,
             patch_size=self.patch,
+            # that of a call counts, see predict
             num_samples=100,
         )
         return forecast, moirai_2.native_input(batch, length, horizon, self.device)

@@ -82,6 +82,7 @@ class TokenAdapter(Adapter):
             "shared",
             steps_per_readout=1,
         )
+        # T5 scales the stream before a head that is tied to the embedding
         self._rescale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
     def of_tokens(
@@ -235,6 +236,7 @@ def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Attention:
     at = f"layer.{sublayer}.{name}"
     norm = f"layer.{sublayer}.layer_norm"
+    # a sublayer holds norm and branch, so that its input is the stream itself
     reads = Site(f"layer.{sublayer}", "in", 0)
     return attention_row(
         kind,

@@ -53,6 +53,7 @@ LIBRARY = Extra(
 
 def branches(norms: tuple[str, str]) -> dict[str, Any]:
     """Return the fields of an attention whose branch ends in its own norm."""
+    # the stream receives the output of the second norm
     return {"write": norms[1], "norm": norms[0], "post_norm": norms[1]}
 
 
@@ -390,6 +391,7 @@ def wrap(module: Any) -> Any:
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    # hooks do not act inside compiled modules
     native = LIBRARY.require().TimesFM_2p5_200M_torch.from_pretrained(
         folder, torch_compile=False
     )
@@ -411,6 +413,7 @@ register(
         claims_tensors=lambda names: "stacked_xf.0.attn.qkv_proj.weight" in names,
         classes=("TimesFM_2p5_200M_torch", "TimesFM_2p5_200M_torch_module"),
         open=_open,
+        # the library has no configuration apart from its code
         blank=lambda config: module_class()(),
         adapter=TimesFmAdapter,
         wrap=lambda native: (

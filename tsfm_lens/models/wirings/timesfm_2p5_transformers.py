@@ -187,6 +187,7 @@ def _blank(config: Mapping[str, Any]) -> Any:
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     from transformers import TimesFm2_5ModelForPrediction
 
+    # hooks see patterns in scaled_dot_product_attention, which "eager" does not call
     return TimesFm2_5ModelForPrediction.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa"
     ).to(device)

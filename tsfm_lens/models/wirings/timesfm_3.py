@@ -145,12 +145,11 @@ class TimesFm3Adapter(Adapter):
             -length, length // self.patch + self._future_patches(steps), self.patch
         )
         # running statistics of every patch, inside decode: no single scale
-        loc, scale = torch.zeros(len(batch)), torch.ones(len(batch))
         return Encoded(
             inputs,
             {"": spans},
-            loc,
-            scale,
+            torch.zeros(len(batch)),
+            torch.ones(len(batch)),
             batch,
             horizon=steps,
             items=len(inputs["target"]),

@@ -266,6 +266,7 @@ def _toto() -> Any:
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    # hooks see patterns in scaled_dot_product_attention, which xformers does not call
     native = _toto().from_pretrained(
         folder, map_location=device, use_memory_efficient_attention=False
     )

@@ -96,6 +96,7 @@ def _rows(layer: Any) -> tuple[Branch, ...]:
     for kind, path, layout in rows:
         has_gate = hasattr(layer.get_submodule(path), "gating_block")
         module = f"{path}.mlp"
+        # the gate comes after the MLP, but before it where channels are mixed
         if has_gate and kind != "channel_mix":
             module = f"{path}.gating_block"
         branches.append(
