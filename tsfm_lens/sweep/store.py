@@ -2,7 +2,8 @@
 
 Read :class:`Store` first. Each file is written once, as a whole, and never changed. A
 file that cannot be read counts as one that is not there: a warning names it, and a
-sweep computes its cells again. The store knows nothing of models: a cell is a key with its rows.
+sweep computes its cells again. The store knows nothing of models: a cell is a key with
+its rows.
 """
 
 from __future__ import annotations
