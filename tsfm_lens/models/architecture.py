@@ -281,12 +281,13 @@ class Architecture:
         save: writes a native object as its own loader reads it; ``save_pretrained`` if
             None.
         library: optional library that it needs.
-        table_traits: of ``TABLE_TRAITS``, those that the tables of its models give;
-            all, so that no model is refused before it is open, unless said.
+        table_traits: of ``TABLE_TRAITS``, those that the tables of its models give; by
+            default all, so that no model is refused before it is open.
         renamed: parts of tensor names in checkpoints -> their names in the library.
         computed: parts of the names of tensors that the library computes and does not
             read from a checkpoint.
-        among: whether an object of a class that architectures share is one of its own.
+        among: whether an object belongs to it, where several architectures share a
+            class.
         inside: name of a published checkpoint -> the folder in which its own library
             ships it, None of others.
         claims_tensors: whether names of tensors belong to it, for checkpoints whose

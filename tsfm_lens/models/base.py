@@ -317,7 +317,7 @@ class LensBase(NativeModule):
     def traits(self) -> frozenset[str]:
         """Traits of the model that measurements can require.
 
-        "See also :class:`tsfm_lens.models.Architecture`.
+        See also :class:`tsfm_lens.models.Architecture`.
         """
         traits = self.wiring.traits | adapter_traits(self.adapter)
         if has_training_record(self.model_id):
