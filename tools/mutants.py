@@ -139,13 +139,13 @@ MUTANTS = [
             "data/frames.py",
             "counts = [int((~in_future[rows]).sum())",
             "counts = [int((in_future[rows]).sum())",
-            "data/test_variates.py::test_a_file_and_two_frames_give_the_same_batch",
+            "data/test_variates.py::test_file_and_frames_agree",
         ),
         (
             "data/categories.py",
             'if {*folded} <= {"false", "true"}:',
             'if {*folded} <= {"no", "yes"}:',
-            "data/test_categories.py::test_words_for_truth_values_are_truth_values",
+            "data/test_categories.py::test_truth_words_are_truth_values",
         ),
         (
             "explain/shapley.py",
@@ -181,7 +181,7 @@ MUTANTS = [
             "sweep/statistics/scores.py",
             "shift = np.abs(point - plain).mean(axis=1)",
             "shift = np.abs(point - plain).max(axis=1)",
-            "sweep/test_scores.py::test_distances_of_many_rows_are_those_of_each",
+            "sweep/test_scores.py::test_distances_of_rows_equal_single_ones",
         ),
         (
             "sweep/planner/search.py",
