@@ -296,7 +296,11 @@ def sweep(
             for first in range(0, len(members), abreast):
                 chunk = members[first : first + abreast]
                 outputs[chunk] = _side_by_side(
-                    lens, work, [variants[i] for i in chunk], unchanged, unfinished
+                    lens,
+                    work,
+                    [variants[index] for index in chunk],
+                    unchanged,
+                    unfinished,
                 )
                 done += len(chunk)
                 on_progress(done)

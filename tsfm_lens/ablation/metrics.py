@@ -40,8 +40,9 @@ def _of_rows(a: np.ndarray, b: np.ndarray, distances: np.ndarray) -> np.ndarray:
     It is NaN for rows that are not finite in both forecasts.
     """
     finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
-    separate = np.where((a == b).all(axis=-1), 0.0, distances)
-    return np.where(finite, separate, np.nan)
+    # equal constant rows, too, whose correlation is not defined
+    distances = np.where((a == b).all(axis=-1), 0.0, distances)
+    return np.where(finite, distances, np.nan)
 
 
 def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

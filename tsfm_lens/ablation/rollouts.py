@@ -287,6 +287,7 @@ class VariantRequest(ForecastRequest):
 
     @cached_property
     def _source(self) -> SharedSource | None:
+        """Encoder that variants may share; None without one."""
         if self._encoder:
             entry = self.lens.wiring.stack(self._encoder).entry
         else:
@@ -305,8 +306,8 @@ class VariantRequest(ForecastRequest):
     def settled(self, variants: Sequence[Variant]) -> list[Forecast]:
         """Forecast variants that run together, none of them spoilt by another.
 
-        Variants with a non-finite forecast run again without the others, in halves if
-        all failed, until each of them failed alone.
+        Variants with a non-finite forecast run again without the others; if all have
+        one, in halves.
         """
         try:
             forecasts = self.checked(self.together(variants))
@@ -324,9 +325,8 @@ class VariantRequest(ForecastRequest):
         else:
             half = len(failures) // 2
         for part in filter(None, (failures[:half], failures[half:])):
-            for index, forecast in zip(
-                part, self.settled([variants[i] for i in part]), strict=True
-            ):
+            again = self.settled([variants[index] for index in part])
+            for index, forecast in zip(part, again, strict=True):
                 forecasts[index] = forecast
         return forecasts
 
@@ -548,7 +548,7 @@ def _single_passes(
     # the library treats no numbers in its own way, and one such variant may spoil its
     # neighbours
     again = _forecast_blocks(
-        request, [variants[i] for i in failures], lambda _count: None
+        request, [variants[index] for index in failures], lambda _count: None
     )
     for index, forecast in zip(failures, again, strict=True):
         results[index] = forecast

@@ -166,6 +166,7 @@ class Activations(Decomposed):
         raise AttributeError(f"activations have no {name!r}{alternative}")
 
     def __getitem__(self, name: Key) -> Tensor:
+        # a component such as "decoder.2.cross_attn.3" is one head of its hook_z
         head = ""
         if isinstance(name, str) and name not in self.recorded:
             head = find_point(name)[1]
@@ -252,6 +253,7 @@ class Activations(Decomposed):
         return self
 
     def _point(self, name: str) -> Point:
+        """Return the hook point of an activation, or of its gradient."""
         return self.points[name.removesuffix("_grad")]
 
     def axes(self, name: Key) -> tuple[str, ...]:
@@ -279,6 +281,7 @@ class Activations(Decomposed):
         value = self.recorded[name][0].value
         if len(axes) == value.ndim:
             return axes
+        # a reducer made axes of its own
         return tuple(f"axis_{index}" for index in range(value.ndim))
 
     def _batch_axis(self, name: str) -> int | None:
@@ -306,6 +309,7 @@ class Activations(Decomposed):
             array = array.assign_coords(
                 step=[call.step for call in self.recorded[name]]
             )
+        # of such a pattern, rows are tokens, and queries are series
         between_series = self._point(name).over == "variate" and "query" in axes
         if "batch" in axes and self.ids and not between_series:
             samples = range(array.sizes["batch"] // len(self.ids))

@@ -55,6 +55,7 @@ class Component:
         Raises UnknownNameError if the text is no component.
         """
         parts = text.split(".")
+        # in a model with one stack the name begins with the layer
         if parts[0].isdigit():
             stack = ""
         else:

@@ -311,7 +311,7 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
     These are modules that are compiled, were replaced since the lens was made, or lie
     inside such a module.
     """
-    _refuse_compiled("", model)
+    _check_not_compiled("", model)
     by_path: dict[str, nn.Module | None] = {"": model}
     for path, module in modules:
         prefix = ""
@@ -323,17 +323,17 @@ def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) ->
             child = None if parent is None else parent._modules.get(name)
             by_path[prefix] = child
             if child is not None and prefix != path:
-                _refuse_compiled(prefix, child)
+                _check_not_compiled(prefix, child)
         if by_path[path] is not module:
             raise WiringError(
                 f"module {path!r} was taken out of the model or replaced after the lens"
                 " was made, so a hook on it would do nothing. Make a new lens of the"
                 " changed model: load(model)."
             )
-        _refuse_compiled(path, module)
+        _check_not_compiled(path, module)
 
 
-def _refuse_compiled(path: str, module: nn.Module) -> None:
+def _check_not_compiled(path: str, module: nn.Module) -> None:
     """Refuse a compiled module.
 
     ``module.compile()``, and ``torch.compile`` of a module or of its forward, are

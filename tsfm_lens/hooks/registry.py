@@ -187,9 +187,9 @@ class OwnedHookPoint(HookPoint):
     def register_forward_hook(self, hook: Any, **options: Any) -> RemovableHandle:
         """Register a hook of ``add_hook``.
 
-        Raises HookError for any other, see :meth:`_refuse_foreign`.
+        Raises HookError for any other, see :meth:`_check_origin`.
         """
-        self._refuse_foreign(hook)
+        self._check_origin(hook)
         return super().register_forward_hook(hook, **options)
 
     def register_full_backward_hook(
@@ -197,17 +197,17 @@ class OwnedHookPoint(HookPoint):
     ) -> RemovableHandle:
         """Register a hook of ``add_hook``.
 
-        Raises HookError for any other, see :meth:`_refuse_foreign`.
+        Raises HookError for any other, see :meth:`_check_origin`.
         """
-        self._refuse_foreign(hook)
+        self._check_origin(hook)
         return super().register_full_backward_hook(hook, prepend)
 
     def register_forward_pre_hook(self, hook: Any, **options: Any) -> RemovableHandle:
-        """Refuse the hook, see :meth:`_refuse_foreign`."""
-        self._refuse_foreign(hook)
+        """Refuse the hook, see :meth:`_check_origin`."""
+        self._check_origin(hook)
         return super().register_forward_pre_hook(hook, **options)
 
-    def _refuse_foreign(self, hook: Any) -> None:
+    def _check_origin(self, hook: Any) -> None:
         """Refuse hooks that torch, or a library such as captum, sets.
 
         The native model does not call this module.

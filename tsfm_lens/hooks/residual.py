@@ -52,6 +52,7 @@ def carry_factors(
     branches, it is the stream there.
     """
     factors: dict[Place, float] = {}
+    # from the end on: the product of the gains of all later branches
     later = 1.0
     for layer, writer in reversed(_writers(stack, *(until or (stack.n_layers, 0)))):
         factors[layer, writer.kind] = later
@@ -286,7 +287,7 @@ class Before:
 
     def cut(self, name: str) -> Tensor:
         """Return one activation at the requested positions."""
-        return self._cut(self._acts[name])
+        return self._select_positions(self._acts[name])
 
     def stream(self) -> Tensor:
         """Return the stream there, (…, pos, d_model)."""
@@ -321,7 +322,7 @@ class Before:
                 labels += [
                     f"L{layer}{kind}H{head}" for head in range(self.stack.n_heads)
                 ]
-                results = self._cut(self._results(layer, writer), -3)
+                results = self._select_positions(self._results(layer, writer), -3)
                 writes.append(results.movedim(-2, 0) * self._carry[layer, writer.kind])
         return labels, torch.cat(writes)
 
@@ -334,7 +335,7 @@ class Before:
         weights = self._weights.mlp(layer, writer.kind, self.stack.name)
         gain = self._gain(layer, writer)
         if not isinstance(gain, float):
-            gain = self._cut(gain).unsqueeze(-2)
+            gain = self._select_positions(gain).unsqueeze(-2)
         writes = post[..., None] * weights.W_out.to(post) * gain
         return writes.movedim(-2, 0) * self._carry[layer, writer.kind]
 
@@ -342,13 +343,14 @@ class Before:
         """Sum the output biases as they arrive here, (…, pos, d_model)."""
         total = torch.zeros_like(self.embed())
         for layer, writer in self.writers:
+            # the write of a whole branch or MLP has its bias; heads and neurons do not
             if isinstance(writer, Branch) or (isinstance(writer, Mlp) and not of_mlps):
                 continue
             bias = self._out(layer, writer)[1]
             if bool(bias.any()):
                 gain = self._gain(layer, writer)
                 if not isinstance(gain, float):
-                    gain = self._cut(gain)
+                    gain = self._select_positions(gain)
                 total = total + bias.to(total) * gain * self._carry[layer, writer.kind]
         return total
 
@@ -390,7 +392,7 @@ class Before:
         """Return the prefix of a branch's hook points."""
         return f"{self.stack.prefix}.{layer}.{writer.kind}"
 
-    def _cut(self, tensor: Tensor, axis: int = -2) -> Tensor:
+    def _select_positions(self, tensor: Tensor, axis: int = -2) -> Tensor:
         # as in TransformerLens, a single position removes the axis
         """Return the requested positions of a tensor."""
         if isinstance(self._positions, Slice):

@@ -358,7 +358,7 @@ def resolve_hooks(
             )
         name = get_name(pair[0])
         hook = pair[1]
-        _refuse_other_arguments(hook)
+        _check_arguments(hook)
         if callable(name):
             matches = list(filter(name, names))
         else:
@@ -376,7 +376,7 @@ def resolve_hooks(
     return by_name
 
 
-def _refuse_other_arguments(hook: Any) -> None:
+def _check_arguments(hook: Any) -> None:
     """Refuse what cannot be called as a hook."""
     try:
         inspect.signature(hook).bind(None, hook=None)

@@ -187,6 +187,7 @@ class Weights:
             _times_gain(part, writer.o_gain)
             for part in self._parameters(f"{block}.{writer.o}")
         )
+        # a linear layer holds (out, in), the fields here (in, out)
         return MlpWeights(
             up[0],
             gate[0],

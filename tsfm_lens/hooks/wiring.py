@@ -148,6 +148,7 @@ class Attention:
 
         They are those of z with the heads folded into d_model.
         """
+        # the bracket with the heads may hold other axes, too: "(part d_head head)"
         return re.sub(r"\([^)]*\bhead\b[^)]*\)", "d_model", self.z_layout)
 
     def count_heads(self, letter: str, n_heads: int) -> int:
@@ -176,6 +177,7 @@ class Attention:
 
         It is that of the queries where series attend to each other as rows.
         """
+        # with tokens as rows, the queries are series
         if self.pattern_layout.startswith("pos "):
             return 2
         return 0

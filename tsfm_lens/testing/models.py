@@ -23,6 +23,7 @@ from tsfm_lens.testing import builders
 
 __all__ = ["published", "spread_weights", "tiny"]
 
+# parameters that are looked up or added, not summed over: their size is no fan-in
 _TABLES = ("embed_tokens", "shared", "emb.weight", "attention_bias")
 
 

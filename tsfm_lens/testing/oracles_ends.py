@@ -339,11 +339,11 @@ def rows_are_series(case: Case) -> Deviations:
             outer = draws["num_samples"]
         # every series draws for itself: how many numbers a draw uses up may depend on
         # what it draws from
-        separate = None
+        drawing = None
         if draws and axis is not None:
             pieces = [Piece(1, 1, 0, 1)] * len(batch)
-            separate = BlockDraws(pieces, axis=axis, outer=outer)
-        with separate or nullcontext():
+            drawing = BlockDraws(pieces, axis=axis, outer=outer)
+        with drawing or nullcontext():
             result = lens.forecast(batch, horizon, **draws)
         values = result.quantiles if result.samples is None else result.samples
         return torch.as_tensor(values)
@@ -353,10 +353,10 @@ def rows_are_series(case: Case) -> Deviations:
         with lens.ablate(target, rows=[row]):
             result = forecast()
         edited = [index for index, group in enumerate(group_rows) if group == row]
-        others = [index for index, group in enumerate(group_rows) if group != row]
+        unedited = [index for index, group in enumerate(group_rows) if group != row]
         yield (
             f"rows=[{row}] moves other series",
-            relative(result[others], plain[others]),
+            relative(result[unedited], plain[unedited]),
         )
         paths = (result[edited] - plain[edited]).abs().amax(dim=-1)
         # a token is drawn anew only where a probability moves past the draw

@@ -303,8 +303,10 @@ def _check_figures(trial: ProbeTrial) -> None:
         if figure.probe_options:
             options = {**entry.example, **figure.probe_options}
             result = trial.results.compute(entry.kind, **options)
-        others = [trial.results[kind] for kind in figure.beside]
-        assert figure.draw(result, *others).data, f"{figure.name} draws nothing"
+        further_results = [trial.results[kind] for kind in figure.beside]
+        assert figure.draw(result, *further_results).data, (
+            f"{figure.name} draws nothing"
+        )
     if entry.figures:
         assert trial.result.plot().data, "nothing is drawn where no figure is named"
     for panel in trial.panels:
