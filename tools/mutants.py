@@ -85,7 +85,7 @@ MUTANTS = [
             "probes/parroting.py",
             "return context[len(context) - lag + np.arange(steps) % lag]",
             "return context[len(context) - lag - 1 + np.arange(steps) % lag]",
-            "probes/test_parroting.py::test_the_lag_is_that_of_the_whole_forecast",
+            "probes/test_parroting.py::test_the_lag_fits_the_whole_forecast",
         ),
         (
             "probes/logit_lens.py",
@@ -206,7 +206,7 @@ MUTANTS = [
 
 
 def run_tests(file: str) -> None:
-    """Run tests of the copy in which this process stands, and end with pytest's code."""
+    """Run tests of the copy in which this process stands; end with pytest's code."""
     # a process begins with the paths of this one, which lead to the package as it is
     sys.path.insert(0, str(Path.cwd()))
     import pytest
