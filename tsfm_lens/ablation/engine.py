@@ -226,9 +226,9 @@ def _within_memory(
 class OnePass:
     """Pass of a sweep over one batch.
 
-    ``run`` runs the model on so many copies of the batch, ``read`` reduces its output;
-    ``unread`` are modules whose outputs nothing reads, and ``once`` says that each
-    module runs once a pass.
+    ``run`` runs the model on so many copies of the batch, and ``read`` reduces its
+    output. Outputs of the ``unread`` modules are used by nothing; ``once`` requires
+    that the head is called exactly once a pass.
     """
 
     encoded: Encoded

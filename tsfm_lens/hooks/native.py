@@ -2,8 +2,7 @@
 
 :func:`to_vocabulary` and :func:`to_native` translate between a module's layout and the
 axes of hook points; read them first. The rest reads and replaces one tensor of a call,
-forms attention scores as torch does, and applies norms with a given scale. Nothing here
-sets a hook or calls a module.
+forms attention scores as torch does, and applies norms with a given scale.
 """
 
 from __future__ import annotations

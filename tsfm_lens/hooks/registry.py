@@ -51,8 +51,6 @@ from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Stack, Wiring
 
 ModuleSide = tuple[str, Side]
-Connection = tuple[ModuleSide, str, float, Callable[..., Any] | None]
-"""(side of a module, key there, rank, function): see :class:`Callback`."""
 
 # ranks before and behind those of hook points
 _FIRST = -1.0
@@ -233,6 +231,20 @@ class OwnedHookPoint(HookPoint):
         super().add_hook(hook, dir=direction, level=level)
 
 
+@dataclass(frozen=True)
+class Connection:
+    """Function that a hook point needs at one side of a module.
+
+    Hook points that need the same one share it by its ``key``; rank and function are
+    those of :class:`Callback`.
+    """
+
+    side: ModuleSide
+    key: str
+    rank: float
+    call: Callable[..., Any] | None
+
+
 @dataclass
 class Callback:
     """Callback at one side of a module, with its rank and the points that it serves.
@@ -318,7 +330,7 @@ class HookDispatcher:
 
         A function with a true attribute ``by_row`` treats every row of a batch by
         itself. One with a true attribute ``by_place`` does so if the run's state says
-        which rows run, as in ``parts`` of the lens's own.
+        which rows run, as it does where the lens runs ``parts`` of a batch.
         """
         marks = ("by_row", "by_place") if parts else ("by_row",)
 
@@ -393,9 +405,10 @@ class HookDispatcher:
                         *self._tracking,
                         *self._connect(self._registry.points[name]),
                     ]
-                for side, key, rank, call in self._connections[name]:
-                    by_key = callbacks.setdefault(side, {})
-                    by_key.setdefault(key, Callback(rank, call)).names.add(name)
+                for connection in self._connections[name]:
+                    by_key = callbacks.setdefault(connection.side, {})
+                    new = Callback(connection.rank, connection.call)
+                    by_key.setdefault(connection.key, new).names.add(name)
         if callbacks and not self._torch_hooks:
             self._gradients = torch.is_grad_enabled()
         for side in tuple(self._torch_hooks):
@@ -482,17 +495,16 @@ class HookDispatcher:
         around = [site for site in self._registry.sites if path.startswith(f"{site}.")]
         noted = dict.fromkeys((*self._witnesses(point), *around))
         # these note which modules ran to their end
-        connections: list[Connection] = [
-            ((module, "out"), "ran", _LAST, None) for module in noted
+        connections = [
+            Connection((module, "out"), "ran", _LAST, None) for module in noted
         ]
         if point.how == "result":
             connections += self._connect_result(point)
         elif point.how != "site":
             connections += self._connect_attention(path, point.joined)
         else:
-            connections.append(
-                ((path, point.site.side), point.name, rank, self._at_site(point))
-            )
+            side = (path, point.site.side)
+            connections.append(Connection(side, point.name, rank, self._at_site(point)))
         if point.aside:
             return [*connections, self._carry_edits(point)]
         return connections
@@ -522,14 +534,14 @@ class HookDispatcher:
                 )
 
         for bracket in brackets(path, self._registry.modules[path]):
-            yield (
+            yield Connection(
                 (bracket, "end"),
                 "capture",
                 _FIRST,
                 lambda module, *_call: LOCAL.interceptor.leave(module),
             )
-            yield (bracket, "in"), "capture", _LAST, enter
-        yield (path, "out"), "check", _FIRST, check
+            yield Connection((bracket, "in"), "capture", _LAST, enter)
+        yield Connection((path, "out"), "check", _FIRST, check)
 
     def _track(self) -> Iterator[Connection]:
         """Yield the connections that keep :attr:`state` up to date."""
@@ -562,18 +574,19 @@ class HookDispatcher:
             assert stack.cached is not None
             state.offset[stack.name] = stack.cached(args, kwargs)
 
-        yield ("", "in"), "begun", _FIRST, begin
+        yield Connection(("", "in"), "begun", _FIRST, begin)
         for stack in self._wiring.stacks:
             if stack.cached is not None:
-                yield (
+                yield Connection(
                     (stack.entry, "in"),
                     f"entered {stack.name}",
                     _FIRST,
                     partial(note_offset, stack),
                 )
         if site is not None:
-            yield (site.module, "in"), "sizes", _FIRST, note_sizes
-        yield (self._wiring.unembed.module, "out"), "read out", _FIRST, count_steps
+            yield Connection((site.module, "in"), "sizes", _FIRST, note_sizes)
+        head = self._wiring.unembed.module
+        yield Connection((head, "out"), "read out", _FIRST, count_steps)
 
     def _at_site(self, point: Point) -> Callable[..., Any]:
         """Make the torch hook of a hook point on a module's inputs or output."""
@@ -621,7 +634,7 @@ class HookDispatcher:
             )
 
         # after the hook point of the write itself
-        return (
+        return Connection(
             (write.site.module, "out"),
             f"edits of {point.name}",
             registry.rank[write.name] + 0.5,
@@ -678,11 +691,11 @@ class HookDispatcher:
         write_path = path
         if writer.post_norm:
             write_path = f"{stack.block(point.layer)}.{writer.post_norm}"
-        yield (write_path, "out"), point.name, rank, after
+        yield Connection((write_path, "out"), point.name, rank, after)
         if writer.z_inside:
             yield from self._connect_attention(path)
         else:
-            yield (path, "in"), point.name, rank, before
+            yield Connection((path, "in"), point.name, rank, before)
 
     def in_use_inside(self, path: str, how: str) -> bool:
         """Return whether a hook acts at a point inside an attention."""

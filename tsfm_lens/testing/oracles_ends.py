@@ -1,8 +1,8 @@
 """Oracles at the ends of a model: embedding, head, rows of samples, gradients.
 
-Read :func:`ends` first; its five parts follow in the order of a forward pass.
-:func:`rows_are_series` and :func:`gradients` check what no single hook point shows.
-What lies between the ends is in :mod:`tsfm_lens.testing.oracles`.
+Read :func:`ends` first; its five parts follow it. :func:`rows_are_series` and
+:func:`gradients` check what no single hook point shows. What lies between the ends is
+checked in :mod:`tsfm_lens.testing.oracles`.
 """
 
 from __future__ import annotations
