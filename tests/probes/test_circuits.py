@@ -143,8 +143,8 @@ def test_encoder_effects_pass_through_the_decoder(
 def test_circuits_hold_no_silent_nodes(
     ranking: str, rounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even where kernels sum in another order for every place in a batch: each forecast
-    is off by a few last digits.
+    """Not even where kernels sum in another order for every place in a batch: each
+    forecast is off by a few last digits.
     """
     rng = np.random.default_rng(3)
 
