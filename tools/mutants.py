@@ -55,7 +55,7 @@ MUTANTS = [
             "hooks/interventions.py",
             "rows if isinstance(rows, slice) else torch.as_tensor(rows)",
             "slice(None)",
-            "hooks/test_resampling.py::test_a_choice_of_rows_draws_as_all_rows_do",
+            "hooks/test_resampling.py::test_chosen_rows_draw_like_all_rows",
         ),
         (
             "hooks/component.py",
@@ -103,7 +103,7 @@ MUTANTS = [
             "probes/rollout.py",
             "mean = pattern.mean(dim=0)",
             "mean = pattern.amax(dim=0)",
-            "explain/test_attention.py::test_roll_out_over_one_stack_is_the_probe_s",
+            "explain/test_attention.py::test_one_stack_rollout_equals_the_probe",
         ),
         (
             "core/estimates.py",
@@ -121,7 +121,7 @@ MUTANTS = [
             "viz/scenarios.py",
             "(steps >= start) & (steps < stop)",
             "(steps >= start) & (steps <= stop)",
-            "cli/test_explain.py::test_what_if_and_what_changed_come_first_on_the_page",
+            "cli/test_explain.py::test_what_if_comes_first_on_page",
         ),
         (
             "data/corruption.py",
@@ -157,7 +157,7 @@ MUTANTS = [
             "explain/masking.py",
             "np.interp(steps[gap], steps[~inside], values[~inside])",
             "np.interp(steps[gap], steps, values)",
-            "explain/test_masking.py::test_what_a_model_knows_of_gaps_and_makes_of_nothing",
+            "explain/test_masking.py::test_missing_references_depend_on_the_model",
         ),
         (
             "explain/segments.py",
@@ -169,7 +169,7 @@ MUTANTS = [
             "explain/parts.py",
             '("trend", trend - trend.mean()),',
             '("trend", trend),',
-            "explain/test_parts.py::test_a_line_and_a_season_are_told_apart",
+            "explain/test_parts.py::test_lines_and_seasons_are_told_apart",
         ),
         (
             "sweep/data/evaluation.py",

@@ -63,7 +63,7 @@ def test_captum_gives_the_same_values(bolt_run: Run) -> None:
     steps = range(0, bolt_run.horizon, 5)
 
     def by_segment(values: Tensor) -> np.ndarray:
-        """Captum repeats a group's value at each of its steps; the first of each is it."""
+        """Captum repeats a group's value at each of its steps; take the first."""
         return np.array(
             [values[0][number[0] == index][0].item() for index in range(len(parts))]
         )
