@@ -55,7 +55,7 @@ MUTANTS = [
             "hooks/interventions.py",
             "rows if isinstance(rows, slice) else torch.as_tensor(rows)",
             "slice(None)",
-            "hooks/test_resampling.py::test_a_choice_of_rows_draws_as_all_rows_do",
+            "hooks/test_resampling.py::test_chosen_rows_draw_like_all_rows",
         ),
         (
             "hooks/component.py",
@@ -85,7 +85,7 @@ MUTANTS = [
             "probes/parroting.py",
             "return context[len(context) - lag + np.arange(steps) % lag]",
             "return context[len(context) - lag - 1 + np.arange(steps) % lag]",
-            "probes/test_parroting.py::test_the_lag_is_that_of_the_whole_forecast",
+            "probes/test_parroting.py::test_the_lag_fits_the_whole_forecast",
         ),
         (
             "probes/logit_lens.py",
@@ -103,7 +103,7 @@ MUTANTS = [
             "probes/rollout.py",
             "mean = pattern.mean(dim=0)",
             "mean = pattern.amax(dim=0)",
-            "explain/test_attention.py::test_roll_out_over_one_stack_is_the_probe_s",
+            "explain/test_attention.py::test_one_stack_rollout_equals_the_probe",
         ),
         (
             "core/estimates.py",
@@ -121,7 +121,7 @@ MUTANTS = [
             "viz/scenarios.py",
             "(steps >= start) & (steps < stop)",
             "(steps >= start) & (steps <= stop)",
-            "cli/test_explain.py::test_what_if_and_what_changed_come_first_on_the_page",
+            "cli/test_explain.py::test_what_if_comes_first_on_page",
         ),
         (
             "data/corruption.py",
@@ -139,13 +139,13 @@ MUTANTS = [
             "data/frames.py",
             "counts = [int((~in_future[rows]).sum())",
             "counts = [int((in_future[rows]).sum())",
-            "data/test_variates.py::test_a_file_and_two_frames_give_the_same_batch",
+            "data/test_variates.py::test_file_and_frames_agree",
         ),
         (
             "data/categories.py",
             'if {*folded} <= {"false", "true"}:',
             'if {*folded} <= {"no", "yes"}:',
-            "data/test_categories.py::test_words_for_truth_values_are_truth_values",
+            "data/test_categories.py::test_truth_words_are_truth_values",
         ),
         (
             "explain/shapley.py",
@@ -157,7 +157,7 @@ MUTANTS = [
             "explain/masking.py",
             "np.interp(steps[gap], steps[~inside], values[~inside])",
             "np.interp(steps[gap], steps, values)",
-            "explain/test_masking.py::test_what_a_model_knows_of_gaps_and_makes_of_nothing",
+            "explain/test_masking.py::test_missing_references_depend_on_the_model",
         ),
         (
             "explain/segments.py",
@@ -169,7 +169,7 @@ MUTANTS = [
             "explain/parts.py",
             '("trend", trend - trend.mean()),',
             '("trend", trend),',
-            "explain/test_parts.py::test_a_line_and_a_season_are_told_apart",
+            "explain/test_parts.py::test_lines_and_seasons_are_told_apart",
         ),
         (
             "sweep/data/evaluation.py",
@@ -181,7 +181,7 @@ MUTANTS = [
             "sweep/statistics/scores.py",
             "shift = np.abs(point - plain).mean(axis=1)",
             "shift = np.abs(point - plain).max(axis=1)",
-            "sweep/test_scores.py::test_distances_of_many_rows_are_those_of_each",
+            "sweep/test_scores.py::test_distances_of_rows_equal_single_ones",
         ),
         (
             "sweep/planner/search.py",
@@ -206,7 +206,7 @@ MUTANTS = [
 
 
 def run_tests(file: str) -> None:
-    """Run tests of the copy in which this process is; end with pytest's code."""
+    """Run tests of the copy in which this process stands; end with pytest's code."""
     # a process begins with the paths of this one, which lead to the package as it is
     sys.path.insert(0, str(Path.cwd()))
     import pytest

@@ -1,7 +1,8 @@
-"""tsfm-lens: see inside a time-series foundation model, change one thing, know what it
-did to the forecast.
+"""See inside a time-series foundation model, and test what changes its forecast.
 
-Every name here is loaded on first use, so importing the package imports no torch.
+Start with :func:`load`, which opens a model as a :class:`Lens`; ``lens.run(series)``
+gives a :class:`Run`, whose methods explain the forecast. Every name here is loaded on
+first use, so importing the package imports no torch.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name or a package on first use."""
     if name in _HOME:
         value = getattr(import_module(_HOME[name]), name)
+        # from now on Python finds the name without this function
         globals()[name] = value
         return value
     if not name.startswith("_") and find_spec(f"tsfm_lens.{name}"):

@@ -1,4 +1,9 @@
-"""Methods that need upper packages, attached here so that no lower package names them."""
+"""Methods of runs, lenses and results that need the upper packages.
+
+They are attached to their classes by name, so that no lower package imports an upper
+one. Each method forwards to one function, which its docstring names; nothing is
+computed here.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +25,16 @@ if TYPE_CHECKING:
     from tsfm_lens.testing import OracleResult
 
 
+# imports are inside the methods: this module is imported with the package, which must
+# load neither torch nor plotly
+
+
 @add_method("Run", "Forecast", "Result", "Explanation")
 def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
-    """Draw this, or another thing beside it; see :func:`tsfm_lens.viz.plot`."""
+    """Draw this object, or compare it with others in one figure.
+
+    See :func:`tsfm_lens.viz.plot`.
+    """
     from tsfm_lens import viz
 
     return viz.plot(thing, *others, **options)
@@ -30,8 +42,9 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
 
 @add_method("Run")
 def without(run: Run, *components: str | Component, **options: Any) -> Result:
-    """Forecast with and without components; see
-    :func:`tsfm_lens.probes.ablation_recipes`.
+    """Forecast with and without components.
+
+    See :func:`tsfm_lens.probes.ablation_recipes`.
 
     Args:
         components: names or globs, all ablated together.
@@ -42,17 +55,18 @@ def without(run: Run, *components: str | Component, **options: Any) -> Result:
 
     name = f"without {', '.join(map(str, components))}"
     result = ablation_recipes(run, {name: components}, **options)
-    size = (
-        f": moves by {float(result['mean_shift'][1, 0]):.3g}"
-        f" {result['units'].values[0]}" * (len(run.batch) == 1)
-    )
-    return result.assign_attrs(title=f"Forecast {name}{size}".rstrip())
+    title = f"Forecast {name}"
+    if len(run.batch) == 1:
+        shift = float(result["mean_shift"][1, 0])
+        title = f"{title}: moves by {shift:.3g} {result['units'].values[0]}"
+    return result.assign_attrs(title=title.rstrip())
 
 
 @add_method("Run")
 def attribute(run: Run, **options: Any) -> Result:
-    """Split the forecast among the components that wrote it; see
-    :func:`tsfm_lens.probes.attribution`.
+    """Split the forecast among the components that wrote it.
+
+    See :func:`tsfm_lens.probes.attribution`.
     """
     from tsfm_lens import probes
 
@@ -61,8 +75,9 @@ def attribute(run: Run, **options: Any) -> Result:
 
 @add_method("Run")
 def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result:
-    """Compute any measurement by its kind, such as "logit_lens";
-    :func:`tsfm_lens.core.registry.measurements` has all.
+    """Compute any measurement by its kind, such as "logit_lens".
+
+    :func:`tsfm_lens.core.registry.measurements` returns all of them.
 
     Args:
         kind: of the result; ``tsfm-lens measurements`` lists them.
@@ -83,7 +98,9 @@ def measure(run: Run, kind: str, *, item: Item = None, **options: Any) -> Result
 
 @add_method("Run")
 def report(run: Run, out: str | Path, **options: Any) -> Path:
-    """Write one HTML report of this run; see :func:`tsfm_lens.report.pipeline.report`.
+    """Write one HTML report of this run.
+
+    See :func:`tsfm_lens.report.pipeline.report`.
 
     Args:
         out: folder for index.html.
@@ -97,8 +114,9 @@ def report(run: Run, out: str | Path, **options: Any) -> Path:
 
 @add_method("Run")
 def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanation:
-    """Explain this forecast by inputs and routes, and test both; see
-    :func:`tsfm_lens.report.explanation.explain`.
+    """Explain this forecast by inputs and routes, and test both.
+
+    See :func:`tsfm_lens.report.explanation.explain`.
     """
     from tsfm_lens.report import explanation
 
@@ -109,8 +127,9 @@ def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanat
 def what_if(
     run: Run, changes: Mapping[str, Any] | None = None, **options: Any
 ) -> Result:
-    """Forecast with another input, ``run.what_if(temperature="+5")``; see
-    :func:`tsfm_lens.explain.what_if`.
+    """Forecast with another input, such as ``run.what_if(temperature="+5")``.
+
+    See :func:`tsfm_lens.explain.what_if`.
     """
     from tsfm_lens import explain
 
@@ -119,8 +138,9 @@ def what_if(
 
 @add_method("Run")
 def explore(run: Run, **options: Any) -> Any:
-    """Open one linked view of all heads in a notebook; see
-    :func:`tsfm_lens.report.explore.explore`.
+    """Open one linked view of all heads in a notebook.
+
+    See :func:`tsfm_lens.report.explore.explore`.
 
     Args:
         options: ``kind`` of attention, such as "self_attn"; the last kind of the output
@@ -133,7 +153,7 @@ def explore(run: Run, **options: Any) -> Any:
 
 @add_method("Run", "Forecast")
 def _repr_html_(result: Run | Forecast) -> str:
-    """Draw the forecast in a notebook, under a line of facts."""
+    """Draw the forecast in a notebook, under one line of metadata."""
     from tsfm_lens.viz.forecast import as_html
 
     return as_html(result)
@@ -141,8 +161,9 @@ def _repr_html_(result: Run | Forecast) -> str:
 
 @add_method("Lens")
 def quick_check(lens: Lens) -> list[OracleResult]:
-    """Run the cheap exactness checks on one short series; see
-    :func:`tsfm_lens.testing.quick_check`.
+    """Run the cheap exactness checks on one short series.
+
+    See :func:`tsfm_lens.testing.quick_check`.
     """
     from tsfm_lens.testing import quick_check
 
@@ -151,8 +172,9 @@ def quick_check(lens: Lens) -> list[OracleResult]:
 
 @add_method("Checkpoint")
 def folded(files: Checkpoint) -> Checkpoint:
-    """Open the files of a compressed model; see
-    :func:`tsfm_lens.compress.checkpoint.folded`.
+    """Open the files of a compressed model.
+
+    See :func:`tsfm_lens.compress.checkpoint.folded`.
     """
     from tsfm_lens.compress.checkpoint import folded
 

@@ -37,7 +37,8 @@ def days(*values: object) -> str:
     return "date,y\n" + "".join(f"{stamp.date()},{value}\n" for stamp, value in rows)
 
 
-def test_ids_are_text_in_files_of_any_size(reading: Any) -> None:
+def test_ids_are_text_in_any_file(reading: Any) -> None:
+    """Ids are read as text in files of any size."""
     ids = ["01", "1", "1.10", "1.1", "007", "NA", "nan", "1e3", "Ä", "'=x", "'90s"]
     small = reading(
         "id,y\n"
@@ -95,7 +96,8 @@ def test_layouts_of_autogluon_and_nixtla(frame: Any) -> None:
     assert (batch.freq, batch.starts[0]) == ("D", pd.Timestamp("2020-01-01"))
 
 
-def test_indexes_that_cannot_be_told_are_refused() -> None:
+def test_ambiguous_indexes_are_refused() -> None:
+    """Indexes that can be read in more than one way are refused."""
     with pytest.raises(InputError, match="columns have 2 levels"):
         as_series(
             pd.DataFrame([[1.0]], columns=pd.MultiIndex.from_tuples([("a", "b")]))
@@ -211,7 +213,8 @@ def test_headers_and_single_columns(
         np.testing.assert_array_equal(values, expected)
 
 
-def test_text_that_tells_series_apart_is_never_left_out(reading: Any) -> None:
+def test_text_that_identifies_series_is_kept(reading: Any) -> None:
+    """Text that tells series apart is never left out."""
     text = "Shop name,sales\nNord,1\nSüd,2\nNord,3\nSüd,4\n"
     expect_error(
         r"rows differ in 'Shop name' \(text such as 'Nord'\).*id_column=…",
@@ -300,9 +303,10 @@ BAD_TIMES = {
 @pytest.mark.parametrize(
     ("cells", "options", "message"), BAD_TIMES.values(), ids=BAD_TIMES
 )
-def test_times_that_cannot_be_told_are_refused(
+def test_ambiguous_times_are_refused(
     reading: Any, cells: list, options: dict, message: str
 ) -> None:
+    """Times that can be read in more than one way are refused."""
     expect_error(
         message,
         reading,

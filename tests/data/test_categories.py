@@ -194,9 +194,8 @@ def test_text_stays_categories_in_every_carrier(
 
 @pytest.mark.parametrize("name", ["truth values", "codes"])
 @pytest.mark.parametrize("dtype", ["declared", "natural", "category", "nullable"])
-def test_truth_values_and_codes_are_read_as_their_type_says(
-    nano: Lens, name: str, dtype: str
-) -> None:
+def test_truth_values_keep_their_type(nano: Lens, name: str, dtype: str) -> None:
+    """Truth values and codes are read as their type says."""
     is_truth = name == "truth values"
     dtypes = {"category": "category", "nullable": "boolean" if is_truth else "Int64"}
     frame = sales(KINDS[name], dtypes.get(dtype, bool if is_truth else int))
@@ -226,9 +225,8 @@ def test_truth_values_and_codes_are_read_as_their_type_says(
 
 
 @pytest.mark.parametrize("levels", [[11, 3, 7], ["b", "c", "a"], [2.0, 1.0]], ids=str)
-def test_several_targets_read_the_order_of_the_levels(
-    nano: Lens, levels: list[Any]
-) -> None:
+def test_several_targets_share_category_codes(nano: Lens, levels: list[Any]) -> None:
+    """With several targets, categories are coded as the library codes them."""
     frame = sales(levels)
     # the items have not the same levels, and the codes are those of all
     frame.loc[(frame["id"] == "south") & (frame["kind"] == levels[-1]), "kind"] = (
@@ -242,9 +240,10 @@ def test_several_targets_read_the_order_of_the_levels(
 
 @pytest.mark.parametrize("name", ["digits", "codes"])
 @pytest.mark.parametrize("future", ["same", "fewer", "new", "plain"])
-def test_a_future_frame_keeps_the_declaration_of_the_past(
+def test_future_frame_keeps_category_declaration(
     nano: Lens, name: str, future: str
 ) -> None:
+    """A frame of the future keeps the categories declared for the past."""
     frame = sales(KINDS[name]).drop(columns="z")
     ahead = frame["y"].isna()
     past = frame[~ahead].astype({"kind": "category"})
@@ -261,7 +260,8 @@ def test_a_future_frame_keeps_the_declaration_of_the_past(
 
 
 @pytest.mark.parametrize("later_carrier", CARRIERS)
-def test_past_and_future_may_come_in_different_carriers(later_carrier: str) -> None:
+def test_past_and_future_containers_may_differ(later_carrier: str) -> None:
+    """The past and the future may come in different kinds of containers."""
     frame = sales(KINDS["leading zeros"])
     ahead = frame["y"].isna()
     later = CARRIERS[later_carrier](
@@ -283,7 +283,8 @@ def test_past_and_future_may_come_in_different_carriers(later_carrier: str) -> N
         )
 
 
-def test_timestral_reads_a_frame_as_entries_of_codes() -> None:
+def test_timestral_reads_frame_as_codes() -> None:
+    """Timestral reads a frame as it reads entries of codes."""
     lens = fresh("timestral")
     frame = sales(KINDS["digits"])
     items = entries(frame)
@@ -306,9 +307,10 @@ def test_timestral_reads_a_frame_as_entries_of_codes() -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "decimals", "truth values"])
-def test_text_files_have_numbers_unless_they_are_declared(
+def test_text_files_hold_numbers_unless_declared(
     nano: Lens, name: str, tmp_path: Path
 ) -> None:
+    """Columns of text files are numbers unless they are declared categories."""
     frame = sales(KINDS[name])
     frame.to_csv(tmp_path / "sales.csv", index=False)
     how: dict[str, Any] = {"targets": "y", "known": "kind", **KEYS}
@@ -320,7 +322,8 @@ def test_text_files_have_numbers_unless_they_are_declared(
     assert_alike(of_lens(nano, declared), expected)
 
 
-def test_words_for_truth_values_are_truth_values() -> None:
+def test_truth_words_are_truth_values() -> None:
+    """Words for truth values are read as truth values."""
     frame = sales(KINDS["truth values"])
     text = read(frame.assign(kind=frame["kind"].astype(str).str.lower()))
     assert text.categories[1] == ("False", "True")
@@ -372,9 +375,8 @@ def small(
 
 
 @pytest.mark.parametrize("carrier", ["pandas", "Arrow", "polars", "file", "entry"])
-def test_quantities_in_text_are_refused_and_the_advice_works(
-    carrier: str, tmp_path: Path
-) -> None:
+def test_refused_text_quantities_come_with_advice(carrier: str, tmp_path: Path) -> None:
+    """Quantities written as text are refused, and the advice given works."""
     for cells in QUANTITIES:
         call, frame = small(cells, carrier, tmp_path)
         expect_error("'price'.* holds .*", call)
@@ -401,9 +403,10 @@ def test_labels_with_digits_are_categories(carrier: str, tmp_path: Path) -> None
         assert any(repr(cells[0]) in note for note in batch.notes)
 
 
-def test_words_beside_numbers_of_a_file_are_refused_and_the_advice_works(
+def test_words_beside_numbers_are_refused(
     tmp_path: Path,
 ) -> None:
+    """Words among the numbers of a file are refused, and the advice given works."""
     call, frame = small(["5", "closed", "7"], "file", tmp_path)
     expect_error(r"'price' holds 'closed' in row 3 .*'5'.*categories=\['price'\]", call)
     assert call(categories=["price"]).categories[1] == ("5", "7", "closed")
@@ -426,7 +429,8 @@ def test_only_covariates_are_declared() -> None:
     assert as_series([item], categories="code").categories[1] == ("1", "2", "3")
 
 
-def test_levels_of_entries_are_those_of_all_of_them(nano: Lens) -> None:
+def test_levels_cover_all_entries(nano: Lens) -> None:
+    """The levels of entries are those of all entries together."""
     rng = np.random.default_rng(3)
     pools = (["a", "c"], ["b", "c", "d"], ["d", "a"])
     items = [
@@ -443,7 +447,8 @@ def test_levels_of_entries_are_those_of_all_of_them(nano: Lens) -> None:
     assert_alike(ours, theirs.reshape(ours.shape[0], -1, AHEAD)[:, -ours.shape[1] :])
 
 
-def test_a_truth_value_is_named_as_word_or_number(nano: Lens) -> None:
+def test_truth_values_have_words_or_numbers(nano: Lens) -> None:
+    """A truth value can be named by its word or by its number."""
     run = nano.run(read(sales(KINDS["truth values"])), AHEAD).select("north")
     effects = [
         explain.what_if(run, {"kind": edit}, routes=False)["changed_forecast"].values
@@ -457,9 +462,10 @@ def test_a_truth_value_is_named_as_word_or_number(nano: Lens) -> None:
 
 @pytest.mark.parametrize("targets", [["y"], ["y", "z"]])
 @pytest.mark.parametrize("name", ["words", "truth values"])
-def test_a_run_numbers_categories_by_the_whole_history(
+def test_categories_are_numbered_over_whole_history(
     name: str, targets: list[str]
 ) -> None:
+    """A run numbers the categories by the whole history."""
     lens = fresh("chronos-2")
     frame = sales(KINDS[name], gaps=name == "words")
     early = frame.groupby("id").cumcount()

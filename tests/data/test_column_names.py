@@ -73,9 +73,10 @@ def folded(name: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("carrier", TABLES)
 @pytest.mark.parametrize("place", [0, 99], ids=["before", "after"])
 @pytest.mark.parametrize("name", LONG)
-def test_an_exact_name_goes_before_one_of_other_case_or_blanks(
+def test_exact_column_name_is_preferred(
     name: str, place: int, carrier: str, tmp_path: Path
 ) -> None:
+    """An exact name goes before one that differs in case or blanks."""
     expected = content(as_series(pd.DataFrame(LONG)))
     for other in folded(name):
         if carrier == "CSV" and other.strip() == name:
@@ -87,9 +88,10 @@ def test_an_exact_name_goes_before_one_of_other_case_or_blanks(
 
 @pytest.mark.parametrize("carrier", TABLES)
 @pytest.mark.parametrize("name", LONG)
-def test_two_names_alike_are_refused_with_the_option_that_chooses(
+def test_similar_names_are_refused_with_option(
     name: str, carrier: str, tmp_path: Path
 ) -> None:
+    """Two similar names are refused, and the message names the option that chooses."""
     expected = content(as_series(pd.DataFrame(LONG)))
     upper = name.upper()
     title = f"{name.title()} " if carrier != "CSV" else name.title()
@@ -107,7 +109,8 @@ def test_two_names_alike_are_refused_with_the_option_that_chooses(
         assert content(as_series(given, **options)) == expected
 
 
-def test_one_name_of_other_case_or_blanks_is_found() -> None:
+def test_case_and_blanks_may_differ() -> None:
+    """A single name that differs only in case or blanks is found."""
     expected = content(as_series(pd.DataFrame(LONG)))
     for make in (str.upper, str.title, lambda name: f"\t{name}  "):
         assert content(as_series(pd.DataFrame(LONG).rename(columns=make))) == expected
@@ -154,9 +157,10 @@ FORMATS = {"German dates": "%d.%m.%Y", "American dates": "%m/%d/%Y"}
 
 
 @pytest.mark.parametrize("kind", WIDES)
-def test_dates_as_column_names_are_refused_with_the_call_that_reads_them(
+def test_date_columns_are_refused_with_call(
     kind: str,
 ) -> None:
+    """Dates as column names are refused with the call that reads them."""
     frame = WIDES[kind]
     with pytest.raises(InputError, match="named by dates") as caught:
         as_series(frame)
@@ -175,18 +179,18 @@ def test_dates_as_column_names_are_refused_with_the_call_that_reads_them(
 
 @pytest.mark.parametrize("carrier", ["Arrow", "polars", "Parquet", "CSV"])
 @pytest.mark.parametrize("kind", ["text", "quarters", "German dates"])
-def test_tables_and_files_with_dates_as_names_are_refused(
+def test_tables_with_date_columns_are_refused(
     kind: str, carrier: str, tmp_path: Path
 ) -> None:
+    """Tables and files with dates as column names are refused."""
     given = CARRIERS[carrier](WIDES[kind], tmp_path)
     expect_error("named by dates.*melt", as_series, given)
 
 
 @pytest.mark.parametrize("prefix", ["d_", "week ", "T"])
 @pytest.mark.parametrize("first", [0, 1])
-def test_columns_that_count_steps_are_refused_with_the_call(
-    prefix: str, first: int
-) -> None:
+def test_step_columns_are_refused_with_call(prefix: str, first: int) -> None:
+    """Columns that count steps are refused with the call that reads them."""
     names = [f"{prefix}{number}" for number in range(first, first + 5)]
     table = pd.DataFrame(np.arange(15.0).reshape(3, 5), columns=names)
     table.insert(0, "item_id", ["a", "b", "c"])
@@ -213,7 +217,8 @@ def test_row_numbers_that_fall_are_told() -> None:
     assert not as_series(falling[::-1]).notes
 
 
-def test_tables_that_only_look_wide_are_read() -> None:
+def test_seemingly_wide_tables_are_read() -> None:
+    """Tables that only look wide are read."""
     # a column of each series, and rows with dates
     panel = pd.DataFrame({"north": np.arange(4.0), "south": np.arange(4.0)}, index=DAYS)
     assert as_series(panel).ids == ("north", "south")
@@ -254,7 +259,8 @@ COLUMNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", COLUMNS)
-def test_a_dict_of_columns_is_refused_with_the_call_that_reads_it(kind: str) -> None:
+def test_dict_of_columns_is_refused(kind: str) -> None:
+    """A dict of columns is refused with the call that reads it."""
     columns = COLUMNS[kind]
     expect_error(r"columns.*as_series\(pd\.DataFrame\(data\)\)", as_series, columns)
     batch = as_series(pd.DataFrame(columns))
@@ -271,6 +277,7 @@ SERIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", SERIES)
-def test_a_dict_that_may_hold_series_is_read_as_series(kind: str) -> None:
+def test_dict_of_series_is_read(kind: str) -> None:
+    """A dict that may hold series is read as series."""
     batch = as_series(SERIES[kind])
     assert tuple(dict.fromkeys(batch.groups)) == tuple(SERIES[kind])

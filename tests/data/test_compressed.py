@@ -24,9 +24,8 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_small_file_that_expands_to_a_huge_one_is_refused(
-    tmp_path: Path, name: str
-) -> None:
+def test_small_file_expanding_hugely_is_refused(tmp_path: Path, name: str) -> None:
+    """A small file that expands to a huge one is refused."""
     path = tmp_path / name
     path.write_bytes(gzip.compress(BOMBS[name], 1))
     with pytest.raises(InputError, match="gunzip") as caught:
@@ -34,9 +33,10 @@ def test_a_small_file_that_expands_to_a_huge_one_is_refused(
     assert str(path) in str(caught.value)
 
 
-def test_a_dataset_of_gluonts_that_expands_to_a_huge_one_is_refused(
+def test_gluonts_dataset_expanding_hugely_is_refused(
     tmp_path: Path,
 ) -> None:
+    """A GluonTS dataset that expands to a huge one is refused."""
     path = tmp_path / "data.json.gz"
     path.write_bytes(gzip.compress(b" " * 4 * ROWS, 1))
     with pytest.raises(InputError, match="gunzip"):

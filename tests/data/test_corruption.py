@@ -17,7 +17,8 @@ SEASON = np.sin(2 * np.pi * TIME / 12) + 0.5 * np.cos(4 * np.pi * TIME / 12)
 TREND = 0.05 * TIME + 3
 
 
-def test_a_removed_motif_is_a_straight_line() -> None:
+def test_removed_motif_is_a_straight_line() -> None:
+    """A removed motif is replaced by a straight line."""
     line = 2.0 * TIME + 1
     bumped = line.copy()
     bumped[40:48] += 5
@@ -51,7 +52,7 @@ def test_a_motif_must_lie_inside(
 
 
 @pytest.mark.parametrize("shift", [-12, -5, 0, 1, 6, 12, 30])
-def test_a_shifted_season_is_the_season_later(shift: int) -> None:
+def test_shifted_season_comes_one_season_later(shift: int) -> None:
     found = shift_phase(TREND + SEASON, shift, period=12).values[0]
     moved = np.sin(2 * np.pi * (TIME - shift) / 12) + 0.5 * np.cos(
         4 * np.pi * (TIME - shift) / 12
@@ -59,7 +60,7 @@ def test_a_shifted_season_is_the_season_later(shift: int) -> None:
     np.testing.assert_allclose(found, TREND + moved, atol=PARTED)
 
 
-def test_a_swapped_season_has_the_new_period() -> None:
+def test_swapped_season_has_new_period() -> None:
     found = swap_season(TREND + SEASON, 8, period=12).values[0] - TREND
     spectrum = np.abs(np.fft.rfft(found - found.mean()))
     assert spectrum.argmax() == 96 // 8

@@ -92,7 +92,8 @@ SOURCES: dict[str, Given] = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_dates_are_read_as_written_or_refused(source: str, tmp_path: Path) -> None:
+def test_dates_are_read_exactly_or_refused(source: str, tmp_path: Path) -> None:
+    """Dates are read as they are written, or refused."""
     for year, unit, zone in product(YEARS, UNITS, ZONES):
         if unit == "ns" and not 1678 <= year <= 2261:
             continue
@@ -189,9 +190,8 @@ def rolled(first: int, base: int, length: int) -> np.ndarray:
         "ddHH",
     ],
 )
-def test_years_with_their_parts_are_no_step_numbers(
-    numbers: np.ndarray, tmp_path: Path
-) -> None:
+def test_years_are_no_step_numbers(numbers: np.ndarray, tmp_path: Path) -> None:
+    """Years next to columns of their parts are not taken for step numbers."""
     frame = pd.DataFrame({"time": numbers, "y": np.arange(36.0)})
     frame.to_csv(tmp_path / "a.csv", index=False)
     panel = pd.concat([frame.assign(id="a"), frame.assign(id="b")], ignore_index=True)

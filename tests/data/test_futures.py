@@ -104,9 +104,8 @@ def content(batch: SeriesBatch) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("held", UNKNOWN)
-def test_dates_alone_move_nothing_and_are_said_to_bring_nothing(
-    carrier: str, held: str
-) -> None:
+def test_future_dates_alone_change_nothing(carrier: str, held: str) -> None:
+    """A future of dates alone changes nothing, and a note says so."""
     past, future = panel()
     batch = as_series(
         CARRIERS[carrier](past),
@@ -121,7 +120,8 @@ def test_dates_alone_move_nothing_and_are_said_to_bring_nothing(
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("held", KNOWN)
-def test_covariates_go_on_where_the_data_end(carrier: str, held: str) -> None:
+def test_covariates_continue_after_the_data(carrier: str, held: str) -> None:
+    """Covariates of the future continue where the data end."""
     past, future = panel()
     make = CARRIERS[carrier]
     batch = as_series(make(past), future=make(KNOWN[held](future)), targets=["target"])
@@ -140,9 +140,10 @@ def test_covariates_go_on_where_the_data_end(carrier: str, held: str) -> None:
     "freq",
     ["MS", "ME", "QS", "QE", "YS", "B", "W-MON", "h", "15min", "D", "Mon-Sat", None],
 )
-def test_the_origin_is_the_last_date_of_the_data_at_every_frequency(
+def test_origin_is_last_date_of_data(
     freq: str | None,
 ) -> None:
+    """The origin is the last date of the data at every frequency."""
     past, future = panel(freq)
     options: dict[str, Any] = {"targets": ["target"]} | (
         {"freq": freq} if freq == "Mon-Sat" else {}
@@ -177,7 +178,8 @@ def test_one_series_of_prophet() -> None:
     assert (rows.lengths, rows.futures[1].tolist()) == ((STEPS, STEPS), [2.0, 3.0])  # type: ignore[union-attr]
 
 
-def test_missing_values_at_the_end_of_the_data_stay_in_the_context() -> None:
+def test_trailing_gaps_stay_in_context() -> None:
+    """Missing values at the end of the data stay in the context."""
     past, future = panel()
     last = past.groupby("item_id").cumcount() >= STEPS - 2
     past = past.assign(target=past.target.mask(last))
@@ -190,7 +192,7 @@ def test_missing_values_at_the_end_of_the_data_stay_in_the_context() -> None:
 @pytest.mark.parametrize("filled", ["one", "all", "text"])
 @pytest.mark.parametrize("targets", [["target"], ["target", "price"]], ids=str)
 @pytest.mark.parametrize("more", [[], ["promo"]], ids=["dates", "covariate"])
-def test_values_of_the_target_in_the_future_are_refused(
+def test_future_target_values_are_refused(
     filled: str, targets: list[str], more: list[str]
 ) -> None:
     past, future = panel()
@@ -209,9 +211,10 @@ def test_values_of_the_target_in_the_future_are_refused(
 @pytest.mark.parametrize("more", [[], ["promo"]], ids=["dates", "covariate"])
 @pytest.mark.parametrize("freq", ["MS", "B", "h", None])
 @pytest.mark.parametrize("first", [-3, -1], ids=["over their end", "at their end"])
-def test_dates_up_to_the_end_of_the_data_are_refused(
+def test_future_dates_within_data_are_refused(
     first: int, freq: str | None, more: list[str]
 ) -> None:
+    """Future dates up to the end of the data are refused."""
     past, future = panel(freq)
     early = past[past.item_id == "b"][first:]
     names = [*KEYS, *more]
@@ -223,7 +226,8 @@ def test_dates_up_to_the_end_of_the_data_are_refused(
     assert content(retained) == content(expected)
 
 
-def test_a_gap_after_the_data_matters_to_covariates_alone() -> None:
+def test_gap_after_data_matters_to_covariates() -> None:
+    """A gap after the data matters to covariates and to nothing else."""
     past, future = panel()
     later = future[future.groupby("item_id").cumcount() > 0]
     expect_error(
@@ -242,7 +246,8 @@ def test_a_gap_after_the_data_matters_to_covariates_alone() -> None:
     assert not any("later than" in note for note in on_time.notes)
 
 
-def test_a_future_of_an_index_of_dates_alone_is_one_of_dates() -> None:
+def test_future_of_dates_index_keeps_dates() -> None:
+    """A future with an index of dates and no columns is one of dates."""
     days = pd.date_range("2024-01-01", periods=STEPS + AHEAD)
     past = pd.DataFrame({"y": np.arange(float(STEPS))}, index=days[:STEPS])
     batch = as_series(past, future=pd.DataFrame(index=days[STEPS:]))
@@ -250,7 +255,8 @@ def test_a_future_of_an_index_of_dates_alone_is_one_of_dates() -> None:
     expect_error("no rows", as_series, past, future=pd.DataFrame({"y": []}))
 
 
-def test_a_future_that_does_not_fit_the_data_is_refused() -> None:
+def test_future_that_misfits_data_is_refused() -> None:
+    """A future that does not fit the data is refused."""
     past, future = panel()
     known = future[[*KEYS, "promo"]]
     stranger = pd.concat([known, known[:2].assign(item_id="z")])
@@ -286,7 +292,8 @@ def test_a_future_that_does_not_fit_the_data_is_refused() -> None:
     ) == {STEPS}
 
 
-def test_columns_of_the_future_that_are_not_read_are_named() -> None:
+def test_unread_future_columns_are_named() -> None:
+    """Columns of the future that are not read are named."""
     past, future = panel()
     unread = as_series(
         past, future=future.drop(columns="target"), known=["promo"], past=["price"]
@@ -298,7 +305,7 @@ def test_columns_of_the_future_that_are_not_read_are_named() -> None:
     assert not any("future" in note for note in fine.notes)
 
 
-def test_a_run_forecasts_the_steps_after_the_data() -> None:
+def test_run_forecasts_steps_after_data() -> None:
     past, future = panel()
     item, ahead = (frame[frame.item_id == "a"] for frame in (past, future))
     item = item[[*KEYS, "target"]]

@@ -215,9 +215,8 @@ def forecast(frame: Frame, path: Path, options: dict[str, Any]) -> Result:
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_a_file_is_refused_and_read_with_the_option_that_is_named(
-    name: str, tmp_path: Path
-) -> None:
+def test_refused_file_reads_with_named_option(name: str, tmp_path: Path) -> None:
+    """A refused file is read with the option that the message names."""
     frame = FRAMES[name]
     path = tmp_path / "a.csv"
     path.write_text(frame.text, encoding="utf-8")
@@ -287,7 +286,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_what_an_option_does_not_settle_is_refused(tmp_path: Path) -> None:
+def test_unsettled_problems_are_still_refused(tmp_path: Path) -> None:
+    """What an option does not settle is refused."""
     for text, options, message in REFUSED:
         (tmp_path / "a.csv").write_text(text)
         expect_error(message, read_series, tmp_path / "a.csv", **options)

@@ -119,9 +119,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("data", "message"), REFUSED.values(), ids=REFUSED)
-def test_refused_with_a_message_that_names_the_place(
-    data: object, message: str
-) -> None:
+def test_refusals_name_the_place(data: object, message: str) -> None:
+    """What cannot be read is refused, and the message names the place."""
     expect_error(re.escape(message), as_series, data)
 
 
@@ -157,9 +156,10 @@ def test_names_sizes_and_options_are_checked(
 
 @given(st.lists(SERIES, min_size=1, max_size=4))
 @settings(deadline=None, max_examples=60)
-def test_callers_arrays_are_copied_and_the_batch_is_read_only(
+def test_batches_are_read_only_copies(
     arrays: list[np.ndarray],
 ) -> None:
+    """Arrays of the caller are copied, and the batch is read-only."""
     copies = [array.copy() for array in arrays]
     batch = as_series(arrays)
     for given_, copy, retained in zip(arrays, copies, batch.values, strict=True):
@@ -191,7 +191,8 @@ def test_gaps_become_nan_and_are_noted() -> None:
     assert "3 missing timestamps" in batch.notes[0]
 
 
-def test_bundled_series_are_real_described_and_of_several_fields() -> None:
+def test_bundled_series_are_real_and_described() -> None:
+    """Bundled series are real, described and from several fields."""
     infos = [bundled_info(name) for name in bundled_names()]
     assert len(infos) >= 10
     assert len({info.field for info in infos}) >= 6
@@ -208,7 +209,8 @@ def test_bundled_series_are_real_described_and_of_several_fields() -> None:
     expect_error("Closest: sunspots", bundled, "sunspot")
 
 
-def test_bundled_files_are_what_the_packages_hold(tmp_path: Path) -> None:
+def test_bundled_files_match_their_packages(tmp_path: Path) -> None:
+    """Bundled files equal those that the packages hold."""
     for package in ("statsmodels", "tsdata", "vega_datasets"):
         pytest.importorskip(
             package, reason=f"{package} is needed to rebuild the bundled series"
@@ -222,7 +224,8 @@ def test_bundled_files_are_what_the_packages_hold(tmp_path: Path) -> None:
         assert path.read_text() == (shipped / path.name).read_text(), path.name
 
 
-def test_mixed_frequencies_keep_their_own_time_and_season() -> None:
+def test_mixed_frequencies_keep_their_seasons() -> None:
+    """Series of mixed frequencies keep their own times and seasons."""
     batch = bundled("co2", "electricity")
     assert (batch.freq, batch.seasonality) == (None, 1)
     assert (batch.freqs, batch.seasonalities) == (("MS", "h"), (12, 24))
@@ -238,7 +241,8 @@ GONE = [np.nan] * 3
 LONG = np.arange(12.0)
 
 
-def test_a_held_out_end_needs_a_value() -> None:
+def test_held_out_end_needs_value() -> None:
+    """A held-out end needs at least one value."""
     ended = np.r_[LONG, GONE]
     going = np.arange(15.0)
     with pytest.raises(
@@ -290,7 +294,8 @@ def test_a_single_name_is_one_column(reader: str, tmp_path: Path) -> None:
     )
 
 
-def test_a_forecast_takes_the_arguments_of_reading() -> None:
+def test_forecast_accepts_reading_arguments() -> None:
+    """A forecast takes the arguments of reading."""
     lens = tsfm_lens.load("bolt-nano")
     table = pd.DataFrame({"y": np.sin(np.arange(40.0)), "z": np.cos(np.arange(40.0))})
     found = lens.forecast(table, 4, targets=["z"], units="kWh")
@@ -300,7 +305,8 @@ def test_a_forecast_takes_the_arguments_of_reading() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_batches_in_a_list_are_put_together(kind: Any) -> None:
+def test_listed_batches_are_joined(kind: Any) -> None:
+    """Batches in a list are joined into one."""
     parts = [
         bundled("co2"),
         bundled("elnino"),

@@ -85,9 +85,10 @@ def test_series_are_read_as_each_alone(index: str, order: str, container: str) -
         ),
     ],
 )
-def test_what_is_refused_alone_is_refused_in_a_container_by_its_name(
+def test_refused_items_in_containers_are_named(
     index: pd.Index, message: str, container: str
 ) -> None:
+    """What is refused alone is refused in a container, by its name."""
     good = pd.Series(VALUES, index=DAYS)
     bad = pd.Series(VALUES, index=index)
     expect_error(message, as_series, bad)
@@ -97,7 +98,8 @@ def test_what_is_refused_alone_is_refused_in_a_container_by_its_name(
     expect_error(f"'{name}'.*{message}", as_series, CONTAINERS[container]([good, bad]))
 
 
-def test_options_of_times_reach_series_in_containers() -> None:
+def test_time_options_reach_contained_series() -> None:
+    """Options of times reach the series inside containers."""
     german = pd.Series(VALUES, index=DAYS.strftime("%d.%m.%Y").rename("date"))
     years = pd.Series(VALUES, index=pd.RangeIndex(2001, 2017, name="year"))
     local = pd.Series(VALUES, index=pd.date_range("2024-07-01", periods=16, freq="h"))
@@ -115,7 +117,8 @@ def test_options_of_times_reach_series_in_containers() -> None:
     expect_error(text, as_series, [VALUES, VALUES], time_format="%Y")
 
 
-def test_kinds_of_items_are_not_mixed_silently() -> None:
+def test_mixed_item_kinds_are_not_silent() -> None:
+    """Items of several kinds are not mixed silently."""
     series = pd.Series(VALUES, index=INDEXES["text"])
     for other in (VALUES, pd.Series(VALUES), VALUES.tolist()):
         for items in ([series, other], {"a": other, "b": series}):
@@ -132,9 +135,8 @@ def test_kinds_of_items_are_not_mixed_silently() -> None:
 @pytest.mark.parametrize(
     "field", ["target", "feat_dynamic_real", "past_feat_dynamic_real", "past", "known"]
 )
-def test_dates_of_series_in_entries_are_not_read_backwards(
-    index: str, field: str
-) -> None:
+def test_dates_in_entries_keep_their_order(index: str, field: str) -> None:
+    """Dates of series in entries are not read backwards."""
     series = pd.Series(VALUES, index=INDEXES[index])
 
     def entry(values: Any) -> dict[str, Any]:

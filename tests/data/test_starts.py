@@ -88,7 +88,8 @@ def check_dates(batch: SeriesBatch) -> None:
 
 @pytest.mark.parametrize("way", GIVEN)
 @pytest.mark.parametrize("freq", PERIODS)
-def test_a_start_within_a_period_stands_for_it_with_a_note(freq: str, way: str) -> None:
+def test_start_within_period_comes_with_note(freq: str, way: str) -> None:
+    """A start within a period stands for that period, and a note says so."""
     for spelled in SPELLINGS.values():
         if way in ("of a batch", "a batch"):
             spelled = pd.Timestamp
@@ -106,9 +107,8 @@ def test_a_start_within_a_period_stands_for_it_with_a_note(freq: str, way: str) 
 
 @pytest.mark.parametrize("way", GIVEN)
 @pytest.mark.parametrize("freq", BETWEEN)
-def test_a_start_between_two_dates_is_refused_and_the_named_ones_are_taken(
-    freq: str, way: str
-) -> None:
+def test_start_between_dates_is_refused(freq: str, way: str) -> None:
+    """A start between two dates is refused, and the dates it names are taken."""
     with pytest.raises(InputError, match="off the grid") as caught:
         GIVEN[way](pd.Timestamp(DAY), freq)
     message = str(caught.value)
@@ -129,9 +129,8 @@ def test_a_start_between_two_dates_is_refused_and_the_named_ones_are_taken(
 @pytest.mark.parametrize("way", GIVEN)
 @pytest.mark.parametrize("freq", ANY)
 @pytest.mark.parametrize("start", [DAY, f"{DAY} 12:34"])
-def test_any_start_is_on_the_grid_of_clocks_and_days(
-    start: str, freq: str, way: str
-) -> None:
+def test_clocks_and_days_allow_any_start(start: str, freq: str, way: str) -> None:
+    """Frequencies of clocks and of days allow any start."""
     batch = GIVEN[way](pd.Timestamp(start), freq)
     assert (set(batch.starts), batch.notes) == ({pd.Timestamp(start)}, ())
     check_dates(batch)
@@ -175,7 +174,8 @@ ON_AND_OFF = {
 
 
 @pytest.mark.parametrize("freq", ON_AND_OFF)
-def test_items_of_one_row_at_every_frequency(freq: str) -> None:
+def test_one_row_items_at_every_frequency(freq: str) -> None:
+    """Items of one row are read at every frequency."""
     on, off = ON_AND_OFF[freq]
     dates = as_series(np.arange(9.0), start=on, freq=freq).timestamps()
     long = pd.DataFrame({"id": "long", "ds": dates, "y": np.arange(9.0)})

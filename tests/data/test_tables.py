@@ -57,7 +57,8 @@ def content(batch: SeriesBatch) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_long_table_is_read_as_the_pandas_frame(name: str) -> None:
+def test_long_tables_read_like_pandas(name: str) -> None:
+    """A long table is read as the same frame of pandas is."""
     table = TABLES[name](LONG)
     for options in ({"targets": ["target", "count"]}, {"past": ["count"]}):
         assert content(as_series(TABLES[name](LONG), **options)) == content(
@@ -141,7 +142,8 @@ ARRAY = xr.DataArray(np.zeros((3, 2)), dims=("x", "y"))
     ],
     ids=lambda data: type(data).__name__,
 )
-def test_what_names_do_not_tell_is_refused(data: Any, message: str) -> None:
+def test_ambiguous_column_names_are_refused(data: Any, message: str) -> None:
+    """What the names of columns do not tell is refused."""
     expect_error(message, as_series, data)
 
 
@@ -182,7 +184,8 @@ def test_ids_are_text_as_written(
         ([b"a", b"b"], r"is bytes \(b'a'\), expected text"),
     ],
 )
-def test_ids_that_are_no_text_are_refused(ids: list[Any], message: str) -> None:
+def test_ids_must_be_text(ids: list[Any], message: str) -> None:
+    """Ids that are no text are refused."""
     expect_error(
         message,
         from_frame,
@@ -228,7 +231,8 @@ ROLES = ("target", "variate", "feature", "covariate")
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", READ)
-def test_values_of_entries_are_read_as_written(name: str, role: str) -> None:
+def test_entry_values_are_read_unchanged(name: str, role: str) -> None:
+    """Values of entries are read as they are written."""
     values, expected = READ[name]
     batch = as_series(entry(values, role))
     assert content(batch)[1][0 if role in ("target", "variate") else 1] == expected
@@ -240,9 +244,8 @@ def test_values_of_entries_are_read_as_written(name: str, role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", REFUSED)
-def test_values_of_entries_that_are_no_numbers_are_refused(
-    name: str, role: str
-) -> None:
+def test_entry_values_must_be_numbers(name: str, role: str) -> None:
+    """Values of entries that are no numbers are refused."""
     values, message = REFUSED[name]
     expect_error(
         "not a regular array" if name in ("ragged", "rows") else message,
@@ -251,7 +254,8 @@ def test_values_of_entries_that_are_no_numbers_are_refused(
     )
 
 
-def test_text_is_categories_and_numbers_beside_it_are_refused() -> None:
+def test_text_is_categories_unless_numbers_mix() -> None:
+    """Text is read as categories; numbers mixed with it are refused."""
     for values in (
         ["a", None, "b"],
         ["a", np.ma.masked, "b"],
@@ -306,9 +310,8 @@ def test_fields_of_entries_are_checked(fields: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     "as_array", [np.asarray, torch.tensor, lambda rows: [list(row) for row in rows]]
 )
-def test_dicts_of_a_target_alone_are_items_of_the_library(
-    count: int, as_array: Any
-) -> None:
+def test_dicts_with_target_are_items(count: int, as_array: Any) -> None:
+    """Dicts with nothing but a target are read as items of the library."""
     lens = tsfm_lens.load("chronos2-nano")
     rows = [np.random.default_rng(seed).normal(size=(2, 40)) for seed in range(count)]
     batch = as_series([{"target": as_array(element)} for element in rows])
@@ -324,7 +327,8 @@ def test_dicts_of_a_target_alone_are_items_of_the_library(
     np.testing.assert_array_equal(ours.quantiles, theirs)
 
 
-def test_lists_that_mix_dicts_are_refused_without_their_values() -> None:
+def test_mixed_dicts_refused_without_their_values() -> None:
+    """Lists that mix kinds of dicts are refused without showing their values."""
     full = {"target": np.full((2, 40), 7.25)}
     for data, text in (
         ([full, {"start": None}], "entry 1 has no 'target'"),
@@ -338,7 +342,8 @@ def test_lists_that_mix_dicts_are_refused_without_their_values() -> None:
 
 
 @pytest.mark.parametrize("column", [[1.0, None], [1, 1.0], [2.0, 3.0]], ids=str)
-def test_whole_numbers_are_ids_by_their_digits(column: list[Any]) -> None:
+def test_whole_numbers_are_ids_by_digits(column: list[Any]) -> None:
+    """Whole numbers are read as ids by their digits."""
     frame = pd.DataFrame(
         {"id": [item or 7.0 for item in column for _ in range(2)], "y": np.arange(4.0)}
     )
@@ -347,7 +352,8 @@ def test_whole_numbers_are_ids_by_their_digits(column: list[Any]) -> None:
     assert {*as_series(frame.astype({"id": "Float64"})).ids} == expected
 
 
-def test_ids_that_are_equal_and_read_differently_are_refused() -> None:
+def test_equal_ids_read_differently_are_refused() -> None:
+    """Ids that are equal but would be read differently are refused."""
     values = np.arange(6.0)
     for pair in ([1, 1.0], [np.int64(2), 2.0], [1, True]):
         expect_error(f"{pair[0]} and {pair[1]}", as_series, [values, values], ids=pair)
@@ -367,7 +373,8 @@ def test_ids_come_from_any_iterable() -> None:
 @pytest.mark.parametrize(
     "option", [{"time_column": "ds"}, {"timezone": "UTC"}, {"targets": ["y"]}], ids=str
 )
-def test_options_of_frames_are_refused_beside_entries(option: dict[str, Any]) -> None:
+def test_frame_options_are_refused_for_entries(option: dict[str, Any]) -> None:
+    """Options of frames are refused together with entries."""
     stamps = pd.date_range("2024-01-01", periods=4)
     entry = {"target": pd.Series(np.arange(4.0), stamps), "start": stamps[0]}
     for data in (entry, [entry]):

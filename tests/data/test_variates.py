@@ -243,9 +243,10 @@ def frame() -> pd.DataFrame:
     return pd.concat([site("A"), site("B")], ignore_index=True)
 
 
-def test_the_context_ends_with_the_target_and_what_is_known_goes_on(
+def test_context_ends_before_known_future(
     frame: pd.DataFrame,
 ) -> None:
+    """The context ends with the target, and known covariates go on."""
     batch = as_series(frame, **OPTIONS)
     assert batch.roles == ("target", "past", "known", "known", "known") * 2
     assert batch.variates[:5] == ("load", "price", "temperature", "weekday", "holiday")
@@ -260,9 +261,8 @@ def test_the_context_ends_with_the_target_and_what_is_known_goes_on(
     assert stamps[-1] == first.ts.iloc[HOURS - 1]
 
 
-def test_a_file_and_two_frames_give_the_same_batch(
-    frame: pd.DataFrame, tmp_path: Path
-) -> None:
+def test_file_and_frames_agree(frame: pd.DataFrame, tmp_path: Path) -> None:
+    """A file and two frames give the same batch."""
     frame.to_csv(tmp_path / "sites.csv", index=False)
     ahead = frame.load.isna()
     ways = [
@@ -323,7 +323,7 @@ def test_a_unit_is_of_targets_alone(frame: pd.DataFrame, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-def test_a_gap_in_a_known_future_is_refused(frame: pd.DataFrame, dropped: bool) -> None:
+def test_gap_in_known_future_is_refused(frame: pd.DataFrame, dropped: bool) -> None:
     position = int(np.flatnonzero((frame.site == "B") & frame.load.isna())[2])
     if dropped:
         gap = frame.drop(index=position)
@@ -337,9 +337,8 @@ def test_a_gap_in_a_known_future_is_refused(frame: pd.DataFrame, dropped: bool) 
     )
 
 
-def test_a_column_with_a_comma_in_its_name_is_one_covariate(
-    frame: pd.DataFrame, tmp_path: Path
-) -> None:
+def test_comma_in_name_is_one_covariate(frame: pd.DataFrame, tmp_path: Path) -> None:
+    """A column with a comma in its name is one covariate."""
     named = frame.rename(columns={"temperature": "temperature, indoors"})
     named.to_csv(tmp_path / "sites.csv", index=False)
     how = {**OPTIONS, "known": ["temperature, indoors", "weekday,holiday"]}
@@ -362,7 +361,7 @@ def test_a_column_with_a_comma_in_its_name_is_one_covariate(
     )
 
 
-def test_held_out_steps_become_the_known_future(frame: pd.DataFrame) -> None:
+def test_held_out_steps_become_known_future(frame: pd.DataFrame) -> None:
     batch = as_series(frame, **OPTIONS)
     visible, truth = batch.split(4)
     known = visible.known_future(4 + AHEAD)
@@ -412,9 +411,10 @@ def test_entries_of_other_libraries_are_understood() -> None:
         ({"known": ["temprature"]}, "temperature"),
     ],
 )
-def test_columns_that_cannot_be_covariates_are_refused(
+def test_unusable_covariate_columns_are_refused(
     frame: pd.DataFrame, change: dict[str, Any], complaint: str
 ) -> None:
+    """Columns that cannot be covariates are refused."""
     expect_error(complaint, as_series, frame, **{**OPTIONS, "past": [], **change})
 
 
@@ -433,9 +433,10 @@ class Dataset:
 
 @pytest.mark.parametrize("kind", [list, Dataset])
 @pytest.mark.parametrize(("period", "freq"), [("2024-01-01", "D"), ("2024-01", "M")])
-def test_a_dataset_of_gluonts_is_read_with_the_frequency_of_its_periods(
+def test_gluonts_dataset_keeps_period_frequency(
     period: str, freq: str, kind: Any
 ) -> None:
+    """A dataset of GluonTS is read with the frequency of its periods."""
     start = pd.Period(period, freq)
     entry = {"target": np.arange(40.0), "start": start}
     batch = as_series(kind([{**entry, "item_id": name} for name in "ab"]))

@@ -25,7 +25,8 @@ from tsfm_lens.testing import assert_close
 DEPTH = 300
 
 
-def test_roll_out_over_one_stack_is_the_probe_s() -> None:
+def test_one_stack_rollout_equals_the_probe() -> None:
+    """Attention rolled out over one stack is that of the probe."""
     run = fresh("timesfm-2.5-transformers").run(5 + np.sin(np.arange(64) / 3), 4)
     flow = probes.attention_rollout(run)["flow"].values[-1][-1]
     parts = explain.segments(run, parts=8)
@@ -45,7 +46,8 @@ def test_roll_out_over_one_stack_is_the_probe_s() -> None:
         )
 
 
-def test_roll_out_over_an_encoder_is_behind_the_cross_attention(bolt_run: Run) -> None:
+def test_encoder_rollout_precedes_cross_attention(bolt_run: Run) -> None:
+    """Attention of an encoder is rolled out behind the cross-attention."""
     rolled = probes.attention_rollout(bolt_run, stack="encoder")["flow"].values[-1]
     held = np.zeros(rolled.shape[-1])
     for layer in range(3):
@@ -90,7 +92,7 @@ def by_networkx(graph: Graph, covered: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_flow_through_any_graph_is_the_largest(seed: int) -> None:
+def test_flow_through_any_graph_is_maximal(seed: int) -> None:
     rng = np.random.default_rng(seed)
     tokens = 4
     every = np.arange(tokens)
@@ -109,7 +111,8 @@ def test_flow_through_any_graph_is_the_largest(seed: int) -> None:
     assert expected[0] < 1
 
 
-def test_a_token_is_shared_by_the_segments_that_meet_in_it(covariate_run: Run) -> None:
+def test_segments_share_tokens_where_they_meet(covariate_run: Run) -> None:
+    """A token is shared by the segments that meet in it."""
     full, *rest = explain.segments(covariate_run, 0, parts=1, others="whole")
     edges = [*range(full.start, -6, 7), 0]
     parts = [

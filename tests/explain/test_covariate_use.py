@@ -52,7 +52,8 @@ def items(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-def test_a_cause_is_worth_something_and_noise_is_not(nano: Lens, seed: int) -> None:
+def test_only_causes_are_worth_something(nano: Lens, seed: int) -> None:
+    """A covariate that is a cause is worth something, and noise is not."""
     found = covariate_use(
         nano.run(as_series(items(12, seed)), HORIZON, holdout=True), shuffles=3
     )
@@ -64,7 +65,8 @@ def test_a_cause_is_worth_something_and_noise_is_not(nano: Lens, seed: int) -> N
     assert not ((noise["worth_size"] > 0) & noise["worth_significant"]).any()
 
 
-def test_each_way_is_the_forecast_of_the_changed_series(nano: Lens) -> None:
+def test_effects_compare_with_the_changed_series(nano: Lens) -> None:
+    """Each measure of use is by the forecast of the changed series."""
     entries = items(2, 5)
     run = nano.run(as_series(entries), HORIZON)
     found = covariate_use(run, shuffles=1)
@@ -127,7 +129,8 @@ def test_what_says_nothing_is_refused(
     expect_error(words, covariate_use, run, shuffles=shuffles)
 
 
-def test_what_says_nothing_in_one_series_is_measured_in_the_others(nano: Lens) -> None:
+def test_uninformative_series_do_not_hide_others(nano: Lens) -> None:
+    """What says nothing in one series is measured in the others."""
     entries = items(3, 7)
     for part in ("past_covariates", "future_covariates"):
         entries[1][part]["cause"] = np.full(len(entries[1][part]["cause"]), 2.0)
@@ -155,7 +158,8 @@ def of_any_item(rule: Rule) -> Rule:
     return padded
 
 
-def test_response_and_share_of_a_linear_forecaster() -> None:
+def test_linear_forecasters_have_known_responses() -> None:
+    """Response and share of a linear forecaster are known."""
     rule, weights = linear()
     run = known_run(of_any_item(rule))
     found = covariate_use(run, shuffles=1).isel(series=0)
@@ -181,7 +185,8 @@ def test_response_and_share_of_a_linear_forecaster() -> None:
     assert found["share"].sel(covariate="a", part="known future").item() == 0
 
 
-def test_a_covariate_of_two_values_is_held_at_each() -> None:
+def test_binary_covariates_are_held_at_each() -> None:
+    """A covariate of two values is held at each of them."""
     rule, weights = linear(1)
     run = known_run(of_any_item(rule))
     values = list(run.batch.values)
@@ -205,8 +210,8 @@ def test_a_covariate_of_two_values_is_held_at_each() -> None:
     close_in_float32(one["slope"], high - low, **close)
 
 
-def test_words_that_a_change_leaves_out_of_the_context_keep_their_numbers() -> None:
-    """Chronos-2 numbers words by the context; a constant past has one alone."""
+def test_words_keep_numbers_under_a_change() -> None:
+    """Chronos-2 numbers words by the context; a constant past holds one word only."""
     days = pd.date_range("2025-01-01", periods=120, freq="D")
     rng = np.random.default_rng(0)
     text = np.where(rng.random(120) < 0.3, "yes", "no")

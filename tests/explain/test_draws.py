@@ -32,9 +32,10 @@ def chronos() -> Run:
 
 @pytest.mark.parametrize("name", ["chronos", "moirai-1.1", "toto-1"])
 @pytest.mark.parametrize("at_once", [2, 64])
-def test_each_mask_is_the_librarys_own_forecast_under_the_same_seed(
+def test_masks_match_the_library_s_forecasts(
     name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each mask gives the library's own forecast under the same seed."""
     run = make_run(name)
     monkeypatch.setattr("tsfm_lens.models.batching.DRAWN", at_once)
     parts = explain.segments(run, parts=2, season=1)
@@ -47,9 +48,10 @@ def test_each_mask_is_the_librarys_own_forecast_under_the_same_seed(
     assert_array_equal(got[-1], run.forecast.quantiles[0])
 
 
-def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(
+def test_effects_are_means_over_seeds(
     chronos: Run,
 ) -> None:
+    """Effects are the mean over seeds, and the spread of the seeds is their error."""
     parts = explain.segments(chronos, parts=2, season=1)
     found = explain.input_attribution(chronos, parts=parts, repeats=3)
     seeds = []

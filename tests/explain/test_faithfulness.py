@@ -72,7 +72,7 @@ def true_segments() -> np.ndarray:
     )
 
 
-def test_the_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
+def test_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
     """Against forecasts that are made one by one."""
     parts = segments(bolt_run, parts=3)
     scores = np.array([0.5, 2.0, 1.0])[: len(parts)]
@@ -96,7 +96,8 @@ def test_the_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
             )
 
 
-def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
+def test_only_true_attributions_beat_random_orders() -> None:
+    """A true attribution beats random orders, and a false one fails."""
     run, _ = planted_run()
     true = true_segments().astype(float)
     how = {"parts": _parts(), "reference": "mean", "orders": 64}
@@ -122,7 +123,8 @@ def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
     ]
 
 
-def test_routes_of_a_planted_model_are_necessary_and_sufficient() -> None:
+def test_planted_routes_are_necessary_and_sufficient() -> None:
+    """Routes of a planted model are necessary and sufficient."""
     run, card = planted_run()
     routes = routes_of_planted()
     named = named_routes(routes)
@@ -163,9 +165,10 @@ def test_an_explanation_by_decoys_fails() -> None:
     assert "neither necessary nor sufficient" in messages[0]
 
 
-def test_controls_are_matched_and_other_components_where_possible(
+def test_controls_are_matched_other_components(
     bolt_run: Run,
 ) -> None:
+    """Controls are matched, and other components where that is possible."""
     lens = bolt_run.lens
     components = lens.components(
         "decoder.0.cross_attn.0", "decoder.1.cross_attn.2", "encoder.0.mlp"
@@ -180,7 +183,7 @@ def test_controls_are_matched_and_other_components_where_possible(
         )
 
 
-def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not(
+def test_only_trained_models_have_faithful_routes(
     covariate_run: Run,
 ) -> None:
     """The known future of a covariate, which a trained model passes to the target
@@ -208,7 +211,7 @@ def test_one_wrong_input_is_found_out() -> None:
     assert set(counts.values()) == {0}
 
 
-def test_what_the_test_cannot_tell_from_zero_is_named() -> None:
+def test_effects_indistinguishable_from_zero_are_named() -> None:
     """A covariate that the model does not read: whatever is stated of it, the test says
     that it cannot tell.
     """
@@ -222,9 +225,10 @@ def test_what_the_test_cannot_tell_from_zero_is_named() -> None:
     )
 
 
-def test_controls_by_segment_are_explanations_with_one_effect_changed(
+def test_segment_controls_change_a_single_effect(
     bolt_run: Run,
 ) -> None:
+    """A control of a segment is the explanation with that effect changed."""
     parts = segments(bolt_run, parts=4)
     found = input_attribution(bolt_run, parts=parts, reference="mean")
     tried = {"mine": found}
@@ -243,7 +247,8 @@ def test_controls_by_segment_are_explanations_with_one_effect_changed(
     assert ((agreement >= 0) & (agreement <= 1 + 1e-9)).all()
 
 
-def test_areas_bands_and_chances_are_those_of_the_curves(bolt_run: Run) -> None:
+def test_areas_and_bands_follow_the_curves(bolt_run: Run) -> None:
+    """Areas, bands and chances are those of the curves."""
     scores = {"newest first": [0.0, 1.0, 2.0], "oldest first": [2.0, 1.0, 0.0]}
     parts = {"parts": 3, "season": 1}
     tried = deletion_curves(bolt_run, scores, parts=parts, orders=19, seed=5)

@@ -191,7 +191,8 @@ def test_a_linear_forecaster(method: str, reference: str, others: str) -> None:
 
 
 @pytest.mark.parametrize("method", EXACT)
-def test_a_linear_forecaster_gives_additive_parts_their_weights(method: str) -> None:
+def test_additive_parts_get_their_linear_weights(method: str) -> None:
+    """A linear forecaster gives additive parts their weights."""
     rule, weights = linear()
     run = known_run(rule)
     parts = explain.components(run, events={"dip": (-9, -6)}, seasons=[4, SEASON])
@@ -213,7 +214,9 @@ def test_a_linear_forecaster_gives_additive_parts_their_weights(method: str) -> 
     close_in_float32(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0)
 
 
-def test_seasonal_naive_copies_the_last_season_of_each_part() -> None:
+def test_seasonal_naive_copies_each_last_season() -> None:
+    """Seasonal naive copies the last season of each additive part."""
+
     def copies(context: Tensor, _future: Tensor) -> Tensor:
         return context[:, :1, -SEASON:].expand(-1, 3, -1)
 
@@ -247,7 +250,8 @@ def product(context: Tensor, future: Tensor) -> Tensor:
     return made.expand(-1, 3, -1)
 
 
-def test_what_two_inputs_do_together_is_told() -> None:
+def test_interactions_of_two_inputs_are_told() -> None:
+    """What two inputs do only together is told."""
     run = known_run(product)
     both = run.batch.values[0][-1] * run.batch.futures[2]
     single = np.full(HORIZON, run.batch.values[1][-1])

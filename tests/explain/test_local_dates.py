@@ -36,7 +36,7 @@ def vienna() -> Run:
     )
 
 
-def test_a_date_without_an_offset_is_of_the_local_clock(vienna: Run) -> None:
+def test_dates_without_offsets_are_local(vienna: Run) -> None:
     # the forecast begins at 0:00 in UTC, 1:00 in Vienna
     assert steps(
         vienna, "2025-10-27 08:00", "2025-10-27 08:00+01:00", "2025-10-27 08:00+05:00"
@@ -52,7 +52,8 @@ def test_a_date_without_an_offset_is_of_the_local_clock(vienna: Run) -> None:
     assert (int(found["start"][0]), int(found["stop"][0])) == (7, 9)
 
 
-def test_an_hour_that_is_there_twice_needs_an_offset(vienna: Run) -> None:
+def test_repeated_hours_need_an_offset(vienna: Run) -> None:
+    """An hour that the clock shows twice needs an offset."""
     expect_error("write its offset", steps, vienna, "2025-10-26 02:30")
     assert steps(vienna, "2025-10-26 02:00+02:00", "2025-10-26 02:00+01:00") == [
         -24,
@@ -60,13 +61,15 @@ def test_an_hour_that_is_there_twice_needs_an_offset(vienna: Run) -> None:
     ]
 
 
-def test_where_the_file_has_offsets_a_date_needs_one() -> None:
+def test_dates_need_the_file_s_offsets() -> None:
+    """Where the file has offsets, a date needs one."""
     run = make_run(HOURS.tz_convert("Europe/Vienna"))
     expect_error("came with offsets", steps, run, "2025-10-27 08:00")
     assert steps(run, "2025-10-27 08:00+01:00") == [7]
 
 
-def test_where_the_file_has_none_a_date_has_none() -> None:
+def test_files_without_offsets_refuse_them() -> None:
+    """Where the file has no offsets, a date has none."""
     run = make_run(HOURS.tz_localize(None))
     expect_error("have none", steps, run, "2025-10-27 08:00+01:00")
     assert steps(run, "2025-10-27 08:00") == [8]

@@ -28,9 +28,10 @@ BLOCKS = 300
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), reference=st.sampled_from(explain.REFERENCES))
-def test_a_copy_shows_what_is_kept_and_the_reference_elsewhere(
+def test_masked_copies_show_the_reference_elsewhere(
     items: SeriesBatch, data: st.DataObject, reference: str
 ) -> None:
+    """A masked copy shows what is kept, and the reference elsewhere."""
     one = items.select(item_rows(items, 1))
     parts = explain.segments(one, horizon=16, parts=3)
     keep = np.array(
@@ -84,7 +85,8 @@ def test_references_are_what_they_are_called(items: SeriesBatch) -> None:
     assert not np.array_equal(values["shuffled"][2], full)
 
 
-def test_a_seasonal_reference_goes_on_over_seasons_and_fills_gaps() -> None:
+def test_seasonal_references_continue_and_fill_gaps() -> None:
+    """A seasonal reference goes on over seasons and fills gaps."""
     series = np.array([1.0, 2, 3, np.nan, 2, 5])
     batch = SeriesBatch(
         (np.arange(6.0), series),
@@ -99,7 +101,8 @@ def test_a_seasonal_reference_goes_on_over_seasons_and_fills_gaps() -> None:
     assert_array_equal(naive, [1, 2, 5, 1, 2, 3, 1, 2, 5, 1, 2])
 
 
-def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) -> None:
+def test_references_differ_by_role(items: SeriesBatch) -> None:
+    """References differ by the role of a series and say what they lack."""
     one = items.select(item_rows(items, 0))
     mixed = explain.reference_values(
         one, {"target": "mean", "past": "zero", "known": "missing"}, 16
@@ -131,9 +134,8 @@ def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) ->
 
 
 @pytest.mark.parametrize("reference", ["missing", "shuffled"])
-def test_masks_side_by_side_are_masks_one_by_one(
-    covariate_run: Run, reference: str
-) -> None:
+def test_masks_together_equal_masks_alone(covariate_run: Run, reference: str) -> None:
+    """Masks that run side by side give what each gives by itself."""
     parts = explain.segments(covariate_run, 1, parts=3)
     keep = np.random.default_rng(0).random((9, len(parts))) < 0.5
     together = explain.forecasts(covariate_run, parts, keep, reference, item=1)
@@ -154,7 +156,8 @@ def test_each_mask_runs_once(bolt_run: Run) -> None:
     assert_array_equal(first[::-1], again)
 
 
-def test_a_token_model_is_led_along_its_own_path() -> None:
+def test_token_models_follow_their_own_path() -> None:
+    """A token model is led along the path of its own forecast."""
     run = tsfm_lens.load("chronos-nano").run(10 + np.sin(np.arange(60) / 3), 8)
     parts = explain.segments(run, parts=3)
     values = explain.forecasts(
@@ -178,7 +181,8 @@ FILLS = {
 
 
 @pytest.mark.parametrize("name", having("numeric_series"))
-def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
+def test_missing_references_depend_on_the_model(name: str) -> None:
+    """A model that fills gaps by itself refuses a reference of missing values."""
     lens = lens_of(name)
     run = lens.run(5 + np.sin(np.arange(64) / 3), 4)
     assert explain.masking.mask_seen(lens, run.batch) == FILLS.get(
@@ -194,9 +198,10 @@ def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
         assert np.isfinite(explain.forecasts(run, parts, nothing, "missing")).all()
 
 
-def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(
+def test_categories_are_masked_as_numbers(
     covariate_run: Run,
 ) -> None:
+    """Categories are masked as the numbers that the model is shown."""
     lens = covariate_run.lens
     steps = 48
     text = np.resize(["low", "high"], steps + 8)
@@ -235,7 +240,8 @@ def test_masks_of_another_shape_are_refused(bolt_run: Run, keep: Any) -> None:
     expect_error("expected bools", explain.forecasts, bolt_run, parts, keep)
 
 
-def test_masks_and_run_are_of_one_model(bolt: Lens) -> None:
+def test_masks_need_the_run_s_model(bolt: Lens) -> None:
+    """Masks are refused under other hooks than those of the run."""
     run = bolt.run(10 + np.sin(np.arange(96) / 4), 8)
     parts = explain.segments(run, parts=2)
     with (
@@ -249,7 +255,8 @@ def test_masks_and_run_are_of_one_model(bolt: Lens) -> None:
         assert_array_equal(visible[0], inside.forecast.quantiles[0])
 
 
-def test_a_reference_that_is_no_forecast_of_the_series_is_told(bolt: Lens) -> None:
+def test_distant_references_are_reported(bolt: Lens) -> None:
+    """A reference that leads to no forecast of the series is told by its distance."""
     far = bolt.run(1000 + np.sin(np.arange(96) / 4), 8)
     reported = {
         name: (

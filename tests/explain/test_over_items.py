@@ -35,7 +35,8 @@ def planted() -> tuple[Run, Card]:
     return made.lens().run(as_series(items), horizon, twins=4), made.card
 
 
-def test_a_planted_head_carries_more_than_any_component_of_untrained_twins() -> None:
+def test_planted_heads_carry_more_than_twins() -> None:
+    """A planted head carries more than any component of the untrained twins."""
     run, card = planted()
     (head,) = card.components("mechanism")
     found = route_effects(run, parts=1)
@@ -45,7 +46,7 @@ def test_a_planted_head_carries_more_than_any_component_of_untrained_twins() -> 
 
 
 @pytest.mark.parametrize("name", checkpoint_names())
-def test_a_twin_is_the_same_by_whatever_name_its_files_are_opened(name: str) -> None:
+def test_twins_ignore_the_model_s_path(name: str) -> None:
     """Its weights are the trained ones in another order."""
     twins = [
         untrained_twin(load(source, check=False), 1)
@@ -64,7 +65,8 @@ def test_a_twin_is_the_same_by_whatever_name_its_files_are_opened(name: str) -> 
         assert torch.equal(ours, theirs)
 
 
-def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
+def test_shuffled_series_keep_values_and_gaps() -> None:
+    """Shuffled series keep values, gaps and what they have in common."""
     values = np.arange(12.0)
     gappy = values.copy()
     gappy[3] = np.nan
@@ -95,7 +97,8 @@ def test_shuffled_series_keep_values_gaps_and_agreement() -> None:
     assert not np.array_equal(first, values)
 
 
-def test_effects_are_those_of_each_item_in_its_unit(covariate_run: Run) -> None:
+def test_effects_use_the_item_s_unit(covariate_run: Run) -> None:
+    """Effects are those of each item, in its own unit."""
     found = explain.input_effects(covariate_run, parts=2)
     batch = covariate_run.batch
     for item in range(2):
@@ -123,7 +126,7 @@ def test_effects_are_those_of_each_item_in_its_unit(covariate_run: Run) -> None:
     assert set(found["kind"].values) == {"past", "past covariate", "known covariate"}
 
 
-def test_items_of_unequal_length_have_what_they_have(bolt: Lens) -> None:
+def test_unequal_items_keep_their_own_segments(bolt: Lens) -> None:
     rng = np.random.default_rng(0)
     batch = SeriesBatch((rng.normal(size=64), rng.normal(size=48)))
     seen = []

@@ -41,7 +41,7 @@ def make_run(name: str) -> Run:
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("method", explain.METHODS)
-def test_every_method_gives_a_section_and_its_proof_or_says_why_not(
+def test_sections_have_proofs_or_reasons(
     name: str, method: str, few: dict[str, Any]
 ) -> None:
     """A model meets every reference, and a method a different one in every model."""
@@ -75,9 +75,10 @@ def test_every_method_gives_a_section_and_its_proof_or_says_why_not(
         assert np.isfinite(item.values).all()
 
 
-def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(
+def test_tables_with_gaps_have_every_section(
     page: Any,
 ) -> None:
+    """A table with gaps in target and covariates has every section."""
     found = page.found
     assert not page.left_out
     assert tuple(found) == explanation.SECTIONS
@@ -119,7 +120,7 @@ def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(
     expect_error("no figure 'map'", found.plot, "map")
 
 
-def test_files_hold_the_numbers_of_the_page(page: Any, tmp_path: Path) -> None:
+def test_files_hold_the_page_s_numbers(page: Any, tmp_path: Path) -> None:
     files = {str(path.relative_to(tmp_path)) for path in page.found.write(tmp_path)}
     assert {
         f"numbers/{name}.{kind}" for name in page.found for kind in ("nc", "csv")
@@ -152,7 +153,8 @@ def test_files_hold_the_numbers_of_the_page(page: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
-def test_a_page_that_nobody_saw_is_printed_with_its_figures() -> None:
+def test_unopened_pages_print_with_figures() -> None:
+    """A page that nobody has looked at is printed with its figures."""
     # of three figures two are folded away
     found = explanation.explain(
         make_run("bolt-nano"), sections=("input_attribution",), parts=2

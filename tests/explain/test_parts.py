@@ -44,7 +44,7 @@ def split(series: Any, **how: Any) -> dict[str, np.ndarray]:
     }
 
 
-def test_a_line_and_a_season_are_told_apart() -> None:
+def test_lines_and_seasons_are_told_apart() -> None:
     truth = {"trend": LINE - LINE.mean(), "season of 7": DAYS, "rest": np.zeros(LENGTH)}
     for name, values in split(daily(LINE + DAYS)).items():
         assert_close(values, truth.pop(name), depth=DEPTH, magnitude=200.0, what=name)
@@ -57,7 +57,8 @@ def test_a_line_and_a_season_are_told_apart() -> None:
     )
 
 
-def test_events_are_what_the_other_parts_do_not_say() -> None:
+def test_events_are_what_parts_leave_over() -> None:
+    """Events are what the other parts do not say."""
     dip = np.zeros(LENGTH)
     days = np.zeros(LENGTH)
     dip[100:106] = -40.0
@@ -74,7 +75,8 @@ def test_events_are_what_the_other_parts_do_not_say() -> None:
         assert np.abs(parts[name] - values).max() < 40 / 4000, name
 
 
-def test_the_calendar_takes_the_mean_of_its_steps() -> None:
+def test_calendar_parts_are_means_of_steps() -> None:
+    """The calendar takes the mean of the steps that share its value."""
     parts = split(daily(LINE + DAYS), seasons=[], calendar="day of week")
     assert list(parts) == ["trend", "day of week", "rest"]
     # a local regression follows the seasons a little, less than the smallest of them
@@ -91,7 +93,8 @@ def test_the_calendar_takes_the_mean_of_its_steps() -> None:
         {"events": {"dip": (-20, -11), "day": -3}},
     ],
 )
-def test_parts_sum_to_the_series_where_it_has_values(how: dict[str, Any]) -> None:
+def test_parts_sum_to_the_series(how: dict[str, Any]) -> None:
+    """Parts sum to the series where it has values."""
     values = 50 + np.random.default_rng(0).normal(size=LENGTH).cumsum()
     values[[0, 7, 8, 40, 131]] = np.nan
     level = values - sum(split(daily(values), **how).values())
@@ -150,7 +153,7 @@ def test_parts_that_cannot_be_are_refused(how: dict[str, Any], words: str) -> No
     expect_error(words, explain.components, daily(LINE), **how)
 
 
-def test_uses_that_parts_do_not_have_are_refused(run: Run) -> None:
+def test_unsupported_uses_of_parts_are_refused(run: Run) -> None:
     part = explain.components(run)[0]
     cases = {
         "attention goes to stretches": ("components", "attention rollout"),

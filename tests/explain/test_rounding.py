@@ -47,7 +47,10 @@ def explained(run: Run, method: str) -> np.ndarray:
         ("chronos2-nano", 0, 1e6),
     ],
 )
-def test_a_forecast_is_its_own_and_no_other(model: str, case: int, unit: float) -> None:
+def test_forecasts_of_other_runs_are_refused(
+    model: str, case: int, unit: float
+) -> None:
+    """Rounding of the run's own forecast passes; that of another run is refused."""
     drawn = drawn_run(model, case, 0)
     run = drawn.lens.run(in_units(drawn.batch, unit), HORIZON)
     assert np.isfinite(explained(run, "shapley")).all()
@@ -62,7 +65,7 @@ def test_a_forecast_is_its_own_and_no_other(model: str, case: int, unit: float) 
 @pytest.mark.parametrize(
     ("model", "component"), [("bolt-nano", "decoder.0.mlp"), ("chronos2-nano", "0.mlp")]
 )
-def test_a_forecast_by_other_weights_is_refused(
+def test_forecasts_by_other_weights_are_refused(
     model: str, component: str, unit: float
 ) -> None:
     lens = load(model)

@@ -70,9 +70,8 @@ def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.
         ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timesfm-2.5", "timestral"]
     ),
 )
-def test_an_effect_is_that_of_a_patch_set_by_hand(
-    name: str, series: SeriesBatch
-) -> None:
+def test_effects_equal_hand_set_patches(name: str, series: SeriesBatch) -> None:
+    """An effect is that of a patch set by hand."""
     lens = fresh(name)
     run = lens.run(series, 4)
     parts = segments(run, parts=2)
@@ -96,7 +95,8 @@ def test_an_effect_is_that_of_a_patch_set_by_hand(
     assert float(routes["size"].max()) > float(routes["size_floor"].max())
 
 
-def test_the_last_branch_has_no_other_way_than_to_the_readout(bolt_run: Run) -> None:
+def test_the_last_branch_reaches_readout_only(bolt_run: Run) -> None:
+    """The last branch has no other way than to the readout."""
     last = f"decoder.{bolt_run.lens.wiring.output_stack.n_layers - 1}.mlp"
     routes = input_routes(bolt_run, parts=2, reference="mean", components=[last])
     magnitude = float(bolt_run.point.max())
@@ -109,7 +109,7 @@ def test_the_last_branch_has_no_other_way_than_to_the_readout(bolt_run: Run) -> 
     )
 
 
-def test_estimates_are_the_effects_of_small_changes(bolt_run: Run) -> None:
+def test_estimates_are_exact_for_small_changes(bolt_run: Run) -> None:
     """Of a reference that is almost the series itself, first order is all that there
     is.
     """
@@ -130,7 +130,8 @@ def test_estimates_are_the_effects_of_small_changes(bolt_run: Run) -> None:
     assert error <= CURVATURE * size + float(routes["size_floor"].max())
 
 
-def test_a_planted_covariate_goes_through_its_head_alone() -> None:
+def test_planted_covariates_pass_through_their_head() -> None:
+    """A planted covariate goes through its head alone."""
     planted = plant("covariate", "chronos-2")
     lens = planted.lens()
     head = planted.card.components("mechanism")[0]
@@ -159,9 +160,7 @@ def test_a_planted_covariate_goes_through_its_head_alone() -> None:
     assert np.abs(one["rest"]).max() < 0.05 * np.abs(one["total"]).max()
 
 
-def test_a_rollout_has_the_effects_of_its_passes(
-    bolt: Lens, series: SeriesBatch
-) -> None:
+def test_rollouts_have_effects_of_their_passes(bolt: Lens, series: SeriesBatch) -> None:
     """Within the first pass nothing has been fed back yet, so that a rollout's first
     steps are those of one pass.
     """
@@ -184,7 +183,7 @@ def test_a_rollout_has_the_effects_of_its_passes(
     assert routes.attrs["search"] == "full"
 
 
-def test_a_search_by_gradient_finds_what_a_full_one_does(bolt_run: Run) -> None:
+def test_gradient_search_agrees_with_full_search(bolt_run: Run) -> None:
     full = input_routes(bolt_run, parts=4, reference="mean")
     assert full.attrs["search"] == "full"
     some = input_routes(bolt_run, parts=4, reference="mean", top=16)

@@ -45,7 +45,7 @@ def middle(ds: Any, name: str) -> np.ndarray:
     return ds[name].sel(quantile=0.5).values
 
 
-def test_changes_of_a_linear_forecaster_add_up() -> None:
+def test_changes_of_linear_forecasters_add_up() -> None:
     rule, weights = linear()
     run = known_run(rule)
     own = whole(run.batch)
@@ -70,7 +70,8 @@ def test_changes_of_a_linear_forecaster_add_up() -> None:
     assert_array_equal(whole(run.batch), own)
 
 
-def test_gaps_of_the_past_stay_gaps_under_a_change(bolt: Lens) -> None:
+def test_past_gaps_stay_under_a_change(bolt: Lens) -> None:
+    """Gaps of the past stay gaps under a change."""
     values = 10 + np.sin(np.arange(128) / 4)
     values[[100, 110]] = np.nan
     found = explain.what_if(
@@ -127,7 +128,8 @@ def of_words(lens: Lens, ahead: list[str], before: tuple[str, ...] = ()) -> Run:
 
 
 @pytest.mark.parametrize("name", ["chronos-2", "timestral"])
-def test_a_word_is_the_forecast_of_the_edited_table(name: str) -> None:
+def test_words_act_as_in_edited_tables(name: str) -> None:
+    """A change to a word gives the forecast of the edited table."""
     lens = lens_of(name)
     run = of_words(lens, WORDS[40:].tolist())
     for word in ("wet", "dry"):
@@ -148,7 +150,8 @@ def test_a_word_is_the_forecast_of_the_edited_table(name: str) -> None:
     assert_close(moved["remainder"], 0.0, **LARGE)
 
 
-def test_words_of_an_earlier_run_are_read_by_the_later_ones_codes() -> None:
+def test_earlier_words_use_the_later_codes() -> None:
+    """Words of an earlier run are read by the codes of the later one."""
     lens = tsfm_lens.load("chronos2-nano")
     before = of_words(lens, ["wet"] * HORIZON, ("calm", "calm"))
     after = of_words(lens, ["dry"] * HORIZON)
@@ -202,9 +205,10 @@ def test_what_cannot_be_changed_is_refused(
         (1, 3, (1, 3)),
     ],
 )
-def test_a_change_starts_at_the_forecast_unless_told(
+def test_changes_start_at_the_forecast(
     start: Any, stop: Any, expected: tuple[int, int]
 ) -> None:
+    """A change starts at the forecast unless told otherwise."""
     run = known_run(linear()[0])
     found = explain.what_if(
         run, k="=25", start=start, stop=stop, target="target", routes=False
@@ -237,7 +241,7 @@ def waves(steps: int = 40, *, scale: float = 1.0, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("name", [*DRAWING, "chronos-bolt", "toto-2"])
 @pytest.mark.parametrize(("scale", "where"), [(1.0, (-8, 0)), (2.0**10, (-30, -21))])
-def test_both_forecasts_are_those_of_the_librarys_pipeline(
+def test_both_forecasts_match_the_library_pipeline(
     name: str, scale: float, where: tuple[int, int]
 ) -> None:
     lens = lens_of(name)
@@ -265,7 +269,8 @@ def test_both_forecasts_are_those_of_the_librarys_pipeline(
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", *DRAWING])
-def test_new_values_stand_for_the_median_that_was_forecast(name: str) -> None:
+def test_new_values_replace_the_forecast_median(name: str) -> None:
+    """New values stand in the place of the median that was forecast."""
     lens = tsfm_lens.load(name) if "nano" in name else lens_of(name)
     values = waves(41)
     days = pd.date_range("2026-01-01", periods=41, freq="D")
@@ -290,7 +295,7 @@ def test_new_values_stand_for_the_median_that_was_forecast(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_routes_say_of_which_statistic_they_are(name: str) -> None:
+def test_routes_name_their_statistic(name: str) -> None:
     run = lens_of(name).run(as_series(waves()), 3)
     found = explain.what_if(run, {"series-0": "+5"}, start=-6)
     reported = " ".join(read_what_if(found))
@@ -329,7 +334,7 @@ def pair(shift: int, seed: int = 1) -> tuple[Run, Run, np.ndarray]:
 
 
 @pytest.mark.parametrize("shift", [0, 1, 3])
-def test_a_linear_forecast_changes_by_what_is_new(shift: int) -> None:
+def test_linear_forecasts_change_by_new_values(shift: int) -> None:
     before, after, weights = pair(shift)
     found = explain.explain_change(before, after)
     shared = HORIZON - shift
@@ -369,7 +374,7 @@ def test_a_linear_forecast_changes_by_what_is_new(shift: int) -> None:
     )
 
 
-def test_runs_that_cannot_be_compared_are_refused(covariate_run: Run) -> None:
+def test_incomparable_runs_are_refused(covariate_run: Run) -> None:
     before, after, _ = pair(1)
 
     def starting(run: Run, start: Any) -> Run:

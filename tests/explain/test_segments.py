@@ -83,7 +83,7 @@ def test_each_step_is_in_one_segment(
     assert all(part.kind in kinds[batch.roles[part.row]] for part in found)
 
 
-def test_a_stretch_ends_where_a_token_does(bolt_run: Run) -> None:
+def test_segments_end_where_tokens_do(bolt_run: Run) -> None:
     edges = token_edges(bolt_run)
     parts = explain.segments(bolt_run, parts=5, season=1)
     assert len(edges) > 3
@@ -116,7 +116,8 @@ def test_wrong_arguments_are_refused(
         explain.segments(covariate_run, **{"item": 0, **how})
 
 
-def test_segments_that_are_no_parts_are_refused(items: SeriesBatch) -> None:
+def test_wrong_segments_are_refused(items: SeriesBatch) -> None:
+    """Segments that overlap, share a name or lie outside a series are refused."""
     one = items.select(item_rows(items, 0))
     part = explain.Segment("a", 0, -4, 0, "past")
     wrong = {

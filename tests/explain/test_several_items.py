@@ -1,4 +1,4 @@
-"""Runs of several items: one is named, or all are explained."""
+"""Runs of several items: one is named or all are explained; none by default."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def several(lens: Lens) -> Run:
 
 @pytest.mark.parametrize("name", ["bolt-nano", "chronos2-nano"])
 @pytest.mark.parametrize("asked", [*ASKED, *CUT])
-def test_one_of_several_items_must_be_named(asked: str, name: str) -> None:
+def test_one_item_must_be_named(asked: str, name: str) -> None:
+    """One of several items must be named."""
     run = several(tsfm_lens.load(name))
     ask = {**ASKED, **CUT}[asked]
     with pytest.raises(InputError, match=r"2 items \(a, b\).*run\.select") as caught:
@@ -78,7 +79,7 @@ def test_one_of_several_items_must_be_named(asked: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_an_item_is_explained_as_if_it_were_alone(asked: str) -> None:
+def test_items_are_explained_as_if_alone(asked: str) -> None:
     lens = tsfm_lens.load("bolt-nano")
     run = several(lens)
     ask = ASKED[asked]
@@ -89,7 +90,7 @@ def test_an_item_is_explained_as_if_it_were_alone(asked: str) -> None:
             close_in_float32(found[name], alone[name], depth=600, magnitude=20.0)
 
 
-def test_sections_over_all_items_need_no_choice() -> None:
+def test_sections_over_items_need_no_choice() -> None:
     run = several(tsfm_lens.load("bolt-nano"))
     found = run.explain(
         sections=("forecast", "input_effects"), options={"input_effects": {"parts": 1}}
@@ -105,7 +106,8 @@ OF_ITEM = [
 ]
 
 
-def test_measurements_of_one_item_are_refused_for_several() -> None:
+def test_measurements_of_one_item_refuse_several() -> None:
+    """Measurements of one item are refused for several."""
     run = several(tsfm_lens.load("bolt-nano"))
     assert OF_ITEM
     for kind in OF_ITEM:
@@ -134,9 +136,8 @@ def told(page: Path) -> str:
 
 
 @pytest.mark.parametrize("item", [0, "b"])
-def test_a_page_says_which_item_its_chapters_are_of(
-    item: int | str, tmp_path: Path
-) -> None:
+def test_pages_name_the_item_explained(item: int | str, tmp_path: Path) -> None:
+    """A page says which item its chapters are of."""
     run = several(tsfm_lens.load("bolt-nano"))
     page = run.report(tmp_path, sections=("forecast", *OF_ONE), item=item)
     text = told(page)

@@ -54,7 +54,7 @@ def by_orders(values: Game, players: int) -> np.ndarray:
 
 @settings(max_examples=60, deadline=None)
 @given(games())
-def test_exact_values_are_the_mean_over_all_orders(game: tuple[int, Game]) -> None:
+def test_exact_values_average_over_all_orders(game: tuple[int, Game]) -> None:
     players, values = game
     assert_close(
         exact_shapley(values, players),
@@ -97,7 +97,7 @@ def unanimity(players: int, seed: int) -> Planted:
 
 
 def airport(players: int, seed: int) -> Planted:
-    """The largest cost of those shown; each part is shared by all that need it."""
+    """The largest cost of those shown; all that need a part of it share that part."""
     costs = np.sort(np.random.default_rng(seed).exponential(size=players))
     parts = np.diff(costs, prepend=0.0) / np.arange(players, 0, -1)
     return Planted(
@@ -109,9 +109,10 @@ def airport(players: int, seed: int) -> Planted:
     ("players", "budget"), [(12, 80), (12, 300), (20, 160), (40, 300)]
 )
 @pytest.mark.parametrize("game", [unanimity, airport])
-def test_intervals_hold_the_exact_value_and_are_no_wider_than_they_must(
+def test_intervals_hold_the_exact_value(
     game: Callable[[int, int], Planted], players: int, budget: int
 ) -> None:
+    """Intervals hold the exact value and are no wider than they must be."""
     held = []
     error = []
     width = []
@@ -159,9 +160,10 @@ def product(players: int, seed: int) -> Planted:
 
 @pytest.mark.parametrize(("players", "budget"), [(6, 24), (6, 60), (8, 200), (13, 100)])
 @pytest.mark.parametrize("game", [one_of_either, product])
-def test_intervals_hold_in_games_of_products_and_of_alternatives(
+def test_intervals_hold_in_games_with_interactions(
     game: Callable[[int, int], Planted], players: int, budget: int
 ) -> None:
+    """Intervals hold in games of products and of alternatives."""
     held = []
     for seed in range(30):
         value, exact = game(players, seed)
@@ -175,7 +177,7 @@ def test_intervals_hold_in_games_of_products_and_of_alternatives(
     assert np.mean(held) > 0.9 - 2 * np.std(held, ddof=1) / np.sqrt(len(held))
 
 
-def test_what_no_pair_of_complements_shows_is_not_certain() -> None:
+def test_hidden_interactions_are_not_certain() -> None:
     """Either of two large groups, with opposite signs: the whole changes nothing, and
     no mask drawn holds one alone.
     """
@@ -201,7 +203,8 @@ def test_what_no_pair_of_complements_shows_is_not_certain() -> None:
 
 
 @pytest.mark.parametrize("players", [5, 12, 40])
-def test_a_few_masks_are_exact_where_players_act_alone_or_in_twos(players: int) -> None:
+def test_few_masks_suffice_for_simple_games(players: int) -> None:
+    """A few masks are exact where players act alone or in twos."""
     value, exact = alone_and_in_twos(players, 2)
     found = sampled_shapley(value, players, budget=4 * players)
     assert found.settled

@@ -60,9 +60,10 @@ def apart(masks: explain.Masks) -> explain.Masks:
         (8, "mean", 0),
     ],
 )
-def test_shared_forecasts_are_those_of_each_mask(
+def test_shared_forecasts_equal_those_alone(
     lens: Lens, horizon: int, reference: str, steps: int
 ) -> None:
+    """Forecasts by shared computation are those of each mask."""
     run = make_run(lens, horizon, steps or 96)
     parts = explain.segments(run, parts=PARTS, season=1)
     if not steps:
@@ -79,7 +80,8 @@ def test_shared_forecasts_are_those_of_each_mask(
     close_in_float32(shared, alone, depth=DEPTH, magnitude=20.0)
 
 
-def test_shared_forecasts_of_additive_parts_are_those_of_each_mask(lens: Lens) -> None:
+def test_additive_parts_share_exact_forecasts(lens: Lens) -> None:
+    """Shared forecasts of additive parts are those of each mask."""
     run = make_run(lens, 8)
     parts = explain.components(run, seasons=[24], events={"dip": (-30, -11)})
     keep = explain.shapley.all_masks(len(parts))
@@ -89,7 +91,8 @@ def test_shared_forecasts_of_additive_parts_are_those_of_each_mask(lens: Lens) -
     )
 
 
-def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
+def test_only_differences_of_masks_are_computed(lens: Lens) -> None:
+    """No more is computed than what the masks differ in."""
     run = make_run(lens, 8)
     parts = explain.segments(run, parts=PARTS, season=1)
     assert len(parts) == PARTS
@@ -105,9 +108,8 @@ def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
     )
 
 
-def test_nothing_is_shared_where_it_would_not_be_exact(
-    lens: Lens, bolt_run: Run
-) -> None:
+def test_nothing_is_shared_where_inexact(lens: Lens, bolt_run: Run) -> None:
+    """Nothing is shared where that would not be exact."""
     run = make_run(lens, 8)
     parts = explain.segments(run, parts=2, season=1)
     assert explain.Masks(run, parts, "mean")._shares
@@ -123,7 +125,7 @@ def test_nothing_is_shared_where_it_would_not_be_exact(
         assert not explain.Masks(make_run(lens, 8), parts, "mean")._shares
 
 
-def test_the_model_is_left_as_it_was(lens: Lens) -> None:
+def test_sharing_leaves_the_model_unchanged(lens: Lens) -> None:
     run = make_run(lens, 8)
     before = lens.forecast(run.batch, 8).quantiles
     masks = explain.Masks(run, explain.segments(run, parts=3, season=1), "mean")

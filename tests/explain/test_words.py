@@ -26,9 +26,10 @@ ASKED = {
 
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-def test_what_a_library_says_of_each_masked_batch_is_said_once_and_nothing_else_is_hidden(
+def test_repeated_warnings_appear_once(
     bolt: Lens, asked: Callable[[Run], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What a library says of each masked batch is said once; nothing else is hidden."""
     run = bolt.run(10 + np.sin(np.arange(96) / 4), bolt.longest_pass + 1)
     monkeypatch.setattr("tsfm_lens.explain.values._NUMBERS", 2**10)
     native = type(bolt).forecast

@@ -87,9 +87,10 @@ def tuned(
         yield base, adapter
 
 
-def test_every_architecture_merges_it_beside_weights_and_alone(
+def test_every_architecture_merges_adapters(
     tuned: tuple[Path, Path],
 ) -> None:
+    """Every architecture merges an adapter beside the weights or in its own folder."""
     base, adapter = tuned
     plain = load(base)
     merged = write_adapter(plain, base, adapter)
@@ -119,9 +120,10 @@ def test_every_architecture_merges_it_beside_weights_and_alone(
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_chronos_2_forecasts_as_its_own_pipeline_with_the_adapter(
+def test_chronos_2_adapters_match_its_pipeline(
     beside: Path, tmp_path: Path, alone: bool
 ) -> None:
+    """Chronos-2 forecasts as its own pipeline does with the adapter."""
     folder = beside
     if alone:
         folder = tmp_path / "alone"
@@ -139,7 +141,7 @@ def test_chronos_2_forecasts_as_its_own_pipeline_with_the_adapter(
     )
 
 
-def test_chronos_forecasts_as_its_own_pipeline_with_the_adapter(tmp_path: Path) -> None:
+def test_chronos_adapters_match_its_pipeline(tmp_path: Path) -> None:
     """Transformers leaves the adapter beside the matrices; the two sums differ by
     rounding.
     """
@@ -161,7 +163,8 @@ def test_chronos_forecasts_as_its_own_pipeline_with_the_adapter(tmp_path: Path) 
     assert_close(first, second, depth=1000, dtype=np.float32)
 
 
-def test_other_parts_that_an_adapter_saves_are_read(tmp_path: Path) -> None:
+def test_other_parts_of_adapters_are_read(tmp_path: Path) -> None:
+    """Other parts that an adapter saves are read, too."""
     base = checkpoint_path("bolt-nano")
     lens = load("bolt-nano")
     write_adapter(lens, base, tmp_path, modules_to_save=["output_patch_embedding"])
@@ -180,7 +183,7 @@ def test_other_parts_that_an_adapter_saves_are_read(tmp_path: Path) -> None:
     )
 
 
-def test_the_files_that_were_read_are_named(beside: Path) -> None:
+def test_files_that_were_read_are_named(beside: Path) -> None:
     lens = load(beside)
     assert [file.name for file in lens.files] == [
         "model.safetensors",
@@ -191,7 +194,6 @@ def test_the_files_that_were_read_are_named(beside: Path) -> None:
 
 
 # --- refusals
-# --------------------------------------------------------------------------------------
 
 
 def refused(folder: Path, *words: str, kind: type[Exception] = CheckpointError) -> str:
@@ -202,7 +204,8 @@ def refused(folder: Path, *words: str, kind: type[Exception] = CheckpointError) 
     return str(caught.value)
 
 
-def test_half_an_adapter_is_refused_by_the_missing_file(beside: Path) -> None:
+def test_incomplete_adapters_name_the_missing_file(beside: Path) -> None:
+    """Half an adapter is refused, and the message names the missing file."""
     config, weights = files_of_adapter(beside)
     retained = config.read_bytes()
     config.unlink()
@@ -221,9 +224,8 @@ def test_a_pickled_adapter_is_never_read(beside: Path) -> None:
     assert not (beside.parent / MARK).exists()
 
 
-def test_a_base_that_is_ambiguous_or_not_at_hand_is_refused_and_the_advice_works(
-    beside: Path, tmp_path: Path
-) -> None:
+def test_unclear_base_models_are_refused(beside: Path, tmp_path: Path) -> None:
+    """An ambiguous or missing base model is refused, and the advice given works."""
     other = tmp_path / "other"
     alone = tmp_path / "alone"
     shutil.copytree(checkpoint_path("chronos2-nano"), other)

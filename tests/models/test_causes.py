@@ -50,7 +50,7 @@ FORECASTS: dict[str, Callable[[Lens, int], Any]] = {
 
 
 @pytest.mark.parametrize("way", FORECASTS)
-def test_a_forecast_shorter_than_asked_is_refused(way: str) -> None:
+def test_forecasts_shorter_than_asked_are_refused(way: str) -> None:
     lens = Lens(Short(drawn(Forecaster())), "short")
     with pytest.raises(
         WiringError,
@@ -92,9 +92,8 @@ def test_inference_mode_is_the_cause(name: str, way: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", MODELS)
-def test_rounding_under_autocast_is_no_wrong_wiring(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_rounding_of_autocast_is_accepted(name: str, dtype: torch.dtype) -> None:
+    """Rounding under autocast is no wrong wiring."""
     with torch.autocast("cpu", dtype):
         lens = tsfm_lens.load(name)
         run = lens.run(bundled("co2"), 4)

@@ -123,7 +123,8 @@ def test_a_change_is_noticed(change: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_forecast_that_was_not_made_yet_is_refused(name: str) -> None:
+def test_forecasts_by_changed_weights_are_refused(name: str) -> None:
+    """Weights changed before a run made its forecast: the forecast is refused."""
     run = tsfm_lens.load(name).run(SERIES, 4)
     scaled(run.lens)
     for use in (lambda: run.forecast, lambda: run.point, run.dataset):
@@ -164,7 +165,7 @@ def test_our_own_edits_change_no_weight(name: str) -> None:
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))]
 )
-def test_a_copy_of_a_run_is_of_the_copied_model(copied: Callable[[Run], Run]) -> None:
+def test_copied_runs_use_the_copied_model(copied: Callable[[Run], Run]) -> None:
     run = new_run()
     other = copied(run)
     np.testing.assert_array_equal(

@@ -66,7 +66,6 @@ def open_checkpoints(
 
 
 # --- complete
-# --------------------------------------------------------------------------------------
 
 
 WI = "decoder.block.1.layer.2.DenseReluDense.wi.weight"
@@ -125,7 +124,8 @@ def test_what_does_not_fit_is_named(
     expect_error(said, load, rewritten(nano, edit), dtype=dtype, check=False)
 
 
-def test_what_a_library_computes_may_be_in_the_file_if_it_is_so(tmp_path: Path) -> None:
+def test_files_may_hold_correct_computed_buffers(tmp_path: Path) -> None:
+    """What a library computes may be in the file if its values are the same."""
     native = lens_of("toto-1").native
     name = "model.transformer.rotary_emb.freqs"
     own = dict(native.named_buffers())[name]
@@ -165,12 +165,13 @@ BEYOND: list[tuple[dict[str, int], str]] = [
     BEYOND,
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_sizes_beyond_the_files_take_neither_time_nor_memory(
+def test_oversized_settings_take_no_memory(
     configured: Callable[..., Path],
     sizes: dict[str, int],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Sizes beyond those of the files take neither time nor memory."""
     monkeypatch.setattr(
         torch.nn.Module,
         "load_state_dict",
@@ -179,16 +180,18 @@ def test_sizes_beyond_the_files_take_neither_time_nor_memory(
     expect_error(said, load, configured(**sizes))
 
 
-def test_tables_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
+def test_tables_beyond_memory_are_refused(tmp_path: Path) -> None:
     lens_of("moirai-2").native.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_seq_len": 2**24}))
     expect_error(r"a length in config\.json is far too large", load, tmp_path)
 
 
-def test_a_loader_that_loads_something_else_is_seen(
+def test_wrong_loaders_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A loader that loads something else than the file holds is noticed."""
+
     def careless(_folder: Path, real: Callable[[], Any]) -> Any:
         native = real()
         with torch.no_grad():
@@ -202,9 +205,8 @@ def test_a_loader_that_loads_something_else_is_seen(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_loaded_weights_are_those_of_the_file_rounded_to_the_type(
-    nano: Path, dtype: str
-) -> None:
+def test_loaded_weights_match_the_file(nano: Path, dtype: str) -> None:
+    """Loaded weights are those of the file, rounded to the type asked for."""
     kind = getattr(torch, dtype)
     load(
         rewritten(nano, replaced("shared.weight", lambda x: x, at="lm_head.weight")),
@@ -223,7 +225,6 @@ def test_loaded_weights_are_those_of_the_file_rounded_to_the_type(
 
 
 # --- inside the folder, and safetensors only
-# -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,8 @@ def test_loaded_weights_are_those_of_the_file_rounded_to_the_type(
     ],
     ids=str,
 )
-def test_an_index_names_safetensors_in_its_folder(nano: Path, target: Any) -> None:
+def test_index_names_must_be_local_safetensors(nano: Path, target: Any) -> None:
+    """An index may name safetensors files of its own folder alone."""
     position = sharded(nano)
     shutil.copy(nano / "part-0.safetensors", nano.parent / "outside.safetensors")
     poison(nano / "pytorch_model.bin", nano.parent)
@@ -251,7 +253,7 @@ def test_an_index_names_safetensors_in_its_folder(nano: Path, target: Any) -> No
     assert not (nano.parent / MARK).exists()
 
 
-def test_an_index_says_what_the_files_hold(nano: Path) -> None:
+def test_the_index_must_match_the_files(nano: Path) -> None:
     position = sharded(nano)
     name = next(iter(position))
     other = {
@@ -289,9 +291,10 @@ def test_an_index_says_what_the_files_hold(nano: Path) -> None:
     )
 
 
-def test_a_decoy_does_not_make_a_pickle_readable(
+def test_decoys_never_make_pickles_readable(
     nano: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    """A misnamed safetensors file does not make a pickle readable."""
     poison(nano / "pytorch_model.bin", nano.parent)
     (nano / "model.safetensors").rename(nano / "decoy.safetensors")
     expect_error(r"only as pickle \(pytorch_model.bin\)", load, nano)
@@ -305,9 +308,10 @@ def test_a_decoy_does_not_make_a_pickle_readable(
     assert not (nano.parent / MARK).exists()
 
 
-def test_a_library_is_shown_nothing_but_the_files_that_were_judged(
+def test_libraries_see_only_checked_files(
     nano: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A library is shown nothing but the files that were checked."""
     seen: list[str] = []
     for stray in (
         "pytorch_model.bin",
@@ -333,7 +337,6 @@ def test_a_library_is_shown_nothing_but_the_files_that_were_judged(
 
 
 # --- settings
-# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -358,7 +361,8 @@ def test_settings_that_no_wiring_describes(
         load(configured(**settings))
 
 
-def test_only_distributions_of_the_library_are_made(tmp_path: Path) -> None:
+def test_only_the_library_s_distributions_load(tmp_path: Path) -> None:
+    """Only distributions of the library are made from a configuration."""
     lens_of("moirai-1.1").native.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     trace = tmp_path / "called"
@@ -407,6 +411,6 @@ def test_settings_that_are_no_json(nano: Path, text: str) -> None:
     expect_error("is a file", load, nano / "config.json")
 
 
-def test_a_generation_config_cannot_change_how_is_sampled(nano: Path) -> None:
+def test_generation_configs_cannot_change_sampling(nano: Path) -> None:
     (nano / "generation_config.json").write_text(json.dumps({"num_beams": 10**9}))
     expect_error(r"does not know: generation_config.json.num_beams", load, nano)

@@ -31,7 +31,7 @@ def nano() -> Lens:
 def drawn(
     count: int, steps: int = STEPS, horizon: int = HORIZON, *, text: bool = False
 ) -> list[dict[str, Any]]:
-    """Items with a past covariate "a", known "k", and perhaps "w" of words."""
+    """Items with a past covariate "a" and known ones, "k" and perhaps "w" (words)."""
     rng = np.random.default_rng(count)
     items = []
     for _ in range(count):
@@ -51,7 +51,8 @@ def drawn(
     return items
 
 
-def test_timesfm_3_decodes_covariates_as_the_library_does() -> None:
+def test_timesfm_3_covariates_match_the_library() -> None:
+    """TimesFM 3 decodes covariates as its library does."""
     lens = fresh("timesfm-3")
     items = drawn(2)
     batch = as_series(items)
@@ -150,7 +151,8 @@ def test_moirai_forecasts_as_its_library_does(name: str) -> None:
     }
 
 
-def test_toto_puts_what_is_known_in_the_place_of_its_own_forecast() -> None:
+def test_known_futures_replace_toto_s_forecasts() -> None:
+    """Toto puts what is known in the place of its own forecast."""
     room = pytest.importorskip("toto.inference.forecaster")
     lens = fresh("toto-1")
     patch = lens.adapter.prediction_length
@@ -236,9 +238,8 @@ def test_timestral_forecasts_as_its_library_does(
 @pytest.mark.parametrize(
     "which", ["series-1/target", ["series-1"], [3], ["series-1/a", "series-1/target"]]
 )
-def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(
-    nano: Lens, which: Any
-) -> None:
+def test_selected_targets_keep_their_covariates(nano: Lens, which: Any) -> None:
+    """A selected target keeps its covariates and is explained with them."""
     items = drawn(2)
     one = nano.run(as_series(items), HORIZON).select(which)
     assert one.batch.variates == ("target", "a", "k")
@@ -268,7 +269,8 @@ def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(
         )
 
 
-def test_a_model_without_covariates_says_so_and_what_to_do() -> None:
+def test_models_without_covariates_give_advice() -> None:
+    """A model without covariates says so, and what to do."""
     batch = as_series(drawn(1))
     lens = tsfm_lens.load("bolt-nano")
     for ask in (
@@ -288,9 +290,10 @@ def test_futures_that_end_early_are_refused(nano: Lens) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_category_that_only_the_future_has_is_numbered_as_in_the_library(
+def test_future_categories_match_the_library(
     count: int,
 ) -> None:
+    """A category that only the future has is numbered as in the library."""
     lens = fresh("timestral")
     items = drawn(count, text=True)
     items[0]["future_covariates"]["w"] = np.array(["new", "low"] * (HORIZON // 2))
@@ -305,7 +308,8 @@ def test_a_category_that_only_the_future_has_is_numbered_as_in_the_library(
     )
 
 
-def test_beside_several_targets_such_a_category_is_refused(nano: Lens) -> None:
+def test_several_targets_refuse_future_categories(nano: Lens) -> None:
+    """Beside several targets a category that only the future has is refused."""
     items = drawn(1, text=True)
     items[0]["target"] = np.stack([items[0]["target"]] * 2)
     items[0]["future_covariates"]["w"] = np.array(["new"] * HORIZON)

@@ -123,7 +123,7 @@ def apart(a: xr.Dataset, b: xr.Dataset) -> dict[str, float]:
 
 
 @GPU
-def test_every_measurement_is_that_of_the_cpu() -> None:
+def test_every_measurement_equals_the_cpu_s() -> None:
     # a rise by compression is a small difference of large errors
     kinds = [kind for kind, measurement in measurements().items() if measurement.of_run]
     kinds.remove("compression_quality")
@@ -152,7 +152,8 @@ def test_measurements_take_half_precision(name: str, dtype: str, device: str) ->
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_forecast_without_numbers_leaves_the_device_usable(device: str) -> None:
+def test_nan_forecasts_leave_the_device_usable(device: str) -> None:
+    """A forecast without numbers leaves the device usable."""
     lens = load("chronos-nano", device=device)
     stack = lens.wiring.output_stack
     lost = Steer(
@@ -169,9 +170,8 @@ def test_a_forecast_without_numbers_leaves_the_device_usable(device: str) -> Non
 
 @GPU
 @pytest.mark.parametrize("engine", ["single", "processes"])
-def test_a_sweep_on_a_gpu_finds_the_rows_of_the_cpu(
-    engine: str, tmp_path: Path
-) -> None:
+def test_gpu_sweeps_find_the_cpu_rows(engine: str, tmp_path: Path) -> None:
+    """A sweep on a GPU finds the rows that one on the CPU finds."""
     tables = []
     for device in ("cpu", "cuda"):
         content = {
@@ -208,7 +208,8 @@ def test_a_sweep_on_a_gpu_finds_the_rows_of_the_cpu(
     assert_close(numbers[1], numbers[0], depth=10_000, dtype=np.float32)
 
 
-def test_logits_without_probabilities_are_not_drawn_from() -> None:
+def test_invalid_logits_are_not_sampled() -> None:
+    """Nothing is drawn from logits that give no probabilities."""
     head = torch.nn.Linear(2, 3)
     with head.register_forward_hook(refuse_undrawable), torch.no_grad():
         head(torch.ones(1, 2))

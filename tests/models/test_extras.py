@@ -23,16 +23,18 @@ EXTRAS = optional_libraries()
 
 
 @pytest.mark.parametrize("name", sorted(EXTRAS))
-def test_the_library_that_is_there_is_the_real_one(name: str) -> None:
+def test_installed_libraries_are_the_real_ones(name: str) -> None:
+    """The library that is installed is the real one."""
     if not EXTRAS[name].importable:
         pytest.skip(f"{name} is not installed")
     assert EXTRAS[name].require().__name__ == EXTRAS[name].imports[0]
 
 
 @pytest.mark.parametrize("name", sorted(EXTRAS))
-def test_a_missing_library_is_named_with_the_commands_that_install_it(
+def test_missing_libraries_come_with_install_commands(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A missing library is named with the commands that install it."""
     for module in EXTRAS[name].imports:
         monkeypatch.setitem(sys.modules, module, None)
         for known in [known for known in sys.modules if known.startswith(f"{module}.")]:
@@ -46,7 +48,7 @@ def test_a_missing_library_is_named_with_the_commands_that_install_it(
     assert set(EXTRAS[name].imports) <= set(EXTRAS[name].missing)
 
 
-def test_an_empty_folder_is_not_the_library(
+def test_empty_folders_are_no_library(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The wheel of Toto leaves ``toto2/toto2``, with which ``import toto2`` succeeds
@@ -101,7 +103,7 @@ def test_status_imports_nothing() -> None:
         (None, 'pip install "tsfm-lens-toolbox[ray]"'),
     ],
 )
-def test_an_extra_is_installed_from_where_the_package_came(
+def test_extras_install_from_the_package_source(
     recorded: str | None, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the record of PEP 610, which pip writes beside the package."""
@@ -115,9 +117,10 @@ def test_an_extra_is_installed_from_where_the_package_came(
         install_command.cache_clear()
 
 
-def test_a_sweep_without_its_extra_is_refused_before_it_writes(
+def test_sweeps_without_extras_write_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """A sweep without its extra is refused before it writes."""
     real = extras.installed
     gone = lambda package: None if package == "gluonts" else real(package)  # noqa: E731
     monkeypatch.setattr(extras, "installed", gone)

@@ -24,7 +24,8 @@ def lens() -> Lens:
     return tsfm_lens.load("ztxtech/fracast-0")
 
 
-def test_the_weights_of_the_package_forecast_as_it_does(lens: Lens) -> None:
+def test_package_weights_give_the_package_forecast(lens: Lens) -> None:
+    """Fracast with the weights of its package forecasts as the package does."""
     series = tsfm_lens.bundled("elnino", "co2")
     native = fracast.FracastModel.from_pretrained(weights="fp32")
     ours = lens.forecast(series, 60)
@@ -40,7 +41,8 @@ def test_the_weights_of_the_package_forecast_as_it_does(lens: Lens) -> None:
     assert (np.abs(run.point - run.truth).mean(1) < last).all()
 
 
-def test_what_needs_a_sum_of_writes_or_heads_says_why(lens: Lens) -> None:
+def test_refusals_of_fracast_give_the_reason(lens: Lens) -> None:
+    """What needs a sum of writes, or heads, is refused, and the message says why."""
     run = lens.run(tsfm_lens.bundled("elnino"), 24)
     for probe in (probes.attribution, probes.logit_lens, probes.stream_shares):
         expect_error("no sum of writes: a norm follows each sum", probe, run)
@@ -50,7 +52,8 @@ def test_what_needs_a_sum_of_writes_or_heads_says_why(lens: Lens) -> None:
     assert float(np.abs(routes["effect"]).max()) > 0
 
 
-def test_a_page_of_all_sections_says_which_the_model_cannot_have(lens: Lens) -> None:
+def test_pages_name_the_unsupported_sections(lens: Lens) -> None:
+    """A page of all sections says which of them the model cannot have."""
     left_out: dict[str, str] = {}
     kinds = pipeline.select_defined(lens, pipeline.SECTIONS, left_out)
     assert {"forecast", "ablation_effects"} <= set(kinds)

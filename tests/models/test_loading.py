@@ -41,7 +41,8 @@ def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         yield save(name, lens_of(name).native, tmp_path_factory.mktemp(name), patch)
 
 
-def test_folder_model_and_pipeline_are_the_same_lens(folder: Path, name: str) -> None:
+def test_folder_model_and_pipeline_agree(folder: Path, name: str) -> None:
+    """A folder, a model and a pipeline give the same lens."""
     lens = load(folder)
     saved, retained = (
         item.adapter.model.state_dict() for item in (lens, lens_of(name))
@@ -75,7 +76,7 @@ def test_one_architecture_claims_it(folder: Path, name: str) -> None:
         ] == [name]
 
 
-def test_samples_and_futures_are_refused_by_who_takes_none(name: str) -> None:
+def test_unsupported_samples_and_futures_are_refused(name: str) -> None:
     lens = lens_of(name)
     batch = example_case(lens).batch
     if lens.adapter.readout != "token":
@@ -154,7 +155,7 @@ class Beside(torch.nn.Linear):
         self.merged = False
 
 
-def test_an_adapter_that_is_not_merged_is_refused() -> None:
+def test_unmerged_adapters_are_refused() -> None:
     native = testing.tiny("chronos-bolt")
     attention = getattr(native, "model", native).encoder.block[0].layer[0].SelfAttention
     attention.q = Beside(attention.q)
@@ -169,7 +170,8 @@ def test_an_adapter_that_is_not_merged_is_refused() -> None:
     load(native, check=False)
 
 
-def test_sources_that_are_nothing_get_the_nearest() -> None:
+def test_unknown_sources_get_the_nearest_name() -> None:
+    """For a source that is unknown the nearest known one is suggested."""
     expect_error(
         "no wiring knows an object of type Linear", load, torch.nn.Linear(2, 2)
     )
@@ -178,9 +180,11 @@ def test_sources_that_are_nothing_get_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", archetypes(sorted(EXTRAS)))
-def test_a_published_model_names_its_missing_library_and_its_files_at_once(
+def test_missing_library_and_files_are_named(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A published model names its missing library and its files at once."""
+
     def unreachable(*_args: object, **_kwargs: object) -> str:
         raise LocalEntryNotFoundError("no network")
 
@@ -210,7 +214,7 @@ def test_a_published_model_names_its_missing_library_and_its_files_at_once(
         assert all(command in str(caught.value) for command in EXTRAS[name].install)
 
 
-def test_a_cached_hub_snapshot_loads_with_its_commit(
+def test_cached_snapshots_load_with_their_commit(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A hub cache on disk, as `hf download` leaves it, with no network."""

@@ -90,10 +90,9 @@ def test_a_forward_is_the_forecast(
 
 
 # --- Moirai
-# --------------------------------------------------------------------------------------
 
 
-def test_the_patch_size_is_the_forecast_objects(univariate: list[np.ndarray]) -> None:
+def test_patch_size_follows_the_forecast_object(univariate: list[np.ndarray]) -> None:
     batch = as_series(univariate)
     own = moirai_forecaster(
         lens_of("moirai-1.1").native, items(batch), 21, patch_size=8, num_samples=DRAWS
@@ -140,15 +139,15 @@ def test_the_mean_is_moirais(
     )
 
 
-def test_moirai_2_rolls_out_single_variates_only(
+def test_only_single_variates_roll_out(
     multivariate: list[np.ndarray],
 ) -> None:
+    """Moirai 2 rolls out single variates only."""
     with pytest.raises(InputError, match="one variate only"):
         lens_of("moirai-2").forecast(multivariate, 9)
 
 
 # --- TimesFM
-# --------------------------------------------------------------------------------------
 
 
 def make_own(lens: Lens, **changes: Any) -> Any:
@@ -179,9 +178,10 @@ def make_own(lens: Lens, **changes: Any) -> Any:
     ],
     ids=["flipped", "as-configured"],
 )
-def test_the_forecast_is_googles_as_configured(
+def test_forecasts_follow_google_s_configuration(
     univariate: list[np.ndarray], horizon: int, changes: dict
 ) -> None:
+    """The forecast is that of Google's library under its configuration."""
     native = make_own(lens_of("timesfm-2.5"), **changes)
     ours = load(native, check=False).forecast(univariate, horizon)
     point, deciles = native.forecast(
@@ -192,16 +192,17 @@ def test_the_forecast_is_googles_as_configured(
     np.testing.assert_array_equal(ours.median, point)
 
 
-def test_a_longer_horizon_than_configured_is_refused(
+def test_horizons_beyond_the_configuration_are_refused(
     univariate: list[np.ndarray],
 ) -> None:
     with pytest.raises(InputError, match="max_horizon 32"):
         load(make_own(lens_of("timesfm-2.5")), check=False).forecast(univariate, 33)
 
 
-def test_a_forward_is_the_ports_point_head(
+def test_forward_is_the_port_s_point(
     univariate: list[np.ndarray], monkeypatch: Any
 ) -> None:
+    """A forward is the point head of the port to transformers."""
     lens = lens_of("timesfm-2.5-transformers")
     monkeypatch.setattr(lens.native.config, "use_continuous_quantile_head", False)
     past = [
@@ -219,7 +220,6 @@ def test_a_forward_is_the_ports_point_head(
 
 
 # --- Timestral
-# --------------------------------------------------------------------------------------
 
 
 @KINDS
@@ -239,7 +239,6 @@ def test_both_options_are_timestrals(
 
 
 # --- Toto
-# --------------------------------------------------------------------------------------
 
 
 @KINDS
@@ -254,7 +253,7 @@ def test_the_mean_is_totos(kind: str, request: pytest.FixtureRequest) -> None:
     assert_close(lens.forward(series).detach()[:, 0], mean, depth=100)
 
 
-def test_a_gap_at_the_end_is_carried_forward(multivariate: list[np.ndarray]) -> None:
+def test_final_gaps_are_carried_forward(multivariate: list[np.ndarray]) -> None:
     """As the library's own predictor does: its model takes the last patch as observed,
     whatever its mask.
     """

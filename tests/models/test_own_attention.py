@@ -170,7 +170,7 @@ def test_every_oracle_holds(name: str) -> None:
     assert failed(wiring, model()) == set()
 
 
-def test_the_stock_encoder_was_on_its_fast_path_before_it_was_hooked(
+def test_hooks_end_torch_s_fast_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The idle lens leaves torch's fast path on, and the first hook ends it."""
@@ -191,7 +191,8 @@ def test_the_stock_encoder_was_on_its_fast_path_before_it_was_hooked(
 
 
 @pytest.mark.parametrize("repeated", [False, True])
-def test_an_edit_of_a_shared_key_moves_the_heads_that_share_it(repeated: bool) -> None:
+def test_shared_key_edits_move_sharing_heads(repeated: bool) -> None:
+    """An edit of a shared key moves the heads that share it."""
     lens = Lens(Grouped(grouped(repeated=repeated)), "grouped")
     series = bundled("co2").tail(40)
 
@@ -254,7 +255,8 @@ def test_a_wrong_table_is_rejected(
     assert_rejected(with_fields(wiring, row, **fields), model(), said)
 
 
-def test_attention_that_is_asked_for_its_weights_is_refused_by_name() -> None:
+def test_attention_asked_for_weights_is_refused() -> None:
+    """Attention that is asked for its weights is refused by name."""
     model = stock(batch_first=True)
     lens = Lens(Stock(model), "stock")
     attention = model.blocks.layers[0].self_attn

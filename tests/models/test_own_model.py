@@ -30,9 +30,10 @@ from tsfm_lens.models import Lens
 from tsfm_lens.testing import ORACLES, assert_close, check_wiring
 
 
-def test_the_right_wiring_passes_and_the_table_is_printed(
+def test_the_right_wiring_passes(
     model: Forecaster, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The right wiring passes, and the table is printed."""
     assert failed(Wired, model) == set()
     printed = capsys.readouterr()
     # no terminal, and nobody asked which oracle runs
@@ -128,9 +129,10 @@ class PositionsFirst(Forecaster):
         )
 
 
-def test_a_readout_with_positions_first_is_labelled_and_edited_by_series(
+def test_readouts_may_put_positions_first(
     model: Forecaster,
 ) -> None:
+    """A readout with positions first is labelled and edited by series."""
     native = PositionsFirst()
     native.load_state_dict(model.state_dict())
     wiring = with_fields(

@@ -44,7 +44,7 @@ def rebuilt(model: Forecaster, block: type[Block]) -> Forecaster:
 
 
 class PostNorm(Wired):
-    """A table of plain sums, as one writes it for a model with norms after them."""
+    """A table of plain sums, as one might write it for a model with norms after."""
 
     def stack(self) -> Stack:
         stack = super().stack()
@@ -74,9 +74,8 @@ SUMS: dict[str, Callable[[Lens, SeriesBatch], object]] = {
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_a_stream_that_is_no_sum_of_writes_is_not_decomposed(
-    model: Forecaster, name: str
-) -> None:
+def test_only_sums_of_writes_are_decomposed(model: Forecaster, name: str) -> None:
+    """A stream that is no sum of writes is not decomposed."""
     lens = Lens(PostNorm(rebuilt(model, PostNormBlock)), "post-norm")
     series = bundled("co2").tail(40)
     full = any(word in name for word in ("full", "layer", "resid"))
@@ -103,7 +102,8 @@ EDITS = {
 
 
 @pytest.mark.parametrize("point", EDITS)
-def test_what_hooks_do_to_a_sum_is_said(model: Forecaster, point: str) -> None:
+def test_hooks_that_break_sums_are_named(model: Forecaster, point: str) -> None:
+    """Hooks that make a stream no sum of its writes are named."""
     lens = Lens(Wired(model), "own")
     with lens.hooks([(point, lambda value, hook: 1.5 * value)]):
         run = lens.run(bundled("co2").tail(40))
@@ -121,9 +121,11 @@ def test_what_hooks_do_to_a_sum_is_said(model: Forecaster, point: str) -> None:
 
 
 @pytest.mark.parametrize("probe", [probes.attribution, probes.logit_lens])
-def test_a_readout_that_is_not_the_models_is_refused(
+def test_readouts_of_other_models_are_refused(
     model: Forecaster, probe: Callable[..., Any]
 ) -> None:
+    """A readout that is not the model's is refused."""
+
     class Other(Wired):
         def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
             return 1.01 * super().final_norm(resid, like)
@@ -137,7 +139,8 @@ def test_a_readout_that_is_not_the_models_is_refused(
         probe(Lens(Other(model), "another norm").run(bundled("co2").tail(40)))
 
 
-def test_an_identity_in_the_place_of_a_norm_has_the_scale_1(model: Forecaster) -> None:
+def test_identity_norms_have_scale_one(model: Forecaster) -> None:
+    """An identity in the place of a norm has the scale 1."""
     native = rebuilt(model, Block)
     native.set_submodule("norm", nn.Identity())
     assert failed(Wired, native) == set()
@@ -158,7 +161,7 @@ def test_an_identity_in_the_place_of_a_norm_has_the_scale_1(model: Forecaster) -
         probes.attribution(Lens(Wired(native), "no root mean square").run(series))
 
 
-def test_a_stack_without_attention_needs_no_heads(model: Forecaster) -> None:
+def test_stacks_without_attention_need_no_heads(model: Forecaster) -> None:
     native = rebuilt(model, AttentionFreeBlock)
     results = check_wiring(AttentionFree, native, quiet=True)
     assert all(result.passed for result in results), results

@@ -66,7 +66,7 @@ def test_it_passes_what_loops_over_architectures(
     assert done.returncode == 0, done.stdout[-5000:]
 
 
-def test_a_field_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_fields_are_named(tmp_path: Path) -> None:
     class Bare(Adapter):
         architecture = "bare"
 

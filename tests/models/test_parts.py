@@ -44,13 +44,14 @@ CASES += [
 
 
 @pytest.mark.parametrize(("name", "beyond", "items"), archetypes(CASES))
-def test_parts_of_unequal_series_or_items_give_the_forecast_of_the_whole(
+def test_unequal_parts_give_the_whole_forecast(
     name: str,
     beyond: int,
     items: bool,
     multivariate: list[np.ndarray],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Parts of unequal series or items give the forecast of the whole."""
     lens = lens_of(name)
     series = as_series(
         [*multivariate, multivariate[0][:, ::-1].copy()] if items else make_series(name)
@@ -70,7 +71,8 @@ def test_parts_of_unequal_series_or_items_give_the_forecast_of_the_whole(
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_beyond_one_pass_a_call_has_no_more_rows_than_within_one() -> None:
+def test_long_forecasts_add_no_rows() -> None:
+    """Beyond one pass a call has no more rows than within one."""
     lens = lens_of("chronos-2")
     done = list[tuple[int, int]]()
     series = as_series([np.sin(np.arange(24) / 3 + place) for place in range(150)])
@@ -89,9 +91,10 @@ def test_beyond_one_pass_a_call_has_no_more_rows_than_within_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_a_part_that_runs_out_of_memory_runs_as_two(
+def test_parts_beyond_memory_run_as_two(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A part that runs out of memory runs as two."""
     lens = lens_of(name)
     series = make_series(name)
     full = lens.forecast(series, 4, **count_draws(lens))
@@ -123,9 +126,10 @@ def test_a_part_that_runs_out_of_memory_runs_as_two(
         lens.forecast(series, 4, **count_draws(lens))
 
 
-def test_blocks_of_draws_are_cut_by_the_free_memory_alone(
+def test_free_memory_alone_cuts_draws(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Blocks of draws are cut by the free memory alone."""
     lens = lens_of("chronos")
     series = make_series("chronos")
     request = check_request(lens, series, 4)
@@ -138,7 +142,7 @@ def test_blocks_of_draws_are_cut_by_the_free_memory_alone(
 
 
 @pytest.mark.parametrize("name", ["chronos", "t5", *UNCUT])
-def test_a_block_of_draws_is_one_native_call(name: str) -> None:
+def test_blocks_of_draws_are_single_calls(name: str) -> None:
     """Against the library itself, called for each block under its seed."""
     lens = lens_of(name)
     series = make_series(name, alike=True)
@@ -157,7 +161,7 @@ def test_a_block_of_draws_is_one_native_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["chronos", *UNCUT])
-def test_hooks_that_see_the_whole_batch_change_no_draw(
+def test_hooks_on_batches_change_no_draw(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hook of the caller's own gets all rows in one run, and what is drawn stays what
@@ -185,9 +189,10 @@ def test_hooks_that_see_the_whole_batch_change_no_draw(
 
 
 @pytest.mark.parametrize("name", ["chronos", "toto-1"])
-def test_variants_of_many_series_draw_what_each_draws_alone(
+def test_variants_draw_as_each_series_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Variants of many series draw what each series draws alone."""
     monkeypatch.setattr(batching, "DRAWN", 2)
     monkeypatch.setattr("tsfm_lens.ablation.rollouts.DRAWN", 2)
     lens = lens_of(name)

@@ -83,12 +83,13 @@ CASES += [
 
 
 @pytest.mark.parametrize(("name", "items"), archetypes(CASES))
-def test_a_forward_in_parts_keeps_what_the_whole_keeps(
+def test_forwards_in_parts_record_the_same(
     name: str,
     items: bool,
     multivariate: list[np.ndarray],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A forward in parts keeps what the whole keeps."""
     lens = lens_of(name)
     series = as_series(
         [*multivariate, multivariate[0][:, ::-1].copy()] if items else make_series(name)
@@ -121,9 +122,10 @@ def test_a_forward_in_parts_keeps_what_the_whole_keeps(
         ]
     ),
 )
-def test_a_rollout_in_parts_keeps_what_the_whole_keeps(
+def test_rollouts_in_parts_record_the_same(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A rollout in parts keeps what the whole keeps."""
     lens = lens_of(name)
     series = make_series(name)
     names = [
@@ -155,7 +157,7 @@ def test_a_rollout_in_parts_keeps_what_the_whole_keeps(
     assert spans[0] == spans[1]
 
 
-def test_sample_paths_that_stand_outside_are_put_together(
+def test_outer_sample_paths_are_put_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Toto 1 repeats the whole batch for every path."""
@@ -185,9 +187,10 @@ def test_sample_paths_that_stand_outside_are_put_together(
     )
 
 
-def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(
+def test_only_reducers_by_row_allow_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Reducers by row are put together; any others keep the batch whole."""
     lens = lens_of("chronos")
     series = [np.sin(np.arange(40) / k) for k in (2, 3, 4, 5)]
     name = "encoder_blocks.0.self_attn.hook_pattern"
@@ -212,9 +215,10 @@ def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(
     assert by_row(pooled) is pooled
 
 
-def test_a_capture_that_cannot_fit_says_so_before_it_runs(
+def test_captures_beyond_memory_fail_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A recording that cannot fit into memory says so before it runs."""
     lens = lens_of("chronos")
     series = [np.sin(np.arange(40) / k) for k in range(2, 12)]
     with torch.no_grad():

@@ -41,9 +41,8 @@ def counted(lens: Lens, monkeypatch: pytest.MonkeyPatch) -> Mock:
     return both
 
 
-def test_an_expected_value_is_one_of_value_tokens_however_sure_the_model_is_of_another() -> (
-    None
-):
+def test_expected_values_count_value_tokens_only() -> None:
+    """The expected value is over value tokens, however sure the model is of another."""
     lens = lens_of("chronos")
     run = lens.run(make_series(lens), H)
     first = lens.adapter.first_value_token
@@ -57,9 +56,10 @@ def test_an_expected_value_is_one_of_value_tokens_however_sure_the_model_is_of_a
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(
+def test_path_steps_are_medians_predicted_next(
     name: str,
 ) -> None:
+    """Every step of the path is the median of what the model predicts next."""
     lens = lens_of(name)
     run = lens.run(make_series(lens), H)
     first = lens.adapter.first_value_token
@@ -82,9 +82,10 @@ def test_every_step_of_the_path_is_the_median_of_what_the_model_predicts_next(
     np.testing.assert_array_equal(other.path, run.path)
 
 
-def test_probes_of_one_run_share_its_forecast_and_its_recordings(
+def test_probes_share_forecast_and_recordings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Probes of one run share its forecast and its recordings."""
     lens = lens_of("chronos-bolt")
     native = counted(lens, monkeypatch)
     run = lens.run(bundled("co2").tail(60), H, holdout=True)
@@ -113,7 +114,8 @@ def test_probes_of_one_run_share_its_forecast_and_its_recordings(
     assert run.select("co2") is run
 
 
-def test_a_result_that_is_written_to_leaves_the_others_alone() -> None:
+def test_changed_results_leave_others_alone() -> None:
+    """A result that is written to leaves the others alone."""
     run = lens_of("chronos-bolt").run(bundled("co2").tail(40), H, holdout=True)
     one = run.dataset()
     other = run.dataset()
@@ -124,7 +126,8 @@ def test_a_result_that_is_written_to_leaves_the_others_alone() -> None:
     assert float(other["context"].max()) > 0
 
 
-def test_hooks_that_come_or_go_are_refused_where_they_would_mix_two_models() -> None:
+def test_runs_refuse_hooks_changed_since() -> None:
+    """Hooks that come or go are refused where they would mix two models."""
     lens = lens_of("chronos-bolt")
     context = bundled("co2").tail(40)
     run = lens.run(context, H)
@@ -140,7 +143,8 @@ def test_hooks_that_come_or_go_are_refused_where_they_would_mix_two_models() -> 
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_a_part_of_a_run_has_its_forecast_and_path(name: str) -> None:
+def test_part_of_a_run_keeps_forecasts(name: str) -> None:
+    """A part of a run has its forecast and path."""
     run = lens_of(name).run(bundled("co2", "nile", "elnino").tail(60), H, holdout=True)
     part = run.select(["elnino", "co2"])
     assert part.batch.ids == ("elnino", "co2")
@@ -155,7 +159,7 @@ def test_a_part_of_a_run_has_its_forecast_and_path(name: str) -> None:
     )
 
 
-def test_the_end_is_held_out_at_every_horizon() -> None:
+def test_every_horizon_holds_out_the_end() -> None:
     lens = lens_of("chronos-bolt")
     series = bundled("co2").tail(50)
     values = series.values[0]
@@ -172,7 +176,8 @@ def test_the_end_is_held_out_at_every_horizon() -> None:
     np.testing.assert_array_equal(shorter.truth, run.truth[:, :4])
 
 
-def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:
+def test_decoders_are_forced_along_given_values() -> None:
+    """A decoder is forced along what the caller gives."""
     lens = lens_of("chronos")
     context = bundled("co2").tail(40)
     forced_path = np.full((1, H), float(context.values[0][-1]))
@@ -205,14 +210,13 @@ def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:
         ({"horizon": 400, "holdout": True}, "co2"),
     ],
 )
-def test_wrong_arguments_are_named_before_anything_runs(
-    wrong: dict, words: str
-) -> None:
+def test_wrong_arguments_are_named_before_running(wrong: dict, words: str) -> None:
     with pytest.raises(InputError, match=words):
         lens_of("chronos").run(bundled("co2").tail(40), **wrong)
 
 
-def test_beyond_one_pass_a_single_forward_is_refused() -> None:
+def test_single_forwards_stop_at_one_pass() -> None:
+    """Beyond one pass a single forward is refused."""
     lens = lens_of("chronos-bolt")
     run = lens.run(bundled("co2").tail(40), lens.adapter.longest_pass + 1)
     assert run.rollout
@@ -220,7 +224,7 @@ def test_beyond_one_pass_a_single_forward_is_refused() -> None:
         _ = run.encoded
 
 
-def test_a_file_has_the_numbers_of_a_run(tmp_path: Path) -> None:
+def test_files_hold_the_run_s_numbers(tmp_path: Path) -> None:
     run: Run = lens_of("chronos").run(
         bundled("co2", "electricity").tail(60), H, holdout=True, seed=3
     )
@@ -233,7 +237,8 @@ def test_a_file_has_the_numbers_of_a_run(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_what_probes_share_is_what_each_computes_alone() -> None:
+def test_shared_recordings_change_no_probe() -> None:
+    """What probes share is what each computes alone."""
     lens = load("bolt-nano")
     all_of_it = partial(probes.attribution, decompositions="all")
     shared = lens.run(bundled("co2"), 8, holdout=True)
@@ -269,7 +274,7 @@ def test_windows_are_forecasts_from_earlier_origins(holdout: bool) -> None:
     expect_error("windows=0", lens.run, values, 8, windows=0)
 
 
-def test_windows_of_a_covariate_know_its_future() -> None:
+def test_windows_know_the_covariate_s_future() -> None:
     lens = load("chronos2-nano")
     load_of = np.arange(60.0) % 7
     heat = np.cos(np.arange(66.0))
@@ -285,7 +290,8 @@ def test_windows_of_a_covariate_know_its_future() -> None:
     assert len(set(run.batch.groups)) == 2
 
 
-def test_twins_are_other_weights_of_the_same_run() -> None:
+def test_twins_change_weights_only() -> None:
+    """Untrained twins are the same run of other weights."""
     lens = load("bolt-nano")
     run = lens.run(bundled("co2").tail(64), 6, twins=3)
     before = run.point.copy()

@@ -23,7 +23,8 @@ def context(lens: Lens, length: int = 48) -> object:
 
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
-def test_tokens_of_a_forward_cover_the_context_without_gaps(name: str) -> None:
+def test_tokens_cover_the_context_without_gaps(name: str) -> None:
+    """Tokens of a forward cover the context without gaps."""
     lens = lens_of(name)
     _, activations = lens.run_with_cache(context(lens), names_filter="**.hook_embed")
     for stack in lens.wiring.stacks:
@@ -47,7 +48,7 @@ def test_tokens_of_a_forward_cover_the_context_without_gaps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
-def test_tokens_of_a_rollout_move_on_with_it(name: str) -> None:
+def test_tokens_move_on_with_the_rollout(name: str) -> None:
     lens = lens_of(name)
     adapter = lens.adapter
     length = adapter.prediction_length
@@ -94,7 +95,8 @@ def test_a_token_table_has_timestamps() -> None:
     assert (table[table["special"] == "REG"]["start"] == 0).all()
 
 
-def test_tokens_of_a_packed_sequence_name_their_variate() -> None:
+def test_packed_tokens_name_their_variate() -> None:
+    """Tokens of a packed sequence name their variate."""
     lens = lens_of("moirai-1.1")
     two = as_series(np.stack([np.arange(32.0), np.arange(32.0) ** 0.5])[None])
     table = lens.encode(two, horizon=16).token_table()
@@ -103,7 +105,7 @@ def test_tokens_of_a_packed_sequence_name_their_variate() -> None:
 
 
 @pytest.mark.parametrize("name", ["chronos-2", "chronos-bolt"])
-def test_tokens_that_overlap_cover_what_moves_them(name: str) -> None:
+def test_overlapping_tokens_cover_what_moves_them(name: str) -> None:
     tiny = lens_of(name).model
     config = copy.deepcopy(tiny.config)
     width = config.chronos_config["input_patch_size"]

@@ -16,7 +16,8 @@ RECORD = {"training_record"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_architecture_has_the_traits_of_its_opened_models(name: str) -> None:
+def test_architectures_share_their_models_traits(name: str) -> None:
+    """An architecture has the traits of its opened models."""
     entry = architectures()[name]
     opened = lens_of(name).traits
     assert opened <= entry.traits
@@ -25,6 +26,6 @@ def test_an_architecture_has_the_traits_of_its_opened_models(name: str) -> None:
         assert opened == entry.traits - RECORD
 
 
-def test_a_reference_checkpoint_has_a_record_of_its_training() -> None:
+def test_reference_checkpoints_record_their_training() -> None:
     assert load("bolt-nano", check=False).traits >= RECORD
     assert not RECORD & lens_of("chronos-bolt").traits

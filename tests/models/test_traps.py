@@ -15,7 +15,6 @@ from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import native_traces
 
 # --- TimesFM
-# --------------------------------------------------------------------------------------
 
 
 def test_a_compiled_timesfm_is_refused() -> None:
@@ -26,9 +25,10 @@ def test_a_compiled_timesfm_is_refused() -> None:
     load(native)
 
 
-def test_flip_invariance_runs_two_passes_and_is_not_recorded_as_one(
+def test_flip_invariance_is_never_recorded(
     univariate: list[np.ndarray],
 ) -> None:
+    """Flip invariance runs two passes and is not recorded as one."""
     timesfm = pytest.importorskip("timesfm")
     native = copy.copy(lens_of("timesfm-2.5").native)
     for flipped in (False, True):
@@ -55,7 +55,6 @@ def test_flip_invariance_runs_two_passes_and_is_not_recorded_as_one(
 
 
 # --- Toto
-# --------------------------------------------------------------------------------------
 
 
 def test_toto_is_read_in_evaluation_mode(
@@ -72,7 +71,6 @@ def test_toto_is_read_in_evaluation_mode(
 
 
 # --- Chronos-2 and Moirai
-# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["time_attn", "group_attn"])
@@ -94,7 +92,7 @@ def test_eager_attention_is_no_silence(
 
 
 @pytest.mark.parametrize("name", ["moirai-1.1", "moirai-2"])
-def test_moirai_with_dropout_in_attention_is_refused(name: str) -> None:
+def test_dropout_in_moirai_attention_is_refused(name: str) -> None:
     native = fresh(name).native
     for layer in native.encoder.layers:
         layer.self_attn.attn_dropout_p = 0.1

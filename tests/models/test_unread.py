@@ -28,7 +28,8 @@ def noisy(steps: int, level: float = 0.0, spread: float = 1.0) -> np.ndarray:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("beyond", [-1, 0, 1, 300])
-def test_a_history_that_is_cut_is_noted_and_no_other(name: str, beyond: int) -> None:
+def test_only_cut_histories_are_noted(name: str, beyond: int) -> None:
+    """A history that is cut is noted, and no other."""
     lens = lens_of(name)
     limit = lens.context_length
     values = noisy(limit + beyond)
@@ -53,9 +54,8 @@ def test_a_history_that_is_cut_is_noted_and_no_other(name: str, beyond: int) -> 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("role", ["target", "past", "known"])
 @pytest.mark.parametrize("level", [0.0, 1e6, -1e9])
-def test_variation_below_the_step_of_what_a_model_reads_is_noted(
-    name: str, role: str, level: float
-) -> None:
+def test_unresolved_variation_is_noted(name: str, role: str, level: float) -> None:
+    """Variation below the step of what a model reads is noted."""
     lens = lens_of(name)
     if role != "target" and name not in ("chronos-2", "timestral"):
         pytest.skip("it takes no covariates")
@@ -92,7 +92,8 @@ def test_constant_and_missing_values_hide_nothing() -> None:
     assert not any("subtract" in note for note in notes)
 
 
-def test_the_command_line_and_pages_say_what_is_not_read(tmp_path: Path) -> None:
+def test_commands_and_pages_tell_unread_input(tmp_path: Path) -> None:
+    """The command line and pages say what is not read."""
     limit = tsfm_lens.load("bolt-nano").context_length
     pd.DataFrame({"load": noisy(limit + 40, 1e9)}).to_csv(
         tmp_path / "load.csv", index=False

@@ -67,7 +67,7 @@ def sparse_lens() -> Lens:
         ]
     ),
 )
-def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
+def test_direct_effects_take_the_write_off(name: str) -> None:
     """With everything later held, zeroing a head takes its write off the last stream
     and does nothing else.
     """
@@ -108,9 +108,10 @@ def test_self_repair_of_known_effects() -> None:
 
 
 @pytest.mark.parametrize("name", ["chronos-bolt", "chronos"])
-def test_the_direct_effect_of_an_encoder_is_what_the_decoder_makes_of_its_stream_without_the_write(
+def test_encoder_effects_pass_through_the_decoder(
     name: str,
 ) -> None:
+    """A direct effect is what the decoder makes of a stream without the write."""
     lens = lens_of(name)
     run = lens.run(make_series(lens, *TWO), 4)
     writes = {
@@ -139,11 +140,11 @@ def test_the_direct_effect_of_an_encoder_is_what_the_decoder_makes_of_its_stream
 
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("ranking", ["greedy", "effects", "edges"])
-def test_a_circuit_holds_nothing_that_writes_nothing(
+def test_circuits_hold_no_silent_nodes(
     ranking: str, rounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor where kernels sum in another order for every place in a batch: each forecast
-    is off by a few last digits.
+    """Not even where kernels sum in another order for every place in a batch: each
+    forecast is off by a few last digits.
     """
     rng = np.random.default_rng(3)
 
@@ -183,7 +184,7 @@ def list_kept(circuit: Any) -> set[str]:
         ("seasonal-copy", "chronos-2", "effects"),
     ],
 )
-def test_heads_that_cancel_each_other_leave_the_circuit_together(
+def test_cancelling_heads_leave_the_circuit_together(
     mechanism: str, name: str, ranking: str
 ) -> None:
     """With a pair that does nothing together, the circuit is that of the model without
@@ -212,7 +213,8 @@ def test_heads_that_cancel_each_other_leave_the_circuit_together(
 
 
 @pytest.mark.parametrize("how", ["zero", "mean"])
-def test_greedy_stops_where_nothing_more_can_go(how: str) -> None:
+def test_greedy_search_stops_at_minimal_circuits(how: str) -> None:
+    """The greedy search stops where nothing more can go."""
     lens = lens_of("chronos-bolt")
     context = bundled("co2", "elnino").tail(40)
     rest = bundled("pedestrians", "electricity", "sunspots").tail(40)
@@ -252,7 +254,8 @@ def test_greedy_stops_where_nothing_more_can_go(how: str) -> None:
         close_in_float32(actual, expected, magnitude=1.0)
 
 
-def test_a_behaviour_of_ones_own_and_several_at_once() -> None:
+def test_own_and_several_behaviours_are_allowed() -> None:
+    """A behaviour can be the user's own, and several can be searched at once."""
     lens = lens_of("chronos-bolt")
     context = bundled("co2", "elnino").tail(40)
 
@@ -281,7 +284,8 @@ def nearly(batch: SeriesBatch, row: int, share: float) -> SeriesBatch:
     return replace(batch, values=tuple(values))
 
 
-def test_a_series_that_all_nodes_hardly_change_has_no_verdict_and_no_say() -> None:
+def test_unchanged_series_get_no_verdict() -> None:
+    """A series that hardly any node changes gets no verdict and no vote."""
     clean = bundled("co2", "elnino").tail(40)
     shifted = shift_phase(clean, 6, period=12)
     corrupted = replace(
@@ -308,7 +312,7 @@ def test_a_series_that_all_nodes_hardly_change_has_no_verdict_and_no_say() -> No
     )
 
 
-def test_below_the_difference_between_seeds_there_is_no_circuit() -> None:
+def test_sampling_noise_is_no_circuit() -> None:
     """A sampling model's rollouts: with few paths, all that the corruption does is less
     than another seed does.
     """
@@ -323,7 +327,7 @@ def test_below_the_difference_between_seeds_there_is_no_circuit() -> None:
     expect_error("more sample paths", minimal_circuit, full, nodes=nodes, smallest=0.0)
 
 
-def test_direct_effects_too_small_for_a_ratio_have_none() -> None:
+def test_small_direct_effects_have_no_ratio() -> None:
     run = lens_of("chronos-bolt").run(
         bundled("co2", "elnino", "pedestrians").tail(40), 4
     )
@@ -337,7 +341,7 @@ def test_direct_effects_too_small_for_a_ratio_have_none() -> None:
     assert not (some["self_repair_significant"] & empty).any()
 
 
-def test_what_was_ablated_is_not_run_again_and_is_the_same(
+def test_finished_ablations_are_reused_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Forecasts of a rollout by ablation_effects are those of causal_effects."""

@@ -78,7 +78,7 @@ def test_one_series_acts_and_decides_nothing() -> None:
     assert not found["effect_leads"].any()
 
 
-def test_what_acts_on_every_series_still_does_when_series_are_added() -> None:
+def test_verdicts_survive_when_series_are_added() -> None:
     """Skewed ratios, of which a t test finds fewer with three series than with one."""
     rng = np.random.default_rng(5)
     values = 0.02 + np.exp(3 * rng.normal(size=(6, 40)))
@@ -90,7 +90,8 @@ def test_what_acts_on_every_series_still_does_when_series_are_added() -> None:
         )
 
 
-def test_windows_are_averaged_within_series_and_units_of_a_single_one() -> None:
+def test_windows_are_averaged_within_series() -> None:
+    """Windows are averaged within series; of a single series they are the units."""
     rng = np.random.default_rng(9)
     values = rng.normal(size=(4, 12)) + 1.0
 
@@ -125,7 +126,8 @@ def test_a_page_is_one_family() -> None:
     assert {page[key]["effect_p"].attrs["family"] for key in page} == {32}
 
 
-def test_only_what_no_twin_has_is_learned() -> None:
+def test_only_effects_beyond_twins_are_learned() -> None:
+    """Only what no untrained twin has is called learned."""
     rng = np.random.default_rng(11)
     own = np.abs(rng.normal(size=(6, 8))) / 20
     own[2] += 3.0
@@ -141,7 +143,7 @@ def test_only_what_no_twin_has_is_learned() -> None:
     assert not like["effect_learned"].any()
 
 
-def test_members_of_several_dimensions_are_judged_as_one_list_of_them() -> None:
+def test_members_are_judged_as_one_list() -> None:
     """Flattened by hand into components, the same effects have the same verdicts."""
     rng = np.random.default_rng(6)
     values = 0.1 * rng.normal(size=(4, 5, 3, 7))
@@ -169,7 +171,7 @@ def test_members_of_several_dimensions_are_judged_as_one_list_of_them() -> None:
     assert np.argwhere(found["effect_leads"].values).tolist() == [[0, 3, 2], [2, 1, 0]]
 
 
-def test_a_ratio_by_unit_has_the_pooled_mean_and_the_ratios_spread() -> None:
+def test_ratios_have_pooled_mean_and_spread() -> None:
     """Its standard error is that of Cochran's ratio estimator; of equal counts the
     units are their own means.
     """
@@ -187,7 +189,7 @@ def test_a_ratio_by_unit_has_the_pooled_mean_and_the_ratios_spread() -> None:
     assert_allclose(ratio_units(totals, np.full(12, 2)), totals / 2)
 
 
-def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> None:
+def test_heads_must_beat_chance_and_others() -> None:
     """A head that always finds the key leads; one that attends evenly, or writes
     nothing, does not stand out.
     """
@@ -231,7 +233,7 @@ def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> 
         xr.testing.assert_identical(overlap[name], found[name])
 
 
-def test_what_copies_no_more_than_it_likes_all_drawn_tokens_does_not_copy() -> None:
+def test_liking_all_tokens_is_not_copying() -> None:
     """Where every token that a motif can hold is the right one, the copy score is its
     own floor.
     """
@@ -244,9 +246,10 @@ def test_what_copies_no_more_than_it_likes_all_drawn_tokens_does_not_copy() -> N
     assert not found["copy_score_significant"].any()
 
 
-def test_a_forecast_that_is_a_copy_is_one_within_its_noise(
+def test_noisy_copies_count_as_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A forecast that is a copy is one within the noise of the series."""
     nano = tsfm_lens.load("chronos-nano")
     season = np.tile([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0], 8)
     noise = np.random.default_rng(1)
@@ -269,7 +272,8 @@ def test_a_forecast_that_is_a_copy_is_one_within_its_noise(
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
-def test_attributions_and_gains_say_on_how_many_series_they_act(name: str) -> None:
+def test_attributions_tell_how_many_series_agree(name: str) -> None:
+    """Attributions and gains say on how many series they act."""
     batch = bundled("co2", "pedestrians", "electricity").tail(128)
     run = tsfm_lens.load(name).run(batch, 12, holdout=True)
     parts = attribution(run)
@@ -328,9 +332,10 @@ class CountedRun:
         return CountedRun(0)
 
 
-def test_a_probe_that_calls_a_probe_runs_the_twins_once(
+def test_nested_probes_run_twins_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A probe that calls another probe runs the untrained twins once."""
     monkeypatch.setattr(registry, "_MEASUREMENTS", dict(registry.measurements()))
     calls = []
 
@@ -349,7 +354,7 @@ def test_a_probe_that_calls_a_probe_runs_the_twins_once(
     assert "effect_twins" in inner(CountedRun())
 
 
-def test_a_number_of_twins_that_is_none_is_refused(
+def test_invalid_numbers_of_twins_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TSFM_LENS_TWINS", "many")

@@ -108,9 +108,10 @@ CASES = [
 @pytest.mark.parametrize(
     ("name", "probe"), CASES, ids=lambda item: getattr(item, "__name__", item)
 )
-def test_flat_series_among_others_change_no_statement_and_are_counted(
+def test_flat_series_change_no_statement(
     name: str, probe: Callable[[Run], xr.Dataset]
 ) -> None:
+    """Flat series among others change no statement, and they are counted."""
     plain = probe(make_run(name, "nowhere"))
     assert judged_names(plain)
     for case in ("before", "between"):
@@ -131,7 +132,8 @@ def test_flat_series_among_others_change_no_statement_and_are_counted(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_of_flat_series_alone_nothing_is_told_but_that_they_are_flat(name: str) -> None:
+def test_flat_series_alone_give_no_statement(name: str) -> None:
+    """Of flat series alone nothing is told but that they are flat."""
     run = make_run(name, "alone")
     assert flat_series(run).all()
     for probe in (ablation_effects, attribution, gain):
@@ -149,7 +151,7 @@ def test_of_flat_series_alone_nothing_is_told_but_that_they_are_flat(name: str) 
     expect_error("flat", ablation_forecasts, found)
 
 
-def test_what_is_flat_depends_on_what_the_model_can_see_and_not_on_units() -> None:
+def test_flatness_depends_on_the_model() -> None:
     """The bins of chronos-nano are about half a percent of the level wide."""
     bolt, chronos = map(tsfm_lens.load, ("bolt-nano", "chronos-nano"))
     rows = [*varied(), *list(FLAT.values())[:4]]
@@ -161,7 +163,8 @@ def test_what_is_flat_depends_on_what_the_model_can_see_and_not_on_units() -> No
     assert not flat_series(bolt.run([row], 6)).any()
 
 
-def test_a_twin_leaves_out_what_its_original_does() -> None:
+def test_twins_omit_the_same_flat_series() -> None:
+    """An untrained twin leaves out the series that its original leaves out."""
     run = tsfm_lens.load("bolt-nano").run(varied(), 6)
     run.point[1] = 7.0
     control = run.twin(0)
@@ -179,7 +182,7 @@ def effects(values: np.ndarray, flat: np.ndarray, **coords: object) -> xr.Datase
     return data.assign_coords(flat=("series", flat), **coords)
 
 
-def test_statistics_are_those_of_the_series_that_vary() -> None:
+def test_statistics_cover_series_that_vary() -> None:
     """A scale or a floor that is no number leaves a series out, too, instead of making
     its effects 0.
     """
@@ -211,7 +214,8 @@ def test_statistics_are_those_of_the_series_that_vary() -> None:
         assert found["effect_p"].attrs["flat"] == left_out.sum()
 
 
-def test_flat_windows_are_left_out_within_their_series_and_of_a_single_one() -> None:
+def test_flat_windows_are_omitted() -> None:
+    """Flat windows are left out within their series, and of a single series, too."""
     values = np.arange(1.0, 13.0).reshape(2, 6)
     flat = np.array([False, True] * 3)
     several = effects(values, flat, item=("series", list("aabbcc")))
@@ -227,7 +231,9 @@ def test_flat_windows_are_left_out_within_their_series_and_of_a_single_one() -> 
     assert target == "other times of this series"
 
 
-def test_twins_whose_forecasts_are_flat_are_no_comparison() -> None:
+def test_twins_with_flat_forecasts_are_omitted() -> None:
+    """Untrained twins whose forecasts are flat are no comparison."""
+
     def of_size(size: float, flat: bool) -> xr.Dataset:
         data = effects(np.full((2, 3), size), np.full(3, flat))
         return judge(data, "effect", floor=0.0)
@@ -240,9 +246,10 @@ def test_twins_whose_forecasts_are_flat_are_no_comparison() -> None:
 
 
 @pytest.mark.parametrize("level", [0.0, 5.0, -1e9])
-def test_distances_of_sweeps_leave_out_plain_forecasts_that_are_flat(
+def test_sweep_distances_omit_flat_forecasts(
     level: float,
 ) -> None:
+    """Distances of sweeps leave out plain forecasts that are flat."""
     wave = np.sin(np.arange(12.0))
     flat = np.full(12, level)
     wiggle = flat
@@ -258,7 +265,7 @@ def test_distances_of_sweeps_leave_out_plain_forecasts_that_are_flat(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_error_within_rounding_is_no_denominator(name: str) -> None:
+def test_errors_within_rounding_are_no_denominator(name: str) -> None:
     """Where the truth is the forecast, no change of the error is a multiple of it;
     elsewhere it is as by hand.
     """

@@ -64,7 +64,7 @@ def test_the_drawn_ids_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-def test_a_hand_built_induction_head_is_found(offset: int) -> None:
+def test_hand_built_induction_heads_are_found(offset: int) -> None:
     """Plant attention on the right key and a write that unembeds as the token there."""
     lens = lens_of("chronos")
     assert not induction_scores(lens, **options()).induction.any()
@@ -94,7 +94,8 @@ def test_a_hand_built_induction_head_is_found(offset: int) -> None:
     assert strict.attrs["positions"] == "last"
 
 
-def test_the_last_instance_with_a_continuation_counts() -> None:
+def test_the_last_continued_match_counts() -> None:
+    """Of earlier matches the last one with a continuation counts."""
     context = torch.tensor([[5, 6, 7, 5, 8, 9]])
     found = _match_targets(context, torch.tensor([[5, 6, 9, 4]]))
     assert found.valid.tolist() == [
@@ -150,7 +151,7 @@ def test_the_papers_table() -> None:
     assert float(found["p_induction_given_sharp"]) == pytest.approx(0.2)
 
 
-def test_sweeps_are_the_table_at_every_threshold() -> None:
+def test_sweeps_equal_tables_at_every_threshold() -> None:
     rng = np.random.default_rng(0)
     scores = rng.random((4, 5)), 4 * rng.random((4, 5)), rng.random((4, 5))
     one, two = results(*scores)
@@ -172,7 +173,8 @@ def test_sweeps_are_the_table_at_every_threshold() -> None:
     assert_close(found["correlation"], np.corrcoef(flat), depth=100, magnitude=1.0)
 
 
-def test_a_share_of_no_heads_is_undefined_and_counted() -> None:
+def test_shares_of_no_heads_are_undefined() -> None:
+    """A share of no heads is undefined, and such draws are counted."""
     ones = np.ones((2, 3))
     one, two = results(0 * ones, ones, np.arange(6.0).reshape(2, 3))
     found = induction_overlap(one, two)
@@ -184,7 +186,8 @@ def test_a_share_of_no_heads_is_undefined_and_counted() -> None:
     )
 
 
-def test_only_results_of_the_same_heads_are_compared() -> None:
+def test_results_of_other_heads_are_refused() -> None:
+    """Only results of the same heads are compared."""
     one, two = results(np.ones((2, 3)), np.ones((2, 3)), np.arange(6.0).reshape(2, 3))
     for probes, text in (
         (
@@ -213,9 +216,10 @@ def test_only_results_of_the_same_heads_are_compared() -> None:
         ("chronos", "all", slice(None)),
     ],
 )
-def test_copy_scores_are_the_z_scores_of_the_logits(
+def test_copy_scores_are_logits_z_scores(
     model: str, positions: str, read: slice
 ) -> None:
+    """Copy scores are the z-scores of the logits."""
     if model.endswith("nano"):
         lens = load(model)
     else:
@@ -333,9 +337,10 @@ def test_targets_show_what_comes_next(name: str, queries: str) -> None:
             assert_array_equal(held[match], before)
 
 
-def test_a_forecast_that_goes_on_with_the_motif_has_no_error(
+def test_continuing_the_motif_has_no_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A forecast that goes on with the motif has no error."""
     lens = fresh("chronos-bolt")
     context, wanted, _ = _draw(lens, _Plan(2, 4, 4, 4, 6, 16), seed=3)
     forecast_instead(monkeypatch, lens, wanted[:, None])

@@ -54,7 +54,7 @@ def table(found: xr.Dataset, name: str) -> list[object]:
     return found[name].values.tolist()
 
 
-def test_one_ridge_goes_on_and_the_other_dies() -> None:
+def test_one_ridge_continues_the_other_ends() -> None:
     """Near the context in all layers; far away in the first two only."""
     far = level(90, 0.3)
     found = trace_lines(
@@ -83,7 +83,7 @@ def test_one_ridge_goes_on_and_the_other_dies() -> None:
     assert_array_equal(found["path_mass"].isel(line=1), np.full(STEPS, 0.3))
 
 
-def test_the_contexts_largest_step_decides_what_is_near() -> None:
+def test_nearness_depends_on_the_largest_step() -> None:
     """Both lines die; the last value is 50, the largest step 2, half a mode's width
     0.5.
     """
@@ -96,7 +96,7 @@ def test_the_contexts_largest_step_decides_what_is_near() -> None:
     assert table(wide, "spurious_count") == [[0], [0]]
 
 
-def test_a_branch_of_a_continuous_line_is_continuous() -> None:
+def test_branches_of_continuous_lines_are_continuous() -> None:
     stem = level(50)
     branch = (lambda step: 52 + 2 * (step - 4), 0.5, range(4, STEPS))
     late = level(80, 0.5, range(5, STEPS))
@@ -167,7 +167,8 @@ def test_all_modes_are_joined_nearest_first(seed: int) -> None:
     assert joined(before.tolist(), after.tolist(), largest) == expected
 
 
-def test_threads_join_the_nearest_lines_of_two_layers_first() -> None:
+def test_threads_join_the_nearest_lines_first() -> None:
+    """Threads join the nearest lines of two layers first."""
     found = trace_lines(
         drawn([level(50), level(70)], [level(69), level(92)], context=[50.0, 74.0]),
         **SHARP,
@@ -190,7 +191,8 @@ def test_gaps_and_short_lines() -> None:
     assert table(trace_lines(maps, min_steps=1, **SHARP), "length") == [STEPS - 1, 1]
 
 
-def test_modes_weigh_their_basins_and_low_ones_do_not_count() -> None:
+def test_modes_weigh_their_basins() -> None:
+    """Modes weigh what lies in their basins, and low ones do not count."""
     hill = np.exp(-0.5 * ((VALUES - 50) / 4) ** 2) + 0.5 * np.exp(
         -0.5 * ((VALUES - 75) / 4) ** 2
     )

@@ -1,4 +1,4 @@
-"""Parroting and seasons on series with known copies, amplitudes and periods."""
+"""Parroting and seasons on series whose copies, amplitudes and periods are known."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from tsfm_lens.viz.parroting import read_lag, read_parroting
 SEASON = np.array([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0])
 
 
-def test_a_copy_that_keeps_the_noise_is_found_where_it_was_taken() -> None:
+def test_copies_are_found_at_their_source() -> None:
+    """A copy that keeps the noise is found where it was taken."""
     rng = np.random.default_rng(0)
     context = np.sin(2 * np.pi * np.arange(256) / 16) + 0.2 * rng.normal(size=256)
     assert best_lag(context, context[256 - 112 : 256 - 88]) == 112
@@ -70,9 +71,7 @@ SHAPES = {
 @pytest.mark.parametrize("slope", [0.0, -0.4, 2.0])
 @pytest.mark.parametrize("period", [7, 24])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_season_that_rides_on_a_trend_is_found(
-    shape: str, period: int, slope: float
-) -> None:
+def test_seasons_on_a_trend_are_found(shape: str, period: int, slope: float) -> None:
     """A perfect forecast goes on with both; a parrot repeats the values as they are."""
     rng = np.random.default_rng([period, sorted(SHAPES).index(shape)])
     steps = np.arange(284)
@@ -107,14 +106,16 @@ def test_noise_is_copied_at_no_lag(forecast: str, slope: float, horizon: int) ->
     assert np.count_nonzero(found) <= 2, found
 
 
-def test_the_last_value_is_a_copy_at_lag_1() -> None:
+def test_repeated_last_values_have_lag_1() -> None:
+    """Repeating the last value is a copy at lag 1."""
     context = np.random.default_rng(0).standard_normal(200)
     assert best_lag(context, np.full(12, context[-1])) == 1
 
 
-def test_a_forecast_that_copies_nothing_has_no_lag_in_results_and_sentences(
+def test_forecasts_without_copies_have_no_lag(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A forecast that copies nothing has no lag in results and sentences."""
     lens = fresh("chronos-bolt")
     noise = np.random.default_rng(0).standard_normal((2, 100))
     forecast_instead(monkeypatch, lens, noise[1])
@@ -134,7 +135,8 @@ def test_a_forecast_that_copies_nothing_has_no_lag_in_results_and_sentences(
     assert np.isfinite(head_parroting(run, lag=7)["mass"]).all()
 
 
-def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
+def test_parrots_find_a_motif_seen_once() -> None:
+    """The parrot finds a motif that came once before."""
     rng = np.random.default_rng(0)
     motif = rng.normal(size=8)
     follows = rng.normal(size=5)
@@ -148,7 +150,7 @@ def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_a_model_that_repeats_its_context_is_found_out(
+def test_models_that_repeat_contexts_are_found(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lens = fresh(name)
@@ -180,7 +182,7 @@ def test_an_even_spread_pays_chance(name: str) -> None:
     close_in_float32(found["mass"], float(found["chance"]))
 
 
-def test_a_lag_within_the_steps_of_one_output_token_is_said_to_tell_nothing() -> None:
+def test_lags_within_output_tokens_tell_nothing() -> None:
     """One decoder token of Chronos-Bolt forecasts 16 steps: with a lag of 8 every token
     is a multiple of it back.
     """
@@ -198,7 +200,8 @@ def test_a_lag_within_the_steps_of_one_output_token_is_said_to_tell_nothing() ->
     )
 
 
-def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
+def test_attention_mass_lies_at_the_lag() -> None:
+    """A head that reads at a lag has its attention mass there."""
     lens = lens_of("chronos")
 
     with lens.edit(EditPattern("decoder.0.cross_attn", make_reader(12))):
@@ -214,7 +217,7 @@ def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
+def test_changes_compare_forecasts_without_the_head(name: str) -> None:
     lens = lens_of(name)
     horizon = 4
     # the tiny token model has wide bins: in one of them a series would be flat to it
@@ -248,7 +251,7 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
     assert float(found["chance"]) == float(looked["chance"])
 
 
-def test_the_lag_is_that_of_the_whole_forecast() -> None:
+def test_the_lag_fits_the_whole_forecast() -> None:
     run = load("bolt-nano").run(bundled("electricity").tail(120), 8)
     found = head_parroting(run)
     full = context_parroting(run)
@@ -262,7 +265,7 @@ def test_the_lag_is_that_of_the_whole_forecast() -> None:
     assert_allclose(given["copy"][0], run.batch.values[0][-12:][:8])
 
 
-def test_what_cannot_be_parroted_is_unknown_or_refused() -> None:
+def test_impossible_parrots_are_unknown_or_refused() -> None:
     lens = load("bolt-nano")
     flat = head_parroting(
         lens.run([np.ones(120), bundled("electricity").tail(120).values[0]], 8)
@@ -289,9 +292,10 @@ PERIOD_GRID = 0.1
     st.floats(-50, 50),
     st.floats(-3, 3),
 )
-def test_a_sine_has_its_amplitude_whatever_it_rides_on(
+def test_sine_amplitudes_ignore_the_trend(
     size: float, period: float, phase: float, level: float, slope: float
 ) -> None:
+    """A sine has its amplitude, whatever it rides on."""
     steps = np.arange(60)
     values = size * np.sin(2 * np.pi * steps / period + phase) + level + slope * steps
     close_in_float32(fit_amplitude(values, period), size, depth=16)
@@ -300,7 +304,7 @@ def test_a_sine_has_its_amplitude_whatever_it_rides_on(
 
 
 @pytest.mark.parametrize("period", [4, 7, 12, 15.5, 24])
-def test_the_period_of_a_season_is_found(period: float) -> None:
+def test_the_season_s_period_is_found(period: float) -> None:
     steps = np.arange(150)
     rng = np.random.default_rng(0)
     values = (
@@ -312,7 +316,7 @@ def test_the_period_of_a_season_is_found(period: float) -> None:
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_a_flat_forecast_has_lost_its_season(
+def test_flat_forecasts_have_lost_their_season(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lens = fresh(name)
@@ -328,7 +332,7 @@ def test_a_flat_forecast_has_lost_its_season(
     assert float(found["truth_amplitude"][0]) > 2
 
 
-def test_amplitudes_over_periods_are_those_of_the_stretches(
+def test_amplitudes_over_periods_follow_the_stretches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lens = load("bolt-nano")

@@ -45,7 +45,8 @@ PATCHES = [name for name in TRUE_GRADIENTS if architectures()[name].readout != "
 
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
-def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
+def test_cells_equal_single_patched_runs(name: str) -> None:
+    """A cell of the map equals the patched run by itself."""
     lens = lens_of(name)
     runs = make_runs(name)
     branch = lens.components()[1]
@@ -104,12 +105,13 @@ def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
         assert float(np.abs(found["error"]).max()) < 0.03 * size
 
 
-def test_gradients_that_are_no_derivatives_are_refused() -> None:
+def test_gradients_without_derivatives_are_refused() -> None:
+    """Gradients that are no derivatives are refused."""
     for probe in (attribution_patching, edge_attribution):
         expect_error("are not its derivatives", probe, *make_runs("toto-2"))
 
 
-def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
+def test_all_passes_patch_the_same_steps() -> None:
     """Bolt's second pass has more tokens: the register token moves, and so does the
     place of a step.
     """
@@ -185,7 +187,7 @@ def test_slopes_are_finite_differences(name: str) -> None:
     assert slope == pytest.approx(expected, rel=CURVATURE, abs=ROUNDED_SLOPE)
 
 
-def test_gradients_that_are_no_numbers_are_refused() -> None:
+def test_gradients_with_nan_are_refused() -> None:
     """TimesFM 3 divides the padding of a shorter series by its zero norm."""
     lens = lens_of("timesfm-3")
     values = centred("pedestrians").values[0]
@@ -201,7 +203,7 @@ def test_gradients_that_are_no_numbers_are_refused() -> None:
     )
 
 
-def test_runs_that_are_not_alike_are_refused() -> None:
+def test_runs_that_differ_are_refused() -> None:
     lens, (clean, corrupted) = lens_of("chronos-2"), make_pair("chronos-2")
     for other, text in (
         (clean, "nothing to recover"),
@@ -233,7 +235,7 @@ def test_runs_that_are_not_alike_are_refused() -> None:
         ].values.tolist() == ["encoder.0.mlp"]
 
 
-def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
+def test_frozen_models_have_slopes_too() -> None:
     """At places of several stacks: each is patched at all of its own positions."""
     lens = copy.deepcopy(lens_of("chronos-bolt"))
     lens.requires_grad_(False)
@@ -252,7 +254,7 @@ def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
         assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_floors_are_those_of_the_noisier_run() -> None:
+def test_floors_follow_the_noisier_run() -> None:
     """In rollouts of a sampling model another seed of either run, in single passes
     rounding.
     """
@@ -341,7 +343,7 @@ def test_a_receiver_hears_the_sender_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
 def test_the_last_branch_acts_directly(name: str) -> None:
-    """Nothing comes after it, so its path to the output is all of its patching."""
+    """Nothing follows it, so its path to the output is all that patching it does."""
     last = writers(lens_of(name).wiring)[-1]
     paths = path_patching(*make_runs(name), senders=[last])
     full = activation_patching(
@@ -353,7 +355,7 @@ def test_the_last_branch_acts_directly(name: str) -> None:
     assert np.isnan(paths["recovered"].isel(receiver=slice(None, -1))).all()
 
 
-def test_edges_of_a_small_corruption_are_paths() -> None:
+def test_edges_of_small_corruptions_are_paths() -> None:
     runs = [lens_of("chronos-bolt").run(item, 4) for item in small_change()]
     edges = edge_attribution(*runs)["score"].values
     paths = path_patching(*runs)["recovered"].values

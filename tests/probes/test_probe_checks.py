@@ -130,7 +130,7 @@ def declare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_probe_that_is_wrong_fails_the_check_of_it(
+def test_wrong_probes_fail_their_check(
     broken: str, declare: Callable[..., None]
 ) -> None:
     function, options = BROKEN[broken]
@@ -144,7 +144,7 @@ def test_a_probe_that_is_wrong_fails_the_check_of_it(
     assert failed == ({broken} if broken else set())
 
 
-def test_a_failed_check_says_of_what_it_is(declare: Callable[..., None]) -> None:
+def test_failed_checks_name_probe_and_model(declare: Callable[..., None]) -> None:
     declare(without_title)
     check = next(probe_checks("toy"))
     with pytest.raises(AssertionError, match="'title'") as failed:

@@ -125,7 +125,7 @@ def test_gain_known_answers() -> None:
 
 @pytest.mark.parametrize("rollout", [True, False])
 @pytest.mark.parametrize("lens", ["token_lens", "patch_lens"])
-def test_effects_are_those_of_the_edited_forecast(
+def test_effects_compare_with_the_edited_forecast(
     lens: str, rollout: bool, request: pytest.FixtureRequest
 ) -> None:
     """In rollouts those of the forecast's median, in single forwards those of what is
@@ -169,7 +169,7 @@ def test_patterns_are_placed_in_time(patch_lens: Lens, token_lens: Lens) -> None
     close_in_float32(token.pattern.sum("key"), 1.0)
 
 
-def test_head_entropy_is_scaled_over_all_heads(token_lens: Lens) -> None:
+def test_entropy_is_scaled_over_all_heads(token_lens: Lens) -> None:
     result = head_entropy(token_lens.run(BATCH, H))
     assert float(result.normalised.min()) == 0.0
     assert float(result.normalised.max()) == 1.0
@@ -179,9 +179,8 @@ def test_head_entropy_is_scaled_over_all_heads(token_lens: Lens) -> None:
     assert_allclose(result.entropy, (single[0] + single[1]) / 2)
 
 
-def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabilities() -> (
-    None
-):
+def test_logits_match_model_and_lens_probabilities() -> None:
+    """The last layer's logits are the model's; all give the lens's probabilities."""
     lens = load("chronos-nano")
     context, truth = bundled("co2", "sunspots").tail(90).split(8)
     run = lens.run(context, 8, truth=truth, num_samples=3)
@@ -196,9 +195,10 @@ def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabi
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
-def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(
+def test_shares_sum_attributions_in_wiring_order(
     name: str,
 ) -> None:
+    """Shares are sums of the attribution, in the order of the wiring."""
     lens = load(name)
     run = lens.run(bundled("co2", "sunspots").tail(90), 8, **few_draws(lens))
     found = stream_shares(run)
@@ -226,9 +226,8 @@ def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(
 @pytest.mark.parametrize(
     ("model", "horizon"), [("chronos-bolt", 40), ("chronos", 6), ("timesfm-2.5", 6)]
 )
-def test_patch_attention_is_the_windows_of_the_rollout_with_the_rank_of_each_head(
-    model: str, horizon: int
-) -> None:
+def test_patch_attention_is_the_rollout_s(model: str, horizon: int) -> None:
+    """It has the windows of the rollout's attention and the rank of each head."""
     lens = fresh(model)
     run = lens.run(bundled("co2").tail(64), horizon, **few_draws(lens))
     found = patch_attention(run)

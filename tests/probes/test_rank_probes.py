@@ -66,9 +66,10 @@ def dense(lens: Lens, stack: str, layer: int, kind: str, part: str) -> np.ndarra
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(
+def test_spectra_equal_those_of_dense_matrices(
     name: str,
 ) -> None:
+    """Every matrix of every architecture has the spectrum of its dense copy."""
     lens = lens_of(name)
     found = weight_ranks(lens, epsilon=[0.3, 0.01], per_head=True)
     full = found.isel(matrix=np.flatnonzero(found["head"].values == ""))
@@ -96,7 +97,7 @@ def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(
     assert_close(chosen.iloc[1:].sum(), chosen.iloc[0], depth=100)
 
 
-def test_keys_and_values_that_heads_share_stand_once() -> None:
+def test_shared_keys_and_values_stand_once() -> None:
     own = import_module("models.test_own_attention")
     native = own.grouped(repeated=False)
     lens = Lens(own.Grouped(native), "grouped")
@@ -122,7 +123,7 @@ def test_keys_and_values_that_heads_share_stand_once() -> None:
 @pytest.mark.parametrize(
     ("precision", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")]
 )
-def test_the_floor_is_where_rounding_of_the_checkpoint_puts_zeros(
+def test_the_floor_follows_the_checkpoint_rounding(
     precision: torch.dtype, name: str
 ) -> None:
     """Of a matrix of rank 3, what is left of the other singular values is rounding
@@ -163,7 +164,7 @@ def test_what_is_not_finite_is_named() -> None:
 
 
 @pytest.mark.parametrize("parts", [[200], [1] * 200, [3, 0, 97, 100], [199, 1]])
-def test_streamed_singular_values_are_those_of_the_whole(parts: list[int]) -> None:
+def test_streamed_singular_values_are_exact(parts: list[int]) -> None:
     """Small ones survive, as they do not where outer products are summed."""
     rng = np.random.default_rng(0)
     left, right = (np.linalg.qr(rng.normal(size=(size, 12)))[0] for size in (200, 12))
@@ -192,7 +193,8 @@ def test_families_of_every_architecture(name: str) -> None:
     assert (found["tokens"] >= found["full"]).all()
 
 
-def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
+def test_own_signals_are_embedded_by_models() -> None:
+    """Signals of the user's own are embedded as the model does it."""
     lens = fresh("chronos-bolt")
     own = {"steps": [np.repeat([0.0, 5.0, 1.0, 2.0], 10), np.arange(33.0)]}
     found = embedding_ranks(make_run(lens), signals=own, tokens=4).sel(family="steps")
@@ -217,9 +219,8 @@ def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
 
 @pytest.mark.parametrize("part", ["W_Q", "W_K", "W_V", "W_O"])
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_block_angles_of_every_architecture_are_means_over_pairs(
-    name: str, part: str
-) -> None:
+def test_block_angles_are_means_over_pairs(name: str, part: str) -> None:
+    """Block angles of every architecture are means over pairs of rows."""
     lens = lens_of(name)
     found = row_angles(lens, part=part, rows=12, permutations=19)
     last = found.isel(layer=-1)
@@ -246,7 +247,9 @@ def test_block_angles_of_every_architecture_are_means_over_pairs(
     assert_close(float(last["between"]), between, depth=100)
 
 
-def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
+def test_only_planted_blocks_stand_out() -> None:
+    """Planted blocks stand out, random rows do not."""
+
     def blocks(weight: torch.Tensor) -> torch.Tensor:
         size = len(weight) // 4
         width = weight.shape[1]
@@ -270,9 +273,8 @@ def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
 @pytest.mark.parametrize(
     ("dimensions", "angle"), [(2, np.pi / 4), (3, 1.0), (4, np.pi / 4 + 1 / np.pi)]
 )
-def test_random_lines_lie_apart_as_the_integral_says(
-    dimensions: int, angle: float
-) -> None:
+def test_angles_of_random_lines_are_known(dimensions: int, angle: float) -> None:
+    """Random lines lie as far apart as the integral says."""
     close_in_float32(random_angle(dimensions), np.degrees(angle), depth=20000)
 
 
@@ -288,9 +290,10 @@ def select_rows(run: Run, point: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_the_spectra_of_every_architecture_are_those_of_dense_streams(
+def test_spectra_equal_those_of_dense_streams(
     name: str,
 ) -> None:
+    """The spectra of every architecture are those of dense streams."""
     run = make_run(lens_of(name))
     found = flow_of_ranks(run, epsilon=[0.1, 0.01])
     stack = run.lens.wiring.stacks[0]
@@ -316,7 +319,8 @@ def test_the_spectra_of_every_architecture_are_those_of_dense_streams(
     assert found.attrs["least_depth"] == int(np.ceil(4 * np.exp(4) * stack.n_heads**2))
 
 
-def test_ranks_of_single_series_are_those_of_runs_of_them_alone() -> None:
+def test_ranks_by_series_equal_single_runs() -> None:
+    """Ranks of single series are those of runs of them alone."""
     run = make_run(lens_of("timesfm-2.5"), ("co2", "elnino", "nile"))
     found = flow_of_ranks(run, batch_size=2)
     for index, name in enumerate(run.batch.ids):
@@ -330,7 +334,7 @@ def test_ranks_of_single_series_are_those_of_runs_of_them_alone() -> None:
     assert few.all(("epsilon", "stream")).values.tolist() == [True, False, True]
 
 
-def test_many_series_take_no_more_memory_than_few() -> None:
+def test_memory_does_not_grow_with_series() -> None:
     """Bytes of tensors, counted operation by operation."""
     lens = lens_of("chronos-bolt")
     walks = np.random.default_rng(0).standard_normal((96, 64)).cumsum(axis=1)
@@ -343,9 +347,8 @@ def test_many_series_take_no_more_memory_than_few() -> None:
     assert held(96, 96) > 4 * held(96, 4)
 
 
-def test_the_bound_is_that_of_the_theorem_where_it_applies_and_nothing_elsewhere() -> (
-    None
-):
+def test_the_bound_exists_where_it_applies() -> None:
+    """The bound is that of the theorem where it applies, and missing elsewhere."""
     lens = fresh("chronos-bolt")
     stack = lens.wiring.stacks[0]
     values = np.geomspace(3, 0.1, 8)
@@ -363,7 +366,7 @@ def test_the_bound_is_that_of_the_theorem_where_it_applies_and_nothing_elsewhere
 
 
 @pytest.mark.parametrize("name", ["chronos-bolt", "timesfm-2.5", "toto-2", "moirai-2"])
-def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str) -> None:
+def test_measured_bounds_hold_for_every_attention(name: str) -> None:
     """Against dense matrices of all tokens: the spectrum after the attention, and the
     norms in the bound.
     """
@@ -391,7 +394,8 @@ def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str) -> No
     assert bound[0, 0] * values[0] >= (before + heads) * (1 - 1e-6)
 
 
-def test_of_an_attention_that_does_more_than_weigh_values_nothing_is_said() -> None:
+def test_hooked_attention_has_no_bound() -> None:
+    """Of an attention that does more than weigh values nothing is said."""
     lens = copy.deepcopy(lens_of("chronos-bolt"))
     lens.model.encoder.block[0].layer[0].SelfAttention.o.register_forward_pre_hook(
         lambda module, args: (2 * args[0],)
@@ -403,7 +407,7 @@ def test_of_an_attention_that_does_more_than_weigh_values_nothing_is_said() -> N
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_measured_inequality_holds_for_any_matrices(seed: int) -> None:
+def test_the_inequality_holds_for_any_matrices(seed: int) -> None:
     rng = np.random.default_rng(seed)
     stream = rng.normal(size=(30, 8)) * np.geomspace(1, 1e-3, 8)
     written = rng.normal(size=(3, 30, 2)) @ rng.normal(size=(3, 2, 8)) * 0.3

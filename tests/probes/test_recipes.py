@@ -28,9 +28,10 @@ from tsfm_lens.probes.attention import attention_over_time
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
-def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(
+def test_recipes_equal_models_with_zeroed_weights(
     name: str,
 ) -> None:
+    """A recipe is the model with those weights zeroed along the rollout."""
     lens = load(name)
     context, truth = bundled("co2", "electricity").tail(96).split(33)
     recipe = [
@@ -63,7 +64,8 @@ def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_stable_rank_chooses_as_the_dense_product_does(name: str) -> None:
+def test_stable_rank_agrees_with_dense_products(name: str) -> None:
+    """Stable rank chooses the heads that the dense product does."""
     lens = lens_of(name)
     stack = lens.wiring.output_stack
     kind = attention_over_time(stack)
@@ -81,9 +83,8 @@ def test_stable_rank_chooses_as_the_dense_product_does(name: str) -> None:
             assert sorted(chosen, key=lambda item: item.head) == expected
 
 
-def test_random_heads_have_the_counts_of_the_informed_ones_and_pairs_share_their_index() -> (
-    None
-):
+def test_random_heads_match_the_informed_counts() -> None:
+    """Random heads are as many as the informed ones, and pairs share their index."""
     lens = load("chronos-nano")
     keep = {0: 1, 2: 3}
     informed = heads_by_stable_rank(lens, keep)
@@ -102,7 +103,8 @@ def test_random_heads_have_the_counts_of_the_informed_ones_and_pairs_share_their
     assert any(item != drawn[0] for item in drawn[1:])
 
 
-def test_sharp_and_diffuse_heads_are_the_ends_of_the_entropies() -> None:
+def test_sharp_and_diffuse_heads_differ_most() -> None:
+    """Sharp and diffuse heads are the ends of the order by entropy."""
     entropy = xr.Dataset(
         {"entropy": (("layer", "head"), [[3.0, 0.5], [2.0, 4.0]])},
         coords={"layer": ["1", "4"], "head": [0, 1]},

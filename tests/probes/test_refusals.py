@@ -120,9 +120,10 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
         ),
     ],
 )
-def test_a_run_is_refused_what_its_probe_cannot_use(
+def test_probes_refuse_unsuitable_runs(
     probe: str, options: dict[str, Any], words: str
 ) -> None:
+    """A run is refused if its probe cannot use it."""
     if probe in CONTRASTS:
         runs = make_runs("chronos-bolt")
     else:
@@ -178,9 +179,10 @@ def test_a_run_is_refused_what_its_probe_cannot_use(
         ),
     ],
 )
-def test_a_lens_is_refused_what_its_probe_cannot_use(
+def test_probes_refuse_unsuitable_lenses(
     probe: str, model: str, options: dict[str, Any], words: str
 ) -> None:
+    """A lens is refused if its probe cannot use it."""
     expect_error(words, getattr(probes, probe), lens_of(model), **options)
 
 
@@ -221,9 +223,10 @@ def test_a_lens_is_refused_what_its_probe_cannot_use(
         ),
     ],
 )
-def test_a_model_batch_or_run_of_another_kind_is_refused(
+def test_subjects_of_another_kind_are_refused(
     call: Callable[[], object], words: str
 ) -> None:
+    """A model, batch or run is refused where another kind of thing is needed."""
     expect_error(words, call)
 
 
@@ -267,9 +270,8 @@ def test_every_probe_says_what_it_takes(
 
 
 @pytest.mark.parametrize("name", ["layer_gain", "sharp_heads", "induction_overlap"])
-def test_a_probe_of_a_result_names_the_kind_that_it_goes_on_from(
-    name: str, run: Run
-) -> None:
+def test_probes_name_the_result_they_need(name: str, run: Run) -> None:
+    """A probe that goes on from a result names the kind that it needs."""
     takes = r"probes\.(logit_lens|head_entropy|induction_scores)"
     for given, reported in (
         (run, "Run"),

@@ -24,7 +24,7 @@ from tsfm_lens.probes.rollout import rolled
 from tsfm_lens.testing import assert_close
 
 
-def test_a_hand_built_lag_is_a_band() -> None:
+def test_a_planted_lag_is_a_band() -> None:
     lens = lens_of("chronos")
 
     with lens.edit(EditPattern("decoder.0.cross_attn", make_reader(12))):
@@ -41,7 +41,7 @@ def test_a_hand_built_lag_is_a_band() -> None:
     "name",
     archetypes(["chronos", "chronos-2", "chronos-bolt", "moirai-2", "timestral"]),
 )
-def test_a_long_map_begins_with_the_short_one(name: str) -> None:
+def test_long_maps_begin_with_short_ones(name: str) -> None:
     lens = lens_of(name)
     width = lens.adapter.longest_pass
     forced_path = bundled("co2").values[0][None, -(2 * width + 3) :].copy()
@@ -69,7 +69,7 @@ def test_a_long_map_begins_with_the_short_one(name: str) -> None:
     assert_array_equal(starts[1:], stops[:-1])
 
 
-def test_a_long_map_is_the_rollout_of_the_library() -> None:
+def test_long_maps_match_the_library_rollout() -> None:
     lens = load("chronos-nano")
     series = bundled("co2").tail(100)
     width = lens.adapter.prediction_length
@@ -114,7 +114,8 @@ def test_flow_of_known_patterns() -> None:
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_contributions_of_keys_sum_to_the_heads_write(name: str) -> None:
+def test_contributions_sum_to_the_head_write(name: str) -> None:
+    """Contributions of the keys sum to what the head writes."""
     lens = lens_of(name)
     run = lens.run(make_series(lens), 4)
     found = norm_weighted_attention(run)
@@ -134,7 +135,7 @@ def test_contributions_of_keys_sum_to_the_heads_write(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "at"), [("chronos", "decoder.1.cross_attn"), ("timestral", "1.time_attn")]
 )
-def test_one_hot_patterns_contribute_what_is_written(name: str, at: str) -> None:
+def test_one_hot_patterns_contribute_the_write(name: str, at: str) -> None:
     lens = lens_of(name)
     point = f"{lens.wiring.output_stack.prefix}.1.{at.split('.')[-1]}.hook_result"
 
@@ -150,7 +151,7 @@ def test_one_hot_patterns_contribute_what_is_written(name: str, at: str) -> None
     close_in_float32(norms.sum("key"), written)
 
 
-def test_flow_takes_a_stack_where_something_flows() -> None:
+def test_flow_needs_several_tokens() -> None:
     """Bolt's decoder is one token; Chronos's has one a step."""
     for name, asked, stack, keys in (
         ("chronos-bolt", None, "encoder", 11),

@@ -18,9 +18,8 @@ from tsfm_lens.testing import example_case
 TOLERANCE = 1e-3
 
 
-def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_unit_is_active() -> (
-    None
-):
+def test_hidden_units_count_while_active() -> None:
+    """A unit of one hidden layer counts by the share of the path where it is active."""
     lens = lens_of("chronos-bolt")
     run = lens.run(example_case(lens).encoded.batch, 3)
     found = attribution(run)
@@ -55,9 +54,10 @@ def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_u
     "name",
     archetypes(["chronos-2", "toto-1", "moirai-1.1", "timesfm-2.5", "timestral"]),
 )
-def test_path_integrals_are_those_of_many_points_within_the_tolerance(
+def test_path_integrals_keep_their_tolerance(
     name: str,
 ) -> None:
+    """Path integrals are those of many points, within the tolerance."""
     lens = lens_of(name)
     run = lens.run(example_case(lens).encoded.batch, 3)
     found = attribution(run, tolerance=TOLERANCE)
@@ -84,7 +84,7 @@ def test_path_integrals_are_those_of_many_points_within_the_tolerance(
     "name",
     archetypes([name for name in SUMMING if name not in ("chronos", "t5", "tirex")]),
 )
-def test_positions_that_are_not_read_are_not_needed(name: str) -> None:
+def test_unread_positions_are_not_needed(name: str) -> None:
     lens = lens_of(name)
     run = lens.run(example_case(lens).encoded.batch, 3)
     found = attribution(run, decompositions="lens_difference")["attribution"].values[0]

@@ -41,7 +41,8 @@ def test_stable_rank_of_known_spectra(values: list[float], expected: float) -> N
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_spectra_of_every_head_are_those_of_the_dense_products(name: str) -> None:
+def test_head_spectra_equal_dense_products(name: str) -> None:
+    """Spectra of every head are those of the dense products."""
     lens = lens_of(name)
     found = head_spectra(lens)
     kind = lens.wiring.output_stack.attention_kinds()[-1]
@@ -79,7 +80,7 @@ def test_entropic_rank_of_known_arrangements() -> None:
 
 
 @pytest.mark.parametrize("name", ["timesfm-2.5", "chronos-2"])
-def test_entropic_rank_is_that_of_the_projected_heads_of_all_tokens(name: str) -> None:
+def test_entropic_rank_pools_all_tokens(name: str) -> None:
     """By the definition, from the states and rows of W_O, over the tokens of series of
     two lengths.
     """

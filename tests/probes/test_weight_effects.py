@@ -74,7 +74,8 @@ def test_every_weight_belongs_to_one_component(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_a_head_owns_what_moves_it_alone(name: str) -> None:
+def test_heads_own_weights_that_move_them(name: str) -> None:
+    """A head owns the weights that move it alone."""
     base = lens_of(name)
     row = next(
         row for row in base.wiring.stacks[0].rows(0) if isinstance(row, Attention)
@@ -105,7 +106,7 @@ def test_a_head_owns_what_moves_it_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
-def test_all_set_back_is_the_base_model(name: str) -> None:
+def test_all_set_back_equals_the_base(name: str) -> None:
     base = lens_of(name)
     tuned = copy.deepcopy(base)
     with torch.no_grad():
@@ -129,9 +130,8 @@ def test_all_set_back_is_the_base_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(("mechanism", "architecture"), PLANTED)
-def test_a_change_planted_in_one_component_is_found_alone(
-    mechanism: str, architecture: str
-) -> None:
+def test_only_the_changed_component_is_found(mechanism: str, architecture: str) -> None:
+    """A change planted in one component is found there alone."""
     planted = plant(mechanism, architecture, seed=3)
     base = planted.lens()
     run = evaluation_case(
@@ -153,7 +153,8 @@ def test_a_change_planted_in_one_component_is_found_alone(
         )
 
 
-def test_each_is_set_back_as_in_a_model_built_by_hand() -> None:
+def test_setting_back_equals_hand_built_models() -> None:
+    """Each component is set back as in a model built by hand."""
     base = tsfm_lens.load("bolt-nano")
     tuned = copy.deepcopy(base)
     model = tuned.adapter.model
@@ -213,9 +214,8 @@ def test_each_is_set_back_as_in_a_model_built_by_hand() -> None:
     ("name", "rollout"),
     [("chronos-nano", False), ("chronos-nano", True), ("bolt-nano", False)],
 )
-def test_forecasts_and_errors_are_those_of_each_model_by_itself(
-    name: str, rollout: bool
-) -> None:
+def test_forecasts_are_those_of_each_model(name: str, rollout: bool) -> None:
+    """Forecasts and errors are those of each model by itself."""
     base = tsfm_lens.load(name)
     tuned = changed(base, "decoder.1.mlp")
     series = tsfm_lens.bundled("pedestrians", "elnino")
@@ -244,7 +244,8 @@ def test_forecasts_and_errors_are_those_of_each_model_by_itself(
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano", "chronos2-nano"])
-def test_units_of_a_series_change_neither_order_nor_verdict(name: str) -> None:
+def test_units_change_no_order_or_verdict(name: str) -> None:
+    """Units of a series change neither order nor verdict."""
     base = tsfm_lens.load(name)
     tuned = base
     owners = np.random.default_rng(0).permutation(list(map(str, _owners(base))))
@@ -268,7 +269,8 @@ def test_units_of_a_series_change_neither_order_nor_verdict(name: str) -> None:
         assert read_weight_effects(other) == read_weight_effects(first)
 
 
-def test_a_model_in_half_precision_is_compared_with_its_base() -> None:
+def test_half_precision_is_compared_with_base() -> None:
+    """A model in half precision is compared with its base."""
     base = tsfm_lens.load("bolt-nano")
     tuned = tsfm_lens.load("bolt-nano", dtype="bfloat16")
     with torch.no_grad():
@@ -293,7 +295,8 @@ def test_a_copy_shows_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", ["bolt-nano", "chronos2-nano"])
-def test_an_adapter_that_is_not_merged_is_read_as_what_it_adds(name: str) -> None:
+def test_unmerged_adapters_are_read_as_added(name: str) -> None:
+    """An adapter that is not merged is read as what it adds."""
     peft = pytest.importorskip("peft")
     base = tsfm_lens.load(name)
     pipeline = copy.deepcopy(base.native)

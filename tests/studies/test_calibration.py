@@ -24,7 +24,8 @@ MOST = 0.05 + 4 * np.sqrt(0.05 * 0.95 / FEW)
 
 
 @pytest.mark.parametrize("drawn", calibration.DRAWS)
-def test_pages_of_drawn_effects_claim_no_more_than_promised(drawn: str) -> None:
+def test_drawn_effects_keep_the_error_rate(drawn: str) -> None:
+    """Pages of drawn effects claim no more than promised."""
     draw = calibration.DRAWS[drawn]
     assert calibration.significant_pages(draw, 16, trials=FEW) <= MOST
     assert calibration.significant_pages(draw, 64, trials=20, shift=1.0) > 0.7
@@ -33,7 +34,7 @@ def test_pages_of_drawn_effects_claim_no_more_than_promised(drawn: str) -> None:
     )
 
 
-def test_pages_of_untrained_models_call_hardly_anything_learned() -> None:
+def test_untrained_models_show_hardly_anything_learned() -> None:
     """Of four models each, at 5 % a page, three claims or more would come once in 2,000
     times.
     """
@@ -48,9 +49,10 @@ def test_pages_of_untrained_models_call_hardly_anything_learned() -> None:
 @pytest.mark.parametrize(
     "architecture", ["chronos", "chronos-bolt", "chronos-2", "moirai-2"]
 )
-def test_of_a_planted_model_the_true_parts_are_named_and_no_others(
+def test_only_planted_parts_are_named(
     architecture: str,
 ) -> None:
+    """Of a planted model the true parts are named, and no others."""
     planted = plant("seasonal-copy", architecture)
     case = evaluation_case(planted.lens(), planted.card, series=6)
     found = ablation_effects(case.clean, components=case.components)
@@ -67,9 +69,10 @@ def test_of_a_planted_model_the_true_parts_are_named_and_no_others(
     assert named == large
 
 
-def test_the_page_holds_what_the_command_measures(
+def test_the_page_shows_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The page holds what the command measures."""
     page = tmp_path / "page.md"
     page.write_text(f"before {calibration.START}{calibration.STOP} after")
     monkeypatch.setattr(

@@ -45,7 +45,7 @@ def test_sharp_minima_are_cured_by_sam() -> None:
     assert int(times[1]) > 1
 
 
-def test_structured_scores_are_told_as_the_runs_have_them() -> None:
+def test_structured_scores_match_the_runs() -> None:
     notebook = executed(EXAMPLES / "09-structured-attention.ipynb")
     assert figures(notebook) == 4
     messages = printed(notebook)

@@ -72,7 +72,7 @@ def start_process() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def kill_often(start_process: Callable[..., Any]) -> Callable[..., int]:
-    """Runs something that resumes from a store, and kills it again and again."""
+    """Runs something that resumes from a store many times, and kills it each time."""
 
     def kill(
         run: Callable[..., None],

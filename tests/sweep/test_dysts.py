@@ -61,7 +61,8 @@ def test_lorenz_obeys_its_equations(integrator: str) -> None:
     assert not np.allclose(whole(found, "ic1")[:, 0], system.ic)
 
 
-def test_trajectories_repeat_and_leave_the_global_generator_alone() -> None:
+def test_trajectories_repeat_without_the_global_generator() -> None:
+    """Trajectories repeat, and the global random generator is left alone."""
     np.random.seed(7)  # noqa: NPY002
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     (first,) = dysts_sets("Rossler", instances=3, seed=1, **FAST)
@@ -91,6 +92,7 @@ def test_systems_are_chosen_by_name() -> None:
     )
 
 
-def test_without_dysts_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dysts_is_named_with_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dysts the message says how to install it."""
     monkeypatch.setitem(sys.modules, "dysts.systems", None)
     expect_error(re.escape(install_command("dysts")), dysts_sets, "Lorenz")

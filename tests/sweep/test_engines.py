@@ -41,13 +41,14 @@ def expected(tasks: list[GroupTask]) -> pd.DataFrame:
 @pytest.mark.parametrize(
     "engine", [pytest.param("single", marks=pytest.mark.campaign), "processes"]
 )
-def test_kills_end_in_the_table_of_an_undisturbed_run(
+def test_killed_runs_give_the_same_table(
     tmp_path: Path,
     kill_often: KillOften,
     wait_for_condition: Wait,
     parse_table: ReadTable,
     engine: str,
 ) -> None:
+    """A run that was killed ends in the table of an undisturbed run."""
     groups = 300
     kills = 8
     workers = 1 if engine == "single" else 2
@@ -59,7 +60,9 @@ def test_kills_end_in_the_table_of_an_undisturbed_run(
     def at_work() -> None:
         # a group is noted before it is written; of so many, one worker has noted two,
         # and has written the first
-        wait_for_condition(lambda: len(toys.list_notes(tmp_path, "computed")) > before + workers)
+        wait_for_condition(
+            lambda: len(toys.list_notes(tmp_path, "computed")) > before + workers
+        )
 
     for turn in range(kills):
         before = len(toys.list_notes(tmp_path, "computed"))
@@ -86,9 +89,10 @@ def test_kills_end_in_the_table_of_an_undisturbed_run(
     pd.testing.assert_frame_equal(parse_table(path), expected(tasks))
 
 
-def test_two_processes_share_a_store_and_compute_each_group_once(
+def test_two_processes_compute_each_group_once(
     tmp_path: Path, start_process: Start, parse_table: ReadTable
 ) -> None:
+    """Two processes that share a store compute each group once."""
     groups = 40
     common = {"notes": tmp_path, "together": 2}
     both = [
@@ -107,7 +111,7 @@ def test_two_processes_share_a_store_and_compute_each_group_once(
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
-def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
+def test_interrupt_keeps_finished_groups(
     tmp_path: Path,
     start_process: Start,
     wait_for_condition: Wait,
@@ -115,6 +119,7 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
     parse_table: ReadTable,
     engine: str,
 ) -> None:
+    """An interrupt keeps what is finished and ends every worker."""
     groups = 100
     running = 1 if engine == "single" else 2
     common = {"notes": tmp_path, "most": 6 // running}
@@ -138,12 +143,13 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
     pd.testing.assert_frame_equal(parse_table(tmp_path / "store"), expected(tasks))
 
 
-def test_workers_end_when_their_driver_is_killed(
+def test_workers_end_with_their_killed_driver(
     tmp_path: Path,
     start_process: Start,
     wait_for_condition: Wait,
     alive: IsAlive,
 ) -> None:
+    """Workers end when the process that started them is killed."""
     # a group that takes longer than any test: only the death of the driver can end it
     process = start_process(
         toys.run_toy,
@@ -162,9 +168,10 @@ def test_workers_end_when_their_driver_is_killed(
     )
 
 
-def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(
+def test_group_of_dead_worker_is_recomputed(
     tmp_path: Path, parse_table: ReadTable
 ) -> None:
+    """A group whose worker died is computed by a fresh worker."""
     tasks = toys.toy_tasks(8, misbehave="die once", which=3)
     # the only one: what is computed after its death is computed by its successor
     assert toys.ends(
@@ -187,9 +194,10 @@ def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(
     pd.testing.assert_frame_equal(parse_table(tmp_path / "store"), expected(tasks))
 
 
-def test_a_group_that_always_kills_its_worker_is_given_up_and_all_others_finish(
+def test_group_that_kills_workers_is_skipped(
     tmp_path: Path,
 ) -> None:
+    """A group that kills its worker every time is given up; all others finish."""
     tasks = toys.toy_tasks(8, misbehave="die", which=0)
     outcomes = run(
         tmp_path / "store",
@@ -205,9 +213,8 @@ def test_a_group_that_always_kills_its_worker_is_given_up_and_all_others_finish(
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
-def test_a_group_that_fails_is_named_and_all_others_finish(
-    tmp_path: Path, engine: str
-) -> None:
+def test_failing_group_is_named_others_finish(tmp_path: Path, engine: str) -> None:
+    """A group that fails is named, and all other groups finish."""
     outcomes = run(
         tmp_path / "store",
         toys.toy_tasks(5, misbehave="raise", which=1),
@@ -248,7 +255,7 @@ def test_a_full_disk_ends_the_run(
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
-def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, engine: str) -> None:
+def test_worker_that_cannot_start_ends_run(tmp_path: Path, engine: str) -> None:
     with pytest.raises((SweepFailedError, RuntimeError), match="the toy is broken"):
         run(
             tmp_path / "store",
@@ -264,9 +271,10 @@ def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, engine: str) ->
         expect_error(text, run, tmp_path / "store", [], **options)
 
 
-def test_shared_data_is_sent_to_a_worker_once_and_devices_are_dealt_out(
+def test_shared_data_reach_each_worker_once(
     tmp_path: Path,
 ) -> None:
+    """Shared data are sent to each worker once, and workers share out the devices."""
     data = toys.Counted(tmp_path)
     tasks = [*toys.toy_tasks(10, data=data), *toys.toy_tasks(12)[10:]]
     common = {"notes": tmp_path, "together": 2}
@@ -282,7 +290,9 @@ def test_shared_data_is_sent_to_a_worker_once_and_devices_are_dealt_out(
     ) == {"counted": 10, "": 2}
 
 
-def test_the_time_left_is_that_of_this_run_and_follows_its_pace() -> None:
+def test_remaining_time_follows_the_current_pace() -> None:
+    """The time left is that of this run alone and follows its pace."""
+
     def done(cells: int, seconds: float) -> GroupDone:
         return GroupDone(GroupTask(tuple("abc"[:cells])), "finished", seconds)
 

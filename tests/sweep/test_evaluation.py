@@ -110,7 +110,8 @@ def test_windows_are_those_of_gluonts(
 
 
 @pytest.mark.parametrize("season", [1, 3, 7, 12, 30])
-def test_scales_are_gluonts_seasonal_errors_of_the_full_context(season: int) -> None:
+def test_scales_equal_gluonts_seasonal_errors(season: int) -> None:
+    """Scales are the seasonal errors of GluonTS over the full context."""
     rng = np.random.default_rng(1)
     arrays = [
         rng.normal(size=40),
@@ -140,9 +141,8 @@ def test_scales_are_gluonts_seasonal_errors_of_the_full_context(season: int) -> 
 @pytest.mark.parametrize(
     ("length", "season", "horizon"), [(60, 12, 18), (60, 1, 8), (12, 12, 5), (61, 7, 3)]
 )
-def test_seasonal_naive_equals_a_computation_in_pandas(
-    length: int, season: int, horizon: int
-) -> None:
+def test_seasonal_naive_equals_pandas(length: int, season: int, horizon: int) -> None:
+    """The seasonal naive forecast equals a computation in pandas."""
     rng = np.random.default_rng(length)
     values = pd.Series(
         np.where(rng.random(length) < 0.2, NAN, rng.normal(size=length).cumsum())
@@ -189,7 +189,8 @@ def test_batches_name_crop_and_stamp() -> None:
     assert plain.starts == bundled("nile").starts
 
 
-def test_what_a_batch_does_about_missing_values() -> None:
+def test_contexts_without_values_are_filled() -> None:
+    """A context without values gets the last one seen or zero, with a note."""
     early = np.array([3.0, 5.0] + [NAN] * 6)
     late = np.array([NAN] * 7 + [2.0])
     empty = np.full(8, NAN)
@@ -207,7 +208,8 @@ def test_what_a_batch_does_about_missing_values() -> None:
     assert_array_equal(found.batch([0])[0].values[0], early)
 
 
-def test_samples_repeat_by_seed_and_never_draw_twice() -> None:
+def test_samples_repeat_and_never_draw_twice() -> None:
+    """Samples repeat with the seed and are never drawn twice."""
     (found,) = holdout_sets(np.arange(400.0).reshape(4, 100), 2, 25)
     few = found.sample(10, seed=42)
     ids = [w.id for w in few.windows]
@@ -238,9 +240,10 @@ def test_chunks_are_a_partition(found: EvaluationSet, size: int) -> None:
 
 @given(sets(), st.data())
 @settings(deadline=None, max_examples=60)
-def test_fingerprints_change_with_any_value_and_not_with_order(
+def test_fingerprints_depend_on_values_not_order(
     found: EvaluationSet, data: st.DataObject
 ) -> None:
+    """Fingerprints change with any value and not with the order."""
     full = found.fingerprint()
     order = data.draw(st.permutations(range(len(found))))
     assert found.fingerprint(order) == full
@@ -328,9 +331,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
-def test_refused_with_a_message_that_names_the_place(
-    make: object, message: str
-) -> None:
+def test_refusals_name_the_place(make: object, message: str) -> None:
+    """What cannot be evaluated is refused, and the message names the place."""
     expect_error(message, make)
 
 
@@ -385,7 +387,8 @@ def test_other_forms_of_gluonts_datasets() -> None:
     ]
     + [("QS-OCT", "Q-DEC"), ("MS", "M"), ("YS-JAN", "Y-DEC"), ("AS-JUL", "Y-JUN")],
 )
-def test_stamps_are_the_beginnings_of_the_periods(old: str, period: str) -> None:
+def test_timestamps_are_beginnings_of_periods(old: str, period: str) -> None:
+    """Time stamps are the beginnings of the periods."""
     periods = pd.period_range(
         pd.Period("1999-05-13 10:30:20", freq=period), periods=6, freq=period
     )

@@ -33,7 +33,7 @@ def write_folder(
     unit: str = "s",
     backwards: bool = False,
 ) -> Path:
-    """Write a stored dataset: shards of Arrow streams, ordered by state.json."""
+    """Write a stored dataset: shards of Arrow streams, and their order in state.json."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"data-{k:05d}-of-{shards:05d}.arrow" for k in range(shards)]
     if backwards:
@@ -125,9 +125,10 @@ def test_the_97_configurations() -> None:
             assert item.domain == domain
 
 
-def test_the_whole_benchmark_is_read_from_its_layout(
+def test_whole_benchmark_is_read_from_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The whole benchmark is read from the layout of its folders."""
     for config in gift_eval_configs():
         # the last term of a folder is the longest
         series = walks(
@@ -231,7 +232,8 @@ def test_other_datasets_in_the_layout(tmp_path: Path) -> None:
     assert (long.horizon, len(long)) == (720, 1)
 
 
-def test_short_series_are_left_out_and_named(tmp_path: Path) -> None:
+def test_short_series_are_skipped_and_named(tmp_path: Path) -> None:
+    """Series that are too short are left out and named."""
     folder = write_folder(tmp_path / "restaurant", walks([30, 100, 31]), "D")
     (found,) = gift_eval_folder(folder)
     assert [w.item for w in found.windows] == ["item_1", "item_2"]
@@ -322,7 +324,7 @@ def test_damaged_folders(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    """A stream that ends between two batches is no shorter dataset."""
+    """A stream that ends between two batches would otherwise read as a short dataset."""
     folder = write_folder(tmp_path / "own", walks([40] * 4), "D")
     file = folder / "data-00000-of-00001.arrow"
     full = file.read_bytes()
@@ -375,9 +377,8 @@ def test_odd_columns(tmp_path: Path, table: pa.Table, message: str) -> None:
 
 
 @pytest.mark.parametrize("values", [[1.0, None, 3.0, 4.0], [1, 2, 3, 4]])
-def test_nulls_and_integers_are_numbers_and_rows_without_id_are_numbered(
-    tmp_path: Path, values: list
-) -> None:
+def test_nulls_integers_and_missing_ids_read(tmp_path: Path, values: list) -> None:
+    """Nulls and integers are read as numbers; rows without an id are numbered."""
     folder = write_folder(tmp_path / "odd", walks([9]), "D")
     table = pa.table({"target": [values] * 3, "freq": ["D"] * 3})
     with pa.ipc.new_stream(

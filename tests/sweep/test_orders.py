@@ -119,7 +119,8 @@ def test_every_score_of_every_architecture(name: str) -> None:
     )
 
 
-def test_rankings_name_the_first_to_go_and_agree_with_the_choice_of_heads() -> None:
+def test_rankings_agree_with_the_chosen_heads() -> None:
+    """Rankings name the first head to go and agree with the choice of heads."""
     lens = load("bolt-nano")
     found = rankings(lens, ["stable_rank", "random:0..2"])
     assert list(found) == [
@@ -143,7 +144,8 @@ def test_rankings_name_the_first_to_go_and_agree_with_the_choice_of_heads() -> N
     assert found["random:1"] == rankings(lens, ["random:1"])["random:1"]
 
 
-def test_ties_go_by_index_and_missing_scores_are_refused() -> None:
+def test_ties_and_missing_scores_in_rankings() -> None:
+    """Ties are broken by index, and missing scores are refused."""
     coords = {"layer": ["0", "1"], "head": range(3)}
     scores = xr.DataArray(
         [[2.0, 1.0, 1.0], [1.0, np.nan, 0.0]],
@@ -172,7 +174,8 @@ def test_orders_read_as_they_print() -> None:
     expect_error("random:0", parse_orders, ["random"])
 
 
-def test_orders_that_cannot_be_measured_say_why() -> None:
+def test_unmeasurable_orders_say_why() -> None:
+    """Orders that cannot be measured are refused with the reason."""
     lens = lens_of("chronos-bolt")
     expect_error("give series", head_scores, lens, "output_norm")
     expect_error("stable_rank", head_scores, lens, "stable")

@@ -90,9 +90,10 @@ def run(
     )
 
 
-def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
+def test_dying_node_leaves_table_unchanged(
     tmp_path: Path, cluster: Any, parse_table: ReadTable
 ) -> None:
+    """A node that dies in the middle of a sweep does not change the table."""
     tasks = toys.toy_tasks(40, data=toys.Counted(tmp_path))
     common = {"notes": tmp_path, "seconds": 0.1}
     workers_then = []
@@ -126,9 +127,10 @@ def test_a_node_that_dies_in_the_middle_does_not_change_the_table(
     )
 
 
-def test_workers_that_die_and_groups_that_fail_are_told(
+def test_dead_workers_and_failed_groups_reported(
     tmp_path: Path, cluster: Any, parse_table: ReadTable
 ) -> None:
+    """Workers that die and groups that fail are reported."""
     common = {"notes": tmp_path}
     tasks = [
         *toys.toy_tasks(8, misbehave="die once", which=3),
@@ -160,9 +162,10 @@ def test_workers_that_die_and_groups_that_fail_are_told(
     )
 
 
-def test_a_sweep_of_a_model_gives_the_table_of_one_process(
+def test_sweep_equals_one_process(
     tmp_path: Path, cluster: Any, parse_table: ReadTable
 ) -> None:
+    """A sweep of a model on a cluster gives the table of one process."""
     config = parse_config(
         {
             "models": [{"source": "bolt-nano", "context_length": 64}],
@@ -189,7 +192,7 @@ def test_a_sweep_of_a_model_gives_the_table_of_one_process(
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("victim", ["raylet/raylet", "gcs/gcs_server"])
-def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
+def test_failing_cluster_loses_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     victim: str,
@@ -197,6 +200,7 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     start_process: Start,
     wait_for_condition: Wait,
 ) -> None:
+    """A cluster that fails loses nothing and leaves no process behind."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (tmp_path / "rfc3987_syntax.py").write_text("raise ImportError('not in tests')")
     monkeypatch.setenv(
@@ -210,7 +214,9 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     # Ray ends the process of its driver when its own services fail
     process = start_process(toys.run_toy, tmp_path / "store", 5, common, "ray")
     wait_for_condition(
-        lambda: len(toys.list_notes(tmp_path, "computed")) >= 2 or not process.is_alive()
+        lambda: (
+            len(toys.list_notes(tmp_path, "computed")) >= 2 or not process.is_alive()
+        )
     )
     if not process.is_alive():
         pytest.skip(
@@ -233,9 +239,10 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     assert "failed" not in toys.ends(run_groups(tasks, toys.make_toy, {}, store))
 
 
-def test_without_ray_the_message_says_how_to_get_it(
+def test_missing_ray_is_named_with_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without Ray the message says how to install it."""
     monkeypatch.setitem(sys.modules, "ray", None)
     expect_error(
         re.escape(install_command("ray")),
@@ -267,7 +274,7 @@ class Answering(threading.Thread):
 
 
 @pytest.mark.parametrize("prefix", ["", "ray://"])
-def test_an_address_where_no_cluster_is_is_refused_in_time(
+def test_address_without_cluster_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     """In a process of its own: Ray would end it."""

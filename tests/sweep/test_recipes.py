@@ -81,7 +81,7 @@ def any_order(name: str) -> dict[int, list[int]]:
         ("bolt-list-82", "chronos-bolt", 82, 144, 56.9, 0),
     ],
 )
-def test_published_recipes_take_what_the_paper_says(
+def test_published_recipes_match_the_paper(
     monkeypatch: pytest.MonkeyPatch,
     recipe: str,
     architecture: str,
@@ -90,6 +90,7 @@ def test_published_recipes_take_what_the_paper_says(
     percent: float,
     mlps: int,
 ) -> None:
+    """Published recipes take out what the paper says."""
     lens = published(architecture)
     # without weights, any order
     monkeypatch.setattr(
@@ -114,7 +115,8 @@ def test_published_recipes_take_what_the_paper_says(
     assert entry.tags["selection"] == ("stable_rank" if counted else "listed")
 
 
-def test_files_of_both_kinds_say_the_same(tmp_path: Path) -> None:
+def test_recipe_file_formats_agree(tmp_path: Path) -> None:
+    """Recipes in files of both formats say the same."""
     lens = load("bolt-nano")
     content = {
         "heads": {1: [2, 0]},
@@ -151,7 +153,8 @@ def test_files_of_both_kinds_say_the_same(tmp_path: Path) -> None:
     assert all("decoder.2.mlp" in entry.spec.components for entry in drawn)
 
 
-def test_measured_heads_at_k_fill_a_recipe_in() -> None:
+def test_recipe_uses_measured_heads_at_k() -> None:
+    """A recipe is filled in with the heads that were measured at k."""
     lens = load("bolt-nano")
     recipe = parse_recipe(
         {
@@ -167,7 +170,8 @@ def test_measured_heads_at_k_fill_a_recipe_in() -> None:
     expect_error("not measured", select_targets, recipe, lens)
 
 
-def test_other_sizes_are_scaled_only_when_asked() -> None:
+def test_sizes_are_scaled_only_when_asked() -> None:
+    """A recipe for another size of the model is scaled only when asked."""
     lens = load("bolt-nano")
     recipe = read_recipe("timesfm-51")
     expect_error(r"20 layers of 16 heads.*scale: true", to_entries, recipe, lens)
@@ -201,7 +205,8 @@ def test_recipes_that_cannot_be_read(content: dict, words: str) -> None:
     expect_error(words, parse_recipe, {"name": "x", **content})
 
 
-def test_recipes_that_do_not_fit_the_model(tmp_path: Path) -> None:
+def test_recipes_must_fit_the_model(tmp_path: Path) -> None:
+    """Recipes that do not fit the model are refused."""
     lens = load("bolt-nano")
     for content, text in (
         ({"heads": {3: [0]}}, "'3'"),

@@ -78,7 +78,8 @@ def geometric(values: pd.Series) -> float:
     return float(np.exp(np.log(values).mean()))
 
 
-def test_planted_tables_have_the_form_of_gathered_ones(gathered: Gathered) -> None:
+def test_planted_tables_look_like_gathered_ones(gathered: Gathered) -> None:
+    """Planted tables have the columns and types of gathered ones."""
     real = {table.attrs["kind"]: table for table in gathered.results.values()}
     made = {table.attrs["kind"]: table for table in planted.sweep().values()}
     assert set(made) == set(real)
@@ -119,9 +120,8 @@ def test_effects_are_ratios_of_geometric_means(
     assert "exact sign test over 4 datasets" in table.attrs["test"]
 
 
-def test_one_number_has_one_verdict_on_a_page(
-    gathered: Gathered, plan: pd.DataFrame
-) -> None:
+def test_each_number_has_one_verdict(gathered: Gathered, plan: pd.DataFrame) -> None:
+    """One number has one verdict on a page."""
     tested = [table for table in gathered.results.values() if "p_holm" in table]
     of_mase = [
         table[table.assign(metric=table.get("metric", "MASE"))["metric"] == "MASE"]
@@ -185,9 +185,10 @@ def without(folder: Path, path: Path, gone: pd.Series) -> Path:
     return path
 
 
-def test_an_unfinished_sweep_shows_the_variants_that_are_whole(
+def test_unfinished_sweep_shows_whole_variants(
     folder: Path, gathered: Gathered, tmp_path: Path, plan: pd.DataFrame
 ) -> None:
+    """An unfinished sweep shows the variants that are complete."""
     cells = Store(folder, create=False).read_plan().cells
     gone = plan[plan["family"] == "layers"]["variant"].iloc[0]
     missing = cells[
@@ -201,9 +202,10 @@ def test_an_unfinished_sweep_shows_the_variants_that_are_whole(
     assert len(gathered.results["effects"]) - len(found.results["effects"]) == 1
 
 
-def test_an_unfinished_sweep_shows_the_datasets_that_are_whole(
+def test_unfinished_sweep_shows_whole_datasets(
     folder: Path, tmp_path: Path, mase: pd.DataFrame, plan: pd.DataFrame
 ) -> None:
+    """An unfinished sweep shows the datasets that are complete."""
     cells = Store(folder, create=False).read_plan().cells
     missing = cells[
         (cells["dataset"] == "bundled/elnino") & (cells["model"] == "bolt")
@@ -221,9 +223,8 @@ def test_an_unfinished_sweep_shows_the_datasets_that_are_whole(
     expect_error(r"is not in .*: `tsfm-lens sweep` resumes 'results", gather, no_naive)
 
 
-def test_what_was_asked_for_is_known_from_the_first_cell_on(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_requests_are_known_from_first_cell(folder: Path, tmp_path: Path) -> None:
+    """What was asked for is known from the first cell on."""
     config = parse_config({**CONTENT, "name": "stopped"})
 
     def stop(*_: Any) -> None:
@@ -249,9 +250,10 @@ def test_what_was_asked_for_is_known_from_the_first_cell_on(
     assert after.about == before.about
 
 
-def test_cells_of_other_configurations_are_counted_and_not_used(
+def test_cells_of_other_configurations_are_ignored(
     folder: Path, gathered: Gathered
 ) -> None:
+    """Cells of other configurations are counted and not used."""
     assert not any("other configurations" in note for note in gathered.notes)
     run_sweep(
         parse_config(
@@ -268,7 +270,8 @@ def test_cells_of_other_configurations_are_counted_and_not_used(
 
 
 @pytest.mark.parametrize("search", ["bisection", "sequential"])
-def test_shorter_searches_find_what_the_scan_finds(search: str, tmp_path: Path) -> None:
+def test_shorter_searches_agree_with_the_scan(search: str, tmp_path: Path) -> None:
+    """Shorter searches find what the scan finds."""
     variants = {
         "heads_at": {
             "tolerance": 0.05,

@@ -129,9 +129,8 @@ def test_rows_are_those_of_plain_forecasts(
                 assert row["spearman_distance"] == pytest.approx(distance, abs=TIES)
 
 
-def test_a_plan_that_cannot_be_read_is_written_anew(
-    undisturbed: Path, tmp_path: Path
-) -> None:
+def test_unreadable_plan_is_written_anew(undisturbed: Path, tmp_path: Path) -> None:
+    """A plan that cannot be read is written anew."""
     path = tmp_path / "store"
     shutil.copytree(undisturbed, path)
     before = Store(path, create=False).read_plan()
@@ -152,13 +151,14 @@ def test_a_plan_that_cannot_be_read_is_written_anew(
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
-def test_some_rows_of_a_plan_can_be_run(
+def test_chosen_rows_of_plan_can_run(
     undisturbed: Path,
     tmp_path: Path,
     parse_table: ReadTable,
     monkeypatch: pytest.MonkeyPatch,
     engine: str,
 ) -> None:
+    """Some rows of a plan can be run without the others."""
     # as many threads as the other run had
     monkeypatch.setattr(engines, "cores", lambda: 1)
     cells = plan(config())
@@ -179,9 +179,10 @@ def test_some_rows_of_a_plan_can_be_run(
     assert run(some, store) == []
 
 
-def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
+def test_changed_configuration_computes_only_new_cells(
     undisturbed: Path, tmp_path: Path, parse_table: ReadTable
 ) -> None:
+    """A changed configuration computes only what is new and mixes nothing."""
     path = tmp_path / "store"
     sweep(str(path), CONTENT)
     more = {
@@ -218,7 +219,7 @@ def test_a_changed_configuration_computes_what_is_new_and_mixes_nothing(
     ).equals(long)
 
 
-def test_a_model_s_settings_decide_the_cell(lens: Lens) -> None:
+def test_settings_of_model_decide_the_cell(lens: Lens) -> None:
     model = config().models[0]
     before = model_fingerprint(lens, model)
     assert model_fingerprint(load("bolt-nano", check=False), model) == before
@@ -236,9 +237,10 @@ def test_a_model_s_settings_decide_the_cell(lens: Lens) -> None:
 @pytest.mark.parametrize(
     "change", [{"seed": 1}, {"distance_steps": 4}, {"how": "noise"}]
 )
-def test_what_decides_a_number_decides_the_cell(
+def test_everything_behind_a_number_decides_cell(
     change: dict[str, Any], undisturbed: Path
 ) -> None:
+    """Whatever decides a number decides the cell that holds it."""
     standing = plan_sweep(config(**change), undisturbed)
     # the naive forecast is no model's, and noise leaves the plain model as it is
     assert standing.finished == (8 if "how" in change else 4)
@@ -296,9 +298,10 @@ def same_numbers(found: pd.DataFrame, expected: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(found, expected, check_exact=True)
 
 
-def test_a_group_that_fails_is_told_and_the_rest_goes_on(
+def test_failing_group_is_reported_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Path
 ) -> None:
+    """A group that fails is reported, and the other groups go on."""
     import tsfm_lens.sweep.engine.cells as cells
 
     true = cells.run_cells
@@ -340,9 +343,10 @@ def test_a_group_that_fails_is_told_and_the_rest_goes_on(
         ({"models": [{"source": "bolt-nano", "device": "gpu"}]}, "device 'gpu'"),
     ],
 )
-def test_what_is_wrong_shows_before_anything_is_written(
+def test_errors_appear_before_anything_is_written(
     change: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
+    """What is wrong is reported before anything is written."""
     with pytest.raises((InputError, KeyError), match=words):
         run_sweep(config(**change), tmp_path / "store")
     assert not (tmp_path / "store").exists()

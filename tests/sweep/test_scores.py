@@ -110,9 +110,10 @@ def scales(context: np.ndarray, season: int) -> np.ndarray:
     with_mean=st.booleans(),
     cuts=st.lists(st.integers(0, 12), max_size=4),
 )
-def test_sums_of_any_chunks_pool_to_what_gluonts_says_of_the_whole(
+def test_pooled_sums_equal_gluonts(
     seed: int, n: int, horizon: int, kind: Any, with_mean: bool, cuts: list[int]
 ) -> None:
+    """Sums of any chunks pool to the scores of GluonTS for the whole."""
     rng = np.random.default_rng(seed)
     windows = drawn(rng, n, horizon)
     season = int(rng.integers(1, 4))
@@ -162,9 +163,8 @@ def test_sums_of_any_chunks_pool_to_what_gluonts_says_of_the_whole(
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("where", ["quantiles", "mean", "samples"])
-def test_a_forecast_that_is_not_finite_is_counted_and_makes_no_number(
-    bad: float, where: str
-) -> None:
+def test_infinite_forecast_is_counted_without_score(bad: float, where: str) -> None:
+    """A forecast that is not finite is counted and gives no number."""
     truth = np.array([[1.0, np.nan], [1.0, np.nan]])
     arrays = {
         "quantiles": np.ones((2, 9, 2)),
@@ -232,9 +232,10 @@ def hellinger(x: np.ndarray, y: np.ndarray) -> float:
     digits=st.integers(0, 3),
     power=st.integers(-100, 100),
 )
-def test_distances_of_many_rows_are_those_of_each(
+def test_distances_of_rows_equal_single_ones(
     seed: int, steps: int, digits: int, power: int
 ) -> None:
+    """Distances of many rows are those of each row alone."""
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(2, 5, steps)).round(digits)
     # no constant row
@@ -259,7 +260,8 @@ def test_distances_of_many_rows_are_those_of_each(
             assert abs(found[name][row] - value) <= near, name
 
 
-def test_constant_short_and_broken_forecasts_have_defined_distances() -> None:
+def test_degenerate_forecasts_have_defined_distances() -> None:
+    """Constant, short and broken forecasts have defined distances."""
     flat = np.full((1, 6), 0.1)
     wave = np.array([[1.0, 2.0, 0.0, 1.0, 5.0, 1.0]])
     one = forecast_distances(flat, wave)

@@ -53,7 +53,8 @@ def run_search(
 
 @given(CURVES)
 @settings(deadline=None, max_examples=200, derandomize=True)
-def test_the_scan_is_the_definition_whatever_the_curve(curve: list[float]) -> None:
+def test_scan_follows_definition_on_any_curve(curve: list[float]) -> None:
+    """The scan follows its definition, whatever the curve."""
     expected = brute_force(curve)
     of = len(curve)
     full = run_search(of, scan(of, 0.01), lambda kept, _: curve[kept])
@@ -63,9 +64,8 @@ def test_the_scan_is_the_definition_whatever_the_curve(curve: list[float]) -> No
 
 @given(st.integers(1, 20), st.integers(0, 20))
 @settings(deadline=None, max_examples=100, derandomize=True)
-def test_bisection_finds_the_step_of_a_monotone_curve_in_few_evaluations(
-    of: int, step: int
-) -> None:
+def test_bisection_finds_step_in_few_evaluations(of: int, step: int) -> None:
+    """Bisection finds the step of a monotone curve in few evaluations."""
     curve = [0.5 if kept < step else 0.0 for kept in range(of)]
     found = run_search(of, bisection(of, 0.01), lambda kept, _: curve[kept])
     assert found.kept == brute_force(curve)
@@ -74,9 +74,10 @@ def test_bisection_finds_the_step_of_a_monotone_curve_in_few_evaluations(
 
 @given(CURVES)
 @settings(deadline=None, max_examples=200, derandomize=True)
-def test_bisection_passes_where_it_stands_and_owns_up_to_what_it_has_not_seen(
+def test_bisection_admits_what_it_skipped(
     curve: list[float],
 ) -> None:
+    """Bisection ends where the test passes and names what it has not looked at."""
     of = len(curve)
     found = run_search(of, bisection(of, 0.01), lambda kept, _: curve[kept])
     assert found.kept >= brute_force(curve)
@@ -88,7 +89,8 @@ def test_bisection_passes_where_it_stands_and_owns_up_to_what_it_has_not_seen(
     assert not found.exact or found.kept == brute_force(curve)
 
 
-def test_searches_ask_round_by_round_and_refuse_what_is_not_a_number() -> None:
+def test_searches_refuse_missing_numbers() -> None:
+    """Searches ask round by round and refuse what is not a number."""
     search = Search(3, scan(3, 0.01))
     assert search.requests == [(0, 0), (1, 0), (2, 0)]
     undefined = {(0, 0): 0.2, (1, 0): 0.2, (2, 0): float("nan")}
@@ -100,9 +102,10 @@ def test_searches_ask_round_by_round_and_refuse_what_is_not_a_number() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.004])
-def test_bounds_spend_alpha_under_the_joint_distribution_of_the_looks(
+def test_bounds_spend_alpha_over_all_looks(
     alpha: float,
 ) -> None:
+    """Bounds spend alpha under the joint distribution of the looks."""
     shares = (0.2, 0.5, 0.6, 1.0)
     bounds = spending_bounds(shares, alpha)
     # the correlation of two samples' means about that of all, one part of the other,
@@ -149,7 +152,8 @@ def exact_kept(ablated: np.ndarray, plain: np.ndarray, groups: np.ndarray) -> in
 
 
 @pytest.mark.parametrize("sets", [["a"] * 200, ["a", "b"] * 100])
-def test_clear_cases_are_decided_early_and_as_the_scan_decides(sets: list[str]) -> None:
+def test_clear_cases_are_decided_early(sets: list[str]) -> None:
+    """Clear cases are decided early, and as the scan decides them."""
     rng = np.random.default_rng(0)
     logs = np.linspace(0.3, -0.1, 12)
     ablated, plain = simulated(rng, 200, logs, 0.02)
@@ -167,7 +171,7 @@ def test_clear_cases_are_decided_early_and_as_the_scan_decides(sets: list[str]) 
     )
 
 
-def test_the_answer_differs_from_the_scan_about_as_rarely_as_asked() -> None:
+def test_answer_rarely_differs_from_scan() -> None:
     """Curves that hug the tolerance, so that every count is hard, and heavy-tailed
     errors of unequal series.
     """

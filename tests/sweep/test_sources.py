@@ -55,9 +55,10 @@ def multivariate(tmp_path: Path) -> tuple[Path, np.ndarray]:
     return tmp_path / "multi.csv", values
 
 
-def test_columns_of_a_file_are_the_variates_of_an_item(
+def test_columns_are_variates_of_one_item(
     multivariate: tuple[Path, np.ndarray],
 ) -> None:
+    """The columns of a file are the variates of one item."""
     path, values = multivariate
     (found,) = sets(
         file(path, variates=["wind", "y2"], windows=2, stride=3, seasonality=7)
@@ -107,7 +108,8 @@ def test_wrong_fields_of_a_file(
     expect_error(message, sets, file(multivariate[0], **fields))
 
 
-def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None:
+def test_folders_and_globs_are_many_datasets(tmp_path: Path) -> None:
+    """A folder or a glob of files is one dataset for each file."""
     plants = tmp_path / "plants"
     plants.mkdir()
     for seed, name in enumerate(("north", "south", "sea")):
@@ -227,7 +229,8 @@ def test_wrong_gluonts_datasets(
     )
 
 
-def test_folders_in_the_layout_of_gift_eval(tmp_path: Path) -> None:
+def test_folders_of_gift_eval_are_read(tmp_path: Path) -> None:
+    """Folders in the layout of GIFT-Eval are read."""
     values = numbers((2, 700))
     write_folder(tmp_path / "mine", list(values), "H")
     # a bare word beside the configuration is its folder too
@@ -315,7 +318,7 @@ CARRIERS = {
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("empty", [1, 4, 9])
-def test_windows_end_before_values_that_are_missing_at_the_end(
+def test_windows_end_before_trailing_gaps(
     tmp_path: Path, carrier: str, empty: int
 ) -> None:
     """As if the file ended there; a note says so."""
@@ -333,9 +336,8 @@ def test_windows_end_before_values_that_are_missing_at_the_end(
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_window_inside_a_gap_is_left_out_and_said(
-    tmp_path: Path, carrier: str
-) -> None:
+def test_window_inside_gap_is_skipped(tmp_path: Path, carrier: str) -> None:
+    """A window inside a gap is left out, and the run says so."""
     values = with_gap(numbers(40), slice(32, 36))
     source = CARRIERS[carrier](tmp_path / "data", values) | {"windows": 3}
     (found,) = sets(source)
@@ -351,7 +353,8 @@ def test_a_complete_file_has_no_note(tmp_path: Path) -> None:
         assert not any("no value" in note for note in found.notes)
 
 
-def test_one_variate_without_values_is_no_gap(tmp_path: Path) -> None:
+def test_one_missing_variate_is_no_gap(tmp_path: Path) -> None:
+    """Steps at which only one variate has no values are no gap."""
     frame = pd.DataFrame(
         {"ds": DAYS, "y": numbers(40), "wind": with_gap(numbers(40), slice(30, None))}
     )

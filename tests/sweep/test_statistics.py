@@ -38,7 +38,7 @@ STEPS = 24.0
 def row(
     variant: str, dataset: str, item: str, error: float, **more: Any
 ) -> dict[str, Any]:
-    """A stored row of mean scaled error ``error``; every metric follows from it."""
+    """A stored row whose mean scaled error is ``error``; all metrics follow from it."""
     sums = dict.fromkeys(SUMS, error * STEPS) | {
         "n_invalid": 0.0,
         "abs_label": 2 * STEPS,
@@ -107,7 +107,8 @@ def simulated(
     return pd.concat(parts, ignore_index=True)
 
 
-def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:
+def test_series_sums_add_windows_and_variates() -> None:
+    """The sums of a series are those of its windows and variates."""
     rng = np.random.default_rng(0)
     names = [*SUMS, *DISTANCES]
     positions = pd.MultiIndex.from_product(
@@ -203,7 +204,8 @@ def test_one_dataset_and_one_series() -> None:
     assert alone["p_value"] == 1.0
 
 
-def test_series_that_do_not_change_speak_for_neither_side() -> None:
+def test_unchanged_series_count_for_neither_side() -> None:
+    """Series that do not change count for neither side."""
     plain = {f"d{number}": [1.0 + number] for number in range(12)}
     half = {
         name: [errors[0] * (2.0 if int(name[1:]) < 6 else 1.0)]
@@ -216,7 +218,8 @@ def test_series_that_do_not_change_speak_for_neither_side() -> None:
     assert found.loc["half", "median"] == pytest.approx(2**0.5 - 1)
 
 
-def test_datasets_without_a_metric_are_left_out_of_both_sides_and_named() -> None:
+def test_datasets_without_metric_are_named() -> None:
+    """Datasets without a metric are left out of both sides and named."""
     plain = {"a": [1.0, 1.0], "b": [4.0, 4.0], "c": [9.0, 9.0], "d": [2.0, 2.0]}
     perfect = plain | {"c": [0.0, 0.0]}
     frame = study({"plain": plain, "broken": plain, "whole": plain, "perfect": perfect})
@@ -237,7 +240,7 @@ def test_datasets_without_a_metric_are_left_out_of_both_sides_and_named() -> Non
     assert dataset_changes(nothing)["change"].isna().all()
 
 
-def test_series_are_compared_on_the_same_windows_only() -> None:
+def test_series_are_compared_on_same_windows() -> None:
     rows = [
         row(v, d, i, 1.0 if v == "plain" else 2.0, window=w)
         for v, d, i, w in product(("plain", "v"), "ab", "xy", range(2))
@@ -260,7 +263,8 @@ def test_series_are_compared_on_the_same_windows_only() -> None:
     pd.testing.assert_series_equal(*(changes(e)["value"] for e in (extra, frame)))
 
 
-def test_distances_have_an_interval_and_no_test() -> None:
+def test_distances_have_interval_but_no_test() -> None:
+    """Distances have an interval and no significance test."""
     same = {"a": [1.0] * 3, "b": [1.0] * 3}
     frame = study({"plain": same, "v": same})
     changed = frame["variant"] == "v"
@@ -321,9 +325,10 @@ def test_informed_against_random_choices() -> None:
 
 
 @pytest.mark.parametrize("replay", [changes, resilience])
-def test_results_depend_on_rows_and_not_on_their_order(
+def test_row_order_changes_no_result(
     replay: Callable[[pd.DataFrame], Any],
 ) -> None:
+    """Results depend on the rows and not on their order."""
     frame = simulated(np.random.default_rng(10), 4, 3, 0.1, 0.1, 2)
     shuffled = frame.sample(frac=1.0, random_state=1)
     one = pd.DataFrame(replay(frame))
@@ -344,9 +349,10 @@ def test_results_depend_on_rows_and_not_on_their_order(
 
 
 @pytest.mark.parametrize("datasets", [5, 1])
-def test_names_and_duplicates_of_series_and_datasets_change_nothing(
+def test_names_and_copies_change_nothing(
     datasets: int,
 ) -> None:
+    """Names and copies of series and datasets change nothing."""
     frame = simulated(np.random.default_rng(11), datasets, 7, 0.1, 0.1, 2)
     naive = frame[frame["variant"] == "plain"].assign(variant="seasonal_naive")
     sums = per_series(pd.concat([frame, naive]), ["MASE"])
@@ -375,7 +381,7 @@ def test_names_and_duplicates_of_series_and_datasets_change_nothing(
     assert changes(retained)["units"].equals(want["units"])
 
 
-def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
+def test_repeated_terms_add_no_evidence() -> None:
     """Three horizons on the same series, with the same errors, leave value, interval,
     p-value and units as they are.
     """
@@ -405,7 +411,8 @@ def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
         assert both["n_datasets"] == 2 * alone["n_datasets"]
 
 
-def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
+def test_leader_differs_from_whole_family() -> None:
+    """One of a family leads only if it differs from every other."""
     rng = np.random.default_rng(2)
     plain = rng.random((12, 4)) + 0.5
     harms = {"plain": 0.0, "a": 0.05, "b": 0.05, "c": 0.5, "d": 0.06}
@@ -489,7 +496,8 @@ def planted() -> Results:
     )
 
 
-def test_orders_and_layers_are_named_where_they_were_planted_and_nowhere_else() -> None:
+def test_only_planted_orders_are_found() -> None:
+    """Orders and layers are named where they were planted and nowhere else."""
     results = planted()
     retained = tabulate_heads(results, 0.05, "scan")
     assert retained is not None

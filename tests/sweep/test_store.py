@@ -33,7 +33,8 @@ def temporary_files(store: Store) -> list[Path]:
     return list(store.path.rglob(".*.part"))
 
 
-def test_a_key_follows_content_and_nothing_else() -> None:
+def test_keys_follow_content_alone() -> None:
+    """A key follows the content and nothing else."""
     key = cell_key(
         levels=(0.1, 0.5), model={"name": "m", "seed": 3}, horizon=np.int64(8)
     )
@@ -53,7 +54,8 @@ def test_a_key_follows_content_and_nothing_else() -> None:
     expect_error("object", cell_key, model=object())
 
 
-def test_what_was_written_is_read_to_the_last_bit(store: Store) -> None:
+def test_stored_values_are_read_bit_exactly(store: Store) -> None:
+    """What was written is read to the last bit."""
     rows = toys.toy_rows(CELLS[:3]).to_pandas()
     rows.loc[4, "error"] = np.nan
     rows.loc[5, "error"] = np.inf
@@ -75,7 +77,8 @@ def test_what_was_written_is_read_to_the_last_bit(store: Store) -> None:
     assert found["error"].dtype == np.float64
 
 
-def test_only_wanted_cells_and_columns_are_read(store: Store) -> None:
+def test_only_wanted_cells_are_read(store: Store) -> None:
+    """Only the cells and columns that are asked for are read."""
     store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
     store.write(toys.toy_rows(CELLS[3:4]), CELLS[3:4])
     found = store.read([CELLS[3], CELLS[1]], ["cell", "error"])
@@ -128,9 +131,10 @@ def test_only_wanted_cells_and_columns_are_read(store: Store) -> None:
         ),
     ],
 )
-def test_rows_that_are_not_those_of_the_cells_are_refused(
+def test_rows_must_belong_to_the_cells(
     store: Store, change: Callable[[pd.DataFrame], pd.DataFrame], message: str
 ) -> None:
+    """Rows that are not those of the cells are refused."""
     rows = toys.toy_rows(CELLS[:3]).to_pandas()
     expect_error(message, store.write, change(rows), CELLS[:3])
     for cells in ((), (CELLS[0], CELLS[0])):
@@ -139,9 +143,10 @@ def test_rows_that_are_not_those_of_the_cells_are_refused(
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace", "sync folder"])
-def test_a_kill_at_any_step_of_a_write_leaves_a_whole_file_or_none(
+def test_killed_write_leaves_no_partial_file(
     store: Store, start_process: Start, step: str
 ) -> None:
+    """A kill at any step of a write leaves a whole file or none."""
     store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
     process = start_process(toys.write_and_die, store.path, CELLS[3:], step)
     process.join()
@@ -153,7 +158,8 @@ def test_a_kill_at_any_step_of_a_write_leaves_a_whole_file_or_none(
     assert store.read(CELLS).num_rows == 18
 
 
-def test_a_full_disk_stops_with_what_to_do_and_loses_nothing(store: Store) -> None:
+def test_full_disk_loses_nothing(store: Store) -> None:
+    """A full disk ends the run with advice and loses nothing."""
     store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     # files of this process grow no further, as on a full disk
@@ -173,7 +179,8 @@ def test_a_full_disk_stops_with_what_to_do_and_loses_nothing(store: Store) -> No
     assert store.done() == set(CELLS)
 
 
-def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
+def test_folder_without_store_is_refused(tmp_path: Path) -> None:
+    """A folder that is no store is refused."""
     (tmp_path / "file").write_text("text")
     expect_error("Not a directory", Store, tmp_path / "file")
     expect_error("Not a directory", Store, tmp_path / "file" / "store")
@@ -199,12 +206,13 @@ def test_another_schema_is_never_mixed_in(store: Store, version: int) -> None:
     expect_error(both, Store, store.path, create=False)
 
 
-def test_a_lock_excludes_others_until_it_ends(
+def test_lock_excludes_others_until_released(
     store: Store,
     start_process: Start,
     wait_for_condition: Wait,
     tmp_path: Path,
 ) -> None:
+    """A lock excludes others until it ends."""
     with (
         store.lock("key") as first,
         Store(store.path).lock("key") as second,
@@ -283,9 +291,10 @@ def put_a_foreign_table(path: Path) -> None:
     "damage",
     [truncate, flip_a_bit, lie_about_cells, put_a_foreign_table, Path.write_bytes],
 )
-def test_a_file_that_cannot_be_read_is_a_missing_cell_and_named_once(
+def test_unreadable_file_is_a_missing_cell(
     store: Store, damage: Callable[..., Any]
 ) -> None:
+    """A file that cannot be read is a missing cell and is named once."""
     path = store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
     store.write(toys.toy_rows(CELLS[3:]), CELLS[3:])
     assert store.done() == set(CELLS)
@@ -302,7 +311,8 @@ def test_a_file_that_cannot_be_read_is_a_missing_cell_and_named_once(
     assert store.read(CELLS).num_rows == 18
 
 
-def test_a_description_that_cannot_be_read_is_written_again(store: Store) -> None:
+def test_unreadable_description_is_rewritten(store: Store) -> None:
+    """A description that cannot be read is written again."""
     store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
     for content in (b"", b"{}", b"[]"):
         (store.path / "store.json").write_bytes(content)
@@ -325,7 +335,8 @@ def choose_bits(content: bytes, footer: int) -> list[tuple[int, int]]:
     return [(position, 1 << chosen.randrange(8)) for position in positions]
 
 
-def test_no_bit_of_a_file_changes_what_is_read(store: Store) -> None:
+def test_flipped_bits_never_change_results(store: Store) -> None:
+    """No flipped bit of a file changes what is read from it."""
     path = store.write(toys.toy_rows(CELLS[:2]), CELLS[:2])
     full = store.read(CELLS[:2])
     content = path.read_bytes()

@@ -32,7 +32,8 @@ def labelled(entries: list[PlanEntry]) -> dict[str, VariantSpec]:
     return found
 
 
-def test_families_are_the_model_with_those_weights_zeroed() -> None:
+def test_families_equal_zeroed_weights() -> None:
+    """A family is the model with the weights of its members set to zero."""
     lens = load("bolt-nano")
     planner = VariantPlanner(lens, "m")
     ranking = [2, 0, 3, 1]
@@ -74,7 +75,7 @@ def test_families_are_the_model_with_those_weights_zeroed() -> None:
     assert nothing == planner.plain().spec
 
 
-def test_a_variant_is_named_by_what_it_ablates() -> None:
+def test_variant_names_say_what_is_ablated() -> None:
     lens = load("bolt-nano")
     spec = variant_spec(
         lens, ["decoder.1.cross_attn.2", "decoder.0.mlp", "decoder.1.cross_attn.0"]
@@ -165,7 +166,8 @@ def test_every_family_of_every_architecture_runs(name: str) -> None:
     assert (frame["components"].map(len) > 0).equals(frame["variant"] != "plain")
 
 
-def test_groups_and_ranges_cover_the_layers_that_they_say() -> None:
+def test_groups_cover_the_stated_layers() -> None:
+    """Groups and ranges cover the layers that they say."""
     planner = VariantPlanner(lens_of("toto-1"), "m")
     groups = planner.layers(parts=("mlp",), sizes=(1, 3, "all"))
     spans = [(entry.tags["first"], entry.tags["last"]) for entry in groups]

@@ -71,7 +71,7 @@ def many(name: str, dim: str, places: list[int]) -> xr.Dataset:
 def drawn(draw: Callable[[Panel], Any], canvas: Sheet | None = None) -> go.Figure:
     canvas = canvas or blank()
     draw(canvas.panel())
-    return canvas.dress("title")
+    return canvas.finalize("title")
 
 
 def room(fig: go.Figure) -> float:

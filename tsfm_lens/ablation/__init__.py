@@ -1,4 +1,9 @@
-"""Ablations: variants of a model, run fast, and how far they move a forecast."""
+"""Ablations: variants of a model, run fast, and how far they move a forecast.
+
+Read :func:`run_variants` first (one forward pass), then :func:`forecast_variants` (the
+library's own forecasts). Which components to ablate, and how to test the effects, is in
+:mod:`tsfm_lens.probes`.
+"""
 
 from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.ablation.metrics import (

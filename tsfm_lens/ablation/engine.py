@@ -1,5 +1,9 @@
-"""Variants of one forward at the cost of their differences: what is unchanged is
-replayed, the rest side by side.
+"""Run variants of one forward pass at the cost of their differences.
+
+Modules that no change of a variant reaches are replayed from a pass of the unchanged
+model; the variants then run as blocks of rows of one batch. Read :func:`run_variants`
+first; :func:`sweep` is the loop under it, and under :mod:`tsfm_lens.ablation.rollouts`,
+which forecasts over several passes.
 """
 
 from __future__ import annotations
@@ -59,8 +63,10 @@ class Variant:
 
 
 class Start(NamedTuple):
-    """First place at which a variant differs; layer -1 is a stack's input, heads: only
-    after the heads' outputs.
+    """First point at which a variant differs from the model.
+
+    Layer -1 is a stack's input. With ``heads`` true, everything in the branch up to the
+    heads' outputs is unchanged.
     """
 
     stack: int
@@ -78,8 +84,9 @@ def run_variants(
     replay: bool = True,
     read: Callable[[Tensor, Encoded], Tensor] | None = None,
 ) -> Tensor:
-    """Compute the single-forward output of every variant, (variant, …) with the axes of
-    ``lens.forward`` behind.
+    """Compute the output of one forward pass of every variant.
+
+    The first axis is the variant; the axes of ``lens.forward`` follow.
 
     The batch runs in parts if memory is short; variants run one by one while the caller
     has hooks set.
@@ -88,17 +95,18 @@ def run_variants(
         lens: the model.
         encoded: the batch, from ``lens.encode``, or series.
         variants: the models.
-        max_rows: series times variants that run side by side at most.
+        max_rows: most rows, series times variants, that run side by side.
         replay: False computes everything anew (the result is the same).
-        read: reduces outputs (…, with the axes of ``lens.forward`` behind) of a batch
-            or a part of it.
+        read: reduces the outputs of a batch or a part of it; the axes of
+            ``lens.forward`` are their last axes.
 
     Raises:
         InputError: max_rows below 1, or too little memory.
         UnknownNameError: a target does not exist.
 
     Example:
-        >>> variants = [ablation.Variant.zero(head) for head in lens.components("decoder.0.cross_attn.*")]
+        >>> heads = lens.components("decoder.0.cross_attn.*")
+        >>> variants = [ablation.Variant.zero(head) for head in heads]
         >>> ablation.run_variants(lens, run.encoded, variants).shape[0]
         4
     """
@@ -110,100 +118,102 @@ def run_variants(
         # hooks of the caller's own may act on chosen rows, and must see every pass
         replay = False
         max_rows = 1
-    # hook points where rows cannot be taken apart
-    full = lens.registry.session.across_rows()
-    full += [
+    # hook points where a change of one row may look at the others
+    coupled = lens.registry.session.across_rows()
+    coupled += [
         point.name
-        for item, point in iterate_points(lens, *variants)
-        if not acts_by_place(item, point)
+        for intervention, point in iterate_points(lens, *variants)
+        if not acts_by_place(intervention, point)
     ]
-    untrimmed = ""
-    if full:
-        untrimmed = (
-            f"give fewer series at once, since what is done at {full[0]} may look at"
+    unsplittable_reason = ""
+    if coupled:
+        unsplittable_reason = (
+            f"give fewer series at once, since what is done at {coupled[0]} may look at"
             " several of them"
         )
     rows = min(max_rows, _rows_abreast(lens, encoded, len(variants), max_rows))
 
-    def outputs(start: int, stop: int) -> Tensor:
+    def run_part(start: int, stop: int) -> Tensor:
         if stop - start == len(encoded.batch):
             part = encoded
         else:
             part = encoded.part(start, stop)
-        reduced = None if read is None else lambda output: read(output, part)
+        read_part = None if read is None else lambda output: read(output, part)
         work = OnePass(
             part,
             lambda copies: lens.adapter.run(part.repeated(copies)),
-            reduced,
+            read_part,
             lens.wiring.unread,
         )
         return _within_memory(lens, work, variants, rows, replay)
 
-    if full:
+    if coupled:
         ranges = [(0, len(encoded.batch))]
     else:
         ranges = forward_ranges(lens, encoded)
-    of_parts = halved(outputs, encoded.batch, ranges, untrimmed)
-    if len(of_parts) == 1:
-        return of_parts[0]
-    return torch.cat(of_parts, dim=1)
+    outputs = halved(run_part, encoded.batch, ranges, unsplittable_reason)
+    if len(outputs) == 1:
+        return outputs[0]
+    return torch.cat(outputs, dim=1)
 
 
 def iterate_points(
     lens: Lens, *variants: Variant
 ) -> Iterator[tuple[Intervention, Point]]:
-    """Iterate over interventions and the hook points of each; UnknownNameError for an
-    unknown target.
+    """Iterate over interventions and the hook points of each.
+
+    Raises UnknownNameError for an unknown target.
     """
-    for intervention in (
-        item for variant in variants for item in variant.interventions
-    ):
-        for name, _head in resolve(lens.registry, intervention):
-            yield intervention, lens.registry.points[name]
+    for variant in variants:
+        for intervention in variant.interventions:
+            for name, _head in resolve(lens.registry, intervention):
+                yield intervention, lens.registry.points[name]
 
 
 def side_by_side(variants: Sequence[Variant], rows: int) -> list[Intervention]:
-    """Restrict interventions to the blocks of rows that their variants are in one
-    batch.
+    """Restrict interventions to the rows of their variants in one batch.
+
+    Variant ``i`` has the ``rows`` rows of block ``i``.
     """
     edits = []
     for block, variant in enumerate(variants):
         for intervention in variant.interventions:
             first = block * rows
-            own = (
-                slice(first, first + rows)
-                if intervention.rows is None
-                else as_index(intervention.rows, rows, "rows") + first
-            )
-            edits.append(replace(intervention, rows=own))  # type: ignore[type-var]
+            block_rows: slice | Tensor
+            if intervention.rows is None:
+                block_rows = slice(first, first + rows)
+            else:
+                block_rows = as_index(intervention.rows, rows, "rows") + first
+            edit = replace(intervention, rows=block_rows)  # type: ignore[type-var]
+            edits.append(edit)
     return edits
 
 
 def _rows_abreast(lens: Lens, encoded: Encoded, variants: int, max_rows: int) -> int:
-    """Count the rows of variants that fit in the memory side by side."""
+    """Count the rows of variants that fit in memory side by side."""
     rows = len(encoded.rows)
     per_item = -(-len(encoded.batch) // encoded.n_items)
-    most = encoded.n_items * max(1, min(variants, max_rows // rows))
-    fit = fitting(
-        estimate_bytes(lens, count_tokens(encoded), 1, per_item), most, lens.device
-    )
-    if fit == most:
+    max_items = encoded.n_items * max(1, min(variants, max_rows // rows))
+    item_bytes = estimate_bytes(lens, count_tokens(encoded), 1, per_item)
+    n_items = fitting(item_bytes, max_items, lens.device)
+    if n_items == max_items:
         return max_rows
-    return max(1, fit * rows // encoded.n_items)
+    return max(1, n_items * rows // encoded.n_items)
 
 
 def _within_memory(
     lens: Lens, work: OnePass, variants: Sequence[Variant], rows: int, replay: bool
 ) -> Tensor:
-    """Sweep over a part of a batch; with fewer variants side by side where that runs
-    out of memory.
+    """Sweep over a part of a batch, in smaller blocks if memory runs out.
+
+    With a single variant, or a single one at a time, the error is raised.
     """
     while True:
         try:
             return sweep(lens, work, variants, max_rows=rows, replay=replay)
         except OtherCalls:
-            # a model that runs its modules several times a forward; nothing of it can
-            # be handed back
+            # the model runs its modules several times a forward: no one recorded output
+            # stands for all calls
             work = replace(work, once=False)
             replay = False
         except (MemoryError, RuntimeError) as error:
@@ -214,8 +224,11 @@ def _within_memory(
 
 @dataclass(frozen=True)
 class OnePass:
-    """Pass of a sweep: the model over copies of a batch, and the reduction of its
-    output.
+    """Pass of a sweep over one batch.
+
+    ``run`` runs the model on so many copies of the batch, and ``read`` reduces its
+    output. Outputs of the ``unread`` modules are used by nothing; ``once`` requires
+    that the head is called exactly once a pass.
     """
 
     encoded: Encoded
@@ -246,36 +259,32 @@ def sweep(
     for index, variant in enumerate(variants):
         # without replay nothing is spared by where a variant begins, and all of them
         # can run side by side
-        groups.setdefault(_start(lens, variant) if replay else Start(0, -1), []).append(
-            index
-        )
+        start = _start(lens, variant) if replay else Start(0, -1)
+        groups.setdefault(start, []).append(index)
     paths = {
         start: _unchanged_modules(wiring, start, work.unread) if replay else ()
         for start in groups
     }
     heads = {
-        start: position
+        start: attention
         for start in groups
-        if replay and (position := _find_heads(wiring, start))
+        if replay and (attention := _find_heads(wiring, start))
     }
-    modules = {path for group in paths.values() for path in group} | {
-        module for module, _ in heads.values()
-    }
+    modules = {path for group in paths.values() for path in group}
+    modules |= {module for module, _ in heads.values()}
+    projections = {projection for _, projection in heads.values()}
     with torch.no_grad():
         with (
             recorded_outputs(model, modules) as plain_outputs,
-            recorded_inputs(
-                model, {projection for _, projection in heads.values()}
-            ) as z,
+            recorded_inputs(model, projections) as z,
         ):
             plain = _side_by_side(lens, work, [Variant("plain", ())], {}, {})[0]
         outputs = plain.new_empty(len(variants), *plain.shape)
         done = 0
-        abreast = max(
-            1, min(max_rows, lens.adapter.rows_at_once or max_rows) // work.rows
-        )
+        rows_at_once = min(max_rows, lens.adapter.rows_at_once or max_rows)
+        abreast = max(1, rows_at_once // work.rows)
         for start, members in _join(lens, groups, work, abreast):
-            before = {path: plain_outputs.get(path, []) for path in paths[start]}
+            unchanged = {path: plain_outputs.get(path, []) for path in paths[start]}
             unfinished = {}
             if start in heads:
                 module, projection = heads[start]
@@ -287,7 +296,11 @@ def sweep(
             for first in range(0, len(members), abreast):
                 chunk = members[first : first + abreast]
                 outputs[chunk] = _side_by_side(
-                    lens, work, [variants[i] for i in chunk], before, unfinished
+                    lens,
+                    work,
+                    [variants[index] for index in chunk],
+                    unchanged,
+                    unfinished,
                 )
                 done += len(chunk)
                 on_progress(done)
@@ -297,13 +310,13 @@ def sweep(
 def _join(
     lens: Lens, groups: Mapping[Start, Sequence[int]], work: OnePass, abreast: int
 ) -> list[tuple[Start, list[int]]]:
-    """Join groups that run together from the first one's start, where that costs less
-    than one pass more.
+    """Join groups of variants where that costs less than a further pass.
+
+    A joined group runs from the first one's start, and computes anew what lies between.
     """
-    tokens = max(len(work.encoded.batch), work.rows) * max(
-        len(spans) for spans in work.encoded.spans.values()
-    )
-    weights = {
+    longest = max(len(spans) for spans in work.encoded.spans.values())
+    tokens = max(len(work.encoded.batch), work.rows) * longest
+    n_parameters = {
         (index, layer): sum(
             parameter.numel()
             for parameter in lens.registry.modules[stack.block(layer)].parameters()
@@ -314,17 +327,15 @@ def _join(
     merged: list[tuple[Start, list[int]]] = []
     for start, members in sorted(groups.items()):
         if merged:
-            first, before = merged[-1]
-            between = sum(
+            first, joined = merged[-1]
+            recomputed = sum(
                 count
-                for position, count in weights.items()
-                if first[:2] <= position <= start[:2]
+                for block, count in n_parameters.items()
+                if first[:2] <= block <= start[:2]
             )
-            if (
-                len(before) + len(members) <= abreast
-                and len(members) * tokens * between <= _PASS
-            ):
-                before.extend(members)
+            fits = len(joined) + len(members) <= abreast
+            if fits and len(members) * tokens * recomputed <= _PASS:
+                joined.extend(members)
                 continue
         merged.append((start, list(members)))
     return merged
@@ -338,8 +349,11 @@ def _side_by_side(
     unfinished: Mapping[str, tuple[nn.Module, Tensor, Any]],
 ) -> Tensor:
     """Run variants as blocks of rows of one batch: (variant, series, …)."""
-    encoded, rows, copies = work.encoded, work.rows, len(variants)
-    state, model = lens.registry.state, lens.adapter.model
+    encoded = work.encoded
+    rows = work.rows
+    copies = len(variants)
+    state = lens.registry.state
+    model = lens.adapter.model
     once = (
         called_once(model, lens.wiring.unembed.module) if work.once else nullcontext()
     )
@@ -361,55 +375,59 @@ def _side_by_side(
 
 
 def _start(lens: Lens, variant: Variant) -> Start:
+    """Return the first point at which a variant differs from the model."""
     order = {stack.name: index for index, stack in enumerate(lens.wiring.stacks)}
-    positions = []
+    starts = []
     for _intervention, point in iterate_points(lens, variant):
         stack = lens.wiring.stack(point.stack)
         name = point.name
         if point.layer < 0 and not name.endswith("hook_embed"):
-            positions.append(Start(order[point.stack], stack.n_layers))
+            starts.append(Start(order[point.stack], stack.n_layers))
         elif name.endswith("hook_resid_post"):
-            positions.append(
+            starts.append(
                 Start(order[point.stack], point.layer, len(stack.rows(point.layer)))
             )
         elif point.kind:
-            kinds = [row.kind for row in stack.rows(point.layer)]
+            kinds = [writer.kind for writer in stack.rows(point.layer)]
             late = name.endswith(("hook_z", "hook_result", "hook_out"))
-            positions.append(
+            starts.append(
                 Start(order[point.stack], point.layer, kinds.index(point.kind), late)
             )
         else:
             # the stream before a branch; at the block's entry or later makes no
             # difference to the savings
-            positions.append(Start(order[point.stack], point.layer))
-    return min(
-        positions, default=Start(len(order) - 1, lens.wiring.output_stack.n_layers)
-    )
+            starts.append(Start(order[point.stack], point.layer))
+    return min(starts, default=Start(len(order) - 1, lens.wiring.output_stack.n_layers))
 
 
 def _find_heads(wiring: Wiring, start: Start) -> tuple[str, str] | None:
-    """Return attention module and output projection of a branch that can go on from its
-    heads' outputs.
+    """Find the attention that a variant can enter at its heads' outputs.
+
+    Returns the paths of the attention module and of its output projection; None if the
+    pass cannot go on from there.
     """
     stack = wiring.stacks[start.stack]
     if not start.heads or not 0 <= start.layer < stack.n_layers:
         return None
-    row = stack.rows(start.layer)[start.branch]
+    writer = stack.rows(start.layer)[start.branch]
     # inside torch's own attention the output matrix is no module that could be run
     # alone
-    if not isinstance(row, Attention) or row.z_inside or not _rows_lead(row):
+    if not isinstance(writer, Attention) or writer.z_inside or not _rows_lead(writer):
         return None
     block = stack.block(start.layer)
-    return f"{block}.{row.module}", f"{block}.{row.o.module}"
+    return f"{block}.{writer.module}", f"{block}.{writer.o.module}"
 
 
-def _rows_lead(row: Writer) -> bool:
-    """Return whether the first axis of a branch's tensors counts rows, so that variants
-    can be stacked along it.
+def _rows_lead(writer: Writer) -> bool:
+    """Return whether the first axis of a branch's tensors counts rows.
+
+    Only along such an axis can variants be stacked.
     """
-    return not (
-        row.z_layout if isinstance(row, Attention) else row.write.layout
-    ).startswith("pos ")
+    if isinstance(writer, Attention):
+        layout = writer.z_layout
+    else:
+        layout = writer.write.layout
+    return not layout.startswith("pos ")
 
 
 def _unchanged_modules(
@@ -418,32 +436,32 @@ def _unchanged_modules(
     """Return the modules whose outputs do not depend on anything from ``start`` on."""
     stack = wiring.stacks[start.stack]
     before = range(max(start.layer, 0))
-    leads = [
+    row_layers = [
         layer
         for layer in before
         if not stack.rows(layer)[0].reads.layout.startswith("pos ")
     ]
-    paths = [*unread, *stack.upstream, *map(stack.block, leads)]
+    paths = [*unread, *stack.upstream, *map(stack.block, row_layers)]
     if 0 <= start.layer < stack.n_layers:
-        for row in stack.rows(start.layer)[: start.branch]:
-            if isinstance(row, Attention):
-                inner = row.module
+        for writer in stack.rows(start.layer)[: start.branch]:
+            if isinstance(writer, Attention):
+                inner = writer.module
             else:
-                inner = row.write.module
-            if _rows_lead(row):
+                inner = writer.write.module
+            if _rows_lead(writer):
                 paths.append(f"{stack.block(start.layer)}.{inner}")
-    earlier = {other.name for other in wiring.stacks[: start.stack]}
+    earlier = {previous.name for previous in wiring.stacks[: start.stack]}
     for layer in range(max(start.layer, 0), stack.n_layers):
-        for row in stack.attentions(layer):
-            if row.keys_from and row.keys_from in earlier:
+        for writer in stack.attentions(layer):
+            if writer.keys_from and writer.keys_from in earlier:
                 paths += [
-                    f"{stack.block(layer)}.{part.module}"
-                    for part in (row.k, row.v)
-                    if part.module != row.module
+                    f"{stack.block(layer)}.{projection.module}"
+                    for projection in (writer.k, writer.v)
+                    if projection.module != writer.module
                 ]
     # a module inside a replayed one never runs, so it has nothing to hand back
     return tuple(
         path
         for path in paths
-        if not any(path.startswith(f"{other}.") for other in paths)
+        if not any(path.startswith(f"{outer}.") for outer in paths)
     )

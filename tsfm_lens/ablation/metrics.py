@@ -1,4 +1,10 @@
-"""Distances between forecasts, and errors of forecasts."""
+"""Distances between forecasts, and errors of forecasts.
+
+Distances compare the shapes of two forecasts along their last axis
+(:func:`spearman_distance` first); a constant or non-finite forecast has no shape, so
+that its distance is NaN. Errors (:func:`mae`) compare a forecast with the truth. All
+are plain numpy functions of arrays, without models or units.
+"""
 
 from __future__ import annotations
 
@@ -29,36 +35,40 @@ def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_rows(a: np.ndarray, b: np.ndarray, distances: np.ndarray) -> np.ndarray:
-    """Set distances of equal rows to 0, and of rows that are not finite in both
-    forecasts to NaN.
+    """Set the distance of equal rows to 0.
+
+    It is NaN for rows that are not finite in both forecasts.
     """
     finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
-    separate = np.where((a == b).all(axis=-1), 0.0, distances)
-    return np.where(finite, separate, np.nan)
+    # equal constant rows, too, whose correlation is not defined
+    distances = np.where((a == b).all(axis=-1), 0.0, distances)
+    return np.where(finite, distances, np.nan)
 
 
 def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Subtract the mean of each row, in units of its largest value; return also whether
-    rows vary at all.
+    """Subtract the mean of each row, in units of its largest absolute value.
+
+    Returns also whether each row varies at all.
     """
     varies = x.max(axis=-1) > x.min(axis=-1)
     largest = np.abs(x).max(axis=-1, keepdims=True)
-    with np.errstate(
-        invalid="ignore"
-    ):  # rows with infinities become NaN, and are found by the callers
+    # rows with infinities become NaN, and are found by the callers
+    with np.errstate(invalid="ignore"):
         x = x / np.where(largest > 0, largest, 1.0)
         return x - x.mean(axis=-1, keepdims=True), varies
 
 
 def _inner(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Compute the inner product of rows."""
     return (x * y).sum(axis=-1)
 
 
 def _correlation_distance(
     a: np.ndarray, b: np.ndarray, product: Callable[..., np.ndarray] = _inner
 ) -> np.ndarray:
-    """Compute 1 - correlation of rows, Pearson's unless by another product; NaN of
-    constant rows.
+    """Compute 1 - correlation of rows; NaN for constant rows.
+
+    It is Pearson's correlation unless another product is given.
     """
     (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
     size = np.sqrt(_inner(x, x) * _inner(y, y))
@@ -68,8 +78,9 @@ def _correlation_distance(
 
 
 def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute 1 - rank correlation of two forecasts, step by step: 0 = same shape, 1 =
-    unrelated, 2 = reversed.
+    """Compute 1 - rank correlation of two forecasts, step by step.
+
+    0 is the same shape, 1 unrelated, 2 reversed.
 
     Equal forecasts have distance 0. A constant one has no order, so that its distance
     from any other is NaN, as is that of a forecast that is not finite.
@@ -98,16 +109,18 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute 1 - linear correlation of two forecasts, in [0, 2]; arguments and errors
-    of `spearman_distance`.
+    """Compute 1 - linear correlation of two forecasts, in [0, 2].
+
+    Arguments and errors are those of :func:`spearman_distance`.
     """
     a, b = _pair(a, b)
     return _of_rows(a, b, _correlation_distance(a, b))
 
 
 def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute the Hellinger distance of two forecasts' normalised power spectra: blind
-    to level, scale and phase.
+    """Compute the Hellinger distance of two normalised power spectra.
+
+    The distance between forecasts is blind to level, scale and phase.
 
     Shape (…), 0 for equal spectra, 1 for spectra without a common frequency; a constant
     forecast has no spectrum, so that its distance is NaN from all but an equal one.
@@ -120,11 +133,11 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     a, b = _pair(a, b)
     spectra = []
     varies = []
-    for x, some in (_centre(a), _centre(b)):
+    for x, row_varies in (_centre(a), _centre(b)):
         power = periodogram(x, detrend=False, axis=-1)[1][..., 1:]
         total = power.sum(axis=-1, keepdims=True)
         spectra.append(power / np.where(total > 0, total, 1.0))
-        varies.append(some & (total[..., 0] > 0))
+        varies.append(row_varies & (total[..., 0] > 0))
     p, q = spectra
     # half the squared distance of the roots: exactly 0 for equal spectra, unlike 1 -
     # sum sqrt(p q)
@@ -136,8 +149,9 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute 1 - largest normalised cross-correlation over all shifts against zeros:
-    blind to level, scale and lag.
+    """Compute 1 - largest normalised cross-correlation over all shifts.
+
+    Forecasts are shifted against zeros. The distance is blind to level, scale and lag.
 
     Values, arguments and errors of `spearman_distance`.
 
@@ -153,37 +167,38 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute the share of steps at which one forecast rises, falls or rests and the
-    other does not; (…).
+    """Compute the share of steps at which two forecasts move differently, (…).
+
+    A forecast rises, falls or rests at a step.
     """
     a, b = _pair(a, b)
-    differs = (np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))).mean(
-        axis=-1
-    )
-    return _of_rows(a, b, differs)
+    differs = np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))
+    return _of_rows(a, b, differs.mean(axis=-1))
 
 
 def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Compute the mean absolute error over the steps with a known truth, (…); NaN where
-    none is known.
+    """Compute the mean absolute error over the steps with a known truth, (…).
+
+    It is NaN where no truth is known.
 
     Example:
         >>> float(ablation.mae(np.array([1.0, 2.0]), np.array([1.0, 4.0])))
         1.0
     """
     error = np.abs(np.asarray(forecast, dtype=float) - np.asarray(truth, dtype=float))
-    visible = np.isfinite(error)
-    count = visible.sum(axis=-1)
+    known = np.isfinite(error)
+    count = known.sum(axis=-1)
     return np.where(
         count > 0,
-        np.where(visible, error, 0.0).sum(axis=-1) / np.maximum(count, 1),
+        np.where(known, error, 0.0).sum(axis=-1) / np.maximum(count, 1),
         np.nan,
     )
 
 
 def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
-    """Compute the mean absolute seasonal difference of the context, as gluonts; NaN
-    without any pair that differs.
+    """Compute the mean absolute seasonal difference of the context.
+
+    This is gluonts's definition. NaN if no two values a season apart differ.
 
     Example:
         >>> float(ablation.seasonal_scale(np.array([1.0, 2.0, 2.0, 4.0]), 2))
@@ -206,8 +221,9 @@ def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
 def relative_change(
     value: np.ndarray, baseline: np.ndarray, smallest: np.ndarray | float = 0.0
 ) -> np.ndarray:
-    """Compute value / baseline - 1; NaN where the baseline is unknown, or its size is
-    up to ``smallest``.
+    """Compute value / baseline - 1.
+
+    It is NaN where the baseline is unknown, or at most ``smallest`` in size.
 
     Example:
         >>> ablation.relative_change(np.array([3.0]), np.array([2.0])).tolist()

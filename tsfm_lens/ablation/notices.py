@@ -1,4 +1,7 @@
-"""Messages of a library about a request that is run many times, let through once."""
+"""Warnings and log lines of a library, shown once in many runs of one request.
+
+Read :func:`said_once`. Messages that differ are all shown; nothing else is hidden.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +23,25 @@ R = TypeVar("R")
 
 @contextmanager
 def said_once(lens: Lens) -> Iterator[None]:
-    """Let each warning, and each line that the model's libraries log, through once
-    while the block runs.
+    """Show each warning and log line of the model's libraries once.
+
+    Later copies are dropped while the block runs.
     """
     messages: set[Hashable] = set()
 
-    def fresh(*words: Hashable) -> bool:
-        repeats = words in messages
-        messages.add(words)
+    def fresh(*message: Hashable) -> bool:
+        repeats = message in messages
+        messages.add(message)
         return not repeats
 
     def first_time(record: logging.LogRecord) -> bool:
         return fresh(record.name, record.levelno, record.getMessage())
 
     def show_fresh(
-        message: Warning | str, category: type[Warning], *place: Any, **more: Any
+        message: Warning | str, category: type[Warning], *location: Any, **options: Any
     ) -> None:
         if fresh(category.__name__, str(message)):
-            show(message, category, *place, **more)
+            show(message, category, *location, **options)
 
     with ExitStack() as stack:
         for logger in _loggers(lens):
@@ -51,9 +55,7 @@ def said_once(lens: Lens) -> Iterator[None]:
 
 
 def saying_once(probe: Callable[P, R]) -> Callable[P, R]:
-    """Let a probe, whose first argument is a run, repeat no word of the model's
-    library; see :func:`said_once`.
-    """
+    """Wrap a probe, whose first argument is a run, in :func:`said_once`."""
 
     @wraps(probe)
     def once(*args: P.args, **options: P.kwargs) -> R:
@@ -65,17 +67,18 @@ def saying_once(probe: Callable[P, R]) -> Callable[P, R]:
 
 
 def _loggers(lens: Lens) -> list[logging.Logger]:
-    """Return the loggers of the libraries that a model comes from, named after a module
-    or after its file.
+    """Return the loggers of the libraries that a model comes from.
+
+    They are named after a module, or after its file.
     """
     packages = {
         type(part).__module__.partition(".")[0]
         for part in (lens.native, lens.adapter.model)
     }
-    positions = [
-        position
+    folders = [
+        folder
         for name in packages
-        for position in getattr(sys.modules.get(name), "__path__", ())
+        for folder in getattr(sys.modules.get(name), "__path__", ())
     ]
     return [
         logger
@@ -83,6 +86,6 @@ def _loggers(lens: Lens) -> list[logging.Logger]:
         if isinstance(logger, logging.Logger)
         and (
             name.partition(".")[0] in packages
-            or any(Path(name).is_relative_to(position) for position in positions)
+            or any(Path(name).is_relative_to(folder) for folder in folders)
         )
     ]

@@ -1,4 +1,8 @@
-"""Point forecasts of a run's variants: one forward each, or the library's own rollout."""
+"""Point forecasts of a run under variants of its model.
+
+Single forwards go through :mod:`tsfm_lens.ablation.engine`, the library's own rollouts
+through :mod:`tsfm_lens.ablation.rollouts`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,8 @@ def point_forecasts(
             a run in single forwards.
 
     Example:
-        >>> variants = [ablation.Variant.zero(head) for head in lens.components("decoder.0.cross_attn.*")]
+        >>> heads = lens.components("decoder.0.cross_attn.*")
+        >>> variants = [ablation.Variant.zero(head) for head in heads]
         >>> ablation.point_forecasts(run, variants).shape
         (4, 1, 12)
     """

@@ -1,5 +1,9 @@
-"""Forecasts of many variants by the library's own code, rollouts included, at the cost
-of their differences.
+"""Forecast many variants by the library's own code at the cost of their differences.
+
+Read :func:`forecast_variants` first. It chooses between three ways with the same
+result: one pass with replay, variants as blocks of rows of one native batch, and one
+forecast a variant. The hooks themselves are those of :mod:`tsfm_lens.hooks`; nothing of
+the library's sampling or decoding is written anew here.
 """
 
 from __future__ import annotations
@@ -88,8 +92,9 @@ def forecast_variants(
     non_finite: NonFinite = "refuse",
     progress: Progress | None = None,
 ) -> VariantForecasts:
-    """Forecast every variant by the library's own code, as ``lens.forecast`` inside
-    ``lens.edit`` does.
+    """Forecast every variant by the library's own code, rollouts included.
+
+    The result is that of ``lens.forecast`` inside ``lens.edit``.
 
     Variants run one by one where the adapter does not declare
     ``declare_row_independent``, and while the caller has hooks set.
@@ -115,8 +120,12 @@ def forecast_variants(
         UnknownNameError: a target does not exist; nothing has been run by then.
 
     Example:
-        >>> variants = [ablation.Variant.zero(head) for head in lens.components("decoder.0.cross_attn.*")]
-        >>> ablation.forecast_variants(lens, run.batch, 12, variants, num_samples=4).quantiles.shape
+        >>> heads = lens.components("decoder.0.cross_attn.*")
+        >>> variants = [ablation.Variant.zero(head) for head in heads]
+        >>> forecasts = ablation.forecast_variants(
+        ...     lens, run.batch, 12, variants, num_samples=4
+        ... )
+        >>> forecasts.quantiles.shape
         (4, 1, 9, 12)
     """
     if not variants:
@@ -137,9 +146,8 @@ def forecast_variants(
         non_finite=non_finite,
     )
     points = list(iterate_points(lens, *variants))
-    by_row = all(
-        acts_by_row(*point) for point in points
-    ) and not lens.registry.session.across_rows(parts=False)
+    by_row = all(acts_by_row(*point) for point in points)
+    by_row = by_row and not lens.registry.session.across_rows(parts=False)
     blocks = [request]
     if request.draws and by_row and len(request.blocks) > 1:
         blocks = [
@@ -150,19 +158,20 @@ def forecast_variants(
             )
             for index, block in enumerate(request.blocks)
         ]
-    of_blocks: list[list[Forecast]] = []
+    block_forecasts: list[list[Forecast]] = []
 
-    def note(done: int) -> None:
+    def report(done: int) -> None:
         if progress is not None:
             progress(
-                (len(of_blocks) * len(variants) + done) // len(blocks), len(variants)
+                (len(block_forecasts) * len(variants) + done) // len(blocks),
+                len(variants),
             )
 
     with said_once(lens):
         for block in blocks:
-            of_blocks.append(_forecasts(block, variants, note, economy))
+            block_forecasts.append(_forecasts(block, variants, report, economy))
     forecasts = [
-        Forecast.joined(parts, batch) for parts in zip(*of_blocks, strict=True)
+        Forecast.joined(parts, batch) for parts in zip(*block_forecasts, strict=True)
     ]
     samples = [
         forecast.samples for forecast in forecasts if forecast.samples is not None
@@ -177,7 +186,7 @@ def forecast_variants(
 
 @dataclass(frozen=True)
 class VariantRequest(ForecastRequest):
-    """Arguments of ``lens.forecast``, and whether values may be no numbers."""
+    """Arguments of ``lens.forecast``, and whether to keep non-finite values."""
 
     lens: Lens
     non_finite: NonFinite = "refuse"
@@ -187,12 +196,12 @@ class VariantRequest(ForecastRequest):
         with self.lens.edit(*variant.interventions):
             try:
                 if self.non_finite == "refuse":
-                    how: dict[str, Any] = {
+                    draws: dict[str, Any] = {
                         "num_samples": self.num_samples,
                         "seed": self.seed,
                     }
                     return self.lens.forecast(
-                        self.batch, self.horizon, quantiles=self.levels, **how
+                        self.batch, self.horizon, quantiles=self.levels, **draws
                     )
                 stop = len(self.batch)
                 if self.draws:
@@ -207,8 +216,9 @@ class VariantRequest(ForecastRequest):
                 return self.undrawn(error)
 
     def predicted(self, copies: int) -> Prediction:
-        """Forecast blocks of rows, one a variant, in one run of the lens's own; the
-        random state is left as it was.
+        """Forecast blocks of rows, one a variant, in one run of the adapter.
+
+        The random state is left as it was.
         """
         lens = self.lens
         block_rows = self.rows if copies > 1 else None
@@ -221,7 +231,7 @@ class VariantRequest(ForecastRequest):
             )
 
     def nothing(self) -> Forecast:
-        """Make the forecast of a model that cannot be drawn from: no numbers at all."""
+        """Return the forecast of a model that cannot be drawn from: NaN everywhere."""
         series = len(self.batch)
         steps = self.horizon
         samples = None
@@ -237,41 +247,47 @@ class VariantRequest(ForecastRequest):
         )
 
     def undrawn(self, error: Exception) -> Forecast:
-        """Replace a forecast of which an error says that nothing can be drawn by no
-        numbers, if such are kept.
+        """Return a forecast of NaN for an error that says nothing can be drawn.
+
+        Any other error is raised; the forecast is refused unless non-finite values are
+        kept.
         """
-        # how torch and its distributions refuse parameters that are no numbers
+        # how torch and its distributions refuse parameters that are no numbers: they
+        # have no class of error for it
         texts = (
             "probability tensor contains",
             "found invalid values",
             "invalid Poisson",
         )
-        if not any(word in str(error) for word in texts):
+        if not any(text in str(error) for text in texts):
             raise error
         return self.checked([self.nothing()])[0]
 
     def checked(self, forecasts: list[Forecast]) -> list[Forecast]:
-        """Refuse forecasts that are no numbers, unless such are kept; return the others
-        as they are.
+        """Refuse non-finite forecasts, unless they are kept.
+
+        Returns the forecasts as they are.
         """
-        for forecast in forecasts if self.non_finite == "refuse" else ():
-            refuse_non_finite(forecast, self.lens.wiring.architecture)
+        if self.non_finite == "refuse":
+            for forecast in forecasts:
+                refuse_non_finite(forecast, self.lens.wiring.architecture)
         return forecasts
 
     @cached_property
     def _encoder(self) -> str:
-        """Stack that gives a decoder its keys, "" if none does."""
+        """Name of the stack that gives a decoder its keys; "" if none does."""
         return next(
             (
-                row.keys_from
-                for row in self.lens.wiring.output_stack.attentions(0)
-                if row.keys_from
+                attention.keys_from
+                for attention in self.lens.wiring.output_stack.attentions(0)
+                if attention.keys_from
             ),
             "",
         )
 
     @cached_property
     def _source(self) -> SharedSource | None:
+        """Encoder that variants may share; None without one."""
         if self._encoder:
             entry = self.lens.wiring.stack(self._encoder).entry
         else:
@@ -288,7 +304,11 @@ class VariantRequest(ForecastRequest):
         )
 
     def settled(self, variants: Sequence[Variant]) -> list[Forecast]:
-        """Forecast variants that run together, none of them spoilt by another."""
+        """Forecast variants that run together, none of them spoilt by another.
+
+        Variants with a non-finite forecast run again without the others; if all have
+        one, in halves.
+        """
         try:
             forecasts = self.checked(self.together(variants))
         except (RuntimeError, ValueError) as error:
@@ -305,14 +325,13 @@ class VariantRequest(ForecastRequest):
         else:
             half = len(failures) // 2
         for part in filter(None, (failures[:half], failures[half:])):
-            for index, forecast in zip(
-                part, self.settled([variants[i] for i in part]), strict=True
-            ):
+            again = self.settled([variants[index] for index in part])
+            for index, forecast in zip(part, again, strict=True):
                 forecasts[index] = forecast
         return forecasts
 
     def together(self, variants: Sequence[Variant]) -> list[Forecast]:
-        """Forecast variants that run together."""
+        """Forecast variants in one run, as blocks of its rows."""
         copies = len(variants)
         size = len(self.batch)
         is_shared = self._source is not None and not any(
@@ -325,6 +344,7 @@ class VariantRequest(ForecastRequest):
         with (
             torch.no_grad(),
             drawing or nullcontext(),
+            # made here: a local name would keep the block alive after an interrupt
             (
                 self._source.serving(copies, is_shared=is_shared)
                 if self._source
@@ -350,7 +370,7 @@ class VariantRequest(ForecastRequest):
         ]
 
     def fitting(self, most: int) -> int:
-        """Count the variants, of so many, that fit in the memory side by side."""
+        """Count the variants, at most ``most``, that fit in memory side by side."""
         items = -(-len(self.batch) // self.per_item)
         need = items * self.need(items * most)
         return fitting(need, most, self.lens.device, costs_more_in_parts=True)
@@ -359,16 +379,17 @@ class VariantRequest(ForecastRequest):
         """Count the variants that roll out side by side: as many as pay and fit."""
         rows = len(self.batch)
         lens = self.lens
-        most = _MOST
+        n_variants = _MOST
         if lens.device.type == "cpu":
-            most = _ABREAST // (lens.d_model * rows * self.paths)
-        most = min(most, (self.most or _MOST) // rows)
-        return self.fitting(max(1, most))
+            n_variants = _ABREAST // (lens.d_model * rows * self.paths)
+        n_variants = min(n_variants, (self.most or _MOST) // rows)
+        return self.fitting(max(1, n_variants))
 
 
 class SharedSource:
-    """Encoder that runs once for all variants of a batch that share it; ``rows`` are
-    the series of one variant.
+    """Encoder that runs once for all variants of a batch that share it.
+
+    ``rows`` is the number of rows of one variant.
     """
 
     def __init__(self, encoder: nn.Module, rows: int) -> None:
@@ -377,8 +398,9 @@ class SharedSource:
         self._memo: tuple[list[Tensor], Any] | None = None
 
     def serving(self, copies: int, *, is_shared: bool) -> AbstractContextManager[None]:
-        """Serve a run of so many variants while the block runs; shared if none of them
-        changes the encoder.
+        """Serve a run of so many variants while the block runs.
+
+        The output is shared if none of the variants changes the encoder.
         """
         return shadowed(
             [
@@ -394,11 +416,14 @@ class SharedSource:
     def _encode(
         self, forward: Callable[..., Any], copies: int, *args: Any, **kwargs: Any
     ) -> Any:
+        """Run the encoder on one variant's rows, or return its earlier output."""
         leaves, spec = tree_flatten((args, kwargs))
         if copies == 1 or not all(
-            _alike(leaf, copies) for leaf in leaves if isinstance(leaf, Tensor)
+            _blocks_are_equal(leaf, copies)
+            for leaf in leaves
+            if isinstance(leaf, Tensor)
         ):
-            # the paths of a series share its states all the same
+            # the sample paths of one series share its states even so
             return self._repeat(forward(*args, **kwargs), 1)
         leaves = [
             leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf
@@ -429,7 +454,7 @@ class SharedSource:
         return map_tensors(output, repeat)
 
 
-def _alike(tensor: Tensor, copies: int) -> bool:
+def _blocks_are_equal(tensor: Tensor, copies: int) -> bool:
     """Return whether a tensor holds the same rows for every variant."""
     if tensor.ndim == 0 or len(tensor) % copies:
         return False
@@ -443,8 +468,9 @@ def _forecasts(
     on_progress: Callable[[int], None],
     economy: bool,
 ) -> list[Forecast]:
-    """Forecast every variant; ``on_progress`` is called with the number of those that
-    are done.
+    """Forecast every variant by the cheapest way that its adapter allows.
+
+    ``on_progress`` is called with the number of variants that are done.
     """
     adapter = request.lens.adapter
     # the adapter must declare it of its predict, and a sampling model must say along
@@ -470,12 +496,14 @@ def _single_passes(
     variants: Sequence[Variant],
     on_progress: Callable[[int], None],
 ) -> list[Forecast] | None:
-    """Forecast one pass of each variant by the library's own code, with replay; None
-    where that cannot be done.
+    """Forecast each variant in one pass of the library's own code, with replay.
+
+    None where that cannot be done.
     """
-    # replay may, because the pass reads the series alone, which declare_row_independent declares,
-    # and is one pass, which is counted
-    lens, adapter = request.lens, request.lens.adapter
+    # replay is sound: the pass reads the series alone, as the adapter declares by
+    # ``declare_row_independent``, and calls are counted, so that it is one pass
+    lens = request.lens
+    adapter = lens.adapter
     if (
         adapter.readout != "quantile"
         or request.horizon > adapter.longest_pass
@@ -488,13 +516,8 @@ def _single_passes(
 
     def run(copies: int) -> Tensor:
         prediction = request.predicted(copies)
-        return torch.cat(
-            [
-                prediction.quantiles,
-                prediction.mean.unsqueeze(-1).to(prediction.quantiles),
-            ],
-            dim=-1,
-        )
+        mean = prediction.mean.unsqueeze(-1).to(prediction.quantiles)
+        return torch.cat([prediction.quantiles, mean], dim=-1)
 
     rows = abreast * len(encoded.rows)
     try:
@@ -525,7 +548,7 @@ def _single_passes(
     # the library treats no numbers in its own way, and one such variant may spoil its
     # neighbours
     again = _forecast_blocks(
-        request, [variants[i] for i in failures], lambda _count: None
+        request, [variants[index] for index in failures], lambda _count: None
     )
     for index, forecast in zip(failures, again, strict=True):
         results[index] = forecast
@@ -537,20 +560,21 @@ def _forecast_blocks(
     variants: Sequence[Variant],
     on_progress: Callable[[int], None],
 ) -> list[Forecast]:
-    """Forecast every variant as a block of rows of one native batch, as many side by
-    side as fit.
+    """Forecast every variant as a block of rows of one native batch.
+
+    As many run side by side as fit.
     """
     if not variants:
         return []
     results = dict[int, Forecast]()
-    most = request.abreast()
+    max_copies = request.abreast()
     touches = [request.touches_encoder(variant) for variant in variants]
     # those that share the encoder run together, and those that change it
     for changes in (False, True):
         remaining = [index for index, touch in enumerate(touches) if touch is changes]
         while remaining:
             # chunks of equal size waste the least
-            copies = -(-len(remaining) // -(-len(remaining) // most))
+            copies = -(-len(remaining) // -(-len(remaining) // max_copies))
             chunk = [variants[index] for index in remaining[:copies]]
             try:
                 forecasts = request.settled(chunk)
@@ -564,7 +588,7 @@ def _forecast_blocks(
                         "one variant of this batch runs out of memory; forecast fewer"
                         " series or sample paths at once"
                     ) from error
-                most = copies // 2
+                max_copies = copies // 2
                 continue
             results |= dict(zip(remaining, forecasts, strict=False))
             remaining = remaining[copies:]
@@ -573,8 +597,9 @@ def _forecast_blocks(
 
 
 def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
-    """Repeat the series once a variant, variant-major; groups of different copies stay
-    apart.
+    """Repeat the series once per variant, variant-major.
+
+    Groups of different copies stay separate.
     """
 
     def label(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -587,6 +612,6 @@ def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
 
 
 def all_finite(forecast: Forecast) -> bool:
-    """Return whether all of a forecast is numbers."""
+    """Return whether all values of a forecast are finite."""
     parts = (forecast.quantiles, forecast.mean, forecast.samples)
     return all(part is None or bool(np.isfinite(part).all()) for part in parts)

@@ -1,4 +1,9 @@
-"""Linear layers that leave out what a variant zeroes."""
+"""Linear layers that leave out what a variant zeroes.
+
+Read :func:`skipped`: where a variant throws a layer's output away, the layer is not
+computed for that variant's rows. The zeros themselves are set by the interventions of
+:mod:`tsfm_lens.hooks.edit`, not here.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,10 @@ from tsfm_lens.hooks.wiring import Attention, Branch, Writer
 
 
 def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Block[None]:
-    """Leave out what is zeroed while the block runs; each variant is a block of rows."""
+    """Leave out what variants zero, while the block runs.
+
+    Each variant is a block of rows.
+    """
     dead: dict[str, set[int]] = defaultdict(set)
     for block, variant in enumerate(variants):
         for path in idle_layers(registry, variant):
@@ -35,66 +43,75 @@ def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Block[None]:
 
 
 def idle_layers(registry: HookRegistry, variant: Variant) -> set[str]:
-    """Return the paths of the layers whose output a variant throws away for all of its
-    rows.
+    """Return the layers whose output a variant throws away for all its rows.
+
+    Layers are named by their paths in the model.
     """
     branches: set[str] = set()
     heads: dict[str, set[int]] = defaultdict(set)
-    rest: set[tuple[str, int]] = set()
+    edited_layers: set[tuple[str, int]] = set()
     for intervention in variant.interventions:
-        full = (
+        zeroes_all = (
             type(intervention) is Zero
             and intervention.rows is None
             and intervention.positions is None
         )
         for name, head in resolve(registry, intervention):
             point = registry.points[name]
-            if full and name.endswith("hook_out") and point.kind:
+            if zeroes_all and name.endswith("hook_out") and point.kind:
                 branches.add(name)
-            elif full and head is not None and name.endswith("hook_z"):
+            elif zeroes_all and head is not None and name.endswith("hook_z"):
                 heads[name].add(head)
             else:
                 # an edit in a layer may be carried around its branches
-                rest.add((point.stack, point.layer))
+                edited_layers.add((point.stack, point.layer))
     paths: set[str] = set()
     for name in (*branches, *heads):
         point = registry.points[name]
         stack = registry.wiring.stack(point.stack)
-        row = stack.writer(point.kind, point.layer)
-        is_whole = name in branches
-        if (point.stack, point.layer) in rest or not _rows_lead(registry, row):
+        writer = stack.writer(point.kind, point.layer)
+        is_branch = name in branches
+        if (point.stack, point.layer) in edited_layers or not _rows_lead(
+            registry, writer
+        ):
             continue
-        if is_whole or len(heads[name]) == stack.n_heads:
+        if is_branch or len(heads[name]) == stack.n_heads:
             paths |= {
                 f"{stack.block(point.layer)}.{path}"
-                for path in _layers(row, writes=is_whole)
+                for path in _layers(writer, writes=is_branch)
             }
     return paths
 
 
-def _layers(row: Writer, *, writes: bool) -> set[str]:
-    if isinstance(row, Attention):
+def _layers(writer: Writer, *, writes: bool) -> set[str]:
+    """Return the linear layers of a branch; the output one only if ``writes``."""
+    if isinstance(writer, Attention):
         # keys and values of another stack have rows of their own
-        projections = (row.q,) if row.keys_from else (row.q, row.k, row.v)
-        return {part.module for part in projections} | (
-            {row.o.module} if writes else set()
+        projections = (
+            (writer.q,) if writer.keys_from else (writer.q, writer.k, writer.v)
         )
-    if isinstance(row, Branch):
+        paths = {projection.module for projection in projections}
+        if writes:
+            paths.add(writer.o.module)
+        return paths
+    if isinstance(writer, Branch):
         return set()
-    return {row.i.module, row.o} | (
-        {row.gate.module} if row.gate is not None else set()
-    )
+    paths = {writer.i.module, writer.o}
+    if writer.gate is not None:
+        paths.add(writer.gate.module)
+    return paths
 
 
-def _rows_lead(registry: HookRegistry, row: Writer) -> bool:
-    """Return whether the variants are contiguous blocks along the first axis of
-    everything in a branch.
+def _rows_lead(registry: HookRegistry, writer: Writer) -> bool:
+    """Return whether variants are contiguous blocks of a branch's first axis.
+
+    This must hold for every tensor in the branch.
     """
-    layouts = (
-        (row.stream_layout, row.z_layout, row.qkv_layout)
-        if isinstance(row, Attention)
-        else (row.write.layout,)
-    )
+    layouts: tuple[str, ...]
+    if isinstance(writer, Attention):
+        layouts = (writer.stream_layout, writer.z_layout, writer.qkv_layout)
+    else:
+        layouts = (writer.write.layout,)
     return not registry.wiring.sample_major and all(
         layout.startswith("batch ") for layout in layouts
     )
@@ -103,7 +120,7 @@ def _rows_lead(registry: HookRegistry, row: Writer) -> bool:
 def _sparse(
     module: nn.Linear, forward: Callable[[Tensor], Tensor], copies: int, dead: set[int]
 ) -> Callable[[Tensor], Tensor]:
-    """Return a linear layer that computes some blocks of rows only."""
+    """Return a linear layer's forward that leaves the ``dead`` blocks of rows at 0."""
     live = np.diff([0, *(block not in dead for block in range(copies)), 0])
     # runs of neighbouring blocks, as first and one past the last
     segments = np.flatnonzero(live).reshape(-1, 2).tolist()
@@ -111,11 +128,11 @@ def _sparse(
     def sparse(x: Tensor) -> Tensor:
         if len(x) % copies or torch.is_grad_enabled():
             return forward(x)
-        rows_each = len(x) // copies * prod(x.shape[1:-1])
+        block_rows = len(x) // copies * prod(x.shape[1:-1])
         flat = x.reshape(-1, x.shape[-1])
         out = x.new_zeros(len(flat), module.out_features)
         for first, stop in segments:
-            rows = slice(first * rows_each, stop * rows_each)
+            rows = slice(first * block_rows, stop * block_rows)
             if module.bias is None:
                 torch.mm(flat[rows], module.weight.t(), out=out[rows])
             else:

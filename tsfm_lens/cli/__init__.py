@@ -1,5 +1,7 @@
-"""Command line: data to stdout, messages and progress to stderr; exit code 0 ok, 1 a
-LensError, 2 usage.
+"""Command line of tsfm-lens.
+
+Data go to stdout, messages and progress to stderr. The exit code is 0 for success, 1
+for a LensError, and 2 for wrong usage.
 """
 
 from tsfm_lens.cli import analyses, compress, figure, listings, sweep

@@ -1,5 +1,8 @@
-"""Commands that run a model on series: report, forecast, ablate, attribute, explain,
-serve.
+"""Commands that run a model on series: report, forecast, ablate, explain and others.
+
+Each is one call into the library between two common steps: :class:`Request` has the
+series and the settings of the forecast, and ``show_…`` prints the results. Nothing is
+computed here.
 """
 
 from __future__ import annotations
@@ -107,13 +110,13 @@ def forecast(
     the model and not listed.
 
     --holdout forecasts the last steps of each series instead, and lists their truth.
-    """
+    """  # noqa: D205 - the text of --help
     if request.as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
     if page is not None and page.suffix.lower() != ".html":
-        more = "`tsfm-lens figure forecast_fan` draws one series as svg, pdf or png"
+        hint = "`tsfm-lens figure forecast_fan` draws one series as svg, pdf or png"
         raise typer.BadParameter(
-            f"{str(page)!r} does not end in .html; {more}", param_hint="--plot"
+            f"{str(page)!r} does not end in .html; {hint}", param_hint="--plot"
         )
     from tsfm_lens.models.adapter import DECILES
     from tsfm_lens.models.forecast import checked_request
@@ -161,13 +164,12 @@ def forecast(
         and 0.5 in result.levels
         and (frame["mean"] == frame["0.5"]).all()
     ):
-        # the library gives no mean
+        # the library gives no mean, so that the median stands in its column
         frame = frame.drop(columns="mean")
-    if (
-        "timestamp" in frame
-        and (frame["timestamp"] == frame["timestamp"].dt.normalize()).all()
-    ):
-        frame["timestamp"] = frame["timestamp"].dt.strftime("%Y-%m-%d")
+    if "timestamp" in frame:
+        timestamps = frame["timestamp"]
+        if (timestamps == timestamps.dt.normalize()).all():
+            frame["timestamp"] = timestamps.dt.strftime("%Y-%m-%d")
     if as_csv:
         from tsfm_lens.data.text import to_csv
 
@@ -219,13 +221,13 @@ def ablate(
         )
     with progress_display() as bar:
         series = series_shown(bar, request, model)
-        rest = None
+        reference_series = None
         if reference:
-            rest = read_data(reference, request.reading)
+            reference_series = read_data(reference, request.reading)
         run = request.run(open_shown(bar, model), series).compared()
         options: dict[str, Any] = {
             "how": how,
-            "reference": rest if checked_how(how) else None,
+            "reference": reference_series if checked_how(how) else None,
         }
         with stage(bar, "ablation", None) as progress:
             result = ablation_effects(
@@ -286,7 +288,7 @@ def compare(
 ) -> None:
     """Compare a fine-tuned model with its base: whose weights differ, and what setting
     each back does.
-    """
+    """  # noqa: D205 - the text of --help
     from tsfm_lens.probes import weight_effects
     from tsfm_lens.report import pipeline
     from tsfm_lens.viz.weight_effects import read_weight_effects
@@ -301,10 +303,8 @@ def compare(
         with stage(bar, "setting weights back", None) as progress:
             result = weight_effects(first, second, run, progress=progress)
     for lens in (first, second):
-        echo(
-            f"{lens.model_id}: read from {', '.join(file.name for file in lens.files)}",
-            err=True,
-        )
+        names = ", ".join(file.name for file in lens.files)
+        echo(f"{lens.model_id}: read from {names}", err=True)
     if out is not None:
         title = f"{tuned} against {base}"
         page = pipeline.write_page(
@@ -321,15 +321,13 @@ def compare(
         for name in ("relative_norm", "rank", "share_size", "error_change_size")
         if name in result
     ]
-    names = [str(name) for name in result["component"].values[:top]]
-    if names:
-        show_rows(
-            ["component", *columns],
-            [
-                [name, *(float(result[c][i]) for c in columns)]
-                for i, name in enumerate(names)
-            ],
-        )
+    components = [str(name) for name in result["component"].values[:top]]
+    if components:
+        rows = [
+            [name, *(float(result[column][i]) for column in columns)]
+            for i, name in enumerate(components)
+        ]
+        show_rows(["component", *columns], rows)
 
 
 @app.command()
@@ -392,7 +390,7 @@ def serve(
     ablations and explanations.
 
     No data leave the machine. Ctrl-C ends it and leaves nothing running.
-    """
+    """  # noqa: D205 - the text of --help
     from tsfm_lens.report.serve import serve as open_page
 
     request = replace(request, data=data or ["bundled:co2"])
@@ -402,29 +400,30 @@ def serve(
     options["num_samples"] = request.samples
 
     def announce(address: str) -> None:
-        echo(
-            json.dumps({"page": address})
-            if request.as_json
-            else f"{address}\nCtrl-C ends it."
-        )
+        if request.as_json:
+            echo(json.dumps({"page": address}))
+        else:
+            echo(f"{address}\nCtrl-C ends it.")
 
-    how: dict[str, Any] = {
-        "reading": request.reading,
-        "options": options,
-        "port": port,
-        "browser": browser,
-    }
-    open_page(model, request.data, started=announce, **how)
+    open_page(
+        model,
+        request.data,
+        reading=request.reading,
+        options=options,
+        port=port,
+        browser=browser,
+        started=announce,
+    )
 
 
-_MOST_NAMES = 4  # series
+_MAX_NAMES = 4  # items that a note names
 
 
 def _change(text: str, names: Collection[str]) -> tuple[str, str]:
-    """Split "temperature=+5" into the series and its change; "promo==1" and "promo=1"
-    set a value.
+    """Split "temperature=+5" into the series and its change.
 
-    ``names`` are those of the series, which may have an equals sign themselves.
+    "promo==1" and "promo=1" set a value. ``names`` are those of the series, which may
+    have an equals sign themselves.
     """
     signs = [
         match.start()
@@ -436,12 +435,14 @@ def _change(text: str, names: Collection[str]) -> tuple[str, str]:
             f"{text!r} names no change, expected such as temperature=+5",
             param_hint="--set",
         )
-    # the longest name is the most of the text that a series has
+    # the last sign first: a name that has a sign itself is longer than its beginning
     sign = next((sign for sign in reversed(signs) if text[:sign] in names), None)
     if sign is None:
         raise unknown_name("series", text[: signs[0]], names)
     change = text[sign + 1 :]
-    return text[:sign], change if change[0] in "+-*/=" else f"={change}"
+    if change[0] not in "+-*/=":
+        change = f"={change}"
+    return text[:sign], change
 
 
 def _step(text: str) -> int | str | None:
@@ -538,11 +539,13 @@ def explain(
 ) -> None:
     """Explain a forecast by its past and covariates and the heads they act through, and
     test the explanation.
-    """
+    """  # noqa: D205 - the text of --help
     from tsfm_lens.report import explanation, pipeline
 
-    trimmed = int(parts) if parts.isdigit() else parts or None
-    explanation.refuse_unknown(method or None, reference, trimmed)
+    units: int | str | None = parts or None
+    if parts.isdigit():
+        units = int(parts)
+    explanation.refuse_unknown(method or None, reference, units)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.find_page(out)
     if (start or stop) and not changes:
@@ -552,38 +555,34 @@ def explain(
         )
     with progress_display() as bar:
         series = series_shown(bar, request, model)
-        # where known covariates end with the target, its end must be held out
-        ahead = [len(future) for future in series.futures if future is not None]
-        bounds = bool(ahead) and not any(ahead) if holdout is None else holdout
+        is_held_out = holdout
+        if holdout is None:
+            # where known covariates end with the target, its end must be held out
+            ahead = [len(future) for future in series.futures if future is not None]
+            is_held_out = bool(ahead) and not any(ahead)
         names = [name for name in (*series.variates, *series.ids) if name]
         edits = dict(_change(text, names) for text in changes or [])
-        earlier = (
-            read_data([since], request.reading, request.horizon, bounds)
-            if since
-            else None
-        )
+        earlier = None
+        if since:
+            earlier = read_data([since], request.reading, request.horizon, is_held_out)
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
-        kinds = tuple(
-            pipeline.select_defined(
-                lens, explanation.select_sections(series, kinds), missing
-            )
-        )
+        selection = explanation.select_sections(series, kinds)
+        kinds = tuple(pipeline.select_defined(lens, selection, missing))
         progress = steps_shown(bar, lens, kinds)
-        run = replace(request, holdout=bounds).run(lens, series)
+        settings = replace(request, holdout=is_held_out)
+        run = settings.run(lens, series)
         options: dict[str, Any] = {
             "item": item or 0,
             "method": method or None,
             "reference": reference,
-        }
-        options |= {
-            "parts": trimmed,
+            "parts": units,
             "changes": edits,
             "start": _step(start),
             "stop": _step(stop),
         }
         if earlier is not None:
-            options["since"] = replace(request, holdout=bounds).run(lens, earlier)
+            options["since"] = settings.run(lens, earlier)
         results = explanation.explain(
             run,
             out,
@@ -596,15 +595,15 @@ def explain(
         )
     items = list(dict.fromkeys(series.groups))
     if not item and len(items) > 1:
-        rest = ", ".join(items[1:_MOST_NAMES]) + (
-            ", …" if len(items) > _MOST_NAMES else ""
-        )
+        other_items = ", ".join(items[1:_MAX_NAMES])
+        if len(items) > _MAX_NAMES:
+            other_items += ", …"
         echo(
             f"note: explaining {items[0]}, the first of {len(items)}; choose another"
-            f" with --item: {rest}",
+            f" with --item: {other_items}",
             err=True,
         )
-    if bounds and holdout is None:
+    if is_held_out and holdout is None:
         echo(
             f"note: no covariate is known beyond the target, so its last {run.horizon}"
             " steps are held out",
@@ -612,10 +611,6 @@ def explain(
         )
     metadata = results.summary()
     if (metadata["verdict"] or metadata["answers"]) and not request.as_json:
-        echo(
-            "\n".join(
-                [*metadata["answers"], metadata["headline"], *metadata["reasons"][:2]]
-            ),
-            err=True,
-        )
+        lines = [*metadata["answers"], metadata["headline"], *metadata["reasons"][:2]]
+        echo("\n".join(lines), err=True)
     show_page(out / "index.html", missing, results, request.as_json, **metadata)

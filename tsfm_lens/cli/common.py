@@ -1,5 +1,7 @@
-"""Common parts of all commands: the application, its arguments, and the display of
-results.
+"""Common parts of all commands: the application, its arguments, and the display.
+
+Read :data:`app` and :func:`stage` first. The options for series and forecasts are in
+``reading.py``.
 """
 
 from __future__ import annotations
@@ -55,13 +57,14 @@ Workers = Annotated[
 
 _PIPED_WIDTH = 1000
 _SECONDS_A_LINE = 30.0
-_MOST_FILES = 4  # that an interrupt names
+_MAX_FILES = 4  # that an interrupt names
 progress_display = partial(progress, width=28)
 
 
 class _Commands(TyperGroup):
-    """Group of commands that turns a deliberate error into its message, exit code 1,
-    and an interrupt into one line.
+    """Group of commands that ends an error or an interrupt with one message.
+
+    A deliberate error (LensError) becomes its message and exit code 1.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -70,9 +73,9 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            names = [*map(str, WRITTEN)][:_MOST_FILES] + ["…"] * (
-                len(WRITTEN) > _MOST_FILES
-            )
+            names = [*map(str, WRITTEN)][:_MAX_FILES]
+            if len(WRITTEN) > _MAX_FILES:
+                names.append("…")
             text = "nothing was left behind"
             if names:
                 text = f"files written: {', '.join(names)}"
@@ -117,7 +120,7 @@ def common(
 
 
 def open_lens(model: str, *, check: bool = True) -> Lens:
-    """Open the lens without the progress display of the library that reads the weights."""
+    """Open the lens, without the progress bar of the library that reads the weights."""
     from transformers.utils import logging
 
     from tsfm_lens import load
@@ -127,14 +130,17 @@ def open_lens(model: str, *, check: bool = True) -> Lens:
 
 
 def emit(result: xr.Dataset) -> None:
+    """Print a result as JSON to stdout."""
     from tsfm_lens.report.pipeline import as_plain
 
     echo(json.dumps(as_plain(result), allow_nan=False))
 
 
 def write_data(text: str) -> None:
-    """Write data to stdout: into a file or a pipe as it is, to a terminal with control
-    characters escaped.
+    """Write data to stdout.
+
+    They go into a file or a pipe as they are, and to a terminal with control characters
+    escaped.
     """
     out = sys.stdout
     if out is None:  # it was closed
@@ -161,17 +167,16 @@ def show_rows(
             visible(name), justify="right" if right else "left", overflow="fold"
         )
     for row in rows:
-        table.add_row(
-            *(
-                f"{cell:.{digits}g}" if isinstance(cell, float) else visible(str(cell))
-                for cell in row
-            )
-        )
+        cells = [
+            f"{cell:.{digits}g}" if isinstance(cell, float) else visible(str(cell))
+            for cell in row
+        ]
+        table.add_row(*cells)
     show(table)
 
 
 def show(table: Table) -> None:
-    """Print to stdout; as wide as needed when piped, so that no name is ever cut."""
+    """Print to stdout; as wide as needed when piped, so that no name is truncated."""
     out = console()
     if not out.is_terminal:
         out = console(width=_PIPED_WIDTH)
@@ -183,26 +188,23 @@ def show_page(
     left_out: Mapping[str, str],
     results: Mapping[str, xr.Dataset],
     as_json: bool,
-    **facts: object,
+    **metadata: object,
 ) -> None:
-    """Print the path of a page, and its sections that were left out; as JSON also its
-    results, and facts by name.
+    """Print the path of a page, and its sections that were left out.
+
+    With ``as_json``, its results and ``metadata`` are printed as well, by name.
     """
     if as_json:
         from tsfm_lens.report.pipeline import as_plain
 
         numbers = {name: as_plain(result) for name, result in results.items()}
-        echo(
-            json.dumps(
-                {
-                    "page": str(page),
-                    "left_out": dict(left_out),
-                    **facts,
-                    "results": numbers,
-                },
-                allow_nan=False,
-            )
-        )
+        content = {
+            "page": str(page),
+            "left_out": dict(left_out),
+            **metadata,
+            "results": numbers,
+        }
+        echo(json.dumps(content, allow_nan=False))
         return
     for section, reason in left_out.items():
         echo(f"left out: {section}: {in_option_words(reason)}", err=True)
@@ -211,8 +213,9 @@ def show_page(
 
 @contextmanager
 def stage(bar: Any, words: str, total: int | None = 1) -> Iterator[Callable[..., None]]:
-    """Show one task until the block ends; yields what takes the count done and the
-    total of a task of several.
+    """Show one task until the block ends.
+
+    Yields a function that takes the count done, and the total of a task of several.
     """
     task = bar.add_task(words, total=total)
     yield lambda count, total=total: bar.update(task, completed=count, total=total)
@@ -226,8 +229,9 @@ def open_shown(bar: Any, model: str) -> Lens:
 
 
 def series_shown(bar: Any, request: Request, *models: str) -> SeriesBatch:
-    """Read the series while the display says so; refuse samples and covariates that a
-    model does not take.
+    """Read the series while the display says so.
+
+    Raises InputError for samples and covariates that a model does not take.
     """
     from tsfm_lens.models.adapter import refuse_covariates
 
@@ -244,8 +248,9 @@ def series_shown(bar: Any, request: Request, *models: str) -> SeriesBatch:
 def steps_shown(
     bar: Any, lens: Lens, kinds: Sequence[str]
 ) -> Callable[[str, int, int], None]:
-    """Return the progress callback of a page: a bar for each step, all visible from the
-    start.
+    """Return the progress callback of a page.
+
+    It has a bar for each step, and all bars are visible from the start.
     """
     from tsfm_lens.report.pipeline import list_steps
 
@@ -262,7 +267,10 @@ def steps_shown(
 
 
 class SweepDisplay:
-    """Progress of a sweep on stderr: cells, and the time left once it can be estimated."""
+    """Progress of a sweep on stderr: cells, and the time left.
+
+    The time is shown once it can be estimated.
+    """
 
     def __init__(self, unit: str = "cells") -> None:
         self._unit = unit
@@ -294,11 +302,9 @@ class SweepDisplay:
         now = time.monotonic()
         if self._lines is not None and (now >= self._next or count == total):
             self._next = now + _SECONDS_A_LINE
-            line = ", ".join(
-                part
-                for part in (f"{what}: {count} of {total} {self._unit}", text)
-                if part
-            )
+            line = f"{what}: {count} of {total} {self._unit}"
+            if text:
+                line += f", {text}"
             self._lines.print(line, soft_wrap=True)
 
 
@@ -313,6 +319,7 @@ def _duration(seconds: float) -> str:
 
 
 def step_words(step: str) -> str:
+    """Return the text that the display shows for a step."""
     if step == "report":
         return "write the report"
     return step.replace("_", " ")

@@ -1,4 +1,8 @@
-"""Completion at the tab key: names of models, figures, measurements and bundled series."""
+"""Completion at the tab key: models, figures, measurements and bundled series.
+
+The names are cached in a file, since importing the library takes too long at a tab key.
+Read :func:`among` first.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,10 @@ from tsfm_lens.core import VERSION
 
 
 def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a completer of names, in a list with commas from its last comma on."""
+    """Return a completer of names.
+
+    In a list with commas, it completes what follows the last comma.
+    """
 
     def offer(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -25,8 +32,9 @@ def among(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 @cache
 def _names() -> dict[str, list[str]]:
-    """Return the names, from a file in the user's cache: computing them takes seconds,
-    too long at a tab key.
+    """Return the names, from a file in the user's cache.
+
+    Computing them takes seconds, too long at a tab key.
     """
     newest = max(
         file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py")

@@ -1,5 +1,7 @@
-"""Command that writes a smaller model and compares its forecasts with the whole
-model's.
+"""Command that writes a smaller model and compares its forecasts with the model's.
+
+The compression, and the measurement of what it does, are in :mod:`tsfm_lens.compress`;
+here are options, progress and the table that is printed.
 """
 
 from __future__ import annotations
@@ -141,7 +143,7 @@ def compress(
     Calibration uses each series up to HORIZON steps before its end. The rise of the
     error is measured on the last HORIZON steps, both of series from other sources and
     of the calibration series.
-    """
+    """  # noqa: D205 - the text of --help
     from tsfm_lens.compress.measure import split_sources
     from tsfm_lens.compress.methods import calibration_run
 
@@ -170,17 +172,18 @@ def compress(
     for file in (out, figure):
         if file is not None:
             refuse_unwritable(file.parent)
-    files = any(not source.startswith("bundled:") for source in judge or ())
+    has_files = any(not source.startswith("bundled:") for source in judge or ())
     with progress_display() as bar, catch_warnings(record=True) as caught:
         series = series_shown(bar, request, model)
         if judge:
-            rest = read_data(
-                judge, request.reading if files else {}, request.horizon, holdout=True
-            )
+            # options for reading files are refused where no file is given
+            reading = request.reading if has_files else {}
+            test_series = read_data(judge, reading, request.horizon, holdout=True)
         else:
-            series, rest = split_sources(series, request.horizon or 1)
+            series, test_series = split_sources(series, request.horizon or 1)
         lens = open_shown(bar, model)
-        run, other = request.run(lens, series), request.run(lens, rest)
+        run = request.run(lens, series)
+        other = request.run(lens, test_series)
         calibration = calibration_run(run, calibration_windows)
         if pareto:
             curve = _curve(calibration, other, bar, of, mlps)
@@ -189,15 +192,9 @@ def compress(
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
             components = _components(lens, without or ())
+            runs = calibration, run, other
             metadata = _compress(
-                (calibration, run, other),
-                out,
-                bar,
-                choice,
-                options,
-                heal,
-                components,
-                figure,
+                runs, out, bar, choice, options, heal, components, figure
             )
     for note in dict.fromkeys(str(item.message) for item in caught):
         echo(f"note: {note.replace('windows=…', '--calibration-windows')}", err=True)
@@ -219,8 +216,9 @@ def _compress(
     components: list[str],
     figure: Path | None,
 ) -> dict[str, Any]:
-    """Compress by a run that calibrates, write, open the written checkpoint, and
-    compare models on two others.
+    """Compress a model, write it, open it again, and compare both models.
+
+    The first run calibrates; the models are compared on the other two.
     """
     from tsfm_lens import compress as package
     from tsfm_lens import load
@@ -231,11 +229,10 @@ def _compress(
     ranks: dict[str, int] | None = None
     native = False
     by_head = bool(options["by_head"])
-    with stage(
-        bar,
-        "measure the matrices" if options["method"] == "measured" else "find factors",
-        None,
-    ) as progress:
+    label = "find factors"
+    if options["method"] == "measured":
+        label = "measure the matrices"
+    with stage(bar, label, None) as progress:
         if components:
             smaller, native = package.pruned(run.lens, components)
         else:
@@ -244,7 +241,7 @@ def _compress(
             )
     if heal:
         with stage(bar, "heal", heal) as progress:
-            # contexts alone: the ends by which it is judged stay unseen
+            # contexts alone: the steps on which it is tested stay unseen
             smaller = package.healed(smaller, run, steps=heal, progress=progress)
     with stage(bar, "write and open again"):
         if components:
@@ -256,25 +253,30 @@ def _compress(
         )
         compact = load(out)
     with stage(bar, "forecast with both"):
-        own, quality = (package.quality(item, compact) for item in (run, other))
+        calibration_quality, quality = (
+            package.quality(tested, compact) for tested in (run, other)
+        )
     with stage(bar, "time both"):
         cost = package.cost(run.lens, compact)
     page = None
     if figure is not None:
         from tsfm_lens import viz
 
-        page = str(viz.save(viz.compressed_forecasts(own), figure))
+        page = str(viz.save(viz.compressed_forecasts(calibration_quality), figure))
     matrices = package.matrices(run.lens, mlps=options["mlps"])
-    ratio = (
-        ranks
-        and package.compute_ratio(
-            {name: matrices[name].form(by_head=by_head) for name in ranks}, ranks
-        )._asdict()
-    )
+    ratio: Any = ranks
+    if ranks:
+        forms = {name: matrices[name].form(by_head=by_head) for name in ranks}
+        ratio = package.compute_ratio(forms, ranks)._asdict()
     n_bytes = [
-        sum(part.numel() * part.element_size() for part in item.parameters())
-        for item in (run.lens, compact)
+        sum(part.numel() * part.element_size() for part in lens.parameters())
+        for lens in (run.lens, compact)
     ]
+    rises = (
+        ("mase_rise", quality),
+        ("wql_rise", quality),
+        ("own_mase_rise", calibration_quality),
+    )
     return {
         "folder": str(out),
         "native": native,
@@ -299,14 +301,10 @@ def _compress(
         "series": [len(other.batch), len(run.batch)],
         **{
             name: [
-                float(item[f"{name.removeprefix('own_')}_{end}"])
-                for end in ("estimate", "low", "high")
+                float(result[f"{name.removeprefix('own_')}_{bound}"])
+                for bound in ("estimate", "low", "high")
             ]
-            for name, item in (
-                ("mase_rise", quality),
-                ("wql_rise", quality),
-                ("own_mase_rise", own),
-            )
+            for name, result in rises
         },
         **{
             name: quality[name].values.tolist()
@@ -316,52 +314,49 @@ def _compress(
     }
 
 
-def _show(facts: dict[str, Any]) -> None:
-    before = facts["numbers"]["whole"]
-    after = facts["numbers"]["compressed"]
+def _show(metadata: dict[str, Any]) -> None:
+    before = metadata["numbers"]["whole"]
+    after = metadata["numbers"]["compressed"]
     names = {
         "all": "parameters",
         "attention": "of these in attention",
         "mlp": "of these in MLPs",
     }
+    counts = [(text, before[part], after[part]) for part, text in names.items()]
+    full_bytes, compressed_bytes = metadata["bytes"].values()
+    counts.append(("bytes of weights", full_bytes, compressed_bytes))
     rows = [
-        [text, f"{before[of]:,}", f"{after[of]:,}", _share(after[of], before[of])]
-        for of, text in names.items()
+        [text, f"{full:,}", f"{compressed:,}", _share(compressed, full)]
+        for text, full, compressed in counts
     ]
-    full, compressed = facts["bytes"].values()
-    rows.append(
-        ["bytes of weights", f"{full:,}", f"{compressed:,}", _share(compressed, full)]
-    )
     show_rows(["", "whole", "compressed", "left"], rows)
-    if ratio := facts["ratio"]:
+    if ratio := metadata["ratio"]:
         echo(
             f"ratio: {ratio['ranks']:.3g} of the ranks, {ratio['factors']:.3g} of the"
             f" entries as factors, {ratio['stored']:.3g} as stored"
         )
-    echo(facts["sources"])
-    rest, own = facts["series"]
-    over_others = f"{rest} other series"
-    over_own = f"later steps of the {own} calibration series"
-    for name, over in (
-        ("mase_rise", over_others),
-        ("wql_rise", over_others),
-        ("own_mase_rise", over_own),
+    echo(metadata["sources"])
+    n_test, n_calibration = metadata["series"]
+    test_series = f"{n_test} other series"
+    calibration_series = f"later steps of the {n_calibration} calibration series"
+    for name, series in (
+        ("mase_rise", test_series),
+        ("wql_rise", test_series),
+        ("own_mase_rise", calibration_series),
     ):
-        label, (mean, low, high) = (
-            name.split("_")[-2].upper(),
-            (100 * value for value in facts[name]),
-        )
+        label = name.split("_")[-2].upper()
+        mean, low, high = (100 * value for value in metadata[name])
         echo(
             f"{label} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric"
-            f" mean over {over}, 95 % interval)"
+            f" mean over {series}, 95 % interval)"
         )
-    if "overlap" in facts:
-        full, other = facts["log_perplexity"]
+    if "overlap" in metadata:
+        perplexity_before, perplexity_after = metadata["log_perplexity"]
         echo(
-            f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {full:.3f}"
-            f" before, {other:.3f} after"
+            f"top-10 tokens shared: {metadata['overlap']:.3f}; log-perplexity"
+            f" {perplexity_before:.3f} before, {perplexity_after:.3f} after"
         )
-    for row in facts["cost"]:
+    for row in metadata["cost"]:
         peak = row["peak_bytes"]
         echo(
             f"forward of {row['shape']} steps: {row['time_ratio']:.2f} of the time"
@@ -369,20 +364,18 @@ def _show(facts: dict[str, Any]) -> None:
             f" alternating rounds; by operation count {row['operation_ratio']:.2f}),"
             f" {peak[1] / peak[0]:.2f} of the memory"
         )
-    echo(f"weights in files: {facts['file_bytes']:,} bytes")
+    echo(f"weights in files: {metadata['file_bytes']:,} bytes")
     echo(
         "the model's own library opens it, too"
-        if facts["native"]
+        if metadata["native"]
         else "only tsfm_lens.load opens it"
     )
-    for path in filter(None, (facts["figure"], facts["folder"])):
+    for path in filter(None, (metadata["figure"], metadata["folder"])):
         echo(path)
 
 
 def _components(lens: Lens, names: Sequence[str]) -> list[str]:
-    """Return components and globs, with the components of a recipe in the place of its
-    name.
-    """
+    """Return components and globs, with recipes replaced by their components."""
     from tsfm_lens.sweep.planner.recipes import read_recipe, to_entries
     from tsfm_lens.sweep.planner.variants import VariantPlanner
 
@@ -392,16 +385,17 @@ def _components(lens: Lens, names: Sequence[str]) -> list[str]:
             components.append(name)
             continue
         recipe = read_recipe(name.removeprefix(_RECIPE))
-        for entry in to_entries(
-            recipe, VariantPlanner(lens, lens.model_id), scale=True
-        ):
-            components += entry.spec.components if entry.family == "recipes" else ()
+        planner = VariantPlanner(lens, lens.model_id)
+        for entry in to_entries(recipe, planner, scale=True):
+            # random sets of heads are planned beside the recipe itself
+            if entry.family == "recipes":
+                components += entry.spec.components
     return components
 
 
-def _share(part: int, whole: int) -> str:
-    if whole:
-        return f"{100 * part / whole:.1f} %"
+def _share(part: int, total: int) -> str:
+    if total:
+        return f"{100 * part / total:.1f} %"
     return "-"
 
 
@@ -409,30 +403,23 @@ def _curve(calibration: Run, run: Run, bar: Any, of: Any, mlps: bool) -> xr.Data
     from tsfm_lens import compress as package
 
     task = bar.add_task("size against error", total=len(KEEPS) * len(package.METHODS))
-    how = {
-        "of": of,
-        "mlps": mlps,
-        "progress": lambda what: bar.update(task, advance=1, description=what),
-    }
-    return package.pareto(run, calibration, KEEPS, **how)
+
+    def progress(label: str) -> None:
+        bar.update(task, advance=1, description=label)
+
+    return package.pareto(run, calibration, KEEPS, of=of, mlps=mlps, progress=progress)
 
 
 def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
     from tsfm_lens import viz
 
-    if out is None:
-        page = None
-    else:
-        page = viz.save(viz.plot(curve), out / "size_and_error.html")
+    page = None
+    if out is not None:
+        page = str(viz.save(viz.plot(curve), out / "size_and_error.html"))
     if as_json:
         from tsfm_lens.report.pipeline import as_plain
 
-        echo(
-            json.dumps(
-                {**as_plain(curve), "figure": None if page is None else str(page)},
-                allow_nan=False,
-            )
-        )
+        echo(json.dumps({**as_plain(curve), "figure": page}, allow_nan=False))
         return
     frame = curve.to_dataframe().reset_index()
     columns = ["method", "keep", "parameters", "rank_ratio", "factor_ratio"]
@@ -444,4 +431,4 @@ def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
     echo(str(curve.attrs["sources"]))
     echo(str(curve.attrs["why"]))
     if page is not None:
-        echo(str(page))
+        echo(page)

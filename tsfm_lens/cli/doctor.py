@@ -1,4 +1,8 @@
-"""Facts about this machine for ``tsfm-lens doctor``, and their display."""
+"""State of this machine for ``tsfm-lens doctor``, and its display.
+
+Read :func:`examine` first: it collects plain values, of which :func:`render` makes
+tables. Nothing is installed or fetched.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +47,9 @@ Facts = dict[str, Any]
 
 
 def examine() -> Facts:
-    """Examine packages, devices, hub cache, browser and checkpoints; nothing is
-    fetched, no model is opened.
+    """Examine packages, devices, hub cache, browser and checkpoints.
+
+    Nothing is fetched, and no model is opened.
     """
     import torch
 
@@ -88,8 +93,9 @@ def examine() -> Facts:
 
 
 def plain_oracles(results: Sequence[OracleResult]) -> list[dict[str, Any]]:
-    """Convert oracle results for JSON: an error that is not a finite number becomes
-    None.
+    """Convert oracle results for JSON.
+
+    An error that is not a finite number becomes None.
     """
     return [
         {
@@ -127,25 +133,19 @@ def render(facts: Facts) -> Iterator[Table]:
         (device["name"], device["title"], _size(device["memory"]))
         for device in facts["devices"]
     ]
-    devices[0] = (
-        devices[0][0],
-        f"{devices[0][1]}, {facts['threads']} threads for torch",
-        devices[0][2],
-    )
+    # the first device is the cpu
+    name, title, memory = devices[0]
+    devices[0] = (name, f"{title}, {facts['threads']} threads for torch", memory)
     yield _table("Devices", ("device", "", "memory"), devices)
     hub = facts["hub"]
+    folder = hub["folder"]
+    if not hub["exists"]:
+        folder = f"{folder} (not there: nothing was fetched yet)"
     yield _table(
         "Hub cache",
         ("", ""),
         [
-            (
-                "folder",
-                (
-                    hub["folder"]
-                    if hub["exists"]
-                    else f"{hub['folder']} (not there: nothing was fetched yet)"
-                ),
-            ),
+            ("folder", folder),
             ("size", _size(hub["size"])),
             ("offline", "yes: nothing will be fetched" if hub["offline"] else "no"),
             *hub["flags"].items(),
@@ -170,13 +170,14 @@ def render(facts: Facts) -> Iterator[Table]:
 def _table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
     from rich.table import Table
 
-    look: dict[str, Any] = {
-        "title_justify": "left",
-        "title_style": "bold",
-        "header_style": "dim",
-    }
     table = Table(
-        title=f"\n{title}", box=None, pad_edge=False, show_header=any(header), **look
+        title=f"\n{title}",
+        box=None,
+        pad_edge=False,
+        show_header=any(header),
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
     )
     for name in header:
         table.add_column(name, overflow="fold")
@@ -186,8 +187,9 @@ def _table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -
 
 
 def _cure(extra: Facts) -> str:
-    """Say what installs the missing packages of an extra; "nothing" where none is
-    missing.
+    """Say what installs the missing packages of an extra.
+
+    It is "nothing" if none is missing.
     """
     if extra["missing"]:
         return f"missing {', '.join(extra['missing'])}: {extra['install']}"

@@ -1,4 +1,8 @@
-"""Command that draws one figure, with its caption, ready for print."""
+"""Command that draws one figure, with its caption, ready for print.
+
+How a figure is computed and written is in :mod:`tsfm_lens.report.figures`; bad
+arguments are refused here, before a model is opened.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +131,9 @@ def figure(
         lenses = [open_shown(bar, model) for model in models]
         with stage(bar, f"compute figure {name}"):
             run = request.run(lenses[0], series)
-            result = make_figure(name, run.select(item) if item else run, lenses[1:])
+            if item:
+                run = run.select(item)
+            result = make_figure(name, run, lenses[1:])
         write_id = bar.add_task("draw", total=len(file_formats))
         paths = write_figure(
             result,
@@ -156,8 +162,10 @@ def figure(
 
 
 def _requested(formats: str | None) -> list[str]:
-    """Return the formats to write; of the default those that can be drawn here, with a
-    word on the others.
+    """Return the formats to write.
+
+    By default they are those that can be drawn on this machine, with a message about
+    the rest.
     """
     if formats is not None:
         return [name.strip().lower() for name in formats.split(",") if name.strip()]
@@ -193,7 +201,7 @@ def _list(as_json: bool) -> None:
             records.append(metadata)
         echo(json.dumps(records))
         return
-    # what computes each is in --json: beside it a line would be 350 characters long
+    # what computes a figure is in --json alone: a line would be 350 characters long
     show_rows(
         ["figure", "what it shows"], [[entry.name, entry.title] for entry in entries]
     )

@@ -1,5 +1,7 @@
-"""Commands that list models, hook points, bundled series, measurements and the
-installation.
+"""Commands that list models, hook points, series, measurements and the installation.
+
+None of them forecasts, but ``hooks`` makes one short run for the shapes, and ``doctor
+MODEL`` runs the conformance oracles.
 """
 
 from __future__ import annotations
@@ -92,34 +94,29 @@ def hooks(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List hook points with their axes, and the shapes that one short run gives them."""
+    """List hook points with their axes, and the shapes that one short run gives
+    them.
+    """  # noqa: D205 - the text of --help
     from tsfm_lens.report.pipeline import hook_shapes
 
     if parts:
         with progress_display() as bar:
             lens = open_shown(bar, model)
-        names = [
-            str(component)
-            for component in lens.components(*([] if pattern == "**" else [pattern]))
-        ]
+        patterns = [] if pattern == "**" else [pattern]
+        names = [str(component) for component in lens.components(*patterns)]
         echo(json.dumps(names) if as_json else "\n".join(names))
         return
     with progress_display() as bar:
         points = hook_shapes(open_shown(bar, model), pattern)
     if as_json:
-        echo(
-            json.dumps(
-                [
-                    {"name": n, "axes": axes.split(), "shape": list(shape)}
-                    for n, axes, shape in points
-                ]
-            )
-        )
+        records = [
+            {"name": name, "axes": axes.split(), "shape": list(shape)}
+            for name, axes, shape in points
+        ]
+        echo(json.dumps(records))
         return
-    show_rows(
-        ["hook point", "axes", "shape"],
-        [[n, axes, " × ".join(map(str, shape))] for n, axes, shape in points],
-    )
+    rows = [[name, axes, " × ".join(map(str, shape))] for name, axes, shape in points]
+    show_rows(["hook point", "axes", "shape"], rows)
 
 
 @app.command()
@@ -142,7 +139,7 @@ def data(as_json: AsJson = False) -> None:
 def measurements(as_json: AsJson = False) -> None:
     """List the measurements: the kind of each result and its figures; with --json its
     probe and models, too.
-    """
+    """  # noqa: D205 - the text of --help
     records = measurement_facts()
     if as_json:
         echo(json.dumps(records))
@@ -155,8 +152,9 @@ def measurements(as_json: AsJson = False) -> None:
 
 
 def measurement_facts() -> list[dict[str, Any]]:
-    """List plain values of every measurement: kind, theme, summary, probes, figures,
-    source, paper, models.
+    """List plain values of every measurement.
+
+    They are kind, theme, summary, probes, figures, source, paper and models.
     """
     from tsfm_lens.core.registry import measurements
 
@@ -177,19 +175,18 @@ def measurement_facts() -> list[dict[str, Any]]:
     ]
 
 
-def _models(each: Measurement) -> str:
+def _models(measurement: Measurement) -> str:
     from tsfm_lens.core.needs import NEEDS
     from tsfm_lens.models.architecture import models_meeting
 
-    if each.of_run:
-        if not each.needs:
+    if measurement.of_run:
+        if not measurement.needs:
             return "every model"
-        return models_meeting(NEEDS[each.needs])
-    if each.function is not None:
+        return models_meeting(NEEDS[measurement.needs])
+    if measurement.function is not None:
         return "several models"
-    return {"Theory": "no model", "Training": "models trained for it"}.get(
-        each.theme, "sweeps"
-    )
+    by_theme = {"Theory": "no model", "Training": "models trained for it"}
+    return by_theme.get(measurement.theme, "sweeps")
 
 
 @app.command()
@@ -202,7 +199,7 @@ def doctor(
 ) -> None:
     """Show what is installed and what is missing; with MODEL, run the conformance
     oracles on it.
-    """
+    """  # noqa: D205 - the text of --help
     from tsfm_lens.cli.doctor import examine, plain_oracles, render
 
     if model is not None:
@@ -219,9 +216,8 @@ def doctor(
             # its own quick check would refuse what the table is there to show
             results = check_lens(open_lens(model, check=False))
     if as_json:
-        if results is None:
-            conformance = None
-        else:
+        conformance = None
+        if results is not None:
             conformance = {"model": model, "oracles": plain_oracles(results)}
         echo(json.dumps({**metadata, "conformance": conformance}, allow_nan=False))
     elif results is not None:

@@ -1,5 +1,8 @@
-"""Options for reading a file of series, their words in messages, and checks before a
-model is opened.
+"""Options for series and forecasts, and checks before a model is opened.
+
+Read :func:`forecasts` first, the decorator that gives a command these options as one
+:class:`Request`. :func:`in_option_words` puts messages of the library in terms of
+options. Files are parsed by :mod:`tsfm_lens.data`.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -63,45 +66,56 @@ Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
 Reading = dict[str, Any]
 """Arguments of ``read_series`` that the command line gives."""
-_OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
-    "id_column": (
+
+
+class _Option(NamedTuple):
+    """Option of the command line for one argument of ``read_series``."""
+
+    kind: Any
+    flags: tuple[str, ...]
+    metavar: str | None
+    help: str
+
+
+_OPTIONS: dict[str, _Option] = {
+    "id_column": _Option(
         list[str],
         ("--id-column",),
         "NAME[,NAME…]",
         "Column of series names; several for store/item.",
     ),
-    "time_column": (str, ("--time-column",), "NAME", "Column of timestamps."),
-    "time_format": (
+    "time_column": _Option(str, ("--time-column",), "NAME", "Column of timestamps."),
+    "time_format": _Option(
         str,
         ("--time-format",),
         "FORMAT",
         "Of timestamps: %d.%m.%Y, %G%V, …, s since 1970; else ISO.",
     ),
-    "timezone": (
+    "timezone": _Option(
         str,
         ("--timezone",),
         "ZONE",
         "Of local timestamps: Europe/Berlin; steps below a day are in UTC.",
     ),
-    "round_time": (
+    "round_time": _Option(
         str,
         ("--round-time",),
         "INTERVAL",
         "Round timestamps that are off by chance: 5min, h, D.",
     ),
-    "targets": (
+    "targets": _Option(
         list[str],
         ("--target", "-t"),
         "NAME",
         "Column that is a series; repeatable.",
     ),
-    "variates": (
+    "variates": _Option(
         list[str],
         ("--variate",),
         "NAME",
         "Column that is a variate of one item; repeatable.",
     ),
-    "known": (
+    "known": _Option(
         list[str],
         ("--known",),
         "NAME[,NAME…]",
@@ -110,7 +124,7 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
             " with commas."
         ),
     ),
-    "past": (
+    "past": _Option(
         list[str],
         ("--past",),
         "NAME[,NAME…]",
@@ -119,7 +133,7 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
             " as in --known."
         ),
     ),
-    "categories": (
+    "categories": _Option(
         list[str],
         ("--categories",),
         "NAME[,NAME…]",
@@ -128,34 +142,36 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
             " repeatable, commas as in --known."
         ),
     ),
-    "freq": (
+    "freq": _Option(
         str,
         ("--freq",),
         "ALIAS",
         "Frequency: h, D, W, Mon-Sat, …; else from the timestamps.",
     ),
-    "seasonality": (
+    "seasonality": _Option(
         int,
         ("--season",),
         "STEPS",
         "Steps of a season: 7 for the week of days; else by the frequency.",
     ),
-    "units": (str, ("--unit",), "TEXT", "Unit of the values, such as kWh."),
-    "delimiter": (
+    "units": _Option(str, ("--unit",), "TEXT", "Unit of the values, such as kWh."),
+    "delimiter": _Option(
         str,
         ("--delimiter",),
         "SIGN",
         "Column delimiter; also 'tab' or 'space'.",
     ),
-    "decimal": (str, ("--decimal",), "SIGN", "Decimal sign: . or ,"),
-    "thousands": (
+    "decimal": _Option(str, ("--decimal",), "SIGN", "Decimal sign: . or ,"),
+    "thousands": _Option(
         str,
         ("--thousands",),
         "SIGN",
         "Sign between thousands: . , ' or 'space'.",
     ),
-    "encoding": (str, ("--encoding",), "NAME", "Encoding, such as cp1252; else UTF-8."),
-    "header": (
+    "encoding": _Option(
+        str, ("--encoding",), "NAME", "Encoding, such as cp1252; else UTF-8."
+    ),
+    "header": _Option(
         bool,
         ("--header/--no-header",),
         None,
@@ -165,16 +181,20 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
 _FILES: dict[str, tuple[Any, Any]] = {
     name: (
         Annotated[
-            kind | None,
+            option.kind | None,
             typer.Option(
-                *flags, metavar=word, rich_help_panel="Reading a file", help=words
+                *option.flags,
+                metavar=option.metavar,
+                rich_help_panel="Reading a file",
+                help=option.help,
             ),
         ],
         None,
     )
-    for name, (kind, flags, word, words) in _OPTIONS.items()
+    for name, option in _OPTIONS.items()
 }
-_FLAGS = {name: flags[0].split("/")[0] for name, (_, flags, *_) in _OPTIONS.items()} | {
+_FLAGS = {name: option.flags[0].split("/")[0] for name, option in _OPTIONS.items()}
+_FLAGS |= {
     name: f"--{name}"
     for name in (
         "holdout",
@@ -210,8 +230,9 @@ _PHRASES = (
 
 
 def in_option_words(message: str) -> str:
-    """Replace keyword arguments in a message of the library by options: ``freq='h'``
-    becomes ``--freq h``.
+    """Replace keyword arguments in a message of the library by options.
+
+    ``freq='h'`` becomes ``--freq h``.
     """
 
     def option(match: re.Match[str]) -> str:
@@ -244,28 +265,31 @@ def _with_options(
     options: Mapping[str, tuple[Any, Any]],
     build: Callable[..., Any],
 ) -> Callable[..., None]:
-    """Give a command options (annotation, default) that it does not declare; all come
-    as one argument of a name.
+    """Give a command options (annotation, default) that it does not declare.
+
+    The command receives all of them as one argument called ``name``.
     """
     signature = inspect.signature(command, eval_str=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = {
-        item.name: item.replace(kind=keyword)
-        for item in signature.parameters.values()
-        if item.name != name
+        parameter.name: parameter.replace(kind=keyword)
+        for parameter in signature.parameters.values()
+        if parameter.name != name
     }
-    more = {
+    added = {
         key: inspect.Parameter(key, keyword, default=default, annotation=kind)
         for key, (kind, default) in options.items()
         if key not in parameters
     }
-    parameters |= more
+    parameters |= added
 
     @wraps(command)
     def run(**arguments: Any) -> None:
-        own = {key: value for key, value in arguments.items() if key not in more}
-        command(**own, **{name: build(**{key: arguments[key] for key in options})})
+        declared = {key: value for key, value in arguments.items() if key not in added}
+        built = build(**{key: arguments[key] for key in options})
+        command(**declared, **{name: built})
 
+    # typer reads the options of a command from its signature
     run.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
     run.__annotations__ = {
         key: parameter.annotation for key, parameter in parameters.items()
@@ -282,8 +306,9 @@ def _reading(**values: Any) -> Reading:
 
 
 def reads_files(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above; it receives those that are set as one keyword
-    argument ``reading``.
+    """Give a command the options for reading a file.
+
+    It receives those that are set as one keyword argument ``reading``.
     """
     return _with_options(command, "reading", _FILES, _reading)
 
@@ -304,32 +329,33 @@ class Request:
 
     def run(self, lens: Lens, series: SeriesBatch) -> Run:
         """Make the run of a lens on the series."""
-        how: dict[str, Any] = {
-            "holdout": bool(self.holdout),
-            "windows": self.windows,
-            "twins": self.twins,
-        }
         run = lens.run(
-            series, self.horizon, **how, num_samples=self.samples, seed=self.seed
+            series,
+            self.horizon,
+            holdout=bool(self.holdout),
+            windows=self.windows,
+            twins=self.twins,
+            num_samples=self.samples,
+            seed=self.seed,
         )
+        # the notes of the series were printed when they were read
         for note in run.batch.notes:
             if note not in series.notes:
                 echo(f"note: {note}", err=True)
-        own = lens.adapter.prediction_length
+        pass_length = lens.adapter.prediction_length
         shortest = min(run.batch.lengths)
-        if run.horizon > own:
+        if run.horizon > pass_length:
             warnings.filterwarnings(
                 "ignore", message="We recommend keeping prediction length"
             )
-            times = 1 + (
-                math.ceil(run.horizon / own) - 1
-            ) * lens.adapter.quantile_paths(run.horizon)
+            later_passes = math.ceil(run.horizon / pass_length) - 1
+            times = 1 + later_passes * lens.adapter.quantile_paths(run.horizon)
             text = (
                 f"those beyond build on its forecast, and all take up to {times} times"
                 " as long"
             )
             echo(
-                f"note: {lens.model_id} forecasts {own} steps at once; {text}",
+                f"note: {lens.model_id} forecasts {pass_length} steps at once; {text}",
                 err=True,
             )
         if run.horizon > shortest:
@@ -345,8 +371,10 @@ class Request:
 def forecasts(
     *without: str, holdout: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a forecast as ``request``, but some; ends are held
-    out ``without`` "holdout".
+    """Give a command the options of a forecast, as ``request``.
+
+    It does not get the options in ``without``, which have their defaults; the default
+    of "holdout" is ``holdout``.
     """
     options: dict[str, tuple[Any, Any]] = {
         "data": (Data, inspect.Parameter.empty),
@@ -376,8 +404,10 @@ def read_data(
     horizon: int | None = None,
     holdout: bool | None = None,
 ) -> SeriesBatch:
-    """Read the series of every ``--data``, note choices made by rule, and refuse an end
-    that cannot be held out.
+    """Read the series of every ``--data``.
+
+    Choices made by rule are printed as notes. Series are refused if their last steps
+    cannot be held out.
     """
     from tsfm_lens.report.pipeline import read_sources
 
@@ -388,15 +418,17 @@ def read_data(
         from tsfm_lens.data.batch import hold_out
 
         hold_out(batch, horizon)
-    for row in range(len(batch)) if not holdout else ():
-        # steps beyond the last date are refused before anything runs
-        batch.timestamps(row, horizon or 0)
+    if not holdout:
+        for row in range(len(batch)):
+            # steps beyond the last date are refused before anything runs
+            batch.timestamps(row, horizon or 0)
     return batch
 
 
 def check_sampling(model: str, samples: int | None) -> Architecture | None:
-    """Return a model's architecture where it is known without weights; refuse samples
-    of a model of quantiles.
+    """Return a model's architecture, where it is known without weights.
+
+    Samples of a model that forecasts quantiles are refused.
     """
     from tsfm_lens.core.errors import InputError
     from tsfm_lens.models.opening import architecture_named
@@ -416,8 +448,9 @@ def check_sampling(model: str, samples: int | None) -> Architecture | None:
 def checked_kinds(
     model: str, sections: str | None, default: Sequence[str], samples: int | None
 ) -> tuple[str, ...]:
-    """Return the measurements that ``--sections`` names; refuse them if the model's
-    architecture allows none.
+    """Return the measurements that ``--sections`` names.
+
+    They are refused if the model's architecture allows none of them.
     """
     from tsfm_lens.core.errors import InputError
     from tsfm_lens.core.needs import NEEDS
@@ -430,14 +463,15 @@ def checked_kinds(
     measurements = checked_sections(names)
     architecture = check_sampling(model, samples)
     reasons = []
-    for measurement in measurements if architecture is not None else ():
-        try:
-            if measurement.needs:
-                needs = NEEDS[measurement.needs]
-                label = f"{measurement.kind!r}"
-                needs.check_architecture(architecture, model, label)
-        except InputError as error:
-            reasons.append(str(error))
+    if architecture is not None:
+        for measurement in measurements:
+            try:
+                if measurement.needs:
+                    needs = NEEDS[measurement.needs]
+                    label = f"{measurement.kind!r}"
+                    needs.check_architecture(architecture, model, label)
+            except InputError as error:
+                reasons.append(str(error))
     if len(reasons) == len(measurements):
         raise InputError("; ".join(reasons))
     return tuple(names)

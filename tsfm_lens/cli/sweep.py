@@ -1,4 +1,7 @@
-"""Commands of the ablation lab: run a sweep, show its progress, report on it."""
+"""Commands of the ablation lab: run a sweep, show its progress, report on it.
+
+Each is one call into :mod:`tsfm_lens.sweep` or :mod:`tsfm_lens.report.sweep`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class _OrRun(TyperGroup):
     """Group of commands with a default: ``sweep CONFIG`` is ``sweep run CONFIG``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the name of the default command first if the arguments begin with none."""
+        """Put the name of the default command first where no command is named."""
         if (
             args
             and args[0] not in self.commands
@@ -138,7 +141,7 @@ def report(
 ) -> None:
     """Turn a store into a report: every figure and table of the paper's ablation part,
     as HTML, CSV, LaTeX and JSON.
-    """
+    """  # noqa: D205 - the text of --help
     from tsfm_lens.report.sweep import build_sweep_report
     from tsfm_lens.sweep.results.gathering import gather
 
@@ -155,17 +158,17 @@ def report(
         name = plan_name(read_config(store))
     with progress_display() as bar:
         with stage(bar, "gather the results"):
-            metadata = gather(folder, name)
+            gathered = gather(folder, name)
         with stage(bar, "write the report"):
             page = build_sweep_report(
-                metadata.results,
+                gathered.results,
                 out,
-                title=metadata.title,
-                provenance=metadata.provenance,
-                notes=metadata.notes,
+                title=gathered.title,
+                provenance=gathered.provenance,
+                notes=gathered.notes,
             )
     if as_json:
-        echo(json.dumps({"report": str(page), "results": sorted(metadata.results)}))
+        echo(json.dumps({"report": str(page), "results": sorted(gathered.results)}))
     else:
         echo(str(page))
 

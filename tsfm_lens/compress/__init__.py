@@ -1,4 +1,9 @@
-"""Low-rank compression and pruning of models, and their effect on forecasts."""
+"""Low-rank compression and pruning of models, and their effect on forecasts.
+
+:func:`compressed` chooses ranks and truncates matrices, :func:`prune` removes heads and
+MLPs, :func:`quality` and :func:`cost` compare the result with the full model, and
+:func:`save_compressed` writes it.
+"""
 
 # ruff: noqa: F403
 from tsfm_lens.compress.checkpoint import *

@@ -1,5 +1,9 @@
-"""Checkpoints of compressed models: written whole or not at all, and opened by the
-model's own library.
+"""Checkpoints of compressed models, opened by the model's own library.
+
+:func:`save_compressed` writes a folder completely or not at all, with a
+:class:`CompressionRecord` beside the weights. When such a folder is opened,
+:class:`CompressedCheckpoint` puts layers of the stored sizes into the model that the
+library builds.
 """
 
 from __future__ import annotations
@@ -61,8 +65,9 @@ WEIGHT = ".weight"
 
 
 class FactorRecord(Strict, allow_inf_nan=False):
-    """A layer that stores two factors: rank of its matrix or of each head, and gain on
-    its output.
+    """A layer that stores two factors.
+
+    ``rank`` is that of its matrix or of each head, ``gain`` the factor on its output.
     """
 
     form: Literal["factors"] = "factors"
@@ -71,8 +76,9 @@ class FactorRecord(Strict, allow_inf_nan=False):
 
 
 class PartRecord(Strict, allow_inf_nan=False):
-    """A layer that stores runs of rows or columns of its matrix: the first of each run,
-    and one past the last.
+    """A layer that stores runs of rows or columns of its matrix.
+
+    A run is the first index and one past the last.
     """
 
     form: Literal["part"] = "part"
@@ -84,9 +90,9 @@ class PartRecord(Strict, allow_inf_nan=False):
     @model_validator(mode="after")
     def _ascending(self) -> PartRecord:
         edges = [edge for run in self.runs for edge in run]
-        inside = not edges or (edges[0] >= 0 and edges[-1] <= self.size)
+        is_inside = not edges or (edges[0] >= 0 and edges[-1] <= self.size)
         if (
-            not inside
+            not is_inside
             or any(first >= stop for first, stop in self.runs)
             or edges != sorted(edges)
         ):
@@ -97,16 +103,18 @@ class PartRecord(Strict, allow_inf_nan=False):
 
     @property
     def places(self) -> Tensor:
-        """Places of the rows or columns that are left."""
+        """Indices of the rows or columns that are left."""
         return torch.tensor(
-            [position for run in self.runs for position in range(*run)],
+            [index for run in self.runs for index in range(*run)],
             dtype=torch.long,
         )
 
 
 class CompressionRecord(Strict, allow_inf_nan=False):
-    """Content of compression.json: layers by their names in the files, and ranks by
-    matrix, also of full ones.
+    """Content of compression.json.
+
+    ``layers`` are by their names in the files, ``ranks`` by matrix, including those of
+    full rank.
     """
 
     version: Literal[2] = 2
@@ -127,9 +135,9 @@ def save_compressed(
     method: str = "",
     native: bool = False,
 ) -> Path:
-    """Write a compressed model: the native config.json, weights with factors in them,
-    and compression.json.
+    """Write a compressed model as a folder.
 
+    It has the native config.json, weights with factors in them, and compression.json.
     The files are opened again and compared before the folder gets its name. The model's
     own library does not look for the weights, ``model.compressed``;
     :func:`tsfm_lens.load` opens them.
@@ -179,6 +187,7 @@ def save_compressed(
         }
     else:
         ratio = kept_ratio(lens, ranks, by_head=by_head)._asdict()
+    # beside the target, so that a rename can put it there
     partial = target.with_name(f".{uuid4().hex}.part")
     try:
         with in_our_words(f"{target} cannot be written"):
@@ -195,6 +204,7 @@ def save_compressed(
                 )
                 _seclude(partial, record, lens.wiring.architecture)
         _refuse_other(lens, partial)
+        # a rename is atomic, so that the folder is complete or not there
         with in_our_words(f"{target} cannot be written"):
             partial.rename(target)
         WRITTEN.append(target)
@@ -214,15 +224,16 @@ def _write_native(lens: Lens, folder: Path) -> None:
 
 
 def _seclude(folder: Path, record: CompressionRecord, architecture: str) -> None:
-    """Rename weights so that no other library looks for them, and describe them beside
-    them.
+    """Rename weights so that no other library looks for them, and describe them.
+
+    The description is in compression.json and README.md.
     """
     for file in folder.glob(f"*{SUFFIX}*"):
         file.rename(folder / file.name.replace(SUFFIX, COMPRESSED))
     (folder / COMPRESSION).write_text(
         record.model_dump_json(indent=1) + "\n", encoding="utf-8"
     )
-    # in the place of a card that a library may have written
+    # replaces a card that a library may have written
     (folder / "README.md").write_text(
         f"# {record.model}, compressed\n\nSome matrices of this model ({architecture})"
         " are held as factors or in part. `tsfm_lens.load` of tsfm-lens opens it; the"
@@ -232,7 +243,7 @@ def _seclude(folder: Path, record: CompressionRecord, architecture: str) -> None
 
 
 def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRecord]:
-    """Describe compressed layers by the names that the library's own files give them."""
+    """Describe compressed layers by the names of their tensors in the native files."""
     renamed = architectures()[lens.wiring.architecture].renamed
     module = unwrap_module(lens.native)
     records: dict[str, FactorRecord | PartRecord] = {}
@@ -250,8 +261,8 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
                 rank=layer.factors.rank, gain=layer.gain
             )
             continue
-        positions = layer.places.cpu().numpy()
-        pieces = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+        indices = layer.places.cpu().numpy()
+        pieces = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
         runs = tuple(
             (int(piece[0]), int(piece[-1]) + 1) for piece in pieces if len(piece)
         )
@@ -266,9 +277,9 @@ def _layer_records(folder: Path, lens: Lens) -> dict[str, FactorRecord | PartRec
 
 
 def _refuse_other(lens: Lens, folder: Path) -> None:
-    again = load(folder, check=False).adapter.model.state_dict()
+    read = load(folder, check=False).adapter.model.state_dict()
     for name, weight in lens.adapter.model.state_dict().items():
-        if name not in again or not torch.equal(weight.cpu(), again[name]):
+        if name not in read or not torch.equal(weight.cpu(), read[name]):
             raise CheckpointError(
                 f"{folder}: {name} is not read back as it was written; nothing was kept"
             )
@@ -276,8 +287,9 @@ def _refuse_other(lens: Lens, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class CompressedCheckpoint(Checkpoint):
-    """A checkpoint with compressed layers, and the shapes (out, in) of their matrices
-    by name.
+    """A checkpoint with compressed layers.
+
+    ``shapes`` has the shape (out, in) of their matrices by name.
     """
 
     record: CompressionRecord
@@ -285,7 +297,7 @@ class CompressedCheckpoint(Checkpoint):
 
     @property
     def names(self) -> frozenset[str]:
-        """Name the whole model's tensors."""
+        """Names of the tensors of the full model."""
         endings = tuple(
             layer + ending
             for layer in self.record.layers
@@ -308,15 +320,14 @@ class CompressedCheckpoint(Checkpoint):
                 getattr(old, "weight", None) is None
                 or tuple(old.weight.shape) != self.shapes[layer]
             ):
-                if old is None:
-                    has = "it has none"
-                else:
-                    has = f"it has {type(old).__name__}"
+                found = "it has none"
+                if old is not None:
+                    found = f"it has {type(old).__name__}"
                 raise CheckpointError(
                     f"{self.folder}: {COMPRESSION} names the layer"
                     f" {shortened(layer, 80)!r}; expected one of shape"
                     f" {list(self.shapes[layer])} in the model that the configuration"
-                    f" describes, and {has}"
+                    f" describes, and {found}"
                 )
             bias: Any = old.bias
             new: Compressed
@@ -336,20 +347,23 @@ class CompressedCheckpoint(Checkpoint):
     def building(
         self, kind: type[nn.Module], renamed: Mapping[str, str]
     ) -> Block[None]:
-        """Build models of a class in this thread with the layers of the files while the
-        block runs.
+        """Build models of a class with the layers of the files while the block runs.
+
+        This holds for the thread that opens the block.
         """
-        plain = kind.__init__
-        own = "__init__" in vars(kind)
+        original = kind.__init__
+        # else a base class has it, and the attribute must go again
+        is_defined_here = "__init__" in vars(kind)
         thread = threading.get_ident()
 
-        @functools.wraps(plain)
+        @functools.wraps(original)
         def init(model: nn.Module, *args: Any, **kwargs: Any) -> None:
             if type(model) is not kind or threading.get_ident() != thread:
-                plain(model, *args, **kwargs)
+                original(model, *args, **kwargs)
                 return
+            # full matrices would be allocated only to be replaced
             with _MetaMatrices(self.shapes.values()):
-                plain(model, *args, **kwargs)
+                original(model, *args, **kwargs)
             self.fit(model, renamed)
             _make_room(model)
 
@@ -357,8 +371,8 @@ class CompressedCheckpoint(Checkpoint):
             kind.__init__ = init  # type: ignore[method-assign, assignment]
 
         def end() -> None:
-            if own:
-                kind.__init__ = plain  # type: ignore[method-assign]
+            if is_defined_here:
+                kind.__init__ = original  # type: ignore[method-assign]
             elif "__init__" in vars(kind):
                 del kind.__init__
 
@@ -380,8 +394,9 @@ class CompressedCheckpoint(Checkpoint):
 
 
 class _MetaMatrices(TorchFunctionMode):
-    """Mode in which matrices of some shapes take no memory; what a library first puts
-    into them is lost.
+    """Mode in which matrices of some shapes take no memory.
+
+    What a library first writes into them is lost.
     """
 
     def __init__(self, shapes: Iterable[tuple[int, int]]) -> None:
@@ -400,18 +415,20 @@ class _MetaMatrices(TorchFunctionMode):
 
 
 def _make_room(model: nn.Module) -> None:
-    """Allocate matrices that have a shape of some layer of the files, but are whole;
-    the files fill them.
+    """Allocate full matrices that have the shape of a compressed one.
+
+    The files fill them later.
     """
     device = torch.get_default_device()
     buffers: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, weight in module.named_parameters(recurse=False):
             if weight.is_meta and device.type != "meta":
-                room = buffers.setdefault(
+                # tied weights stay one
+                allocated = buffers.setdefault(
                     id(weight), nn.Parameter(torch.empty_like(weight, device=device))
                 )
-                setattr(module, name, room)
+                setattr(module, name, allocated)
 
 
 def folded(files: Checkpoint) -> CompressedCheckpoint:
@@ -421,10 +438,10 @@ def folded(files: Checkpoint) -> CompressedCheckpoint:
         record = CompressionRecord.model_validate(read_settings(path))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
+        path_in_file = ".".join(map(str, first["loc"])) or "the whole"
         raise CheckpointError(
             f"{path} is not a record of a compression that this version reads:"
-            f" {shortened(where, 80)}: {first['msg']}"
+            f" {shortened(path_in_file, 80)}: {first['msg']}"
         ) from error
     shapes = {
         layer: _read_shape(files, layer, spec) for layer, spec in record.layers.items()
@@ -438,7 +455,8 @@ def _read_shape(
 ) -> tuple[int, int]:
     """Return (out, in) of the matrix of a layer, by the headers of its tensors."""
     endings = (REST,) if isinstance(spec, PartRecord) else (DOWN, UP)
-    name, form = shortened(layer, 80), spec.model_dump()
+    name = shortened(layer, 80)
+    form = spec.model_dump()
     headers = {ending: files.tensors.get(layer + ending) for ending in endings}
     found = {ending: str(header) for ending, header in headers.items()}
     wrong = CheckpointError(
@@ -446,22 +464,24 @@ def _read_shape(
         f" its {' and '.join(endings)} of such a form and of one type in the files, and"
         f" no {WEIGHT}, found {found}"
     )
-    held = [
+    # on the meta device, shapes are computed without memory
+    tensors = [
         torch.empty(header.shape, device="meta")
         for header in headers.values()
         if header
     ]
     types = {header.dtype for header in headers.values() if header}
-    if len(held) < len(endings) or len(types) > 1 or layer + WEIGHT in files.tensors:
+    if len(tensors) < len(endings) or len(types) > 1 or layer + WEIGHT in files.tensors:
         raise wrong
     if isinstance(spec, PartRecord):
         axis = 0 if spec.of == "rows" else 1
-        shape = list(held[0].shape)
+        shape = list(tensors[0].shape)
         if len(shape) != 2 or shape[axis] != len(spec.places):
             raise wrong
         shape[axis] = spec.size
     else:
-        factors = Factors(*held)
+        factors = Factors(*tensors)
+        # it raises where the forms of the factors do not fit each other
         try:
             shape = list(product(factors).shape)
         except (RuntimeError, ValueError, IndexError):

@@ -1,4 +1,9 @@
-"""Healing: a short training of a compressed model on the user's own series."""
+"""Healing: a short training of a compressed model on the user's own series.
+
+:func:`healed` trains the compressed layers alone. It uses the loop of
+:mod:`tsfm_lens.training` and the losses of :mod:`tsfm_lens.training.losses`, so that
+only Chronos and Chronos-Bolt can be healed.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +42,7 @@ def healed(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Lens:
-    """Train the compressed layers, in a copy of a compressed model, on the contexts of
-    a run.
+    """Train the compressed layers of a copy of a model on the contexts of a run.
 
     Args:
         lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
@@ -56,7 +60,8 @@ def healed(
 
     Example:
         >>> smaller, _ = compress.compressed(run, 0.25, method="svd")
-        >>> compress.sizes(compress.healed(smaller, run, steps=2, rows=4)) == compress.sizes(smaller)
+        >>> healed = compress.healed(smaller, run, steps=2, rows=4)
+        >>> compress.sizes(healed) == compress.sizes(smaller)
         True
     """
     kind = KINDS.get(lens.wiring.architecture)
@@ -70,8 +75,8 @@ def healed(
             f"steps={steps}, rows={rows}, learning_rate={learning_rate}; expected"
             " above 0"
         )
-    control = copy.deepcopy(lens)
-    model: Any = control.adapter.model
+    trained = copy.deepcopy(lens)
+    model: Any = trained.adapter.model
     weights = [
         part
         for layer in model.modules()
@@ -85,19 +90,18 @@ def healed(
             " to heal"
         )
     weight_ids = {id(part) for part in weights}
-    rest = [
+    frozen = [
         part
         for part in model.parameters()
         if id(part) not in weight_ids and part.requires_grad
     ]
-    for part in rest:
+    # their gradients would only take time and memory
+    for part in frozen:
         part.requires_grad_(False)
-    longest = lens.adapter.longest_pass
-    full = lens.adapter.context_length
-    horizon = min(run.horizon, longest)
+    horizon = min(run.horizon, lens.adapter.longest_pass)
     stage = Stage(
         start=0,
-        context=min(full, LENGTH - horizon),
+        context=min(lens.adapter.context_length, LENGTH - horizon),
         horizon=horizon,
         rows=rows,
         mix={_FAMILY: 1.0},
@@ -137,21 +141,23 @@ def healed(
         raise KeyboardInterrupt
     for part in weights:
         part.grad = None
-    for part in rest:
+    for part in frozen:
         part.requires_grad_(True)
-    return Lens(control.adapter, f"{lens.model_id}, healed", lens.revision)
+    return Lens(trained.adapter, f"{lens.model_id}, healed", lens.revision)
 
 
 def _rows(run: Run, length: int) -> np.ndarray:
-    """Cut the contexts into standardised pieces (row, length), NaN before a short one
-    begins.
+    """Cut the contexts into standardised pieces (row, length).
+
+    NaN before a short one begins.
     """
-    out = []
+    rows = []
     for series in run.batch.values:
         spread = np.nanstd(series)
         z_scores = (series - np.nanmean(series)) / (spread if spread > 0 else 1.0)
+        # as few pieces as cover the series, overlapping rather than partly empty
         count = max(1, -(-len(z_scores) // length))
         for start in np.linspace(0, max(0, len(z_scores) - length), count).astype(int):
             piece = z_scores[start : start + length]
-            out.append(np.concatenate([np.full(length - len(piece), np.nan), piece]))
-    return np.stack(out).astype(np.float32)
+            rows.append(np.concatenate([np.full(length - len(piece), np.nan), piece]))
+    return np.stack(rows).astype(np.float32)

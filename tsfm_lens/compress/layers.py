@@ -1,5 +1,8 @@
-"""Matrices as products of two factors, their truncation, and linear layers that store
-less than their matrix.
+"""Matrices as products of two factors, and linear layers that store less.
+
+:func:`truncate` finds the :class:`Factors` of a rank; :class:`LowRankLinear` computes
+with factors and :class:`PartialLinear` with the rows or columns that are left. Which
+matrices a model has is in :mod:`.matrices`.
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ __all__ = [
 
 # eigenvalues of a second moment below this share of the largest are rounding of the
 # float32 that it was summed of
-_NOTHING = 1e-12
+_MIN_EIGENVALUE = 1e-12
 # what is added to the second moment of gradients, in shares of its mean eigenvalue
-_EVEN = 1e-3
+_DAMPING = 1e-3
 
 
 class Factors(NamedTuple):
@@ -93,8 +96,9 @@ def truncate(
     heads: int = 1,
     of: str = "rows",
 ) -> Factors:
-    """Compute the two factors of a rank whose product is nearest to a matrix, in double
-    precision.
+    """Compute the factors of a rank whose product is nearest to a matrix.
+
+    They are computed in double precision.
 
     Without moments, nearest means in the Frobenius norm. With the second moment C = S
     Sᵀ of the inputs x, it means the mean of ‖(W - W̃) x‖²: W̃ = U Uᵀ W, U of W S. With
@@ -159,14 +163,14 @@ def truncate(
     downs = []
     ups = []
     for head, block in enumerate(exact.chunk(heads, dim=side)):
-        own = slice(head * size, (head + 1) * size)
-        if side == 0 or root is None:
-            inner = root
-        else:
-            inner = root[own]
-        down, up = _leading(
-            block, inner, rank, outer if side == 1 or outer is None else outer[own, own]
-        )
+        span = slice(head * size, (head + 1) * size)
+        block_root = root
+        block_outer = outer
+        if side == 1 and root is not None:
+            block_root = root[span]
+        if side == 0 and outer is not None:
+            block_outer = outer[span, span]
+        down, up = _leading(block, block_root, rank, block_outer)
         downs.append(down.to(weight.dtype))
         ups.append(up.to(weight.dtype))
     if heads == 1:
@@ -184,8 +188,8 @@ def _root(moment: Tensor, size: int) -> Tensor:
             "a second moment of zero: nothing but zeros entered the matrix, so no rank"
             " is better than 1"
         )
-    some = values > _NOTHING * values[-1]
-    return vectors[:, some] * values[some].sqrt()
+    is_present = values > _MIN_EIGENVALUE * values[-1]
+    return vectors[:, is_present] * values[is_present].sqrt()
 
 
 def _check_moment(moment: Tensor, size: int) -> Tensor:
@@ -200,17 +204,19 @@ def _check_moment(moment: Tensor, size: int) -> Tensor:
 def _leading(
     matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | None
 ) -> Factors:
-    """Project a matrix onto the directions in which its outputs, for such inputs, are
-    largest.
+    """Project a matrix onto the directions in which its outputs are largest.
+
+    Inputs have the second moment ``root @ root.T``, or the identity.
     """
     if outer is not None:
         values, vectors = torch.linalg.eigh(outer)
         if not values[-1] > 0:
             # a query of a single key, say: whatever is lost, nothing of it is felt
             return _leading(matrix, root, rank, None)
-        roots = (values.clamp(min=0.0) + _EVEN * values.clamp(min=0.0).mean()).sqrt()
-        inside = _leading((vectors * roots) @ vectors.T @ matrix, root, rank, None)
-        return Factors(inside.down, (vectors / roots) @ vectors.T @ inside.up)
+        values = values.clamp(min=0.0)
+        roots = (values + _DAMPING * values.mean()).sqrt()
+        scaled = _leading((vectors * roots) @ vectors.T @ matrix, root, rank, None)
+        return Factors(scaled.down, (vectors / roots) @ vectors.T @ scaled.up)
     u, _, _ = torch.linalg.svd(
         matrix if root is None else matrix @ root, full_matrices=False
     )
@@ -219,6 +225,7 @@ def _leading(
         # comes after them
         rest, _, _ = torch.linalg.svd(matrix - u @ (u.T @ matrix), full_matrices=False)
         u = torch.cat([u, rest[:, : rank - u.shape[1]]], dim=1)
+        # both parts are orthogonal to each other up to rounding only
         u, _ = torch.linalg.qr(u)
     up = u[:, :rank]
     return Factors(up.T @ matrix, up)
@@ -227,18 +234,22 @@ def _leading(
 def relative_error(
     weight: Tensor, other: Tensor, moment: Tensor | None = None
 ) -> float:
-    """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², (out, in), for a second
-    moment (in, in) or the identity.
+    """Compute the mean of ‖(W - W̃) x‖² over that of ‖W x‖², W being (out, in).
+
+    Inputs x have a second moment (in, in), or the identity.
     """
     exact = weight.detach().double()
-    rest = weight.detach().double() - other.detach().double()
-    over, of = (w if moment is None else w @ moment.double() for w in (rest, exact))
-    return float((over * rest).sum() / (of * exact).sum())
+    difference = weight.detach().double() - other.detach().double()
+    weighted_difference, weighted = (
+        w if moment is None else w @ moment.double() for w in (difference, exact)
+    )
+    return float((weighted_difference * difference).sum() / (weighted * exact).sum())
 
 
 class _LazyMatrix(Tensor):
-    """A matrix that is computed when an operation needs it: libraries ask for type and
-    device at every pass.
+    """A matrix that is computed when an operation needs it.
+
+    Libraries ask for type and device of a weight at every pass, without its values.
     """
 
     make: Callable[[], Tensor]
@@ -263,8 +274,10 @@ class _LazyMatrix(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Make the matrix, then call the function on it; refuse to write into it, which
-        would be lost.
+        """Make the matrix, then call the function on it.
+
+        Raises:
+            WiringError: the function writes into the matrix, which would be lost.
         """
         if func._schema.is_mutable:
             raise WiringError(
@@ -279,8 +292,9 @@ class _LazyMatrix(Tensor):
 
 
 class Compressed(nn.Module):
-    """A linear layer (out, in) that stores parts instead of its matrix; ``weight``
-    still reads as the matrix.
+    """A linear layer (out, in) that stores parts instead of its matrix.
+
+    ``weight`` still reads as the matrix.
     """
 
     bias: nn.Parameter | None
@@ -315,8 +329,9 @@ class Compressed(nn.Module):
 
 
 class LowRankLinear(Compressed):
-    """A linear layer that holds its matrix as two :class:`Factors`, ``x -> gain · (up
-    (down x) + bias)``.
+    """A linear layer that holds its matrix as two :class:`Factors`.
+
+    It maps ``x`` to ``gain · (up (down x) + bias)``.
     """
 
     down: nn.Parameter
@@ -363,8 +378,9 @@ class LowRankLinear(Compressed):
 
 
 class PartialLinear(Compressed):
-    """A linear layer that stores some rows, or some columns, at ascending indices; the
-    others are zero.
+    """A linear layer that stores some rows or some columns of its matrix.
+
+    They stand at ascending indices; the others are zero.
     """
 
     rest: nn.Parameter
@@ -385,6 +401,7 @@ class PartialLinear(Compressed):
             gain,
             rest=rest,
         )
+        # stored as runs in compression.json, not with the weights
         self.register_buffer("places", places.clone(), persistent=False)
         self.of = of
 
@@ -394,9 +411,9 @@ class PartialLinear(Compressed):
         shape = (self.out_features, self.in_features)
         axis = 0 if self.of == "rows" else 1
         rest = self.rest.detach()
-        positions = self.places
+        indices = self.places
         return _LazyMatrix(
-            lambda: rest.new_zeros(shape).index_copy(axis, positions, rest), shape, rest
+            lambda: rest.new_zeros(shape).index_copy(axis, indices, rest), shape, rest
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -404,9 +421,9 @@ class PartialLinear(Compressed):
         if self.of == "columns":
             out = linear(x.index_select(-1, self.places), self.rest, self.bias)
         else:
-            some = linear(x, self.rest)
-            out = some.new_zeros(*some.shape[:-1], self.out_features).index_copy(
-                -1, self.places, some
+            rows = linear(x, self.rest)
+            out = rows.new_zeros(*rows.shape[:-1], self.out_features).index_copy(
+                -1, self.places, rows
             )
             if self.bias is not None:
                 out = out + self.bias
@@ -427,28 +444,25 @@ class PartialLinear(Compressed):
 
 
 def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply (…, head · in) by a matrix of each head, (head, out, in), to (…, head ·
-    out).
+    """Multiply (…, head · in) by a matrix of each head, to (…, head · out).
+
+    ``matrices`` are (head, out, in).
     """
-    separate = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)
-    out = torch.bmm(separate, matrices.transpose(1, 2)).transpose(0, 1)
+    by_head = x.reshape(-1, len(matrices), matrices.shape[-1]).transpose(0, 1)
+    out = torch.bmm(by_head, matrices.transpose(1, 2)).transpose(0, 1)
     return out.reshape(*x.shape[:-1], -1)
 
 
 def replace_layer(
     model: nn.Module, path: str, layer: nn.Module, device: torch.device | None = None
 ) -> None:
-    """Replace a layer by another, with the old one's mode, type and device unless a
-    device is given.
+    """Replace a layer by another, with the old one's mode and type.
+
+    It also takes the old one's device, unless a device is given.
     """
     parent, _, last = path.rpartition(".")
     owner = model.get_submodule(parent)
     old = owner.get_submodule(last)
     weight: Any = old.weight
-    setattr(
-        owner,
-        last,
-        layer.to(device=device or weight.device, dtype=weight.dtype).train(
-            old.training
-        ),
-    )
+    layer = layer.to(device=device or weight.device, dtype=weight.dtype)
+    setattr(owner, last, layer.train(old.training))

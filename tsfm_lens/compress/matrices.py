@@ -1,5 +1,8 @@
-"""The matrices of a model that can be truncated, by its wiring, and the model with
-factors instead.
+"""The matrices of a model that can be truncated, and the model with factors instead.
+
+:func:`matrices` lists them by the model's wiring and refuses layers that factors cannot
+replace; :func:`factorised` truncates a copy of the model to given ranks. Ranks are
+chosen in :mod:`.methods` and :mod:`.schedule`.
 """
 
 from __future__ import annotations
@@ -36,8 +39,9 @@ _SAME = 1e-4
 
 @dataclass(frozen=True)
 class WeightMatrix:
-    """One matrix of a model, with the blocks of heads in its rows or columns, and the
-    gain of its layer.
+    """One matrix of a model, with the blocks of its heads and the gain of its layer.
+
+    Heads are blocks of its rows or columns, as ``of`` says.
 
     Attributes:
         name: such as "encoder_blocks.0.self_attn.q"; a fused matrix has the letters of
@@ -59,8 +63,10 @@ class WeightMatrix:
     gain: float
 
     def form(self, *, by_head: bool = False) -> BlockShape:
-        """Return the shape that is truncated: the whole, or each head by itself;
-        InputError if heads are no blocks.
+        """Return the shape that is truncated: the matrix, or each head by itself.
+
+        Raises:
+            InputError: heads are asked for, and are no blocks.
         """
         rows, columns = self.shape
         if not by_head or not self.is_attention:
@@ -81,8 +87,9 @@ class WeightMatrix:
 
 
 def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
-    """List every matrix of attentions (and of MLPs, if asked for) that can be
-    truncated, in order of the forward.
+    """List every matrix of attentions that can be truncated, in order of the forward.
+
+    With ``mlps``, those of MLPs are listed, too.
 
     Raises:
         WiringError: a matrix is not a layer of its own, two places share one, or a
@@ -108,15 +115,15 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
         )
     owners: dict[int, str] = {}
     for matrix in by_name.values():
-        layer_of = lens.adapter.model.get_submodule(matrix.path)
-        if isinstance(layer_of, Compressed):
+        layer_module = lens.adapter.model.get_submodule(matrix.path)
+        if isinstance(layer_module, Compressed):
             continue
-        _refuse_other_layer(layer_of, matrix)
-        other = owners.setdefault(id(layer_of.weight), matrix.name)
-        if other != matrix.name:
+        _check_layer(layer_module, matrix)
+        first_name = owners.setdefault(id(layer_module.weight), matrix.name)
+        if first_name != matrix.name:
             raise WiringError(
-                f"{other} and {matrix.name} are the same matrix; it cannot be truncated"
-                " twice"
+                f"{first_name} and {matrix.name} are the same matrix; it cannot be"
+                " truncated twice"
             )
     return by_name
 
@@ -124,8 +131,12 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
 def matrices_by_name(
     lens: Lens, names: Iterable[str] | None = None
 ) -> dict[str, WeightMatrix]:
-    """Return matrices of attentions and MLPs by name, those of all attentions if None;
-    UnknownNameError for others.
+    """Return matrices of attentions and MLPs by name.
+
+    Those of all attentions if ``names`` is None.
+
+    Raises:
+        UnknownNameError: the model has no such matrix.
     """
     attentions = matrices(lens)
     if names is None:
@@ -156,19 +167,21 @@ def kept_ratio(lens: Lens, ranks: Mapping[str, int], *, by_head: bool = False) -
 def _list_matrices(
     lens: Lens, stack: Stack, layer: int, row: Writer
 ) -> Iterator[WeightMatrix]:
-    """List the matrices of one attention, parts that share a layer together, or of one
-    MLP; none of another kind.
+    """List the matrices of one attention or one MLP.
+
+    Parts of an attention that share a layer are listed together. Other branches have
+    none.
     """
     # by layer: name, projection, and number and side of the heads
-    positions: dict[str, tuple[str, Projection, int, str]] = {}
+    layers: dict[str, tuple[str, Projection, int, str]] = {}
     if isinstance(row, Mlp):
         out = Projection(row.o, gain=row.o_gain)
         for word, part in (("in", row.i), ("gate", row.gate), ("out", out)):
             if part is not None:
-                positions.setdefault(part.module, (word, part, 1, "rows"))
+                layers.setdefault(part.module, (word, part, 1, "rows"))
     elif isinstance(row, Attention):
         for letter, part in [*row.inputs.items(), ("o", row.o)]:
-            letters, first, *_ = positions.get(part.module, ("", part))
+            letters, first, *_ = layers.get(part.module, ("", part))
             letters += letter[0]
             if letters[0] in "go":
                 heads = stack.n_heads
@@ -178,13 +191,9 @@ def _list_matrices(
             blocks = 1
             if re.findall(r"\w+", first.layout)[-1] == "d_head":
                 blocks = heads * first.parts
-            positions[part.module] = (
-                letters,
-                first,
-                blocks,
-                "columns" if letters[0] == "o" else "rows",
-            )
-    for module, (word, part, blocks, of) in positions.items():
+            side = "columns" if letters[0] == "o" else "rows"
+            layers[part.module] = (letters, first, blocks, side)
+    for module, (word, part, blocks, of) in layers.items():
         path = f"{stack.block(layer)}.{module}"
         name = f"{stack.prefix}.{layer}.{row.kind}.{word}"
         if part.weight != "weight":
@@ -207,15 +216,15 @@ def _list_matrices(
         )
 
 
-def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
+def _check_layer(layer: Any, matrix: WeightMatrix) -> None:
     """Refuse a layer that does not compute gain · (x Wᵀ + bias)."""
-    rest = {name for name, _ in layer.named_parameters()} - {"weight", "bias"}
+    other_names = {name for name, _ in layer.named_parameters()} - {"weight", "bias"}
     weight = layer.weight.detach()
     bias = getattr(layer, "bias", None)
     if not bool(torch.isfinite(weight).all()):
-        bad = int((~torch.isfinite(weight)).sum())
+        count = int((~torch.isfinite(weight)).sum())
         raise InputError(
-            f"{matrix.name} ({matrix.path}) has {bad} entries that are not finite; it"
+            f"{matrix.name} ({matrix.path}) has {count} entries that are not finite; it"
             " cannot be truncated"
         )
     x = (
@@ -233,12 +242,14 @@ def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
                 f" {matrix.shape[1]}: {error}"
             ) from error
     if output.shape == target.shape:
-        off = float((output - target).abs().max())
+        difference = float((output - target).abs().max())
     else:
-        off = float("inf")
-    if rest or not off <= _SAME * max(1.0, float(target.abs().max())) * (
-        1 if weight.dtype == torch.float32 else 100
-    ):
+        difference = float("inf")
+    tolerance = _SAME * max(1.0, float(target.abs().max()))
+    if weight.dtype != torch.float32:
+        tolerance *= 100
+    # written so that NaN is refused, too
+    if other_names or not difference <= tolerance:
         raise WiringError(
             f"{matrix.path} ({type(layer).__name__}) does not give {matrix.gain:g}"
             " times what enters times its weight, with its bias, and nothing else;"
@@ -255,8 +266,9 @@ def factorised(
     by_head: bool = False,
     name: str | None = None,
 ) -> Lens:
-    """Copy a model and truncate its matrices; a matrix is kept whole if its factors
-    would have more entries.
+    """Copy a model and truncate its matrices.
+
+    A matrix is kept full if its factors would have more entries.
 
     Args:
         lens: the model.
@@ -280,31 +292,28 @@ def factorised(
     by_name = matrices_by_name(lens, ranks)
     factors: dict[str, Factors | None] = {}
     for key, matrix in by_name.items():
-        if any(item is not None and key not in item for item in (moments, sensitivity)):
+        given = (moments, sensitivity)
+        if any(by_key is not None and key not in by_key for by_key in given):
             raise InputError(
                 f"there is no second moment for {key}; take those of all matrices of"
                 " the ranks"
             )
-        inner, outer = (
-            None if item is None else item[key] for item in (moments, sensitivity)
-        )
+        inner, outer = (None if by_key is None else by_key[key] for by_key in given)
         factors[key] = compute_factors(lens, matrix, ranks[key], inner, outer, by_head)
-    control = copy.deepcopy(lens)
+    smaller = copy.deepcopy(lens)
     for key, pair in factors.items():
         if pair is None:
             continue
-        path, (rows, columns) = by_name[key].path, pair.shape
-        layer: Any = control.adapter.model.get_submodule(path)
+        path = by_name[key].path
+        rows, columns = pair.shape
+        layer: Any = smaller.adapter.model.get_submodule(path)
         if pair.numbers < rows * columns:
-            replace_layer(
-                control.adapter.model,
-                path,
-                LowRankLinear(pair, layer.bias, by_name[key].gain),
-            )
+            low_rank = LowRankLinear(pair, layer.bias, by_name[key].gain)
+            replace_layer(smaller.adapter.model, path, low_rank)
         else:
             with torch.no_grad():
                 layer.weight.copy_(product(Factors(*(part.double() for part in pair))))
-    return Lens(control.adapter, name or f"{lens.model_id} (cut off)", lens.revision)
+    return Lens(smaller.adapter, name or f"{lens.model_id} (cut off)", lens.revision)
 
 
 def compute_factors(

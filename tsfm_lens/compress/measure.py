@@ -1,5 +1,9 @@
-"""Effect of compression on a model's size and cost, on its forecasts, and on its
-next-token distributions.
+"""Effect of compression on size, cost, forecasts and next-token distributions.
+
+:func:`quality` compares two models on one run, :func:`pareto` measures size against
+error for several methods and shares, :func:`cost` measures time and memory. The probes
+:func:`compression` and :func:`compression_quality` apply them to a run, with a
+calibration of its own.
 """
 
 from __future__ import annotations
@@ -39,13 +43,14 @@ __all__ = [
 ]
 
 TOLERANCE = 0.01
-"""Rise of the error that is taken for harmless, a share."""
+"""Rise of the error that is taken for harmless, as a share."""
 _SOURCE = "Flow of ranks, section 5 and table 2"
 
 
 def sizes(lens: Lens) -> dict[str, int]:
-    """Count the parameters of a model: in all, in the matrices of its attentions, and
-    in those of its MLPs.
+    """Count the parameters of a model, of its attentions and of its MLPs.
+
+    "all" has all of them, "attention" and "mlp" those in the matrices of each.
 
     Example:
         >>> compress.sizes(lens)["attention"] < compress.sizes(lens)["all"]
@@ -66,15 +71,14 @@ def sizes(lens: Lens) -> dict[str, int]:
 def split_sources(
     batch: SeriesBatch, horizon: int = 1
 ) -> tuple[SeriesBatch, SeriesBatch]:
-    """Split series into those that calibrate and those of other sources, which measure
-    the compressed model.
+    """Split series into those that calibrate and those that measure.
 
-    The publisher is the source of a bundled series; all others have one source. The
-    batch calibrates, and long enough bundled series of other sources measure. If these
-    are fewer than three, the batch is split by source.
+    The two are of different sources. The publisher is the source of a bundled series;
+    all others have one source. The batch calibrates, and long enough bundled series of
+    other sources measure. If these are fewer than three, the batch is split by source.
     """
-    # a publisher is what a source begins with
     infos = {name: bundled_info(name) for name in bundled_names()}
+    # a publisher is what a source begins with
     publishers = {
         name: re.split(" through| daily|[,;(/]", info.source)[0]
         for name, info in infos.items()
@@ -82,16 +86,16 @@ def split_sources(
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(batch.groups):
         rows.setdefault(publishers.get(name, ""), []).append(row)
-    rest = [
+    other_names = [
         name
         for name in infos
         if publishers[name] not in rows and infos[name].length > 3 * horizon
     ]
-    if len(rest) >= FEWEST:
-        return batch, bundled(*rest)
+    if len(other_names) >= FEWEST:
+        return batch, bundled(*other_names)
     halves: tuple[list[int], list[int]] = ([], [])
-    for of_source in rows.values():
-        min(halves, key=len).extend(of_source)
+    for rows_of_source in rows.values():
+        min(halves, key=len).extend(rows_of_source)
     if not halves[1]:
         raise InputError(
             "no series of other sources measure a compressed model at horizon"
@@ -106,20 +110,19 @@ def split_sources(
 def describe_sources(calibration: Run, run: Run) -> str:
     """Say which series calibrate and which measure."""
     pairs = zip(calibration.batch.static, calibration.batch.groups, strict=True)
-    own, rest = (
-        dict.fromkeys(names)
-        for names in ([more.get(ITEM, name) for more, name in pairs], run.batch.groups)
-    )
-    if own.keys() & rest:
-        measuring = "later steps of them"
+    calibrating = dict.fromkeys(static.get(ITEM, name) for static, name in pairs)
+    measuring = dict.fromkeys(run.batch.groups)
+    if calibrating.keys() & measuring:
+        description = "later steps of them"
     else:
-        measuring = f"other series, {', '.join(rest)}"
-    return f"Calibrated on {', '.join(own)}; measured on {measuring}."
+        description = f"other series, {', '.join(measuring)}"
+    return f"Calibrated on {', '.join(calibrating)}; measured on {description}."
 
 
 def quality(run: Run, other: Lens) -> xr.Dataset:
-    """Compare the errors of a model and of another one on the same series, paired, by
-    the library's own forecasts.
+    """Compare the errors of two models on the same series, paired.
+
+    Both forecast by the library's own method.
 
     Args:
         run: run of the first model, with a known truth.
@@ -149,24 +152,25 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
         raise InputError(
             "these series have no truth; make the run with holdout=True or with truth=…"
         )
-    beside = other.run(
+    other_run = other.run(
         run.batch,
         run.horizon,
         truth=run.truth,
         num_samples=run.num_samples,
         seed=run.seed,
     )
-    if run.forecast.levels != beside.forecast.levels:
+    if run.forecast.levels != other_run.forecast.levels:
         raise InputError(
-            f"{other.model_id} forecasts the quantiles {beside.forecast.levels}, and"
-            f" {run.lens.model_id} {run.forecast.levels}; expected the same"
+            f"{other.model_id} forecasts the quantiles {other_run.forecast.levels},"
+            f" and {run.lens.model_id} {run.forecast.levels}; expected the same"
         )
-    scores = [_scores(item) for item in (run, beside)]
+    runs = (run, other_run)
+    scores = [_scores(one) for one in runs]
     data = run.dataset().assign_coords(
         model=["whole", "other"], quantile=list(run.forecast.levels)
     )
-    both = np.stack([item.forecast.quantiles for item in (run, beside)])
-    data["quantile_forecast"] = (("model", "series", "quantile", "step"), both)
+    quantiles = np.stack([one.forecast.quantiles for one in runs])
+    data["quantile_forecast"] = (("model", "series", "quantile", "step"), quantiles)
     for name in ("mase", "wql"):
         data[name] = (("model", "series"), np.stack([score[name] for score in scores]))
     data.attrs = run.describe(
@@ -181,10 +185,9 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
             logs = np.log(data[name].values[1]) - np.log(data[name].values[0])
         logs = np.where(np.isfinite(logs), logs, np.nan)
         data[f"{name}_rise"] = ("series", np.expm1(logs))
-        for end, value in zip(
-            ("estimate", "low", "high"), mean_interval(logs), strict=True
-        ):
-            data[f"{name}_rise_{end}"] = float(np.expm1(value))
+        statistics = ("estimate", "low", "high")
+        for statistic, value in zip(statistics, mean_interval(logs), strict=True):
+            data[f"{name}_rise_{statistic}"] = float(np.expm1(value))
     if (
         run.tokens_read
         and np.isfinite(run.truth).all()
@@ -205,12 +208,9 @@ def _scores(run: Run) -> dict[str, np.ndarray]:
     error = truth[:, None] - forecast.quantiles
     levels = np.asarray(forecast.levels)[None, :, None]
     pinball = np.maximum(levels * error, (levels - 1) * error)
+    loss = np.nansum(pinball, axis=2).mean(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        wql = (
-            2
-            * np.nansum(pinball, axis=2).mean(axis=1)
-            / np.nansum(np.abs(truth), axis=1)
-        )
+        wql = 2 * loss / np.nansum(np.abs(truth), axis=1)
         return {"mase": mae(forecast.median, truth) / scale, "wql": wql}
 
 
@@ -286,10 +286,10 @@ def pareto(
             "rank_ratio": ratio.ranks,
             "factor_ratio": ratio.factors,
         }
-        for error, (end, part) in product(
+        for error, (suffix, statistic) in product(
             ("mase", "wql"), (("", "estimate"), ("_low", "low"), ("_high", "high"))
         ):
-            row[f"{error}_rise{end}"] = float(result[f"{error}_rise_{part}"])
+            row[f"{error}_rise{suffix}"] = float(result[f"{error}_rise_{statistic}"])
         rows.append(row)
         logs = np.log1p(result["mase_rise"].values)
         harm.append(
@@ -322,11 +322,13 @@ def pareto(
 
 
 def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
-    """Choose the smallest model of a :func:`pareto` curve whose error rises
-    significantly less than the tolerance.
+    """Choose the smallest harmless model of a :func:`pareto` curve.
+
+    It is harmless if its error rises significantly less than the tolerance.
     """
+    # a point without a test is not known to be harmless
     points = curve.to_dataframe().reset_index().fillna({"harm_p": 1.0})
-    claim = (
+    statement = (
         f"known to rise by less than {100 * TOLERANCE:g} % (t test over series, Holm's"
         f" correction for {len(points)} models)"
     )
@@ -340,10 +342,11 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
         share = f"{100 * best['parameters']:.3g} % of the numbers"
         return {
             "choice": name,
-            "why": f"{name}, with {share}: the smallest whose MASE is {claim}.",
+            "why": f"{name}, with {share}: the smallest whose MASE is {statement}.",
         }
     nearest = f"nearest is {name}, p = {best['harm_p']:.2g}. Judge by more series."
-    return {"choice": "", "why": f"None: the MASE of no model is {claim}; {nearest}"}
+    reason = f"None: the MASE of no model is {statement}; {nearest}"
+    return {"choice": "", "why": reason}
 
 
 @probe(
@@ -375,8 +378,9 @@ def compression(
     keeps: Sequence[float] = (0.1, 0.25, 0.5),
     methods: Sequence[str] = ("svd", "weighted"),
 ) -> xr.Dataset:
-    """Measure the :func:`pareto` curve of a run, calibrated on other series or earlier
-    steps.
+    """Measure the :func:`pareto` curve of a run.
+
+    It is calibrated on earlier steps of the same series, see :func:`calibration_run`.
 
     Args:
         run: of the full model on the series that measure, with their truth.
@@ -406,8 +410,9 @@ def compression(
     whole_batch=True,
 )
 def compression_quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
-    """Compress a model as calibrated on other series or earlier steps, and measure its
-    :func:`quality`.
+    """Compress a model, and measure its :func:`quality` on a run.
+
+    It is calibrated on earlier steps of the same series, see :func:`calibration_run`.
 
     Args:
         run: of the full model on the series that measure, with their truth.
@@ -439,8 +444,9 @@ def cost(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure time, operations and memory of one forward of two models on the same
-    inputs.
+    """Measure time, operations and memory of a forward of two models.
+
+    Both have the same inputs.
 
     Args:
         whole, other: the models, usually the compressed one last.
@@ -498,10 +504,11 @@ def _row(
     future = None
     if whole.adapter.readout == "token":
         future = np.zeros((batch, 16))
+    # encoded once, so that both models read the same tensors
     inputs = whole.encode(as_series(list(walks)), future=future).inputs
     forwards = [partial(_forward, lens, inputs) for lens in (whole, other)]
     times = np.array(in_turn(forwards, rounds=rounds, clock=make_clock(whole.device)))
-    over = times[1] / times[0]
+    ratio = times[1] / times[0]
     operations = []
     peaks = []
     for lens, forward in zip((whole, other), forwards, strict=True):
@@ -510,9 +517,9 @@ def _row(
         operations.append(int(counter.get_total_flops()))
         peaks.append(measured(forward, lens.device)[1] + _weight_bytes(lens))
     return {
-        "time_ratio": float(np.median(over)),
-        "time_ratio_low": float(over.min()),
-        "time_ratio_high": float(over.max()),
+        "time_ratio": float(np.median(ratio)),
+        "time_ratio_low": float(ratio.min()),
+        "time_ratio_high": float(ratio.max()),
         "operation_ratio": operations[1] / operations[0],
         "seconds": np.median(times, axis=1).tolist(),
         "operations": operations,

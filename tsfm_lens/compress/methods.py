@@ -1,5 +1,9 @@
-"""Four methods of compression, to a share, a threshold or a rank, and ranks by their
-effect on the forecast.
+"""Four methods of compression, and ranks by their effect on the forecast.
+
+:func:`compressed` is the entry: it chooses ranks by a share, a threshold or one number
+with :func:`chosen_ranks`, and truncates a model by one of :data:`METHODS`. The method
+"measured" distributes ranks with :func:`allocated`, on folds of series that
+:mod:`.moments` makes.
 """
 
 from __future__ import annotations
@@ -36,17 +40,16 @@ __all__ = ["METHODS", "calibration_run", "chosen_ranks", "compressed", "deviatio
 WINDOWS = 8
 # shares of the full rank at which a matrix is tried
 SHARES = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8)
-# amounts of numbers that a budget is told apart by
+# into how many steps a budget of entries is divided
 _AMOUNTS = 100_000
 
 
 def deviation(run: Run, output: Tensor) -> np.ndarray:
-    """Compute the distance of a forward's output from the plain model's, (series,), 0
-    or more.
+    """Compute the distance of a forward's output from the plain model's, (series,).
 
-    For token models, it is the Kullback-Leibler divergence from the plain distribution,
-    in nats. For all others, it is the mean square over quantiles and steps, in units of
-    the variance of the context.
+    It is 0 or more. For token models, it is the Kullback-Leibler divergence from the
+    plain distribution, in nats. For all others, it is the mean square over quantiles
+    and steps, in units of the variance of the context.
 
     Example:
         >>> bool(compress.deviation(run, lens.forward(run.encoded)).max() < 1e-6)
@@ -56,16 +59,15 @@ def deviation(run: Run, output: Tensor) -> np.ndarray:
         with torch.no_grad():
             run.cache["plain output"] = run.lens.adapter.run(run.encoded.inputs)
     plain = run.cache["plain output"].double()
-    other = output.detach().double()
+    changed = output.detach().double()
     if run.tokens_read:
         log_p = plain.log_softmax(-1)
-        log_q = other.log_softmax(-1)
+        log_q = changed.log_softmax(-1)
         return (log_p.exp() * (log_p - log_q)).sum(-1).mean(-1).cpu().numpy()
-    spread = np.array([np.nanvar(series) for series in run.batch.values])
-    separate = (
-        (other - plain)[..., : run.horizon].square().mean(dim=(1, 2)).cpu().numpy()
-    )
-    return np.asarray(separate / np.where(spread > 0, spread, 1.0))
+    variance = np.array([np.nanvar(series) for series in run.batch.values])
+    difference = (changed - plain)[..., : run.horizon]
+    mean_square = difference.square().mean(dim=(1, 2)).cpu().numpy()
+    return np.asarray(mean_square / np.where(variance > 0, variance, 1.0))
 
 
 def rank_effects(
@@ -75,29 +77,34 @@ def rank_effects(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, dict[int, float]]:
-    """Measure the deviation of the forecast with one matrix truncated, by name and
-    rank; a sum over series.
+    """Measure the deviation of the forecast with one matrix truncated.
 
-    Each fold of series is forecast with factors that the other folds calibrate.
+    Return it by name and rank, summed over series. Each fold of series is forecast with
+    factors that the other folds calibrate.
     """
     by_name = matrices_by_name(run.lens, candidates)
-    control = copy.deepcopy(run.lens)
+    lens = copy.deepcopy(run.lens)
     count = 0
-    model = control.adapter.model
+    model = lens.adapter.model
     effects = {name: dict.fromkeys(ranks, 0.0) for name, ranks in candidates.items()}
-    for part, (inner, outer) in (
-        (part, how.values()) for part, how in crossed(run, candidates)
-    ):
+    for part, fold_weights in crossed(run, candidates):
+        inner, outer = fold_weights.values()
         for name, ranks in candidates.items():
             matrix = by_name[name]
-            full = by_name[name].form(by_head=by_head).full
+            full = matrix.form(by_head=by_head).full
             layer = model.get_submodule(matrix.path)
             smaller = [rank for rank in ranks if rank < full]
             # the factors of smaller ranks begin as those of the largest
-            how = inner[name], outer and outer[name], by_head
             widest = None
             if smaller:
-                widest = compute_factors(run.lens, matrix, max(smaller), *how)
+                widest = compute_factors(
+                    run.lens,
+                    matrix,
+                    max(smaller),
+                    inner[name],
+                    outer and outer[name],
+                    by_head,
+                )
             for rank in smaller:
                 assert widest is not None
                 replace_layer(
@@ -105,7 +112,7 @@ def rank_effects(
                     matrix.path,
                     LowRankLinear(_leading(widest, rank), layer.bias, matrix.gain),
                 )
-                effects[name][rank] += _deviation(part, control)
+                effects[name][rank] += _deviation(part, lens)
             replace_layer(model, matrix.path, layer)
             count += 1
             if progress is not None:
@@ -140,37 +147,41 @@ def allocate(
     forms: Mapping[str, BlockShape],
     budget: int,
 ) -> tuple[dict[str, int], float]:
-    """Choose the ranks of least summed effect within a budget of entries; the choice is
-    optimal.
+    """Choose the ranks of least summed effect within a budget of entries.
 
-    This is a knapsack problem with one item per matrix, solved by dynamic programming.
-    It is exact if the budget is at most 100,000 times the sizes' greatest common
-    divisor. For more, sizes beyond the smallest are rounded up.
+    This is a knapsack problem with one item per matrix, solved by dynamic programming,
+    so that the choice is optimal. It is exact if the budget is at most 100,000 times
+    the sizes' greatest common divisor. For more, sizes beyond the smallest are rounded
+    up.
     """
     sizes = {
-        name: [forms[name].stored(rank) for rank in of] for name, of in effects.items()
+        name: [forms[name].stored(rank) for rank in by_rank]
+        for name, by_rank in effects.items()
     }
-    if (spent := sum(min(of) for of in sizes.values())) > budget:
+    if (spent := sum(map(min, sizes.values()))) > budget:
         raise InputError(
             f"no rank meets a budget of {budget:,} parameters: the smallest ranks that"
             f" were tried take {spent:,}; give that or more"
         )
     step = max(
-        math.gcd(*(size for of in sizes.values() for size in of)),
+        math.gcd(*(size for row in sizes.values() for size in row)),
         -(-budget // _AMOUNTS),
     )
     # never more than is left where the smallest ranks take all of the budget
     prices = {
-        name: [-(-(size - min(of)) // step) for size in of]
-        for name, of in sizes.items()
+        name: [-(-(size - min(row)) // step) for size in row]
+        for name, row in sizes.items()
     }
     left = (budget - spent) // step
     choices = []
     best = np.zeros(left + 1)
-    for name, of in effects.items():
-        table = np.full((len(of), len(best)), np.inf)
-        for row, price, effect in zip(table, prices[name], of.values(), strict=True):
+    for name, by_rank in effects.items():
+        table = np.full((len(by_rank), len(best)), np.inf)
+        for row, price, effect in zip(
+            table, prices[name], by_rank.values(), strict=True
+        ):
             row[price:] = best[: max(len(row) - price, 0)] + effect
+        # a matrix has fewer than 256 candidates
         choices.append(table.argmin(axis=0).astype(np.uint8))
         best = table.min(axis=0)
     ranks: dict[str, int] = {}
@@ -187,12 +198,11 @@ def allocated(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> tuple[dict[str, int], bool]:
-    """Choose ranks no larger in sum of entries than given ones, and whether moments
-    weigh factors, by least effect.
+    """Choose ranks of least effect, and whether moments weigh the factors.
 
-    Three choices are measured on folds of series that did not calibrate them: ranks of
-    least summed effect, the given ranks, and plain truncation to the given ranks,
-    without weights.
+    The ranks take no more entries in sum than given ones. Three choices are measured on
+    folds of series that did not calibrate them: ranks of least summed effect, the given
+    ranks, and plain truncation to the given ranks, without weights.
     """
     forms = {
         name: matrix.form(by_head=by_head)
@@ -202,29 +212,29 @@ def allocated(
         name: _candidates(forms[name], rank) for name, rank in uniform.items()
     }
     effects = rank_effects(run, candidates, by_head=by_head, progress=progress)
-    ranks, _ = allocate(
-        effects, forms, sum(forms[name].stored(rank) for name, rank in uniform.items())
-    )
+    budget = sum(forms[name].stored(rank) for name, rank in uniform.items())
+    ranks, _ = allocate(effects, forms, budget)
     choices = ((ranks, True), (dict(uniform), True), (dict(uniform), False))
-    moved = np.zeros(3)
-    for part, how in crossed(run, uniform):
-        for position, (choice, weighted) in enumerate(choices):
-            other = factorised(
-                run.lens, choice, by_head=by_head, **(how if weighted else {})
-            )
-            moved[position] += _deviation(part, other)
-    return choices[int(moved.argmin())]
+    deviations = np.zeros(3)
+    for part, fold_weights in crossed(run, uniform):
+        for index, (choice, weighted) in enumerate(choices):
+            options = fold_weights if weighted else {}
+            smaller = factorised(run.lens, choice, by_head=by_head, **options)
+            deviations[index] += _deviation(part, smaller)
+    return choices[int(deviations.argmin())]
 
 
 def _candidates(form: BlockShape, rank: int) -> list[int]:
-    """List the ranks to try: shares of the full one, the given one and its neighbours,
-    and the whole.
+    """List the ranks to try for a matrix.
+
+    These are shares of the full rank, the given rank and its neighbours, and the full
+    rank itself.
     """
     ranks = {max(1, round(share * form.full)) for share in SHARES}
     ranks |= {rank, max(1, rank // 2), rank + rank // 2, 2 * rank}
     # at and above this rank the matrix itself takes no more
     return sorted(
-        {item for item in ranks if form.factors(item) < form.numbers} | {form.full}
+        {tried for tried in ranks if form.factors(tried) < form.numbers} | {form.full}
     )
 
 
@@ -235,12 +245,11 @@ give its factors."""
 
 
 def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
-    """Run the same series from earlier origins, within one pass, so that calibration
-    does not see the truth.
+    """Run the same series from earlier origins, within one pass.
 
-    Origins are one horizon apart; the last is one horizon before the run's. There are
-    as many as leave a context of two. A batch with a series too short for one origin is
-    forecast unchanged.
+    Calibration thus does not see the truth. Origins are one horizon apart; the last is
+    one horizon before the run's. There are as many as leave a context of two. A batch
+    with a series too short for one origin is forecast unchanged.
 
     Example:
         >>> earlier = compress.calibration_run(run, windows=2)
@@ -257,7 +266,7 @@ def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
     if min(batch.lengths) <= 2 * steps:
         return run.lens.run(run.batch, steps, seed=run.seed)
     parts = list[SeriesBatch]()
-    bounds = list[np.ndarray]()
+    futures = list[np.ndarray]()
     while len(parts) < windows:
         rows = [
             row
@@ -266,20 +275,20 @@ def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
         ]
         if not rows:
             break
-        batch, end = batch.select(rows).split(steps)
+        batch, future = batch.select(rows).split(steps)
         ids, groups = (
             [f"{name} {len(parts) + 1} earlier" for name in names]
             for names in (batch.ids, batch.groups)
         )
-        origin = [
-            {**item, ITEM: item.get(ITEM, group)}
-            for item, group in zip(batch.static, batch.groups, strict=True)
+        static = [
+            {**properties, ITEM: properties.get(ITEM, group)}
+            for properties, group in zip(batch.static, batch.groups, strict=True)
         ]
         parts.append(
-            replace(batch, ids=tuple(ids), groups=tuple(groups), static=tuple(origin))
+            replace(batch, ids=tuple(ids), groups=tuple(groups), static=tuple(static))
         )
-        bounds.append(end)
-    truth = np.concatenate(bounds)
+        futures.append(future)
+    truth = np.concatenate(futures)
     forced_path = None
     if run.tokens_read and np.isfinite(truth).all():
         forced_path = truth
@@ -302,8 +311,7 @@ def chosen_ranks(
     mlps: bool = False,
     by_head: bool = False,
 ) -> dict[str, int]:
-    """Choose ranks of all matrices by one number; InputError for none, several, or one
-    out of range.
+    """Choose ranks of all matrices by one number.
 
     Args:
         keep: share, above 0 and at most 1, of every matrix's rank, rounded, at least 1;
@@ -314,6 +322,10 @@ def chosen_ranks(
         rank: the same for all.
         mlps: the matrices of MLPs, too.
         by_head: ranks are those of each head.
+
+    Raises:
+        InputError: none or several of ``keep``, ``epsilon`` and ``rank`` are given, or
+            one is out of range.
 
     Example:
         >>> set(compress.chosen_ranks(lens, rank=3).values())
@@ -402,19 +414,10 @@ def compressed(
         ranks, weighted = allocated(run, ranks, by_head=by_head, progress=progress)
         runs = folds(run)
         gradients = run.lens.wiring.true_gradients
+    options = {}
     if weighted:
-        how = weights(runs, ranks, gradients)
-    else:
-        how = {}
-    if weighted and (few := shortage(runs, ranks, gradients)):
-        warnings.warn(few, stacklevel=2)
-    return (
-        factorised(
-            run.lens,
-            ranks,
-            by_head=by_head,
-            name=f"{run.lens.model_id} ({method})",
-            **how,
-        ),
-        ranks,
-    )
+        options = weights(runs, ranks, gradients)
+    if weighted and (message := shortage(runs, ranks, gradients)):
+        warnings.warn(message, stacklevel=2)
+    name = f"{run.lens.model_id} ({method})"
+    return factorised(run.lens, ranks, by_head=by_head, name=name, **options), ranks

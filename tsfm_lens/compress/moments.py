@@ -1,5 +1,9 @@
-"""Second moments of the inputs of each matrix, and of the gradient at its output, over
-calibration series.
+"""Second moments of the inputs of each matrix, and of gradients at its output.
+
+They weigh the truncation of a matrix: :func:`calibrate` sums them over the series of a
+run, :func:`weights` shrinks them and hands them to :func:`.matrices.factorised`.
+:func:`crossed` keeps series that calibrate apart from those on which effects are
+measured.
 """
 
 from __future__ import annotations
@@ -25,16 +29,18 @@ from tsfm_lens.models.run import Run
 
 DRAWS = 4
 FOLDS = 2
-"""Folds of the calibration series; each measures the effects of factors that the others
-calibrate.
+"""Number of folds of the calibration series.
+
+Each measures the effects of factors that the others calibrate.
 """
 ITEM = "series that calibrates"
 """Property of a window that names the series it was cut from."""
 
 
 class Moment(NamedTuple):
-    """Second moment of one matrix as sums over series with their windows; all series
-    count equally.
+    """Second moment of one matrix as sums over series with their windows.
+
+    All series count equally.
     """
 
     total: Tensor
@@ -49,8 +55,9 @@ class Moment(NamedTuple):
 
     @property
     def shrunk(self) -> Tensor:
-        """Mean, shrunk towards a multiple of the identity: more if series agree less,
-        fully for one series.
+        """Mean, shrunk towards a multiple of the identity.
+
+        The less the series agree, the more it is shrunk; fully for one series.
 
         Source:
             Ledoit and Wolf 2004 (Journal of Multivariate Analysis 88), section 3.2,
@@ -58,16 +65,16 @@ class Moment(NamedTuple):
         """
         mean = self.total / self.series
         n = self.series
-        even = mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype)
-        between = (self.squares - n * float(mean.square().sum())) / max(n * (n - 1), 1)
-        separate = float((mean - even).square().sum())
+        identity = mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype)
+        variance = (self.squares - n * float(mean.square().sum())) / max(n * (n - 1), 1)
+        distance = float((mean - identity).square().sum())
         if n < 2:
             share = 1.0
-        elif separate > 0:
-            share = min(max(between, 0.0) / separate, 1.0)
+        elif distance > 0:
+            share = min(max(variance, 0.0) / distance, 1.0)
         else:
             share = 0.0
-        return (1 - share) * mean + share * even
+        return (1 - share) * mean + share * identity
 
 
 def calibrate(
@@ -77,8 +84,9 @@ def calibrate(
     gradients: bool = False,
     draws: int = DRAWS,
 ) -> tuple[dict[str, Moment], dict[str, Moment]]:
-    """Compute moments by name in single forwards over a run's series, on its path, once
-    for a run.
+    """Compute moments by name in forwards over a run's series, on its path.
+
+    They are computed once for a run.
 
     Returns:
         The mean of x xᵀ over input vectors x and, on request, the sum of g gᵀ over
@@ -91,7 +99,8 @@ def calibrate(
         return run.cache[key]
     if gradients:
         refuse_gradients(run.lens.wiring)
-    control = copy.deepcopy(run.lens)
+    # hooks on a copy need not be taken off
+    lens = copy.deepcopy(run.lens)
     generator = torch.Generator().manual_seed(0)
     sums = dict[tuple[int, str], Tensor]()
     counts = defaultdict[tuple[int, str], int](int)
@@ -110,7 +119,7 @@ def calibrate(
             output.register_hook(lambda gradient: add((1, name), gradient))
 
     for name, matrix in by_name.items():
-        layer = control.adapter.model.get_submodule(matrix.path)
+        layer = lens.adapter.model.get_submodule(matrix.path)
         layer.register_forward_hook(partial(tap, name), with_kwargs=True)
     moments: tuple[dict[str, Moment], dict[str, Moment]] = ({}, {})
     repeats = 1
@@ -119,27 +128,27 @@ def calibrate(
     for parts in _groups(run):
         for part in parts * repeats:
             with torch.set_grad_enabled(gradients):
-                output = control.adapter.run(part.encoded.inputs)
+                output = lens.adapter.run(part.encoded.inputs)
                 if gradients:
-                    _random_scalar(control, part, output, generator).backward()
+                    _random_scalar(lens, part, output, generator).backward()
         for side, name in counts:
             if side:
                 size = repeats * sum(len(part.batch) for part in parts)
             else:
                 size = counts[side, name]
             mean = sums[side, name] / size
-            own = Moment(
+            moment = Moment(
                 mean, float(mean.square().sum()), 1, counts[side, name] // repeats
             )
-            moments[side][name] = (
-                moments[side][name].plus(own) if name in moments[side] else own
-            )
+            if name in moments[side]:
+                moment = moments[side][name].plus(moment)
+            moments[side][name] = moment
         sums.clear()
         counts.clear()
     for side, name in product((0, 1) if gradients else (0,), by_name):
-        what = "what enters"
+        label = "what enters"
         if side:
-            what = "the gradient at what leaves"
+            label = "the gradient at what leaves"
         if name not in moments[side] or not bool(
             torch.isfinite(moments[side][name].total).all()
         ):
@@ -147,38 +156,41 @@ def calibrate(
             if name in moments[side]:
                 fault = "is not finite"
             raise InputError(
-                f"{what} {name} on the calibration series {fault}; give other series"
+                f"{label} {name} on the calibration series {fault}; give other series"
             )
     run.cache[key] = moments
     return moments
 
 
 def _groups(run: Run) -> Iterator[list[Run]]:
-    """Part a run by series, and these by length and number of variates, so that a
-    forward fills nothing up.
+    """Split a run by series, and these by length and number of variates.
+
+    A forward of such a part pads nothing.
     """
     for windows in _series(run, FEWEST):
-        alike = defaultdict[tuple[int, ...], list[int]](list)
+        by_lengths = defaultdict[tuple[int, ...], list[int]](list)
         for rows in windows:
-            alike[tuple(run.batch.lengths[row] for row in rows)] += rows
-        yield [run.select(rows) for rows in alike.values()]
+            by_lengths[tuple(run.batch.lengths[row] for row in rows)] += rows
+        yield [run.select(rows) for rows in by_lengths.values()]
 
 
 def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
-    """List the rows of each window of each series; each window alone where there are
-    fewer series.
+    """List the rows of each window of each series.
+
+    Where there are fewer than ``fewest`` series, each window counts as one.
     """
     series = defaultdict[str, list[list[int]]](list)
     for group, rows in run.batch.rows_by_group().items():
         series[run.batch.static[rows[0]].get(ITEM, group)].append(rows)
     if len(series) >= fewest:
         return list(series.values())
-    return [[rows] for item in series.values() for rows in item]
+    return [[rows] for windows in series.values() for rows in windows]
 
 
 def folds(run: Run) -> list[Run]:
-    """Part a run by series, windows of one series together; by windows where there are
-    fewer series than parts.
+    """Split a run by series into folds, windows of one series together.
+
+    Where there are fewer series than folds, it is split by windows.
     """
     if "folds" not in run.cache:
         series = _series(run, FOLDS)
@@ -189,7 +201,12 @@ def folds(run: Run) -> list[Run]:
                 " give more series, longer ones, or method='weighted'"
             )
         parts = [
-            [row for item in series[first::FOLDS] for rows in item for row in rows]
+            [
+                row
+                for windows in series[first::FOLDS]
+                for rows in windows
+                for row in rows
+            ]
             for first in range(FOLDS)
         ]
         run.cache["folds"] = [run.select(rows) for rows in parts]
@@ -199,8 +216,9 @@ def folds(run: Run) -> list[Run]:
 def weights(
     runs: Sequence[Run], names: Iterable[str], gradients: bool
 ) -> dict[str, Any]:
-    """Return the shrunk moments over runs as arguments of
-    :func:`tsfm_lens.compress.factorised`.
+    """Return the shrunk moments over runs as arguments of ``factorised``.
+
+    See :func:`tsfm_lens.compress.factorised`.
     """
     inner, outer = (
         {
@@ -215,19 +233,24 @@ def weights(
 
 
 def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any]]]:
-    """Yield the latest window of each series of each fold, and the weights that the
-    other folds give.
+    """Yield each fold, and the weights that the other folds give.
+
+    A fold has the latest window of each of its series.
     """
     parts = folds(run)
     for part in parts:
-        rest = [item for item in parts if item is not part]
+        calibrating = [fold for fold in parts if fold is not part]
         rows = [row for windows in _series(part) for row in windows[0]]
-        yield part.select(rows), weights(rest, names, run.lens.wiring.true_gradients)
+        yield (
+            part.select(rows),
+            weights(calibrating, names, run.lens.wiring.true_gradients),
+        )
 
 
 def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
-    """Name matrices with fewer input vectors than columns, and how many origins are
-    enough; "" if there are none.
+    """Describe matrices with fewer input vectors than columns; "" for none.
+
+    The text says how many forecast origins would be enough.
     """
     of_runs = [calibrate(run, names, gradients=gradients)[0] for run in runs]
     vectors = {
@@ -251,7 +274,10 @@ def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
 def _random_scalar(
     lens: Lens, run: Run, output: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Compute a scalar whose gradient has the deviation's curvature as its mean square."""
+    """Compute a random scalar of an output.
+
+    The mean square of its gradient is the curvature of the deviation.
+    """
     if run.tokens_read:
         logs = output.float().log_softmax(-1)
         flat = logs.detach().exp().flatten(0, -2).cpu()

@@ -1,5 +1,9 @@
-"""Heads and MLPs removed from a model, with their weights, so that it is smaller and
-computes less.
+"""Heads and MLPs removed from a model, with their weights.
+
+The model becomes smaller and computes less, which an ablation does not achieve.
+:func:`prune` removes parts of any architecture, with layers that store what is left;
+:func:`prune_native` builds a model of the library's own form where its configuration
+can say fewer heads, and :func:`pruned` prefers that form.
 """
 
 from __future__ import annotations
@@ -24,17 +28,18 @@ from tsfm_lens.models.opening import load
 __all__ = ["prune", "pruned"]
 
 UNIFORM_HEADS = ("chronos", "chronos-bolt", "t5")
-"""Architectures whose configuration says how many heads all attentions have, apart from
-their size.
+"""Architectures whose configuration has the number of heads apart from their size.
+
+It is one number for all attentions.
 """
 Side = Literal["rows", "columns"]
 
 
 def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
-    """Copy a model without some heads and MLPs and their weights; their hook points
-    stay and read as zero.
+    """Copy a model without some heads and MLPs and their weights.
 
-    Keys and values that several heads share are removed with the last of these heads.
+    Their hook points stay and read as zero. Keys and values that several heads share
+    are removed with the last of these heads.
 
     Args:
         components: heads, MLPs, whole attentions and layers, or globs, as
@@ -60,34 +65,35 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
         )
     by_path = {matrix.path: matrix for matrix in matrices(lens, mlps=True).values()}
     cuts, silent = _cuts(lens, targets)
-    control = copy.deepcopy(lens)
-    for path, (of, positions) in cuts.items():
-        layer: Any = control.adapter.model.get_submodule(path)
+    smaller = copy.deepcopy(lens)
+    for path, (of, removed) in cuts.items():
+        layer: Any = smaller.adapter.model.get_submodule(path)
         if isinstance(layer, Compressed):
             raise InputError(
                 f"{by_path[path].name} is compressed already ({layer}); begin with the"
                 " whole model"
             )
-        index = (~positions).nonzero()[:, 0]
+        index = (~removed).nonzero()[:, 0]
         weight = layer.weight.detach()
         if layer.bias is None:
             bias = None
         else:
             bias = layer.bias.detach().clone()
+        # a removed head or unit gives zero, not its bias
         if bias is not None and of == "rows":
-            bias[positions] = 0.0
+            bias[removed] = 0.0
         if bias is not None and path in silent:
             bias.zero_()
         if of == "rows":
-            rest = weight[index]
+            stored = weight[index]
         else:
-            rest = weight[:, index]
+            stored = weight[:, index]
         partial = PartialLinear(
-            rest, index, len(positions), of, bias, by_path[path].gain
+            stored, index, len(removed), of, bias, by_path[path].gain
         )
-        replace_layer(control.adapter.model, path, partial)
+        replace_layer(smaller.adapter.model, path, partial)
     return Lens(
-        control.adapter,
+        smaller.adapter,
         f"{lens.model_id} ({len(targets)} components removed)",
         lens.revision,
     )
@@ -96,37 +102,37 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
 def _cuts(
     lens: Lens, targets: Sequence[Component]
 ) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
-    """Collect (side, places that go) by path of the layer, and the layers whose bias
-    goes, as nothing is written.
+    """Collect by path of a layer the side and the indices that go.
+
+    Also return the layers whose bias goes, as nothing is written any more. Indices are
+    a mask over the rows or columns.
     """
     cuts: dict[str, tuple[Side, Tensor]] = {}
     silent: set[str] = set()
 
-    def cut(
+    def remove(
         block: str,
         part: Projection,
         of: Side,
-        gone: list[int] | None = None,
+        heads: list[int] | None = None,
         n_heads: int = 1,
     ) -> None:
         path = f"{block}.{part.module}"
-        size = parameters(lens.adapter.model, path, part)[0].shape[int(of == "columns")]
-        _, positions = cuts.setdefault(path, (of, torch.zeros(size, dtype=torch.bool)))
-        positions[
-            (
-                slice(None)
-                if gone is None
-                else _places(part, size, n_heads)[gone].flatten()
-            )
-        ] = True
+        weight, _ = parameters(lens.adapter.model, path, part)
+        size = weight.shape[int(of == "columns")]
+        _, removed = cuts.setdefault(path, (of, torch.zeros(size, dtype=torch.bool)))
+        if heads is None:
+            removed[:] = True
+        else:
+            removed[_head_indices(part, size, n_heads)[heads].flatten()] = True
 
     for stack in lens.wiring.stacks:
         for layer in range(stack.n_layers):
             block = stack.block(layer)
             for row in stack.rows(layer):
-                heads, is_whole = _gone(targets, stack, layer, row.kind)
+                heads, is_removed = _removed(targets, stack, layer, row.kind)
                 if isinstance(row, Branch):
-                    if is_whole:
+                    if is_removed:
                         raise InputError(
                             f"{stack.prefix}.{layer}.{row.kind} is no attention and no"
                             " MLP, and the wiring does not say which of its weights"
@@ -137,7 +143,7 @@ def _cuts(
                     output = row.o
                 else:
                     output = Projection(row.o)
-                if is_whole:
+                if is_removed:
                     norm = None
                     if row.post_norm:
                         norm = lens.adapter.model.get_submodule(
@@ -151,9 +157,10 @@ def _cuts(
                         )
                     silent.add(f"{block}.{output.module}")
                 if isinstance(row, Mlp):
-                    for part in (row.i, row.gate, output) if is_whole else ():
+                    for part in (row.i, row.gate, output) if is_removed else ():
                         if part is not None:
-                            cut(block, part, "columns" if part is output else "rows")
+                            side: Side = "columns" if part is output else "rows"
+                            remove(block, part, side)
                     continue
                 for letter, part in [*row.inputs.items(), ("o", row.o)]:
                     if letter == "o":
@@ -162,41 +169,34 @@ def _cuts(
                         n_heads = row.count_heads(letter, stack.n_heads)
                     group = stack.n_heads // n_heads
                     # keys and values go with the last head that reads them
-                    gone = [
+                    removed_heads = [
                         head
                         for head in range(n_heads)
                         if set(range(head * group, (head + 1) * group)) <= heads
                     ]
-                    if gone:
-                        cut(
-                            block,
-                            part,
-                            "columns" if letter == "o" else "rows",
-                            gone,
-                            n_heads,
-                        )
+                    if removed_heads:
+                        side = "columns" if letter == "o" else "rows"
+                        remove(block, part, side, removed_heads, n_heads)
     return cuts, silent
 
 
-def _gone(
+def _removed(
     targets: Sequence[Component], stack: Stack, layer: int, kind: str
 ) -> tuple[set[int], bool]:
-    """Return heads of an attention that go, and whether all of it, or of an MLP, does."""
-    own = [
-        target
+    """Return the heads of a sublayer that go, and whether all of it goes."""
+    heads = [
+        target.head
         for target in targets
         if (target.stack, target.layer) == (stack.name, layer)
         and target.kind in (None, kind)
     ]
-    is_whole = any(item.head is None for item in own)
-    return (
-        set(range(stack.n_heads))
-        if is_whole
-        else {item.head for item in own if item.head is not None}
-    ), is_whole
+    # a component without a head is the full sublayer or layer
+    if None in heads:
+        return set(range(stack.n_heads)), True
+    return {head for head in heads if head is not None}, False
 
 
-def _places(part: Projection, size: int, n_heads: int) -> Tensor:
+def _head_indices(part: Projection, size: int, n_heads: int) -> Tensor:
     """Return the rows or columns of each head, (head, d_head)."""
     if part.parts == 1:
         return rearrange(
@@ -207,8 +207,13 @@ def _places(part: Projection, size: int, n_heads: int) -> Tensor:
 
 
 def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
-    """Build a native model with fewer heads, if its configuration allows it: T5,
-    Chronos and Chronos-Bolt.
+    """Build a native model with fewer heads.
+
+    The configurations of T5, Chronos and Chronos-Bolt allow it.
+
+    Raises:
+        InputError: a component is no head, or the configuration cannot say what would
+            be left.
     """
     model: Any = lens.adapter.model
     if lens.wiring.architecture not in UNIFORM_HEADS:
@@ -217,15 +222,15 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
             " prune() removes heads"
         )
     targets = lens.components(*components)
-    other = next((target for target in targets if target.head is None), None)
-    if other is not None:
+    unsplit = next((target for target in targets if target.head is None), None)
+    if unsplit is not None:
         raise InputError(
-            f"{other} is not a head; a native configuration can say fewer heads alone."
-            " See prune()"
+            f"{unsplit} is not a head; a native configuration can say fewer heads"
+            " alone. See prune()"
         )
     remaining = {
         (stack.name, layer, row.kind): sorted(
-            set(range(stack.n_heads)) - _gone(targets, stack, layer, row.kind)[0]
+            set(range(stack.n_heads)) - _removed(targets, stack, layer, row.kind)[0]
         )
         for stack in lens.wiring.stacks
         for layer in range(stack.n_layers)
@@ -239,15 +244,11 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
             " for all of them. prune() removes any"
         )
     for stack in lens.wiring.stacks:
-        if (
-            len(
-                {
-                    tuple(remaining[stack.name, layer, "self_attn"])
-                    for layer in range(stack.n_layers)
-                }
-            )
-            > 1
-        ):
+        by_layer = {
+            tuple(remaining[stack.name, layer, "self_attn"])
+            for layer in range(stack.n_layers)
+        }
+        if len(by_layer) > 1:
             raise InputError(
                 f"the self-attentions of the {stack.name} would keep different heads,"
                 " but share a position bias by head; take the same ones out of all its"
@@ -257,27 +258,30 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     config.num_heads = next(iter(counts))
     smaller = type(model)(config).eval().to(next(model.parameters()))
     state = dict(model.state_dict())
-    for path, (of, positions) in _cuts(lens, targets)[0].items():
+    for path, (of, removed) in _cuts(lens, targets)[0].items():
         weight = state[f"{path}.weight"]
         state[f"{path}.weight"] = (
-            weight[~positions] if of == "rows" else weight[:, ~positions]
+            weight[~removed] if of == "rows" else weight[:, ~removed]
         )
     for stack in lens.wiring.stacks:
-        bias = f"{stack.block(0)}.{next(stack.attentions()).module}.relative_attention_bias.weight"
+        attention = f"{stack.block(0)}.{next(stack.attentions()).module}"
+        bias = f"{attention}.relative_attention_bias.weight"
         state[bias] = state[bias][:, remaining[stack.name, 0, "self_attn"]]
     smaller.load_state_dict(state)
     return smaller
 
 
 def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, bool]:
-    """Prune a model, in the library's own form if possible; return the model and
-    whether it has this form.
+    """Prune a model, in the library's own form if possible.
 
-    See :func:`prune_native` and :func:`prune`.
+    Return the model and whether it has this form. See :func:`prune_native` and
+    :func:`prune`.
 
     Example:
-        >>> compress.pruned(lens, ["*.*.*_attn.0"])[1], compress.pruned(lens, ["decoder.1.mlp"])[1]
-        (True, False)
+        >>> compress.pruned(lens, ["*.*.*_attn.0"])[1]
+        True
+        >>> compress.pruned(lens, ["decoder.1.mlp"])[1]
+        False
     """
     patterns = list(components)
     smaller = prune(lens, patterns)
@@ -285,7 +289,5 @@ def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, boo
         native = prune_native(lens, patterns)
     except InputError:
         return smaller, False
-    return (
-        Lens(load(native, check=False).adapter, smaller.model_id, lens.revision),
-        True,
-    )
+    adapter = load(native, check=False).adapter
+    return Lens(adapter, smaller.model_id, lens.revision), True

@@ -1,4 +1,9 @@
-"""Rank of each matrix by threshold or share, and the size of a model with such ranks."""
+"""Rank of each matrix by threshold or share, and the size of such a model.
+
+:func:`ranks_by_epsilon` and :func:`ranks_by_share` choose ranks from shapes and spectra
+alone, :func:`compute_ratio` says how much they keep. No model is needed; ranks by their
+effect on forecasts are in :mod:`.methods`.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,9 @@ _SLACK = 1e-9
 
 
 class BlockShape(NamedTuple):
-    """Shape of one matrix that is truncated: blocks with ranks of their own, 1 or one a
-    head, each (rows, columns).
+    """Shape of one matrix that is truncated: blocks of (rows, columns).
+
+    Each block has a rank of its own; there is one block, or one per head.
     """
 
     blocks: int
@@ -45,15 +51,18 @@ class BlockShape(NamedTuple):
         return self.blocks * rank * (self.rows + self.columns)
 
     def stored(self, rank: int) -> int:
-        """Count the stored entries: those of the factors if they are fewer, else those
-        of the matrix.
+        """Count the entries that are stored.
+
+        They are those of the factors if these are fewer, else those of the matrix.
         """
         return min(self.factors(rank), self.numbers)
 
 
 class Ratio(NamedTuple):
-    """Share that is kept: of ranks (as in the paper's tables), of entries in factors,
-    of stored entries.
+    """Share that is kept, in three readings.
+
+    ``ranks`` is of ranks, as in the paper's tables, ``factors`` of entries in factors,
+    ``stored`` of stored entries.
     """
 
     ranks: float
@@ -91,8 +100,9 @@ def ranks_by_share(
     *,
     of: Literal["rank", "parameters"] = "rank",
 ) -> dict[str, int]:
-    """Choose ranks by one share, above 0 and at most 1, of every matrix's rank or of
-    its entries, by name.
+    """Choose ranks by name, by one share of every matrix.
+
+    The share, above 0 and at most 1, is of its rank or of its entries.
     """
     if not 0 < share <= 1:
         raise InputError(f"a share of {share} of the {of}; expected above 0, at most 1")
@@ -109,12 +119,12 @@ def ranks_by_share(
     short = [name for name, rank in ranks.items() if rank < 1]
     if short:
         form = forms[short[0]]
+        heads = f", {form.blocks} heads" if form.blocks > 1 else ""
         raise InputError(
             f"no rank meets a budget of {share:g} of the parameters: {short[0]}"
-            f" ({form.rows} x"
-            f" {form.columns}{f', {form.blocks} heads' if form.blocks > 1 else ''})"
-            f" takes {form.factors(1) / form.numbers:.3g} of its own at rank 1; give"
-            " that share or more"
+            f" ({form.rows} x {form.columns}{heads}) takes"
+            f" {form.factors(1) / form.numbers:.3g} of its own at rank 1; give that"
+            " share or more"
         )
     return {name: min(rank, forms[name].full) for name, rank in ranks.items()}
 
@@ -123,8 +133,9 @@ def compute_ratio(
     forms: Mapping[str, BlockShape] | Sequence[BlockShape],
     ranks: Mapping[str, int] | Sequence[int],
 ) -> Ratio:
-    """Compute the share that some ranks keep, over all matrices, by name or in one
-    order.
+    """Compute the share that some ranks keep over all matrices.
+
+    Shapes and ranks are by name, or in the same order.
 
     Source:
         Flow of ranks, tables 2 and 4; the paper does not define its "ratio" (E0-4), so
@@ -137,20 +148,20 @@ def compute_ratio(
     shapes: dict[Any, BlockShape] = (
         dict(forms) if isinstance(forms, Mapping) else dict(enumerate(forms))
     )
-    rank_of: dict[Any, int] = (
+    by_name: dict[Any, int] = (
         dict(ranks) if isinstance(ranks, Mapping) else dict(enumerate(ranks))
     )
-    if not shapes or set(shapes) != set(rank_of):
+    if not shapes or set(shapes) != set(by_name):
         raise InputError(
-            f"{len(rank_of)} ranks for {len(shapes)} matrices; expected one each, and"
+            f"{len(by_name)} ranks for {len(shapes)} matrices; expected one each, and"
             " at least one"
         )
     for name, form in shapes.items():
-        if not 1 <= rank_of[name] <= form.full:
+        if not 1 <= by_name[name] <= form.full:
             raise InputError(
-                f"rank {rank_of[name]} of {name}; expected from 1 to {form.full}"
+                f"rank {by_name[name]} of {name}; expected from 1 to {form.full}"
             )
-    pairs = [(form, int(rank_of[name])) for name, form in shapes.items()]
+    pairs = [(form, int(by_name[name])) for name, form in shapes.items()]
     entries = sum(form.numbers for form, _ in pairs)
     return Ratio(
         sum(form.blocks * rank for form, rank in pairs)

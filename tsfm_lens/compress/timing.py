@@ -1,4 +1,8 @@
-"""Time and memory of calls, for comparisons of two ways to compute the same."""
+"""Time and memory of calls, for comparisons of two ways to compute the same.
+
+:func:`in_turn` times functions by rounds, so that drift of the machine affects all of
+them; :func:`measured` finds the memory that a call takes at most.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ Clock = Callable[[], float]
 
 
 def make_clock(device: torch.device) -> Clock:
-    """Return the clock on the wall, which first waits for what a GPU has not finished."""
+    """Return a wall clock that first waits for what a GPU has not finished."""
 
     def now() -> float:
         if device.type == "cuda":
@@ -42,13 +46,14 @@ def ratios(
     warm_up: int = 1,
     clock: Clock = time.perf_counter,
 ) -> list[tuple[float, float, float]]:
-    """Time several things against one baseline, in turn, so that drift of the machine
-    cancels.
+    """Time several functions against one baseline, in turn.
+
+    Drift of the machine then cancels. Return median, lowest and highest ratio of each.
     """
     times = in_turn([*ours, base], rounds=rounds, warm_up=warm_up, clock=clock)
-    of_base = times[-1]
+    base_times = times[-1]
     rows = [
-        [one / other for one, other in zip(row, of_base, strict=True)]
+        [ours_s / base_s for ours_s, base_s in zip(row, base_times, strict=True)]
         for row in times[:-1]
     ]
     return [(statistics.median(row), min(row), max(row)) for row in rows]
@@ -74,13 +79,15 @@ def in_turn(
 
 
 class LiveBytes(TorchDispatchMode):
-    """Dispatch mode that counts the bytes of all live tensors that operations have
-    made.
+    """Dispatch mode that counts the bytes of live tensors.
+
+    It counts those that operations have made inside it.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.peak = self._now = 0
+        self.peak = 0
+        self._now = 0
         self._keys: set[int] = set()
 
     def __torch_dispatch__(
@@ -109,6 +116,7 @@ class LiveBytes(TorchDispatchMode):
                 self._keys.add(key)
                 self._now += size
                 self.peak = max(self.peak, self._now)
+                # nothing is counted any more when Python ends
                 weakref.finalize(storage, self._release, key, size).atexit = False
         return output
 
@@ -118,8 +126,9 @@ class LiveBytes(TorchDispatchMode):
 
 
 def measured(work: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
-    """Return a function's result, and the most bytes of tensors that it held beyond
-    those that were there.
+    """Return a function's result, and the peak of the memory that it took.
+
+    The peak is in bytes of tensors beyond those that were there before.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

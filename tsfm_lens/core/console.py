@@ -1,5 +1,8 @@
-"""Output to the terminal: texts appear as they are, whatever brackets, colons or
-control characters they have.
+"""Output to the terminal, in which texts appear as they are.
+
+Brackets, colons and control characters of a name neither format nor move anything:
+:func:`echo` and :func:`console` escape them. The module also turns signals into exit
+codes, with :func:`termination` and :func:`interrupt_code`.
 """
 
 from __future__ import annotations
@@ -34,12 +37,13 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 def visible(text: str, *, keep: str = "") -> str:
     r"""Escape control characters: ESC becomes the four signs ``\x1b``."""
-    return _CONTROL.sub(
-        lambda sign: (
-            sign[0] if sign[0] in keep else sign[0].encode("unicode_escape").decode()
-        ),
-        text,
-    )
+
+    def escape(sign: re.Match[str]) -> str:
+        if sign[0] in keep:
+            return sign[0]
+        return sign[0].encode("unicode_escape").decode()
+
+    return _CONTROL.sub(escape, text)
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
@@ -47,19 +51,22 @@ def echo(text: str = "", *, err: bool = False) -> None:
     typer.echo(visible(text, keep="\n\t"), err=err)
 
 
+# rich turns every string, also of cells and titles, into text by this method
 class _PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text, keep="\n\t"), **options)
 
 
+# TextColumn would read brackets of a description as markup
 class _PlainColumn(TextColumn):
     def render(self, task: Task) -> Text:
         return Text(visible(self.text_format.format(task=task)))
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console that prints texts, cells and titles of tables as they are, with
-    control characters escaped.
+    """Return a console that prints texts, cells and titles of tables as they are.
+
+    Control characters are escaped.
     """
     return _PlainConsole(
         stderr=stderr, width=width, markup=False, emoji=False, highlight=False
@@ -69,8 +76,10 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 def progress(
     *, width: int = 0, eta: bool = False, after: str = "", hidden: bool = False
 ) -> Progress:
-    """Return a progress display on stderr, which leaves stdout alone: a description, a
-    bar, counts, time.
+    """Return a progress display on stderr, which leaves stdout alone.
+
+    It has a description, a bar, counts, the elapsed time and, with ``eta``, the
+    remaining time.
     """
     description = _PlainColumn(f"{{task.description:<{width}}}")
     columns = [
@@ -90,8 +99,9 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def termination() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that temporary files go; outside the
-    main thread change nothing.
+    """Let SIGTERM end the block as Ctrl-C does, so that temporary files go.
+
+    Outside the main thread, it changes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -114,17 +124,21 @@ _RECEIVED: list[int] = []
 
 
 def interrupt_code() -> int:
-    """Return the exit code of a command that a signal interrupted: 143 after SIGTERM,
-    else 130.
+    """Return the exit code of a command that a signal interrupted.
+
+    It is 143 after SIGTERM, else 130.
     """
+    # as a shell reports it
     return 128 + (_RECEIVED[-1] if _RECEIVED else signal.SIGINT)
 
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Let stdout and stderr take any text, and report errors of the system, such as a
-    full device, in a line.
+    """Let stdout and stderr take any text, and report errors of the system.
+
+    An error, such as a full device, is a line on stderr, and the exit code is 1.
     """
+    # a sign that the terminal's encoding lacks must not end the program
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -135,13 +149,14 @@ def standard_streams() -> Iterator[None]:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except OSError as error:
+        # who closed the pipe wants no more lines
         if not isinstance(error, BrokenPipeError):
-            position = ""
+            file = ""
             if error.filename:
-                position = f"{error.filename}: "
+                file = f"{error.filename}: "
             with suppress(OSError):
                 console(stderr=True).print(
-                    f"error: {position}{error.strerror or error}", soft_wrap=True
+                    f"error: {file}{error.strerror or error}", soft_wrap=True
                 )
         for stream in filter(None, (sys.stdout, sys.stderr)):
             try:

@@ -1,4 +1,7 @@
-"""Checkpoints that ship with the package, by name."""
+"""Checkpoints that ship with the package, by name.
+
+They are folders of ``tsfm_lens/zoo``; :func:`tsfm_lens.load` opens their weights.
+"""
 
 from __future__ import annotations
 

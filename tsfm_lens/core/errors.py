@@ -1,14 +1,17 @@
 """Exceptions of tsfm-lens.
 
-    LensError ├── InputError          a series, file or argument cannot be used as it is
+    LensError
+    ├── InputError          a series, file or argument cannot be used as it is
     ├── UnknownNameError    no hook point, component, series or checkpoint has this name
     ├── WiringError         the model's configuration or modules are not as a wiring
-    describes them ├── CheckpointError     no loadable checkpoint is there ├── HookError
-    an intervention does not fit the activation it meets ├── MissingExtraError   an
-    optional package is not installed ├── RenderError         a figure could not be
-    written in the format asked for ├── StoreError          a sweep's store cannot be
-    written or read └── SweepFailedError    some groups of a sweep could not be
-    computed; all others are kept
+    │                       describes them
+    ├── CheckpointError     no loadable checkpoint is there
+    ├── HookError           an intervention does not fit the activation it meets
+    ├── MissingExtraError   an optional package is not installed
+    ├── RenderError         a figure could not be written in the format asked for
+    ├── StoreError          a sweep's store cannot be written or read
+    └── SweepFailedError    some groups of a sweep could not be computed; all others
+                            are kept
 
 Each also derives from the builtin it refines, so ``except ValueError`` keeps working.
 A message says what was got, what was expected and what to do next.
@@ -72,13 +75,13 @@ class UnknownNameError(LensError, KeyError):
 
     Cure:
         Take one of the nearest names in the message. ``lens.components()`` and
-        ``lens.hook_table()`` list those of a model, ``tsfm-lens hooks MODEL``, ``tsfm-
-        lens data`` and ``tsfm-lens models`` do on the command line.
+        ``lens.hook_table()`` list those of a model, ``tsfm-lens hooks MODEL``,
+        ``tsfm-lens data`` and ``tsfm-lens models`` do on the command line.
 
     Example:
         >>> lens.components("decoder.9.mlp")
         Traceback (most recent call last):
-        tsfm_lens.core.errors.UnknownNameError: no component 'decoder.9.mlp'. Closest: decoder.2.mlp, decoder.1.mlp, ...
+        tsfm_lens.core.errors.UnknownNameError: no component 'decoder.9.mlp'. ...
     """
 
     def __str__(self) -> str:
@@ -122,7 +125,7 @@ class CheckpointError(LensError, OSError):
     Example:
         >>> tsfm_lens.load(folder)
         Traceback (most recent call last):
-        tsfm_lens.core.errors.CheckpointError: ... is not a checkpoint: it has no *.safetensors file (found: nothing)
+        tsfm_lens.core.errors.CheckpointError: ... is not a checkpoint: it has no ...
     """
 
 
@@ -143,7 +146,7 @@ class HookError(LensError, RuntimeError):
         >>> with lens.edit(EditPattern("decoder.0.mlp", lambda pattern: pattern)):
         ...     lens.forecast(run.batch, 2)
         Traceback (most recent call last):
-        tsfm_lens.core.errors.HookError: EditPattern needs an attention branch or head, decoder.0.mlp is an MLP
+        tsfm_lens.core.errors.HookError: EditPattern needs an attention branch or ...
     """
 
 
@@ -187,7 +190,7 @@ class StoreError(LensError, OSError):
     Example:
         >>> sweep.gather(folder)
         Traceback (most recent call last):
-        tsfm_lens.core.errors.StoreError: ... is not a store of a sweep: it has no store.json that can be read. ...
+        tsfm_lens.core.errors.StoreError: ... is not a store of a sweep: ...
     """
 
 
@@ -207,13 +210,15 @@ class SweepFailedError(LensError, RuntimeError):
 def unknown_name(
     what: str, name: object, names: Iterable[str], *, hint: str = ""
 ) -> UnknownNameError:
-    """Build the error for a ``name`` that no ``what`` has, with the nearest of all
-    names, and a hint at the list.
+    """Build the error for a ``name`` that no ``what`` has.
+
+    Its message has the nearest of all ``names``, and a hint at where they are listed.
     """
     options = list(names)
-    near = get_close_matches(str(name), options, n=3, cutoff=0.4) or options[:3]
-    if near:
-        choice = f"Closest: {', '.join(near)}."
+    # where nothing is near, the first names at least show what names look like
+    nearest = get_close_matches(str(name), options, n=3, cutoff=0.4) or options[:3]
+    if nearest:
+        choice = f"Closest: {', '.join(nearest)}."
     else:
         choice = f"There is no {what} to choose from."
     return UnknownNameError(f"no {what} {str(name)!r}. {choice} {hint}".strip())
@@ -222,26 +227,27 @@ def unknown_name(
 def missing_extra(
     purpose: str, extra: str, packages: Iterable[str] = (), *, hint: str = ""
 ) -> MissingExtraError:
-    """Build the error for a ``purpose`` that needs the packages of an extra, with the
-    command that installs it.
+    """Build the error for a ``purpose`` that needs the packages of an extra.
+
+    Its message has the command that installs them.
     """
     absent = ", ".join(packages)
-    what = ""
+    detail = ""
     if absent:
-        what = f" ({absent} not installed)"
+        detail = f" ({absent} not installed)"
     return MissingExtraError(
-        f"{purpose} needs the extra {extra!r}{what}. Install it:"
+        f"{purpose} needs the extra {extra!r}{detail}. Install it:"
         f" {install_command(extra)}. {hint}".strip()
     )
 
 
 @cache
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this package, from where the package
-    itself was installed.
+    """Return the command that adds an extra to this package.
 
-    A clone or a wheel is named by its place (``direct_url.json`` of PEP 610): the
-    package is on no index, and what has its name there may be something else.
+    It installs from where the package itself came from. A clone or a wheel is named by
+    its path (``direct_url.json`` of PEP 610): the package is on no index, and what has
+    its name there may be something else.
     """
     from importlib import metadata
 
@@ -263,10 +269,10 @@ def install_command(extra: str) -> str:
     editable = ""
     if origin.get("dir_info", {}).get("editable"):
         editable = "-e "
-    position = _local_path(url)
-    if position is None:
+    path = _local_path(url)
+    if path is None:
         return f'pip install "{DISTRIBUTION}[{extra}] @ {url}"'
-    return f'pip install {editable}"{position}[{extra}]"'
+    return f'pip install {editable}"{path}[{extra}]"'
 
 
 def _local_path(url: str) -> str | None:

@@ -1,5 +1,9 @@
-"""Four statements on an effect: on how many series it acts, its size, whether it is
-significant, whether learned.
+"""Four statements on an effect of each member of a result, and their tests.
+
+They are: on how many series it acts, its size, whether it is significant, and whether
+it is learned. Read :func:`judge` first, which makes the first three; :func:`with_twins`
+adds the last, by untrained twins of the model, and :func:`corrected` corrects the tests
+of several results together. The statistics themselves are in :mod:`.stats`.
 """
 
 from __future__ import annotations
@@ -27,12 +31,14 @@ from tsfm_lens.core.stats import (
 )
 
 SMALLEST_SHARE = SMALLEST
-"""Share of a series' range: smaller changes of a forecast are no denominator, unless a
-caller allows it.
+"""Share of a series' range; smaller changes of a forecast are no denominator.
+
+A caller may allow smaller ones.
 """
 TWIN_WORK = 10**9
-"""Largest work of a result, in parameters × forwards of its model, that is repeated in
-twins nobody asked for.
+"""Largest work of a result that is repeated in twins nobody asked for.
+
+It is in parameters × forwards of the model.
 """
 OTHER_SERIES = "other series like these"
 OTHER_TIMES = "other times of this series"
@@ -40,8 +46,9 @@ OTHER_TIMES = "other times of this series"
 
 @extensible
 class Result(xr.Dataset):
-    """Dataset of a probe, which draws itself: ``result.plot()``; its arrays keep
-    xarray's own ``plot``.
+    """Dataset of a probe, which draws itself: ``result.plot()``.
+
+    Its arrays keep xarray's own ``plot``.
     """
 
     __slots__ = ()
@@ -60,8 +67,7 @@ def judge(
     over: str = "series",
     contexts: xr.Dataset | None = None,
 ) -> xr.Dataset:
-    """Add to an effect on how many series it acts, its unit-free size, and which
-    members are significant or lead.
+    """Add to an effect how often it acts, its size, and which members stand out.
 
     Members are the effect's entries along all dimensions but series; covariates are
     left out. Unit of all tests is the series, its windows averaged and equal series
@@ -107,44 +113,45 @@ def judge(
     effect = effect.transpose(*dims, over)
     sizes = dict(effect.sizes)
     shape = effect.shape[:-1]
-    flat = effect.values.astype(float).reshape(-1, sizes[over])
+    effects = effect.values.astype(float).reshape(-1, sizes[over])
     floors = _labelled(floor, over, sizes[over])
-    beneath, scales = (
-        item.set_dims(sizes).transpose(*dims, over).values.reshape(flat.shape)
-        for item in (floors, _labelled(scale, over, sizes[over]))
+    noise, scales = (
+        variable.set_dims(sizes).transpose(*dims, over).values.reshape(effects.shape)
+        for variable in (floors, _labelled(scale, over, sizes[over]))
     )
     degenerate = _degenerate(data, over, sizes[over])
-    defined = (np.isfinite(flat) & np.isfinite(beneath) & (scales > 0)).any(0)
-    rows, target = _units(
-        data, over, defined & ~degenerate, data if contexts is None else contexts
+    defined = (np.isfinite(effects) & np.isfinite(noise) & (scales > 0)).any(0)
+    if contexts is None:
+        contexts = data
+    units, target = _units(data, over, defined & ~degenerate, contexts)
+    effects, noise, scales = (
+        table[:, units >= 0] for table in (effects, noise, scales)
     )
-    flat, beneath, scales = (item[:, rows >= 0] for item in (flat, beneath, scales))
-    rows = rows[rows >= 0]
-    activations = (np.abs(flat) > beneath).sum(-1)
-    free = ratio(flat, scales)
-    least = ratio(beneath, scales)
-    effects = _by_unit(free, rows)
-    least = over_windows(_by_unit(least, rows))
-    by_unit = over_windows(effects)
-    p = sign_test(by_unit, np.fmax(least, smallest), sides=1 + signed)
-    leads = np.zeros(len(flat), dtype=bool)
-    shares = np.zeros(len(flat))
+    units = units[units >= 0]
+    n_above_floor = (np.abs(effects) > noise).sum(-1)
+    by_window = _by_unit(ratio(effects, scales), units)
+    by_unit = over_windows(by_window)
+    noise_floor = over_windows(_by_unit(ratio(noise, scales), units))
+    p = sign_test(by_unit, np.fmax(noise_floor, smallest), sides=1 + signed)
+    leads = np.zeros(len(effects), dtype=bool)
+    shares = np.zeros(len(effects))
     labels = _labels(data, groups, {dim: sizes[dim] for dim in dims})
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        own = np.abs(by_unit[members])
-        first = leader(np.where(own > least[members], own, 0.0))
+        magnitudes = np.abs(by_unit[members])
+        # a member below its floor has no size to lead by
+        first = leader(np.where(magnitudes > noise_floor[members], magnitudes, 0.0))
         if first is not None:
             leads[members[first]] = True
-        if len(rows):
-            shares[members] = lead_shares(np.abs(effects[members]))
+        if len(units):
+            shares[members] = lead_shares(np.abs(by_window[members]))
     with np.errstate(all="ignore"):
-        usual, low, high = (
-            _over_units(of, by_unit) for of in (np.median, np.min, np.max)
+        median, low, high = (
+            _over_units(statistic, by_unit) for statistic in (np.median, np.min, np.max)
         )
     parts = {
-        "acts": activations,
-        "size": usual,
+        "acts": n_above_floor,
+        "size": median,
         "low": low,
         "high": high,
         "p": p,
@@ -153,17 +160,15 @@ def judge(
     }
     data = data.assign(
         {
-            f"{name}_{part}": xr.Variable(dims, item.reshape(shape))
-            for part, item in parts.items()
+            f"{name}_{part}": xr.Variable(dims, numbers.reshape(shape))
+            for part, numbers in parts.items()
         }
     )
-    units = by_unit.shape[1]
-    entries = flat.shape[1]
     data[f"{name}_p"].attrs = {
         "groups": labels,
         "target": target,
-        "units": units,
-        "entries": entries,
+        "units": by_unit.shape[1],
+        "entries": effects.shape[1],
         "sides": 1 + signed,
         "flat": int(degenerate.sum()),
         "smallest": smallest,
@@ -172,8 +177,9 @@ def judge(
 
 
 def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
-    """Correct the p-values of several results together, and compare all members with
-    those of the twins.
+    """Correct the p-values of several results together.
+
+    All members are also compared with those of the twins.
 
     Returns:
         The results with ``NAME_significant`` and, where there are twins,
@@ -186,34 +192,34 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     if not tested:
         return results
     p = [np.ravel(results[key][f"{name}_p"].values) for key, name in tested]
-    family = int(sum(np.isfinite(entry).sum() for entry in p))
+    # a member without a value is not tested
+    family = int(sum(np.isfinite(values).sum() for values in p))
     adjusted = holm(np.concatenate(p))
-    for (key, name), item in zip(
-        tested,
-        np.split(adjusted, np.cumsum([len(entry) for entry in p])[:-1]),
-        strict=True,
-    ):
+    by_effect = np.split(adjusted, np.cumsum([len(values) for values in p])[:-1])
+    for (key, name), corrected_p in zip(tested, by_effect, strict=True):
         variable = results[key][f"{name}_p"]
         metadata = {
             "family": family,
             "needed": units_needed(family, int(variable.attrs["sides"])),
         }
-        mark = variable.copy(data=(item <= LEVEL).reshape(variable.shape))
+        is_significant = (corrected_p <= LEVEL).reshape(variable.shape)
+        mark = variable.copy(data=is_significant)
         results[key] = results[key].assign(
             {
                 f"{name}_p": variable.assign_attrs(metadata),
                 f"{name}_significant": mark.assign_attrs(variable.attrs | metadata),
             }
         )
-    return _marked_learned(
-        results,
-        [(key, name) for key, name in tested if f"{name}_twins" in results[key]],
-    )
+    with_controls = [
+        (key, name) for key, name in tested if f"{name}_twins" in results[key]
+    ]
+    return _mark_learned(results, with_controls)
 
 
 def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
-    """Leave covariates of a probe's runs out of its result; an explanation keeps what
-    its segments are of.
+    """Leave covariates of a probe's runs out of its result.
+
+    An explanation, whose dimension is "segment", keeps what its segments are of.
     """
     runs = [arg.batch for arg in args if hasattr(arg, "batch")]
     covariates = {
@@ -239,22 +245,21 @@ def judged_names(data: xr.Dataset) -> list[str]:
 
 
 def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
-    """Add to a result the sizes that the same members have in untrained twins of its
-    model.
+    """Add the sizes that the same members have in untrained twins of the model.
 
     Returns:
         The result with ``NAME_twins`` (twin, …), the absolute sizes in each;
-        ``NAME_twin_rank``, the place of the model's own among them, 1 the largest;
+        ``NAME_twin_rank``, the rank of the model's own among them, 1 the largest;
         ``NAME_learned``, see :func:`.stats.exceeds_controls`; what does not act is not
         learned.
     """
-    rest = list(twins)
+    controls = list(twins)
     for name in judged_names(data):
-        own = abs(data[f"{name}_size"])
+        size = abs(data[f"{name}_size"])
         sizes = xr.Variable.concat(
-            [np.abs(other[f"{name}_size"].variable) for other in rest], "twin"
+            [np.abs(control[f"{name}_size"].variable) for control in controls], "twin"
         )
-        rank = 1 + (sizes >= own.variable).sum("twin")
+        rank = 1 + (sizes >= size.variable).sum("twin")
         data = data.assign(
             {f"{name}_twins": sizes.astype("float32"), f"{name}_twin_rank": rank}
         )
@@ -269,8 +274,7 @@ def beside_twins(
     options: Mapping[str, Any],
     work: int = 0,
 ) -> xr.Dataset:
-    """Compute a probe's result in so many untrained twins of the model as well, and add
-    what they show.
+    """Compute a probe's result in untrained twins of the model, and compare.
 
     Args:
         count: of twins; below 0 as many as a report has, if the result took at most
@@ -294,20 +298,23 @@ def beside_twins(
             return result.assign_attrs(twins_refused=reason)
     if not count:
         return result
+    # what shows progress counts the result alone
     options = {name: value for name, value in options.items() if name != "progress"}
-    twins = (
+    # one twin at a time, since each is as large as the model
+    twin_args = (
         [arg.twin(i) if hasattr(arg, "n_twins") else arg for arg in args]
         for i in range(count)
     )
     try:
-        return with_twins(result, (probe(*item, **options) for item in twins))
+        return with_twins(result, (probe(*twin, **options) for twin in twin_args))
     except InputError as error:
         return result.assign_attrs(twins_refused=str(error))
 
 
 def twins_of_reports() -> int:
-    """Return how many twins a report has; by chance a model is the most extreme beside
-    24 others once in 25 times.
+    """Return how many twins a report has.
+
+    Beside the 24 by default, a model is the most extreme by chance once in 25 times.
 
     Raises:
         InputError: ``TSFM_LENS_TWINS`` in the environment is not a whole number.
@@ -321,38 +328,37 @@ def twins_of_reports() -> int:
     return int(value)
 
 
-def _marked_learned(
+def _mark_learned(
     results: dict[str, xr.Dataset], compared: Sequence[tuple[str, str]]
 ) -> dict[str, xr.Dataset]:
-    """Mark the members of all results that are larger than every member of every twin."""
+    """Mark the members of all results that are larger than those of every twin."""
     if not compared:
         return results
-    own = [abs(results[key][f"{name}_size"]) for key, name in compared]
-    activations = [results[key][f"{name}_acts"].values > 0 for key, name in compared]
-    twins = [results[key][f"{name}_twins"].values for key, name in compared]
-    count = min(len(item) for item in twins)
-    in_twins = np.hstack([item[:count].reshape(count, -1) for item in twins])
+    sizes = [abs(results[key][f"{name}_size"]) for key, name in compared]
+    above_floor = [results[key][f"{name}_acts"].values > 0 for key, name in compared]
+    by_twin = [results[key][f"{name}_twins"].values for key, name in compared]
+    count = min(map(len, by_twin))
+    in_twins = np.hstack([values[:count].reshape(count, -1) for values in by_twin])
     # a twin whose forecasts are all flat has no effects that anything could be larger
     # than
     in_twins = in_twins[np.isfinite(in_twins).any(axis=1)]
     if not len(in_twins):
         return results
-    flat = np.concatenate([np.ravel(item.values) for item in own])
+    in_model = np.concatenate([np.ravel(size.values) for size in sizes])
     # groups of one result are no groups of another
     groups = np.concatenate(
         [
-            1000 * at + results[key][f"{name}_p"].attrs["groups"]
-            for at, (key, name) in enumerate(compared)
+            1000 * index + results[key][f"{name}_p"].attrs["groups"]
+            for index, (key, name) in enumerate(compared)
         ]
     )
-    separate = exceeds_controls(flat, in_twins, groups)
-    parts = np.split(separate, np.cumsum([size.size for size in own])[:-1])
+    exceeds = exceeds_controls(in_model, in_twins, groups)
+    by_effect = np.split(exceeds, np.cumsum([size.size for size in sizes])[:-1])
     for (key, name), size, part, acting in zip(
-        compared, own, parts, activations, strict=True
+        compared, sizes, by_effect, above_floor, strict=True
     ):
-        mark = size.copy(data=part.reshape(size.shape) & acting).assign_attrs(
-            twins=len(in_twins)
-        )
+        is_learned = size.copy(data=part.reshape(size.shape) & acting)
+        mark = is_learned.assign_attrs(twins=len(in_twins))
         results[key] = results[key].assign({f"{name}_learned": mark})
     return results
 
@@ -383,8 +389,9 @@ def _degenerate(data: xr.Dataset, over: str, count: int) -> np.ndarray:
 def _units(
     data: xr.Dataset, over: str, usable: np.ndarray, contexts: xr.Dataset
 ) -> tuple[np.ndarray, str]:
-    """Return the number of each entry's unit, -1 for covariates and others, and what a
-    test over units speaks of.
+    """Return the unit of each entry, and what a test over units speaks of.
+
+    Units are numbers, -1 for covariates and for entries that are left out.
     """
     rows = np.arange(len(usable))
     if over != "series":
@@ -397,10 +404,8 @@ def _units(
         labels = _digests(contexts, rows)
     if is_of_items and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
-    return (
-        np.where(targets, np.unique(labels, return_inverse=True)[1], -1),
-        OTHER_SERIES,
-    )
+    _, units = np.unique(labels, return_inverse=True)
+    return np.where(targets, units, -1), OTHER_SERIES
 
 
 def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
@@ -412,33 +417,35 @@ def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
         for name in ("context", "truth")
         if name in data
     ]
+    # to compare within this process only: hashes of bytes differ between processes
     return np.array(
         [hash(tuple(part[row].tobytes() for part in parts)) for row in rows]
     )
 
 
 def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Arrange (member, entry) as (member, unit, window), NaN where a unit has fewer
-    windows than another.
+    """Arrange (member, entry) as (member, unit, window).
+
+    NaN where a unit has fewer windows than another.
     """
-    units, position = np.unique(rows, return_inverse=True)
+    units, unit_index = np.unique(rows, return_inverse=True)
     if not len(units):
         return np.full((len(values), 0, 1), np.nan)
     window = np.array(
-        [int((position[:at] == unit).sum()) for at, unit in enumerate(position)]
+        [int((unit_index[:i] == unit).sum()) for i, unit in enumerate(unit_index)]
     )
     table = np.full((len(values), len(units), int(window.max(initial=0)) + 1), np.nan)
-    table[:, position, window] = values
+    table[:, unit_index, window] = values
     return table
 
 
-def _over_units(of: Any, values: np.ndarray) -> np.ndarray:
+def _over_units(statistic: Any, values: np.ndarray) -> np.ndarray:
     """Apply a statistic to the finite values of each member, NaN without any."""
     if values.size and np.isfinite(values).all():
-        return np.asarray(of(values, axis=-1))
+        return np.asarray(statistic(values, axis=-1))
     return np.array(
         [
-            of(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan
+            statistic(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan
             for row in values
         ]
     )
@@ -456,15 +463,9 @@ def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.nda
         labels = data.variables[groups]
     else:
         labels = groups.variable
-    indices = np.unique(labels.values.astype(str), return_inverse=True)[1].reshape(
-        labels.shape
-    )
-    return (
-        xr.Variable(labels.dims, indices)
-        .set_dims(sizes)
-        .transpose(*sizes)
-        .values.reshape(-1)
-    )
+    _, indices = np.unique(labels.values.astype(str), return_inverse=True)
+    by_label = xr.Variable(labels.dims, indices.reshape(labels.shape))
+    return by_label.set_dims(sizes).transpose(*sizes).values.reshape(-1)
 
 
 def refuse_no_share(value: object, what: str) -> None:

@@ -1,5 +1,8 @@
-"""Extension from outside: entry points, methods that upper packages add, export lists
-of packages.
+"""Extension from outside: entry points, added methods, and lists of exports.
+
+:func:`load_extension` and :func:`load_all` import what other distributions register;
+:func:`add_method` gives classes methods that upper packages define; :func:`export`
+binds in a package what its modules list in ``__all__``.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 MEASUREMENTS = "tsfm_lens.measurements"
-"""Group of entry points: kind of a measurement, and the module that registers it with
-its figures.
+"""Group of entry points, by kind of a measurement.
+
+Each names the module that registers the measurement with its figures.
 """
 COMMANDS = "tsfm_lens.commands"
-"""Group of entry points: name of a command, and the module that registers it."""
+"""Group of entry points, by name of a command; each names the module that has it."""
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,8 +46,9 @@ def extensible(owner: C) -> C:
 
 
 def add_method(*owners: str) -> Callable[[F], F]:
-    """Make a function a method of :func:`extensible` classes, given by name, whether or
-    not they are imported yet.
+    """Make a function a method of :func:`extensible` classes, given by name.
+
+    They need not be imported yet.
     """
 
     def attach(method: F) -> F:
@@ -58,8 +63,9 @@ def add_method(*owners: str) -> Callable[[F], F]:
 
 @cache
 def _entry_points(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name, without those whose package was taken
-    out.
+    """Return the entry points of a group by name.
+
+    Those whose package was taken out of its distribution are left out.
     """
     # half of the time that an import of the package takes
     from importlib.metadata import entry_points
@@ -72,8 +78,9 @@ def _entry_points(group: str) -> dict[str, EntryPoint]:
 
 
 def _has_package(module: str) -> bool:
-    """Test if the package of a module is there; an installation outlives one that was
-    taken out of it.
+    """Test if the package of a module is there.
+
+    An installation outlives a package that was taken out of it.
     """
     parent = module.rpartition(".")[0]
     try:
@@ -83,8 +90,9 @@ def _has_package(module: str) -> bool:
 
 
 def load_extension(group: str, name: str) -> None:
-    """Import the module that registers one name of a group, where an entry point of any
-    distribution has it.
+    """Import the module that registers one name of a group.
+
+    Any distribution may have the entry point; without one, nothing is imported.
 
     Raises:
         InputError: the module cannot be imported.
@@ -99,8 +107,9 @@ def load_extension(group: str, name: str) -> None:
 
 
 def load_all(group: str) -> None:
-    """Import the modules of all entry points of a group; one that cannot be imported is
-    named in a warning.
+    """Import the modules of all entry points of a group.
+
+    A module that cannot be imported is named in a warning.
     """
     # one module may register many names
     by_module = {point.module: point for point in _entry_points(group).values()}
@@ -117,8 +126,9 @@ def _failure(point: EntryPoint, error: Exception) -> str:
 
 
 def export(package: str) -> list[str]:
-    """Import the modules of a package, bind in it what each lists in ``__all__``, and
-    return these names.
+    """Bind in a package what its modules list in ``__all__``.
+
+    Return these names, sorted.
     """
     namespace = vars(sys.modules[package])
     modules = [

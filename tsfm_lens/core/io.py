@@ -1,5 +1,8 @@
-"""Output paths: refused before anything is computed if they cannot be written, and
-replaced whole or not at all.
+"""Output paths, checked before anything is computed, and replaced at once.
+
+:func:`refuse_unwritable` tries a folder beforehand; :func:`replacing` and
+:func:`write_whole` write a file next to its final name, so that it is there completely
+or not at all.
 """
 
 from __future__ import annotations
@@ -15,32 +18,35 @@ from uuid import uuid4
 from tsfm_lens.core.errors import InputError
 
 WRITTEN: deque[Path] = deque(maxlen=1000)
-"""Latest files and folders that this process has put in their places."""
+"""Latest files and folders that this process has written."""
 
 
 def refuse_unwritable(folder: str | Path) -> None:
-    """Refuse a folder that files cannot be written to, before results are computed;
-    create nothing.
+    """Refuse a folder that files cannot be written to; create nothing.
+
+    It is meant to be called before results are computed.
     """
     folder = Path(folder)
     with name_write_errors(folder):
-        there = next(
-            position
-            for position in (folder.absolute(), *folder.absolute().parents)
-            if _stands(position)
+        existing = next(
+            path
+            for path in (folder.absolute(), *folder.absolute().parents)
+            if _exists(path)
         )
-        if not there.is_dir():
+        if not existing.is_dir():
             raise InputError(
-                f"{str(folder)!r} cannot be written: {there} is a file; give a folder,"
-                " new or old"
+                f"{str(folder)!r} cannot be written: {existing} is a file; give a"
+                " folder, new or old"
             )
-        with tempfile.TemporaryFile(dir=there):
+        # permissions and read-only file systems show only when a file is made
+        with tempfile.TemporaryFile(dir=existing):
             pass
 
 
-def _stands(place: Path) -> bool:
+def _exists(path: Path) -> bool:
+    # Path.exists follows a link, and is false for one that leads nowhere
     try:
-        os.lstat(place)
+        os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
@@ -51,27 +57,30 @@ def name_write_errors(path: Path) -> Iterator[None]:
     """Turn errors of the file system into an `InputError` that names the path."""
     try:
         yield
+    # it is a ValueError, too
     except InputError:
         raise
     # a path with a NUL is a ValueError
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
+        cause = error.strerror if isinstance(error, OSError) else error
         raise InputError(
-            f"{str(path)!r} cannot be written: {why}; give a place where files can be"
+            f"{str(path)!r} cannot be written: {cause}; give a place where files can be"
             " made"
         ) from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a part that takes the file's name, whole and on disk, when the
-    block ends.
+    """Yield the path of a part that takes the file's name when the block ends.
+
+    By then it is complete and on disk.
     """
     # in the same folder: a rename is atomic only within one file system
     part = path.with_name(f".{uuid4().hex}.part")
     try:
         yield part
         follow_umask(part)
+        # else a crash may leave an empty file under the final name
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
@@ -82,20 +91,24 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file whole or not at all; InputError where the disk is full or the place
-    cannot be written.
+    """Write a file completely or not at all.
 
-    Libraries that write tensors into files of their own hide the cause, so that they
-    give bytes here instead.
+    Libraries that write tensors into files of their own hide the cause of an error, so
+    that they give bytes here instead.
+
+    Raises:
+        InputError: the disk is full, or the path cannot be written.
     """
     with name_write_errors(path), replacing(path) as part:
         part.write_bytes(content)
 
 
 def follow_umask(file: Path) -> None:
-    """Give a file the permissions of any new file beside it; safetensors writes for the
-    owner alone.
+    """Give a file the permissions of any new file beside it.
+
+    safetensors writes files that only their owner can read.
     """
+    # the umask can only be read by setting it, which other threads would notice
     new = file.with_name(f".{uuid4().hex}.part")
     new.touch(exist_ok=False)
     try:

@@ -1,5 +1,7 @@
-"""Requirements of definitions on a model: words for its traits, which its wiring and
-its adapter give it.
+"""Requirements of definitions on a model.
+
+A :class:`Needs` names traits that a model must have; its wiring and its adapter give a
+model its traits. :data:`NEEDS` lists all requirements that a declaration can name.
 """
 
 from __future__ import annotations
@@ -25,9 +27,7 @@ class Needs:
     models: str = ""
 
     def met(self, model: Any) -> bool:
-        """Return whether a lens has the traits, or a model of an architecture can have
-        them.
-        """
+        """Test if a lens has the traits, or an architecture can have them."""
         return self.traits <= model.traits
 
     def check(self, lens: Any, name: str, instead: str = "") -> None:
@@ -39,11 +39,11 @@ class Needs:
     ) -> None:
         """Refuse a model that is not open yet by its architecture."""
         if not self.met(architecture):
-            other = ""
+            hint = ""
             if instead:
-                other = f"; {instead}"
+                hint = f"; {instead}"
             raise InputError(
-                f"{name} is defined by {self.words}, which {model} does not have{other}"
+                f"{name} is defined by {self.words}, which {model} does not have{hint}"
             )
 
 

@@ -1,4 +1,10 @@
-"""Ranks of matrices: measures of singular values, and angles between columns."""
+"""Ranks of matrices: measures of singular values, and angles between columns.
+
+:func:`epsilon_rank`, :func:`effective_rank` and :func:`participation_ratio` count the
+directions of a matrix in three ways; :func:`flow_bound` and :func:`measured_bound` are
+the bounds of Flow of ranks on them. All take arrays of singular values, and know no
+model.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +61,10 @@ def relative_spectrum(singular_values: np.ndarray) -> np.ndarray:
 def epsilon_rank(
     singular_values: np.ndarray, epsilon: float | Sequence[float]
 ) -> np.ndarray:
-    """Compute the numerical rank: the number of singular values larger than ``epsilon``
-    times the largest.
+    """Count the singular values larger than ``epsilon`` times the largest.
 
-    Cutting a matrix off at this rank leaves an error of at most ``epsilon`` times its
-    spectral norm.
+    This is the numerical rank. Cutting a matrix off at this rank leaves an error of at
+    most ``epsilon`` times its spectral norm.
 
     Args:
         singular_values: (…, j).
@@ -88,8 +93,9 @@ def epsilon_rank(
 
 
 def effective_rank(singular_values: np.ndarray) -> np.ndarray:
-    """Compute exp(entropy) of the singular values as shares of their sum, (…); NaN for
-    the zero matrix.
+    """Compute exp(entropy) of the singular values as shares of their sum, (…).
+
+    NaN for the zero matrix.
 
     Source:
         Roy and Vetterli 2007, The effective rank.
@@ -101,13 +107,15 @@ def effective_rank(singular_values: np.ndarray) -> np.ndarray:
     relative = relative_spectrum(singular_values)
     with np.errstate(invalid="ignore"):
         shares = relative / relative.sum(-1, keepdims=True)
+    # 0 · log 0 counts as 0
     logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
     return np.asarray(np.exp(-(shares * logs).sum(-1)))
 
 
 def participation_ratio(singular_values: np.ndarray) -> np.ndarray:
-    """Compute the squared sum of the variances over the sum of their squares, (…); NaN
-    for the zero matrix.
+    """Compute the squared sum of the variances over their sum of squares, (…).
+
+    NaN for the zero matrix.
 
     Args:
         singular_values: (…, j); their squares are the variances along the principal
@@ -152,8 +160,9 @@ def decade_histogram(singular_values: np.ndarray, decades: int = 5) -> np.ndarra
 
 
 def angles(columns: np.ndarray) -> np.ndarray:
-    """Compute angles between all pairs of columns as lines through the origin, in
-    radians from 0 to π/2, (n, n).
+    """Compute angles between all pairs of columns as lines, (n, n).
+
+    The lines go through the origin; angles are in radians from 0 to π/2.
 
     Args:
         columns: (d, n); angles with a column of zeros are NaN, those of parallel lines
@@ -166,7 +175,8 @@ def angles(columns: np.ndarray) -> np.ndarray:
         InputError: no matrix, or an entry that is not a number.
 
     Example:
-        >>> np.degrees(ranks.angles(np.array([[1.0, 0.0, -2.0], [0.0, 1.0, 0.0]])))[0].round(9).tolist()
+        >>> columns = np.array([[1.0, 0.0, -2.0], [0.0, 1.0, 0.0]])
+        >>> np.degrees(ranks.angles(columns))[0].round(9).tolist()
         [0.0, 90.0, 0.0]
     """
     matrix = np.asarray(columns, dtype=np.float64)
@@ -176,15 +186,16 @@ def angles(columns: np.ndarray) -> np.ndarray:
         )
     length = np.linalg.norm(matrix, axis=0)
     unit = ratio(matrix, length)
-    return np.asarray(np.arccos(np.minimum(np.abs(unit.T @ unit), 1.0)))
+    # rounding may lift the cosine of parallel columns above 1
+    cosine = np.minimum(np.abs(unit.T @ unit), 1.0)
+    return np.asarray(np.arccos(cosine))
 
 
 def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
-    """Compute an upper bound of σ_k(Z)/σ_1(Z) of a layer's output, for each k from 1
-    on, (d,).
+    """Compute an upper bound of σ_k(Z)/σ_1(Z) of a layer's output, (d,).
 
-    Z = U + attention(U)/√D, for weights with ‖W_Q^(i)ᵀW_K^(i)‖ ≤ √d_h and ‖W_V^(i)‖ ≤
-    1, and √D ≥ 2e²h.
+    There is one for each k from 1 on. Z = U + attention(U)/√D, for weights with
+    ‖W_Q^(i)ᵀW_K^(i)‖ ≤ √d_h and ‖W_V^(i)‖ ≤ 1, and √D ≥ 2e²h.
 
     Args:
         singular_values: of the input U, (d,), from the largest on; taken relative to
@@ -204,24 +215,25 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
         [2.015, 0.215, 0.035]
     """
     if np.sqrt(depth) < 2 * _E2 * heads:
-        least = int(np.ceil((2 * _E2 * heads) ** 2))
+        min_depth = int(np.ceil((2 * _E2 * heads) ** 2))
         raise InputError(
-            f"depth is {depth}: with {heads} heads the bound is of models of {least}"
-            " layers or more"
+            f"depth is {depth}: with {heads} heads the bound is of models of"
+            f" {min_depth} layers or more"
         )
     values = positive_and_falling(singular_values, len(singular_values))
     # min over j ≤ k of σ_{k−j+1} + factor · σ_{⌊(j−1)/h⌋+1}, for each k
-    values, j = values / values[0], np.arange(len(values))
-    written = _E2 * heads / np.sqrt(depth) * values[j // heads]
-    return 2 * np.array([(values[k - j[: k + 1]] + written[: k + 1]).min() for k in j])
+    relative = values / values[0]
+    j = np.arange(len(values))
+    written = _E2 * heads / np.sqrt(depth) * relative[j // heads]
+    bounds = [(relative[k - j[: k + 1]] + written[: k + 1]).min() for k in j]
+    return 2 * np.array(bounds)
 
 
 def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
-    """Compute an upper bound of σ_k(U + Σ Y_i), (d,): the proof of theorem 4 before its
-    constants are put in.
+    """Compute an upper bound of σ_k(U + Σ Y_i), (d,), for any model.
 
-    min over j ≤ k of σ_{k−j+1}(U) + Σ_i w_i,⌊(j−1)/h⌋+1, by Weyl's inequality. It holds
-    for every model.
+    It is the proof of theorem 4 before its constants are put in: min over j ≤ k of
+    σ_{k−j+1}(U) + Σ_i w_i,⌊(j−1)/h⌋+1, by Weyl's inequality.
 
     Args:
         stream: singular values of U, (d,), from the largest on.
@@ -236,25 +248,25 @@ def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
         InputError: values are negative, not finite, or rise.
 
     Example:
-        >>> ranks.measured_bound(np.array([1.0, 0.1, 0.01]), np.array([[0.5, 0.2]])).round(3).tolist()
+        >>> stream = np.array([1.0, 0.1, 0.01])
+        >>> ranks.measured_bound(stream, np.array([[0.5, 0.2]])).round(3).tolist()
         [1.5, 0.6, 0.3]
     """
     values = np.asarray(stream, dtype=float)
     heads = np.asarray(written, dtype=float)
     for head in (values, *heads):
-        if not (
-            np.isfinite(head).all() and (head >= 0).all() and (np.diff(head) <= 0).all()
-        ):
+        is_spectrum = np.isfinite(head).all() and (head >= 0).all()
+        if not (is_spectrum and (np.diff(head) <= 0).all()):
             raise InputError(
                 "singular values that are negative, not finite, or rise; expected them"
                 " from the largest on"
             )
     j = np.arange(len(values))
-    positions = j // len(heads)
-    sums = np.append(heads.sum(axis=0), 0.0)[np.minimum(positions, heads.shape[1])]
-    return np.array(
-        [(values[k - j[: k + 1]] + sums[: k + 1]).min() for k in range(len(values))]
-    )
+    # the index is shared out evenly among the heads
+    m = np.minimum(j // len(heads), heads.shape[1])
+    sums = np.append(heads.sum(axis=0), 0.0)[m]
+    bounds = [(values[k - j[: k + 1]] + sums[: k + 1]).min() for k in j]
+    return np.array(bounds)
 
 
 def positive_and_falling(singular_values: np.ndarray, n_tokens: int) -> np.ndarray:

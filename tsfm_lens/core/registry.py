@@ -1,5 +1,4 @@
-"""Registry of measurements: what computes a kind of result, and what draws, tabulates
-and tells it.
+"""Registry of measurements: what computes a kind of result, and what draws it.
 
 A measurement is declared once: by :func:`probe` on the function that computes it, or by
 :func:`measurement` where no run makes it. Its figures join it by its kind, with
@@ -52,8 +51,10 @@ Table = Callable[[Any], "pd.DataFrame"]
 Takes = str | tuple[str, ...] | Callable[[Any], tuple[Any, ...]]
 Options = Mapping[str, Any]
 Cost = Literal["weights", "forwards", "search"]
-"""What a measurement costs: the weights alone, a number of forwards that grows with the
-model, or a search of them.
+"""What a measurement costs.
+
+It takes the weights alone, a number of forwards that grows with the model, or a search
+over forwards.
 """
 
 _PROBE_PACKAGES = ("probes", "explain", "compress", "zoo")
@@ -95,7 +96,8 @@ _RAISES = """
 
 Raises:
     InputError: the result is of another kind, or an argument has no meaning for it.
-    UnknownNameError: a label or name that the result does not have; the message has the nearest.
+    UnknownNameError: a label or name that the result does not have; the message has
+        the nearest.
 """
 
 
@@ -156,7 +158,7 @@ class Figure:
 
 @dataclass
 class Measurement:
-    """One kind of result: what computes, draws, tabulates and tells it.
+    """One kind of result: what computes it, draws it, tabulates it and describes it.
 
     Attributes:
         kind: of its result, ``result.attrs["kind"]``, and name of the function that
@@ -213,15 +215,17 @@ class Measurement:
 
     @property
     def figures(self) -> list[Figure]:
-        """Ways to draw it; the first that a result has everything for is the one that
-        ``plot()`` takes.
+        """Ways to draw it, the default one of ``plot()`` first.
+
+        The default is the first figure that a result has everything for.
         """
         return find_figures(self.kind)
 
     @property
     def function_name(self) -> str:
-        """Name of its public function in :mod:`tsfm_lens.probes`, or of another package
-        as "package.name"; else "".
+        """Name of its public function in :mod:`tsfm_lens.probes`.
+
+        A function of another package is "package.name"; "" where there is none.
         """
         if self.function is not None:
             return _get_name(self.function)
@@ -234,8 +238,9 @@ class Measurement:
 
     @property
     def of_one_item(self) -> bool:
-        """Test if it measures one item of a run, which is to be named where there are
-        several.
+        """Test if it measures one item of a run.
+
+        The item is to be named where a run has several.
         """
         return self.one_item or self.takes in ("first", "pair")
 
@@ -254,8 +259,9 @@ class Measurement:
         return self.maker or sweep
 
     def describe_subject(self, result: Any) -> str:
-        """Describe what a section of this result is about; "" where it is about its
-        model and series.
+        """Describe what a section of this result is about.
+
+        "" where it is about its model and series.
         """
         if callable(self.subject):
             return self.subject(result)
@@ -292,38 +298,41 @@ def measurement(
     title: str,
     summary: str,
     description: str,
-    **facts: Any,
+    **attributes: Any,
 ) -> Measurement:
     """Declare a measurement of results that no probe of a run makes.
 
     Args:
         kind: of its result.
         theme, title, summary, description: see :class:`Measurement`.
-        facts: its further attributes.
+        attributes: its further attributes.
 
     Raises:
         InputError: another module has taken the kind, or the theme is not one of
             :data:`THEMES`.
     """
+    # the module that calls is the home of the measurement
     home = str(sys._getframe(1).f_globals.get("__name__", ""))
     return _declare(
-        Measurement(kind, theme, title, summary, description, home=home, **facts)
+        Measurement(kind, theme, title, summary, description, home=home, **attributes)
     )
 
 
-def declare_measurements(file: Path, **facts: Any) -> None:
-    """Declare the measurements of a YAML file, by kind; ``facts`` are of each that has
-    none of its own.
+def declare_measurements(file: Path, **attributes: Any) -> None:
+    """Declare the measurements of a YAML file, by kind.
+
+    ``attributes`` are those of every measurement that does not have them in the file.
     """
     home = str(sys._getframe(1).f_globals.get("__name__", ""))
-    for kind, own in declarations(file).items():
-        _declare(Measurement(kind=kind, home=home, **{**facts, **own}))
+    for kind, fields in declarations(file).items():
+        _declare(Measurement(kind=kind, home=home, **{**attributes, **fields}))
 
 
 def _declare(entry: Measurement) -> Measurement:
     """Add a measurement; one of another module with the same kind is refused."""
+    # an extension cannot take a kind of this library whose module is not loaded yet
     if not entry.home.startswith("tsfm_lens."):
-        _load_own()
+        _load_packages()
     taken = _MEASUREMENTS.get(entry.kind)
     if taken is not None and taken.home != entry.home:
         raise InputError(
@@ -366,14 +375,14 @@ def probe(
     theme: str = "Behaviour",
     summary: str = "",
     description: str = "",
-    **facts: Any,
+    **attributes: Any,
 ) -> Callable[[Callable[P, xr.Dataset]], Callable[P, Result]]:
     """Declare a measurement by the function that computes it, which gives it its name.
 
     Args:
         takes, computes, options: see :class:`Measurement`.
         title: heading; the name in words unless given.
-        theme, summary, description, facts: see :class:`Measurement`.
+        theme, summary, description, attributes: see :class:`Measurement`.
 
     Raises:
         InputError: another module has taken the name, or the theme is not one of
@@ -389,9 +398,9 @@ def probe(
         @wraps(function)
         def compute(*args: P.args, **arguments: P.kwargs) -> Result:
             # a probe that another one calls leaves the twins to its caller
-            is_within = _IS_WITHIN_PROBE.get()
+            is_nested = _IS_WITHIN_PROBE.get()
             counts = [getattr(argument, "n_twins", 0) or 0 for argument in args]
-            if is_within:
+            if is_nested:
                 n_twins = 0
             else:
                 n_twins = max(counts, key=abs, default=0)
@@ -399,18 +408,18 @@ def probe(
             work = 0
             if n_twins:
                 work = _count_work(args)
-            mark = _IS_WITHIN_PROBE.set(True)
+            token = _IS_WITHIN_PROBE.set(True)
             try:
                 result = function(*args, **arguments)
             finally:
-                _IS_WITHIN_PROBE.reset(mark)
+                _IS_WITHIN_PROBE.reset(token)
             # numpy and xarray take longer to import than the help of the command line
             from tsfm_lens.core.estimates import Result, beside_twins, of_targets
 
             if n_twins:
                 spent = _count_work(args) - work
                 result = beside_twins(function, result, n_twins, args, arguments, spent)
-            if not is_within:
+            if not is_nested:
                 result = of_targets(result, args)
             if "kind" not in result.attrs:
                 subject = [*args, *arguments.values()][0]
@@ -428,7 +437,7 @@ def probe(
             takes=takes,
             computes=computes or f"{_get_name(function)}{_input_description(takes)}",
             options=options if callable(options) else lambda results: options or {},
-            **facts,
+            **attributes,
         )
         _declare(entry)
         return compute
@@ -445,8 +454,9 @@ def _input_description(takes: Takes) -> str:
 
 
 def _attributes(entry: Measurement, subject: Any) -> dict[str, Any]:
-    """Return what its declaration says of every result, and what its run or lens says
-    of itself.
+    """Return the attributes of a result: those of its kind, and of its subject.
+
+    A run or a lens as subject describes itself.
     """
     names = (entry.kind, entry.title, entry.source)
     if hasattr(subject, "describe"):
@@ -455,7 +465,7 @@ def _attributes(entry: Measurement, subject: Any) -> dict[str, Any]:
 
 
 def _count_work(args: Sequence[Any]) -> int:
-    """Return the work of the models of a probe's runs so far, in parameters × forwards."""
+    """Return the work of a probe's runs so far, in parameters × forwards."""
     return max((int(getattr(argument, "work", 0)) for argument in args), default=0)
 
 
@@ -465,10 +475,11 @@ def figure(
     *,
     variables: Sequence[str] = (),
     table: Sequence[str] | Table | None = None,
-    **facts: Any,
+    **attributes: Any,
 ) -> Callable[[Draw[P]], Draw[P]]:
-    """Register a function that draws results of a kind, and then refuses those of other
-    kinds.
+    """Register a function that draws results of a kind.
+
+    The function then refuses results of other kinds.
 
     Args:
         kind: of the measurement, which may be declared before or after.
@@ -477,20 +488,21 @@ def figure(
         variables: that the result must have.
         table: of the report's panel: variables that share their dimensions, or a
             function of the result.
-        facts: ``sentences``, ``options``, ``probe_options``, ``beside``, ``needs``,
-            ``instead``; see :class:`Figure`.
+        attributes: ``sentences``, ``options``, ``probe_options``, ``beside``,
+            ``needs``, ``instead``; see :class:`Figure`.
     """
 
-    _check_needs(facts.get("needs", ""))
+    _check_needs(attributes.get("needs", ""))
 
     def register(function: Draw[P]) -> Draw[P]:
-        instead = facts.get("instead", "")
+        instead = attributes.get("instead", "")
         draw = _checked(function, kind, tuple(variables), instead)
         name = function.__name__
         content = title or cleandoc(function.__doc__ or name).partition("\n")[0]
-        entry = Figure(name, content, draw, kind, table=_make_table(table), **facts)
+        tabulate = _make_table(table)
+        entry = Figure(name, content, draw, kind, table=tabulate, **attributes)
         # a cell of a notebook may run twice
-        rest = [other for other in _FIGURES[kind] if other.name != name]
+        rest = [former for former in _FIGURES[kind] if former.name != name]
         _FIGURES[kind] = [*rest, entry]
         return draw
 
@@ -498,8 +510,9 @@ def figure(
 
 
 def panels(kind: str) -> Callable[[F], F]:
-    """Register the function that makes the panels of a report of a kind; one for each
-    figure with a table without.
+    """Register the function that makes the panels of a report of a kind.
+
+    Without one, each figure with a table makes a panel.
     """
 
     def register(function: F) -> F:
@@ -514,24 +527,29 @@ def default_figure(
     table: Table,
     panels: Callable[[Any], Iterator[FigurePanel]],
 ) -> None:
-    """Register what draws and tabulates results of the kinds that have no figure, and
-    makes their panels.
+    """Register how results of the kinds that have no figure are drawn.
+
+    Args:
+        function: draws them.
+        table: tabulates them.
+        panels: makes their panels of a report.
     """
     _DEFAULT[:] = [(function, table)]
     _PANELS[_ANY_KIND] = panels
 
 
-def _load_own() -> None:
+def _load_packages() -> None:
     """Import the packages of this library that declare measurements and figures."""
     for package in (*_PROBE_PACKAGES, *_FIGURE_PACKAGES):
         import_module(f"tsfm_lens.{package}")
 
 
 def measurements() -> dict[str, Measurement]:
-    """Return every measurement by the kind of its result, theme by theme; loads all
-    extensions.
+    """Return every measurement by the kind of its result, theme by theme.
+
+    Loads all extensions.
     """
-    _load_own()
+    _load_packages()
     load_all(MEASUREMENTS)
     order = sorted(
         _MEASUREMENTS.values(),
@@ -562,11 +580,10 @@ def find(kind: str) -> Measurement:
 
 
 def find_figures(kind: str) -> list[Figure]:
-    """Return the ways to draw results of a kind; loads the figures of this library, or
-    one extension.
+    """Return the ways to draw results of a kind.
 
-    A measurement without a figure is drawn by its dimensions alone, under the name of
-    its kind.
+    Loads the figures of this library, or one extension. A measurement without a figure
+    is drawn by its dimensions alone, under the name of its kind.
     """
     for package in _FIGURE_PACKAGES:
         if kind in _FIGURES:
@@ -577,17 +594,16 @@ def find_figures(kind: str) -> list[Figure]:
     if kind in _FIGURES or kind not in _MEASUREMENTS:
         return _FIGURES.get(kind, [])
     summary = _MEASUREMENTS[kind].summary or _MEASUREMENTS[kind].title
+    title = f"{summary[:1].upper()}{summary[1:]}."
     return [
-        Figure(
-            kind, f"{summary[:1].upper()}{summary[1:]}.", function, kind, table=table
-        )
-        for function, table in _DEFAULT
+        Figure(kind, title, function, kind, table=table) for function, table in _DEFAULT
     ]
 
 
 def figures() -> dict[str, Figure]:
-    """Return every figure that a run or several models can be drawn by, by name; loads
-    all extensions.
+    """Return every figure of a run or of several models, by name.
+
+    Loads all extensions.
     """
     by_name: dict[str, Figure] = {}
     for entry in measurements().values():
@@ -622,8 +638,13 @@ def name_figures(kind: str) -> str:
 def check(
     ds: Any, kinds: str | Sequence[str], *variables: str, instead: str = ""
 ) -> None:
-    """Refuse what is no result, Dataset or table, of a kind with variables; ``instead``
-    is a figure without them.
+    """Refuse what is no result, Dataset or table, of a kind with variables.
+
+    Args:
+        ds: what is checked.
+        kinds: the kind that is expected, or several.
+        variables: that the result must have.
+        instead: name of a figure that needs no such variables.
     """
     if isinstance(kinds, str):
         kinds = [kinds]
@@ -632,32 +653,30 @@ def check(
             f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}."
         )
     actual = ds.attrs.get("kind")
-    form, part = (
-        ("table", "column")
-        if kinds[0].startswith("sweep_")
-        else ("Dataset", "variable")
-    )
+    form, part = "Dataset", "variable"
+    if kinds[0].startswith("sweep_"):
+        form, part = "table", "column"
     # a run holds its forecast
     if str(actual) not in kinds and not (actual == "run" and "forecast" in kinds):
-        help_text = ""
+        hint = ""
         if figures := name_figures(actual):
-            help_text = f" {figures} draws that kind."
+            hint = f" {figures} draws that kind."
         raise InputError(
             f"a {form} of kind {kinds[0]!r} is needed, this one is of kind"
-            f" {actual!r}.{help_text}"
+            f" {actual!r}.{hint}"
         )
     for name in variables:
         if name not in ds:
-            has = ", ".join(map(str, ds)) or "nothing"
+            names = ", ".join(map(str, ds)) or "nothing"
             if actual in kinds:
                 kind = actual
             else:
                 kind = kinds[0]
-            help_text = ""
+            hint = ""
             if instead:
-                help_text = f" {instead} draws it."
+                hint = f" {instead} draws it."
             raise InputError(
-                f"the {kind!r} {form} has no {part} {name!r}; it has {has}.{help_text}"
+                f"the {kind!r} {form} has no {part} {name!r}; it has {names}.{hint}"
             )
 
 
@@ -671,8 +690,9 @@ def as_dataset(thing: Any) -> Any:
 def _checked(
     function: Draw[P], kind: str, variables: tuple[str, ...], instead: str
 ) -> Draw[P]:
-    """Let a figure's function check its result; one that is registered for several
-    kinds takes all of them.
+    """Let a figure's function check its result.
+
+    A function that is registered for several kinds takes all of them.
     """
     if hasattr(function, "kinds"):
         function.kinds.append(kind)
@@ -714,20 +734,20 @@ def _missing_name(error: KeyError) -> str:
 def _documentation(
     function: Callable[..., Any], kind: str, parameters: list[str]
 ) -> str:
-    """Complete a docstring with the arguments that many figures have, and with what is
-    raised.
+    """Complete a figure's docstring.
+
+    It gains the arguments that many figures have, and what is raised.
     """
-    head, _, own = cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
+    head, _, args = cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
+    descriptions = {}
     if parameters:
-        texts = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS}
-    else:
-        texts = {}
+        descriptions = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS}
     shared = [
-        f"    {name}: {texts[name]}\n"
+        f"    {name}: {descriptions[name]}\n"
         for name in parameters
-        if name in texts and f"    {name}" not in own
+        if name in descriptions and f"    {name}" not in args
     ]
-    return f"{head}\n\nArgs:\n{''.join(shared)}{own}".rstrip() + _RAISES
+    return f"{head}\n\nArgs:\n{''.join(shared)}{args}".rstrip() + _RAISES
 
 
 def _make_table(table: Sequence[str] | Table | None) -> Table | None:
@@ -737,8 +757,9 @@ def _make_table(table: Sequence[str] | Table | None) -> Table | None:
 
 
 def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
-    """Tabulate those of the variables that a result has, a row per combination of
-    labels, a column per variable.
+    """Tabulate those of the variables that a result has.
+
+    There is a row per combination of labels, and a column per variable.
     """
     return (
         ds[[name for name in variables if name in ds]]

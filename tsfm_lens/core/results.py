@@ -1,5 +1,7 @@
-"""Results of one run by kind, each computed once and shared by those that are made of
-it.
+"""Results of one run by kind, each computed once and shared.
+
+:class:`Results` computes what a measurement takes before it computes the measurement,
+so that results that are made of others share them.
 """
 
 from __future__ import annotations
@@ -103,5 +105,8 @@ class Results:
 
     @cached_property
     def shifted(self) -> tuple[Any, Any]:
-        """The one item, without gaps, and the same with its season half a period later."""
+        """The one item, without gaps, beside the same with its season shifted.
+
+        The season is half a period later.
+        """
         return self.first.shifted_pair()

@@ -1,4 +1,9 @@
-"""Intervals, tests, corrections for many tests, and resampling."""
+"""Intervals, tests, corrections for many tests, and resampling.
+
+All functions take plain arrays and know neither models nor labels; :mod:`.estimates`
+applies them to results. The unit of a test is a series, or a window where there is one
+series. Sections below follow the order of this title.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +45,17 @@ FEWEST = 3
 
 # scipy.stats takes half a second to import: functions that need it import it themselves
 _TAILS = (0.025, 0.975)
-_LEAST_SPREAD = (
-    0.1  # of log sizes: groups that are alike in all models are not apart by a little
-)
+# of log sizes: where models hardly differ, a small difference is nothing special
+_MIN_SPREAD = 0.1
 
 
 # intervals
 
 
 def half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray:
-    """Compute half the t interval of the mean over the last axis; NaN values are left
-    out, 0 below two.
+    """Compute half the t interval of the mean over the last axis.
+
+    NaN values are left out; 0 where fewer than two are left.
     """
     valid = np.isfinite(values)
     count = valid.sum(-1)
@@ -64,8 +69,9 @@ def half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray
 
 
 def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean over the last axis and the ends of its 95 % t interval; NaN
-    values are left out.
+    """Return the mean over the last axis and the bounds of its 95 % t interval.
+
+    NaN values are left out.
     """
     valid = np.isfinite(values)
     count = valid.sum(-1)
@@ -76,23 +82,22 @@ def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def median_interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Return the median of (n,) and the ends of the sign test's 95 % interval, order
-    statistics; NaN below six.
+    """Return the median of (n,) and the bounds of its 95 % interval.
+
+    The bounds are order statistics, those of the sign test; NaN for fewer than six
+    values.
     """
     from scipy.stats import binom
 
-    order = np.sort(values)
-    if len(order):
-        middle = float(np.median(order))
-    else:
-        middle = math.nan
+    ordered = np.sort(values)
+    if not len(ordered):
+        return (math.nan, math.nan, math.nan)
+    median = float(np.median(ordered))
     # the values that can be cut off at either end, and one more
-    trim = 0
-    if len(order):
-        trim = int(binom.ppf(_TAILS[0], len(order), 0.5))
+    trim = int(binom.ppf(_TAILS[0], len(ordered), 0.5))
     if trim:
-        return (middle, float(order[trim - 1]), float(order[-trim]))
-    return (middle, math.nan, math.nan)
+        return (median, float(ordered[trim - 1]), float(ordered[-trim]))
+    return (median, math.nan, math.nan)
 
 
 def ratio(part: Any, whole: Any, otherwise: float = math.nan) -> np.ndarray:
@@ -102,8 +107,9 @@ def ratio(part: Any, whole: Any, otherwise: float = math.nan) -> np.ndarray:
 
 
 def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return units whose mean is the ratio of totals (…, unit) to counts, and whose
-    spread is its (Cochran 1977).
+    """Return units whose mean is the ratio of totals (…, unit) to counts.
+
+    Their spread is that of the ratio (Cochran 1977).
     """
     ratio = totals.sum(-1, keepdims=True) / counts.sum()
     return ratio + (totals - ratio * counts) / counts.mean()
@@ -115,8 +121,9 @@ def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def sign_test(
     values: np.ndarray, smallest: np.ndarray | float = 0.0, *, sides: int = 2
 ) -> np.ndarray:
-    """Test whether the median over the last axis is beyond ``smallest``; values within
-    it speak for neither side.
+    """Test whether the median over the last axis is beyond ``smallest``.
+
+    Values within it speak for neither side.
 
     Returns:
         Exact p-values, NaN without a value; of both sides, or with ``sides=1`` of
@@ -129,24 +136,25 @@ def sign_test(
     above = (values > smallest) & valid
     below = (values < -np.asarray(smallest)) & valid
     count = valid.sum(-1)
+    n_beyond = above.sum(-1)
     if sides == 2:
-        most = np.maximum(above.sum(-1), below.sum(-1))
-    else:
-        most = above.sum(-1)
-    p = np.minimum(sides * bdtrc(most - 1.0, np.maximum(count, 1), 0.5), 1.0)
-    return np.where(count > 0, np.where(most > 0, p, 1.0), np.nan)
+        n_beyond = np.maximum(n_beyond, below.sum(-1))
+    p = np.minimum(sides * bdtrc(n_beyond - 1.0, np.maximum(count, 1), 0.5), 1.0)
+    return np.where(count > 0, np.where(n_beyond > 0, p, 1.0), np.nan)
 
 
 def units_needed(tests: int, sides: int = 2, level: float = LEVEL) -> int:
-    """Return the fewest units with which one of so many sign tests can be significant,
-    if all agree.
+    """Return the fewest units with which one of several tests can be significant.
+
+    The tests are sign tests in which all units agree.
     """
     return int(np.ceil(np.log2(sides * max(tests, 1) / level)))
 
 
 def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
-    """Compute the chance that a true candidate scores above another; ties count half,
-    NaN is below all.
+    """Compute the chance that a true candidate scores above another.
+
+    Ties count half, and NaN is below all.
     """
     from scipy.stats import mannwhitneyu
 
@@ -159,33 +167,34 @@ def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
 
 
 def leader(sizes: np.ndarray, level: float = LEVEL) -> int | None:
-    """Return the member whose sizes (member, unit) are larger than every other's by
-    two-sided sign tests, or None.
+    """Return the member whose sizes (member, unit) exceed those of every other.
 
-    Each other member is tested at the full level: all of these tests must succeed
-    (Berger 1982).
+    None if there is no such member. Each other member is tested by a two-sided sign
+    test at the full level: all of these tests must succeed (Berger 1982).
     """
-    middle = np.array(
+    median = np.array(
         [
             np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan
             for row in sizes
         ]
     )
-    candidates = np.flatnonzero(np.isfinite(middle))
+    candidates = np.flatnonzero(np.isfinite(median))
     if len(candidates) < 2:
         return None
-    first = candidates[np.argmax(middle[candidates])]
+    first = candidates[np.argmax(median[candidates])]
     difference = sizes[first] - sizes[candidates[candidates != first]]
-    enough = (difference > 0).sum(-1) > (difference < 0).sum(-1)
-    if (enough & (sign_test(difference) <= level)).all():
+    is_larger = (difference > 0).sum(-1) > (difference < 0).sum(-1)
+    if (is_larger & (sign_test(difference) <= level)).all():
         return int(first)
     return None
 
 
 def over_windows(values: np.ndarray) -> np.ndarray:
-    """Average over the last axis; NaN is left out, and stays where there is nothing
-    else.
+    """Average over the last axis.
+
+    NaN is left out, and stays where there is nothing else.
     """
+    # np.nanmean would warn of rows without a value
     count = np.isfinite(values).sum(-1)
     return np.where(
         count > 0, np.nansum(values, axis=-1) / np.maximum(count, 1), np.nan
@@ -195,20 +204,22 @@ def over_windows(values: np.ndarray) -> np.ndarray:
 def lead_shares(
     sizes: np.ndarray, *, replicates: int = 200, most: int = 20
 ) -> np.ndarray:
-    """Compute the share of bootstrap samples of units in which each member (member,
-    unit[, window]) is largest.
+    """Compute how often each member is largest in bootstrap samples of units.
 
-    Windows are drawn within their units and averaged. Of more than ``most`` members the
-    largest are drawn.
+    ``sizes`` is (member, unit[, window]); return shares (member,). Windows are drawn
+    within their units and averaged. Of more than ``most`` members, only the largest are
+    drawn.
     """
     table = sizes
     if sizes.ndim == 2:
         table = sizes[..., None]
+    # sizes are 0 or more, so that -1 is never the largest
     means = np.nan_to_num(over_windows(table), nan=-1.0)
     members = np.argsort(-np.median(means, axis=-1), kind="stable")[:most]
     # the order in which units come must not matter
     columns = np.lexsort(np.sort(means[members], axis=0))
     table = np.where(np.isfinite(table), table, means[..., None])[members][:, columns]
+    # the same shares at every call
     rng = np.random.default_rng(0)
     shape = (replicates, table.shape[1])
     units = rng.integers(table.shape[1], size=shape)
@@ -225,22 +236,23 @@ def lead_shares(
 def exceeds_controls(
     own: np.ndarray, others: np.ndarray, groups: np.ndarray, smallest: float = SMALLEST
 ) -> np.ndarray:
-    """Mark members (member,) that are larger than every member of their group in every
-    other model (model, member).
+    """Mark members (member,) that are larger than those of all other models.
 
-    Sizes are compared on a log scale, by the median and spread that the largest of a
-    group has over all models, this one among them. The largest score of any group of
-    any other model is the bar: a model that is like the others passes it by chance once
-    in so many models (Westfall and Young 1993, maximum of a statistic).
+    ``others`` is (model, member), and a member is compared within its group. Sizes are
+    compared on a log scale, by the median and spread that the largest of a group has
+    over all models, this one among them. The largest score of any group of any other
+    model is the bar: a model that is like the others passes it by chance once in so
+    many models (Westfall and Young 1993, maximum of a statistic).
     """
+    # a size below the smallest of interest, or NaN, counts as that
     models = np.log(np.fmax(np.vstack([own[None], others]), smallest))
     score = np.empty_like(models)
     for group in np.unique(groups):
         members = groups == group
         largest = models[:, members].max(1)
-        middle = np.median(largest)
-        spread = np.median(np.abs(largest - middle)) + _LEAST_SPREAD
-        score[:, members] = (models[:, members] - middle) / spread
+        median = np.median(largest)
+        spread = np.median(np.abs(largest - median)) + _MIN_SPREAD
+        score[:, members] = (models[:, members] - median) / spread
     return score[0] > score[1:].max(initial=0.0)
 
 
@@ -248,8 +260,9 @@ def exceeds_controls(
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
-    """Correct p-values by Holm's step-down method; NaN stays NaN and counts for
-    nothing.
+    """Correct p-values by Holm's step-down method.
+
+    NaN stays NaN and is not counted as a test.
     """
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p)
@@ -262,34 +275,37 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.ndarray:
-    """Return the ends (2, …) of the percentile interval over replicates, widened for
-    few units (Hesterberg 2015).
+    """Return the bounds (2, …) of the percentile interval over replicates.
+
+    It is widened for few units (Hesterberg 2015).
     """
     z = float(stdtrit(units - 1, (1 - confidence) / 2) * np.sqrt(units / (units - 1)))
     tail = float(ndtr(z))
     if tail * (len(draws) + 1) >= 1:
         return np.quantile(draws, [tail, 1 - tail], axis=0)
-    middle = draws.mean(axis=0)
+    # the replicates do not reach so far into the tail: a normal curve goes on from them
+    mean = draws.mean(axis=0)
     distance = -z * draws.std(axis=0, ddof=1)
     return np.stack(
         [
-            np.minimum(draws.min(axis=0), middle - distance),
-            np.maximum(draws.max(axis=0), middle + distance),
+            np.minimum(draws.min(axis=0), mean - distance),
+            np.maximum(draws.max(axis=0), mean + distance),
         ]
     )
 
 
 def expanded_p(draws: np.ndarray, units: int) -> np.ndarray:
-    """Compute p-values of "no difference" for columns of replicates, widened for few
-    units (Cameron, Miller 2015).
+    """Compute p-values of "no difference" for columns of replicates.
+
+    They are widened for few units (Cameron, Miller 2015).
     """
     n = len(draws)
     beyond = np.minimum((draws <= 0).sum(axis=0), (draws >= 0).sum(axis=0))
     z = ndtri(np.minimum((1 + beyond) / (n + 1), 0.5))
-    middle = np.abs(draws.mean(axis=0))
+    mean = np.abs(draws.mean(axis=0))
     spread = draws.std(axis=0, ddof=1)
     # without spread, but for rounding, nothing is known about the tail
-    use_t = (beyond == 0) & (spread > 1e-9 * middle)
-    z = np.where(use_t, np.minimum(z, -middle / np.where(use_t, spread, 1.0)), z)
+    use_t = (beyond == 0) & (spread > 1e-9 * mean)
+    z = np.where(use_t, np.minimum(z, -mean / np.where(use_t, spread, 1.0)), z)
     p = 2 * stdtr(units - 1, z * np.sqrt((units - 1) / units))
     return np.where(np.isnan(draws).any(axis=0), np.nan, np.clip(p, 2 / (n + 1), 1.0))

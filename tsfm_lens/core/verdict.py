@@ -1,4 +1,9 @@
-"""Verdict on an explanation, by stated rules: it holds, holds in part, or fails."""
+"""Verdict on an explanation, by stated rules: it holds, holds in part, or fails.
+
+:data:`RULES` states the rules in words, and the constants above them have their bounds;
+:func:`verdict` applies them to results of faithfulness tests. How the bounds were
+chosen is in ``docs/howto/verdict.md``.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,14 @@ from tsfm_lens.core.stats import CONFIDENCE
 __all__ = ["RULES", "verdict"]
 
 HALF = 0.5
-"""Of a segment's effect: how far what routes remove, or bring back, may be from all of
-it.
+"""How far from all of a segment's effect may be what routes remove, or bring back.
+
+It is a share of the effect.
 """
 BEYOND = 0.25
-"""Of a segment's effect: how much nearer to all of it named routes must come than the
-median of random sets.
+"""How much nearer to all of the effect named routes must come than random sets.
+
+It is a share of the segment's effect, and compared with the median of the sets.
 """
 EXPLAINED = 0.7
 SIGNED = 0.8
@@ -75,8 +82,9 @@ RULES = (
 
 SEGMENT_CONTROLS = ("effect 0", "sign flipped")
 EXCHANGED = "two segments exchanged"
-"""Name of the control that may do better by a margin: two equal segments can change
-places.
+"""Name of the control that may do better by a margin.
+
+Two segments with equal effects can change places without any loss.
 """
 
 Word = Literal["holds", "holds in part", "fails"]
@@ -118,7 +126,9 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
         InputError: no test, or a result of another kind.
 
     Example:
-        >>> curves = explain.deletion_curves(run, {"newest first": [0, 1, 2]}, parts=3, reference="mean", orders=4)
+        >>> scores = {"newest first": [0, 1, 2]}
+        >>> options = {"parts": 3, "reference": "mean", "orders": 4}
+        >>> curves = explain.deletion_curves(run, scores, **options)
         >>> explain.verdict(curves)[0]
         'fails'
     """
@@ -127,7 +137,7 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
             "no faithfulness test to judge: give results of deletion_curves and"
             " route_faithfulness"
         )
-    texts: list[Word] = []
+    verdicts: list[Word] = []
     decisive: list[Word] = []
     sentences: list[str] = []
     for test in tests:
@@ -137,22 +147,20 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
                 f"a result of kind {kind!r} is not a faithfulness test; give one of"
                 f" {', '.join(_JUDGES)}"
             )
-        verdicts, reasons = _JUDGES[str(kind)][0](test)
-        texts += verdicts
+        test_verdicts, reasons = _JUDGES[str(kind)][0](test)
+        verdicts += test_verdicts
         # segments stand in the order of their effects
-        decisive.append(verdicts[0])
+        decisive.append(test_verdicts[0])
         sentences += reasons
-    word: Word = (
-        "fails"
-        if "fails" in decisive
-        else "holds"
-        if set(texts) == {"holds"}
-        else "holds in part"
-    )
+    word: Word = "holds in part"
+    if "fails" in decisive:
+        word = "fails"
+    elif set(verdicts) == {"holds"}:
+        word = "holds"
     # the sort is stable: what fails first, then what holds in part
     order = sorted(
-        range(len(texts)),
-        key=lambda i: ("fails", "holds in part", "holds").index(texts[i]),
+        range(len(verdicts)),
+        key=lambda i: ("fails", "holds in part", "holds").index(verdicts[i]),
     )
     return word, [sentences[i] for i in order]
 
@@ -166,20 +174,21 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
         return ["fails"], [
             "Scores without signs and sizes predict no effect: the inputs fail."
         ]
-    tried = {
-        str(n): float(v)
-        for n, v in zip(
-            first["control"].values, first["control_r2"].values, strict=True
-        )
-        if v == v
+    names = first["control"].values
+    values = first["control_r2"].values
+    controls = {
+        str(name): float(value)
+        for name, value in zip(names, values, strict=True)
+        if value == value
     }
     better = [
         name
-        for name, value in tried.items()
-        if value >= explained + MARGIN * (name == EXCHANGED)
+        for name, value in controls.items()
+        if value >= explained + (MARGIN if name == EXCHANGED else 0.0)
     ]
-    untold, failing = _by_segment(first)
-    short = {
+    undecided, failing = _by_segment(first)
+    verb = "predicts" if len(better) == 1 else "predict"
+    faults = {
         f"R² is below {EXPLAINED:g}": explained < EXPLAINED,
         f"the slope is not between {SLOPES[0]:.2g} and {SLOPES[1]:.2g}": (
             not SLOPES[0] <= slope <= SLOPES[1]
@@ -187,37 +196,38 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
         f"less than {100 * SIGNED:.0f} % of the change has the right sign": (
             signed < SIGNED
         ),
-        f"{_few(better)} predict{'s' if len(better) == 1 else ''} as well or better": (
-            bool(better)
-        ),
+        f"{_few(better)} {verb} as well or better": bool(better),
         f"with the other sign for {_few(failing)}, it predicts as well or better": bool(
             failing
         ),
     }
-    reasons = [reason for reason, true in short.items() if true]
+    reasons = [fault for fault, is_found in faults.items() if is_found]
     best = max(
-        (name for name in tried if name != EXCHANGED), key=lambda name: tried[name]
+        (name for name in controls if name != EXCHANGED),
+        key=lambda name: controls[name],
     )
-    end = "the inputs hold"
+    conclusion = "the inputs hold"
     if reasons:
-        end = f"the inputs fail, since {_few(reasons, 4)}"
+        conclusion = f"the inputs fail, since {_few(reasons, 4)}"
     sentence = (
         f"Effects by {first['explanation'].item()} predict masking of one and two"
-        f" segments with R² {_floored(explained):.2f} ({tried[best]:.2f} with {best}),"
-        f" slope {slope:.2f} and the right sign for {100 * _floored(signed):.0f} % of"
-        f" the change: {end}."
+        f" segments with R² {_floored(explained):.2f}"
+        f" ({controls[best]:.2f} with {best}), slope {slope:.2f} and the right sign"
+        f" for {100 * _floored(signed):.0f} % of the change: {conclusion}."
     )
-    if untold:
+    if undecided:
+        noun = "effects" if len(undecided) > 1 else "effect"
         sentence += (
-            " The test cannot tell from zero the"
-            f" effect{'s' if len(untold) > 1 else ''} of {_few(untold, 6)}."
+            f" The test cannot tell from zero the {noun} of {_few(undecided, 6)}."
         )
     return ["fails" if reasons else "holds"], [sentence]
 
 
 def _by_segment(test: xr.Dataset) -> tuple[list[str], list[str]]:
-    """Return the segments whose effects the test cannot tell from zero, and those whose
-    flipped sign is no worse.
+    """Return two lists of segments, by their controls.
+
+    The effects of the first cannot be told from zero; with flipped sign, those of the
+    second predict as well or better.
     """
     if "segment_control_r2" not in test:
         return [], []
@@ -225,9 +235,9 @@ def _by_segment(test: xr.Dataset) -> tuple[list[str], list[str]]:
     as_good = test["segment_control_r2"] >= test["r2"]
     zero, flipped = (as_good.sel(segment_control=name) for name in SEGMENT_CONTROLS)
     failing = agreed & flipped
-    untold = ~agreed | (zero & ~flipped)
+    undecided = ~agreed | (zero & ~flipped)
     names = test["segment"].values.astype(str)
-    return list(names[untold]), list(names[failing])
+    return list(names[undecided]), list(names[failing])
 
 
 def _floored(value: float) -> float:
@@ -236,76 +246,73 @@ def _floored(value: float) -> float:
 
 
 def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
-    texts: list[Word] = []
+    verdicts: list[Word] = []
     reasons: list[str] = []
     smallest = 1 / (1 + test.sizes["draw"])
-    for position, segment in enumerate(test["segment"].values):
-        one = test.isel(segment=position)
-        names = [str(name) for name in one["cut_name"].values[:-1] if name]
-        good = []
+    for index, segment in enumerate(test["segment"].values):
+        routes = test.isel(segment=index)
+        names = [str(name) for name in routes["cut_name"].values[:-1] if name]
+        properties = []
         parts = []
-        for name, (word, *phrases) in _SHARES.items():
-            value = float(one[name])
-            random = one[f"random_{name}"].values
-            if _is_carried(value, random, float(one[f"{name}_p"]), smallest):
-                good.append(word)
+        for name, (adjective, *phrases) in _SHARES.items():
+            value = float(routes[name])
+            random = routes[f"random_{name}"].values
+            if _is_carried(value, random, float(routes[f"{name}_p"]), smallest):
+                properties.append(adjective)
+            phrase = phrases[0]
             if value < 0:
                 phrase = phrases[1]
-            else:
-                phrase = phrases[0]
-            if value > 1 + HALF:
+            elif value > 1 + HALF:
                 phrase = phrases[2]
             chance = 100 * float(np.median(random))
             parts.append(
                 f"{phrase.format(f'{100 * abs(value):.0f} %')} (random components"
                 f" {chance:.0f} %)"
             )
-        error = float(one["prediction_error"])
-        texts.append(
-            "holds"
-            if len(good) == 2 and error < HALF
-            else "holds in part"
-            if good
-            else "fails"
-        )
-        end = (
-            f"the routes are {' and '.join(good) or 'neither necessary nor sufficient'}"
-        )
+        error = float(routes["prediction_error"])
+        word: Word = "fails"
+        if len(properties) == 2 and error < HALF:
+            word = "holds"
+        elif properties:
+            word = "holds in part"
+        verdicts.append(word)
+        summary = " and ".join(properties) or "neither necessary nor sufficient"
+        pronoun = "them" if len(names) > 1 else "it"
         reasons.append(
             f"For {segment}, cutting {_few(names)} {parts[0]}. Restoring"
-            f" {'them' if len(names) > 1 else 'it'} {parts[1]}. So {end}."
+            f" {pronoun} {parts[1]}. So the routes are {summary}."
         )
         if not error < HALF:
             reasons[-1] += (
                 " The forecast without the segment is predicted with an error of"
                 f" {100 * error:.0f} %."
             )
-    return texts, reasons
+    return verdicts, reasons
 
 
 def _is_carried(share: float, random: np.ndarray, p: float, smallest: float) -> bool:
-    """Test whether routes carry a segment's effect: about all of it, and clearly nearer
-    to all than random sets.
+    """Test whether routes carry a segment's effect.
+
+    They must account for about all of it, and come clearly nearer to all than random
+    sets.
     """
-    away = abs(1 - share)
-    away_random = float(np.median(np.abs(1 - random)))
+    distance = abs(1 - share)
+    random_distance = float(np.median(np.abs(1 - random)))
+    # with few draws, the smallest p-value that there is must be enough
     return (
-        away <= HALF
-        and away_random - away >= BEYOND
+        distance <= HALF
+        and random_distance - distance >= BEYOND
         and p <= max(1 - CONFIDENCE, smallest)
     )
 
 
-def _few(names: list[str], most: int = 3) -> str:
-    first = names[:most]
-    more = ""
-    if len(names) > most:
-        more = f" and {len(names) - most} more"
-    return (
-        ", ".join(first)
-        if more or len(first) < 2
-        else f"{', '.join(first[:-1])} and {first[-1]}"
-    ) + more
+def _few(names: list[str], max_names: int = 3) -> str:
+    first = names[:max_names]
+    if len(names) > max_names:
+        return f"{', '.join(first)} and {len(names) - max_names} more"
+    if len(first) < 2:
+        return ", ".join(first)
+    return f"{', '.join(first[:-1])} and {first[-1]}"
 
 
 _JUDGES = {

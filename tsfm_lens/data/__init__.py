@@ -1,5 +1,7 @@
-"""Coercion, validation and reading of series, and real series that come with the
-package.
+"""Series: reading, validation, corruption, and real series that come with the package.
+
+:func:`as_series` makes a :class:`SeriesBatch` of whatever a user has, and every lens
+takes that batch. Read :mod:`tsfm_lens.data.batch` first.
 """
 
 from tsfm_lens.data.batch import SeriesBatch

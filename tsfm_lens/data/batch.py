@@ -1,4 +1,10 @@
-"""Batch of series: the one form in which data enters a lens."""
+"""Batch of series: the one form in which data enters a lens.
+
+Read :class:`SeriesBatch` first; it checks on construction that its columns fit each
+other, and every change returns a new batch. Below it are what readers of batches share:
+held-out futures, items, and frequencies. Conversion of arrays, frames and files is in
+:mod:`.coerce`, :mod:`.frames` and :mod:`.files`.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +28,13 @@ from tsfm_lens.data.frequencies import (
 )
 from tsfm_lens.data.values import to_floats
 
+# squares of larger values overflow single precision
 LARGEST = 1e18
 ROLES = ("target", "past", "known")
 """Roles in the order of the series of a group; libraries stack them in this order."""
 SEASONS = {"s": 3600, "min": 1440, "h": 24, "B": 5, "M": 12, "Q": 4}
 """Steps of a season, as gluonts assigns them to frequencies; 1 of all others."""
-_MOST_NOTES = 3  # of one kind
+_MAX_NOTES = 3  # of one kind
 _EPOCH = pd.Timestamp("2000-01-01")
 COLUMNS = (
     *("ids", "starts", "units", "freqs", "seasonalities", "groups", "variates"),
@@ -37,8 +44,9 @@ COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class SeriesBatch:
-    """Series of possibly unequal length; a multivariate item is a group of series, one
-    per variate.
+    """Series of possibly unequal length, and what is known of each.
+
+    A multivariate item is a group of series, one per variate.
 
     Attributes:
         values: one read-only float64 array (time,) a series; NaN is a missing value.
@@ -97,6 +105,7 @@ class SeriesBatch:
         if not len(self.values):
             raise InputError("there is no series: expected at least one")
         count = len(self.values)
+        # the dataclass is frozen, also for its own methods
         fill = partial(object.__setattr__, self)
         fill(
             "ids",
@@ -115,13 +124,11 @@ class SeriesBatch:
             "variates": "",
             "roles": "target",
             "futures": None,
-        }
-        for name, default in {
-            **defaults,
             "categories": None,
             "level_numbers": None,
             "static": {},
-        }.items():
+        }
+        for name, default in defaults.items():
             column = tuple(getattr(self, name)) or (default,) * count
             fill(name, tuple(map(str, column)) if default == "" else column)
         for name in COLUMNS:
@@ -135,24 +142,11 @@ class SeriesBatch:
         fill("notes", (*self.notes, *notes))
         fill("values", tuple(map(_context, self.values, self.ids)))
         fill("freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
-        fill(
-            "seasonality",
-            self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1,
-        )
+        has_one_season = len(set(self.seasonalities)) == 1
+        fill("seasonality", self.seasonalities[0] if has_one_season else 1)
         self._check_groups()
-        fill(
-            "futures",
-            tuple(
-                map(
-                    _future,
-                    self.futures,
-                    self.ids,
-                    self.values,
-                    self.starts,
-                    self.freqs,
-                )
-            ),
-        )
+        columns = (self.futures, self.ids, self.values, self.starts, self.freqs)
+        fill("futures", tuple(map(_future, *columns)))
         self._check_roles()
 
     def __len__(self) -> int:
@@ -199,8 +193,9 @@ class SeriesBatch:
         return self
 
     def known_future(self, horizon: int) -> np.ndarray:
-        """Return the known future (series, step): values of known covariates, NaN of
-        all other series.
+        """Return the known future of all series, (series, step).
+
+        It holds the values of known covariates, and NaN for all other series.
 
         Raises:
             InputError: a known covariate ends before the horizon.
@@ -239,13 +234,13 @@ class SeriesBatch:
         """
         sizes = Counter(self.groups)
         first, expected = next(iter(sizes.items()))
-        rest = [
+        unequal = [
             f"{group!r} ({size})" for group, size in sizes.items() if size != expected
         ]
-        if rest:
+        if unequal:
             raise InputError(
                 f"groups differ in their number of variates: {first!r} has {expected},"
-                f" unlike {', '.join(rest[:3])}; expected equally many in all, so"
+                f" unlike {', '.join(unequal[:3])}; expected equally many in all, so"
                 " select groups that agree"
             )
         return expected
@@ -265,55 +260,50 @@ class SeriesBatch:
                     f" {', '.join(map(str, members))}; expected them one after the"
                     " other"
                 )
-            repeats = [
-                name
-                for name, times in Counter(
-                    self.variates[row] for row in members
-                ).items()
-                if times > 1
-            ]
+            counts = Counter(self.variates[row] for row in members)
+            repeats = [variate for variate, count in counts.items() if count > 1]
             if repeats:
                 raise InputError(
                     f"group {group!r} has variate {repeats[0]!r} more than once; give"
                     " each its own name"
                 )
-            for what, column in axes.items():
+            for name, column in axes.items():
                 distinct = dict.fromkeys(
                     column[row] for row in members if column[row] is not None
                 )
                 if len(distinct) > 1:
                     raise InputError(
-                        f"the series of group {group!r} have different {what}"
+                        f"the series of group {group!r} have different {name}"
                         f" ({', '.join(map(str, distinct))}); variates of one group"
                         " share their time axis: pad with NaN what was not observed"
                     )
 
     def _check_roles(self) -> None:
-        last: dict[str, int] = {}
+        latest: dict[str, int] = {}
         for name, group, role, future in zip(
             self.ids, self.groups, self.roles, self.futures, strict=True
         ):
             if role not in ROLES:
                 raise unknown_name("role", role, ROLES)
             if (role == "known") != (future is not None):
+                noun = "series" if role == "target" else "covariate"
+                article = "no" if future is None else "a"
                 raise InputError(
-                    f"series {name!r} is a {role}"
-                    f" {'series' if role == 'target' else 'covariate'} and has"
-                    f" {'no' if future is None else 'a'} known future; known covariates"
-                    " have one, and they alone"
+                    f"series {name!r} is a {role} {noun} and has {article} known"
+                    " future; known covariates have one, and they alone"
                 )
-            position = ROLES.index(role)
-            if group not in last and position:
+            order = ROLES.index(role)
+            if group not in latest and order:
                 raise InputError(
                     f"group {group!r} begins with covariate {name!r}; expected its"
                     " target first"
                 )
-            if position < last.get(group, 0):
+            if order < latest.get(group, 0):
                 raise InputError(
                     f"{role} series {name!r} of {group!r} stands after a"
-                    f" {ROLES[last[group]]} covariate"
+                    f" {ROLES[latest[group]]} covariate"
                 )
-            last[group] = position
+            latest[group] = order
 
     def noted(self, notes: Sequence[str]) -> SeriesBatch:
         """Return the batch with further notes in front of its own."""
@@ -322,12 +312,11 @@ class SeriesBatch:
         return self
 
     def tail(self, steps: int) -> SeriesBatch:
-        """Keep the last ``steps`` steps of every series, all of it where it is shorter."""
+        """Keep the last ``steps`` steps of every series, or all where it is shorter."""
         if steps < 1:
             raise InputError(f"tail({steps}): expected at least 1 step")
-        return self._cut(
-            [max(0, length - steps) for length in self.lengths], self.lengths
-        )
+        first = [max(0, length - steps) for length in self.lengths]
+        return self._slice(first, self.lengths)
 
     def split(self, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
         """Hold the last ``horizon`` steps out.
@@ -350,15 +339,15 @@ class SeriesBatch:
             None if old is None else np.concatenate([new, old])
             for old, new in zip(self.futures, future, strict=True)
         )
-        context = self._cut(
-            [0] * len(self), [length - horizon for length in self.lengths]
-        )
+        stop = [length - horizon for length in self.lengths]
+        context = self._slice([0] * len(self), stop)
         # an earlier origin knows less of what its categories are worth
         return replace(context, futures=futures, level_numbers=()), future
 
     def windows(self, count: int, horizon: int, ahead: int = 0) -> SeriesBatch:
-        """Return every series up to ``count`` forecast origins that are ``horizon``
-        steps apart, the latest first.
+        """Return each series up to ``count`` forecast origins, the latest first.
+
+        Origins are ``horizon`` steps apart.
 
         Args:
             count, horizon: of the windows.
@@ -378,17 +367,18 @@ class SeriesBatch:
         parts = [self]
         for number in range(1, count):
             earlier = self.split(number * horizon)[0]
-            end = f" −{number * horizon}"
+            suffix = f" −{number * horizon}"
             ids, groups = (
-                tuple(f"{name}{end}" for name in names)
+                tuple(f"{name}{suffix}" for name in names)
                 for names in (self.ids, self.groups)
             )
+            # notes of the batch are kept once, with its latest windows
             parts.append(
                 replace(earlier, ids=ids, groups=groups, items=self.items, notes=())
             )
         return SeriesBatch.concat(parts)
 
-    def _cut(self, first: Sequence[int], stop: Sequence[int]) -> SeriesBatch:
+    def _slice(self, first: Sequence[int], stop: Sequence[int]) -> SeriesBatch:
         values = tuple(
             series[a:b] for series, a, b in zip(self.values, first, stop, strict=True)
         )
@@ -399,8 +389,9 @@ class SeriesBatch:
         return replace(self, values=values, starts=starts)
 
     def timestamps(self, index: int = 0, ahead: int = 0) -> pd.DatetimeIndex | None:
-        """Compute timestamps of one series and of ``ahead`` steps after it; None
-        without start or frequency.
+        """Compute the timestamps of one series and of ``ahead`` steps after it.
+
+        None if its start or its frequency is unknown.
         """
         start = self.starts[index]
         if start is None or self.freqs[index] is None:
@@ -408,40 +399,40 @@ class SeriesBatch:
         return _stamps(start, self.lengths[index] + ahead, self.freqs[index])
 
     def rows(self, which: str | int | Sequence[str | int]) -> list[int]:
-        """Return the rows of series by id or position; the name of a group stands for
-        all its series.
+        """Return the rows of series by id or position.
+
+        The name of a group stands for all its series.
 
         Raises:
             UnknownNameError: an id does not occur.
             InputError: a position is out of range.
         """
         rows = []
-        for item in [which] if isinstance(which, str | int) else which:
-            if isinstance(item, str):
+        for key in [which] if isinstance(which, str | int) else which:
+            if isinstance(key, str):
                 # an id goes before a group of the same name
-                named = [
-                    row
-                    for row, name in enumerate(
-                        self.ids if item in self.ids else self.groups
-                    )
-                    if name == item
-                ]
+                names = self.ids if key in self.ids else self.groups
+                named = [row for row, name in enumerate(names) if name == key]
                 if not named:
                     raise unknown_name(
-                        "series", item, dict.fromkeys((*self.ids, *self.groups))
+                        "series", key, dict.fromkeys((*self.ids, *self.groups))
                     )
                 rows += named
-            elif not -len(self) <= item < len(self):
+            elif not -len(self) <= key < len(self):
                 raise InputError(
-                    f"series {item} is out of range: the batch has {len(self)}"
+                    f"series {key} is out of range: the batch has {len(self)}"
                 )
             else:
-                rows.append(item % len(self))
+                rows.append(key % len(self))
         return rows
 
     def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
-        """Select series by id, group or position; errors as in :meth:`rows`, or series
-        of a group would come apart.
+        """Select series by id, group or position.
+
+        Raises:
+            UnknownNameError: an id does not occur.
+            InputError: a position is out of range, or the series of a group would no
+                longer stand one after the other.
         """
         index = self.rows(which)
         fields: dict[str, Any] = {
@@ -451,40 +442,32 @@ class SeriesBatch:
         return replace(self, **fields)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a long frame: id, group and variate if multivariate, timestamp (or
-        step where unknown), target.
+        """Return a long frame, one row per value.
+
+        Its columns are id, group and variate if multivariate, role if there are
+        covariates, timestamp (or step where it is unknown), and target.
         """
         frames = []
         for index, name in enumerate(self.ids):
             stamps = self.timestamps(index)
-            when = (
-                {"step": np.arange(self.lengths[index])}
-                if stamps is None
-                else {"timestamp": stamps}
-            )
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "id": name,
-                        **self.labels(index),
-                        **when,
-                        "target": self.values[index],
-                    }
-                )
-            )
+            time: dict[str, Any] = {"timestamp": stamps}
+            if stamps is None:
+                time = {"step": np.arange(self.lengths[index])}
+            columns = {"id": name, **self.labels(index), **time}
+            frames.append(pd.DataFrame({**columns, "target": self.values[index]}))
         return pd.concat(frames, ignore_index=True)
 
     def labels(self, index: int) -> dict[str, str]:
-        """Return group, variate and, with covariates, role of one series as columns of
-        a frame; none if univariate.
+        """Return group, variate and role of one series as columns of a frame.
+
+        The role is given where there are covariates; a univariate batch has no labels.
         """
         if not self.multivariate:
             return {}
+        labels = {"group": self.groups[index], "variate": self.variates[index]}
         if self.has_covariates:
-            role = {"role": self.roles[index]}
-        else:
-            role = {}
-        return {"group": self.groups[index], "variate": self.variates[index], **role}
+            labels["role"] = self.roles[index]
+        return labels
 
     @classmethod
     def concat(cls, batches: Sequence[SeriesBatch]) -> SeriesBatch:
@@ -498,7 +481,7 @@ class SeriesBatch:
             raise InputError("there is no batch to put together")
 
         fields: dict[str, Any] = {
-            name: tuple(item for batch in batches for item in getattr(batch, name))
+            name: tuple(value for batch in batches for value in getattr(batch, name))
             for name in ("values", "notes", *COLUMNS)
         }
         clocks = {batch.clock for batch in batches}
@@ -514,6 +497,7 @@ def make_batch(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:
     return SeriesBatch(**fields, **common)
 
 
+# the series of a batch mostly share start, length and frequency
 @lru_cache(maxsize=64)
 def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeIndex:
     """Generate timestamps from a start, within those that pandas can hold."""
@@ -537,7 +521,6 @@ def known_frequency(freq: Any) -> str:
         # pandas takes the letters one by one, and warns of an old one before it refuses
         # the word
         warnings.simplefilter("ignore", FutureWarning)
-        offset = None
         if isinstance(freq, str | pd.DateOffset):
             offset = read_offset(freq)
     if offset is None:
@@ -576,8 +559,10 @@ def check_unique(ids: Sequence[str], what: str = "series ids") -> None:
 
 
 def find_season(freq: str | None) -> int:
-    """Return the season length of a frequency: that of :data:`SEASONS` where its
-    multiple divides it, else 1.
+    """Return the season length of a frequency, in steps.
+
+    It is the season of :data:`SEASONS` divided by the multiple of the frequency, or the
+    number of days of a calendar of weekdays; 1 where there is no such whole number.
     """
     offset = None
     with suppress(ValueError):
@@ -587,11 +572,10 @@ def find_season(freq: str | None) -> int:
     if isinstance(offset, pd.offsets.CustomBusinessDay) and offset.n == 1:
         return int(offset.calendar.weekmask.sum())
     base = str(offset.name).split("-")[0]
-    # months and quarters end or begin
-    season, rest = divmod(
-        SEASONS.get(base, SEASONS.get(base.rstrip("ES"), 1)), offset.n
-    )
-    if rest:
+    # months and quarters end or begin: ME and MS are months
+    base_season = SEASONS.get(base, SEASONS.get(base.rstrip("ES"), 1))
+    season, remainder = divmod(base_season, offset.n)
+    if remainder:
         return 1
     return season
 
@@ -601,8 +585,9 @@ def _on_grid(
     freqs: Sequence[str | None],
     ids: Sequence[str],
 ) -> tuple[tuple[pd.Timestamp | None, ...], list[str]]:
-    """Return starts on the grids of their frequencies, and notes on those that were
-    moved.
+    """Move starts onto the grids of their frequencies.
+
+    Return them with notes on those that were moved.
     """
     dates: dict[tuple[pd.Timestamp | None, str | None], pd.Timestamp | None] = {}
     notes = []
@@ -621,9 +606,9 @@ def _on_grid(
                 f"start {start} of {name!r} is read as the period of freq={freq!r} at"
                 f" {date}"
             )
-    if len(notes) > _MOST_NOTES:
+    if len(notes) > _MAX_NOTES:
         notes = [
-            *notes[:_MOST_NOTES],
+            *notes[:_MAX_NOTES],
             f"… ({len(notes)} starts are read as the periods around them)",
         ]
     return tuple(dates[pair] for pair in zip(starts, freqs, strict=True)), notes
@@ -666,15 +651,15 @@ def _context(values: object, name: str) -> np.ndarray:
         raise InputError(f"series {name!r} is empty")
     if np.isnan(array).all():
         raise InputError(f"series {name!r} has only NaN values ({len(array)} steps)")
-    where = int(np.nanargmax(np.abs(array)))
-    if np.isinf(array[where]):
+    largest = int(np.nanargmax(np.abs(array)))
+    if np.isinf(array[largest]):
         raise InputError(
-            f"series {name!r} is infinite at position {where}; use NaN for missing"
+            f"series {name!r} is infinite at position {largest}; use NaN for missing"
             " values"
         )
-    if abs(array[where]) > LARGEST:
+    if abs(array[largest]) > LARGEST:
         raise InputError(
-            f"series {name!r} has {array[where]:.3g} at position {where}; models"
+            f"series {name!r} has {array[largest]:.3g} at position {largest}; models"
             " compute in single precision, whose squares overflow beyond"
             f" {LARGEST:.0e}. Rescale the series."
         )
@@ -691,47 +676,53 @@ def missing_at_end(values: np.ndarray) -> int:
 
 def noted_ends(batch: SeriesBatch) -> SeriesBatch:
     """Return the batch with a note where targets end with missing values."""
-    bounds = {
+    missing = {
         name: missing_at_end(batch.values[row])
         for row, name in enumerate(batch.ids)
         if batch.is_target[row]
     }
-    texts = [f"{name!r} with {steps}" for name, steps in bounds.items() if steps]
+    examples = [f"{name!r} with {steps}" for name, steps in missing.items() if steps]
     cure = "drop these rows, or name known covariates with known=[…]"
-    listing = ", ".join(texts[:3]) + (
-        f", … ({len(texts)} series)" if len(texts) > 3 else ""
-    )
+    listing = ", ".join(examples[:3])
+    if len(examples) > 3:
+        listing += f", … ({len(examples)} series)"
     note = f"missing values at the end, after which forecasts begin: {listing}; {cure}"
-    return batch.noted([note] if texts else [])
+    return batch.noted([note] if examples else [])
 
 
 def hold_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
-    """Return the context and the held-out truth (series, horizon), as
-    :meth:`SeriesBatch.split` does.
+    """Return the context and the held-out truth (series, horizon).
+
+    As :meth:`SeriesBatch.split`, but refuse a truth without any value of a target.
     """
     context, truth = batch.split(horizon)
     if np.isfinite(truth).any(-1)[batch.is_target].any():
         return context, truth
     first = int(np.flatnonzero(batch.is_target)[0])
     steps = missing_at_end(batch.values[first])
+    noun = "values" if steps > 1 else "value"
     raise InputError(
-        f"series {batch.ids[first]!r} ends with {steps} missing"
-        f" value{'s' if steps > 1 else ''}: the truth of all {horizon} steps is"
-        " missing; drop these rows, name known covariates with known=[…], or hold"
-        " nothing out (holdout=False)"
+        f"series {batch.ids[first]!r} ends with {steps} missing {noun}: the truth of"
+        f" all {horizon} steps is missing; drop these rows, name known covariates with"
+        " known=[…], or hold nothing out (holdout=False)"
     )
 
 
 _MAX_NAMES = 3  # of items, in a message
 Item = int | str | None
-"""An item: its position, its group's name or the id of one of its series; None for the
-one that there is.
+"""An item: its position, the name of its group, or the id of one of its series.
+
+None stands for the only item of a batch.
 """
 
 
 def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
-    """Return positions of the series of one item; InputError if it is to be the only
-    one of several.
+    """Return the positions of the series of one item.
+
+    Raises:
+        InputError: None is given and there are several items, or a position is out of
+            range.
+        UnknownNameError: no item and no series has the name.
     """
     items = batch.rows_by_group()
     if item is None:
@@ -766,6 +757,7 @@ def is_position(value: Any, first: int, count: int) -> bool:
     """Test if a value counts something from ``first`` on."""
     return (
         isinstance(value, int | np.integer)
+        # True is an int
         and not isinstance(value, bool)
         and bool(first <= value < count)
     )

@@ -1,4 +1,8 @@
-"""Real series that come with the package."""
+"""Real series that come with the package.
+
+:func:`bundled` loads them from ``bundled_series/``, whose ``index.json`` has the source
+and licence of each; :func:`bundled_info` returns these.
+"""
 
 from __future__ import annotations
 
@@ -87,6 +91,7 @@ def bundled(*names: str) -> SeriesBatch:
     """
     batches = []
     for info in map(bundled_info, names or bundled_names()):
+        # opened as a resource, since the package may be inside an archive
         with (_FOLDER / f"{info.name}.csv").open(encoding="utf-8") as handle:
             values = pd.read_csv(handle)["value"].to_numpy(dtype=np.float64)
         start = (pd.Timestamp(info.start),)

@@ -1,9 +1,10 @@
-"""Reading of covariates: text, truth values and what is declared so are categories,
-everything else is numbers.
+"""Covariates as numbers or categories.
 
-A category keeps its level as a code from 0, in the order of a pandas category, else
-sorted. What text means cannot be seen from its look: a file of text has no types, so
-there numbers are numbers; a typed table or entry has declared it.
+Text, truth values and what is declared so are categories, everything else is numbers. A
+category keeps its level as a code from 0, in the order of a pandas category, else
+sorted. Whether text is a quantity cannot be seen from its form: a file of text has no
+types, so that numbers in it are read as numbers, while a typed table or entry has
+declared what it holds. Read :func:`read_covariate` first.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from tsfm_lens.data.text import NUMBER
 from tsfm_lens.data.values import id_texts, is_missing, plain_array, to_floats
 
 Coded = tuple[np.ndarray, tuple[str, ...] | None]
-"""Numbers (step,), and the levels whose places they are; None of a covariate of
-numbers.
+"""Numbers (step,), and the levels whose indices they are.
+
+A covariate of numbers has None in place of levels.
 """
 TRUTHS = ("False", "True")
 """Levels of truth values, which are numbers, too: 0 and 1."""
-_MOST_LEVELS = 8  # that a note lists
+_MAX_LEVELS = 8  # that a note lists
+# a currency before the number, and a unit or a percent sign after it
 _BEFORE = r"(?:[A-Z]{3}\s+|[A-Z]{0,3}[^\w\s(),.'-]{1,2}\s*)"  # EUR, US$
 _UNIT = r"(?:[^\w\s(),.'-]{0,2}\s*[^\W\d_]{0,12}(?:/\s*[^\W\d_]{1,8}[²³23]?)?\.?)"
 _QUANTITY = re.compile(
@@ -58,12 +61,15 @@ def read_covariate(column: pd.Series, name: str, declared: bool = False) -> Code
 
 
 def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
-    """Read a covariate (step,) whose cells are of any type; see :func:`read_covariate`."""
+    """Read a covariate (step,) whose cells are of any type.
+
+    See :func:`read_covariate`.
+    """
     if cells.dtype.kind in "OUS":
-        listed = cells.tolist()
+        cell_list = cells.tolist()
     else:
-        listed = []
-    objects = [None if is_missing(cell) else cell for cell in listed]
+        cell_list = []
+    objects = [None if is_missing(cell) else cell for cell in cell_list]
     present = [cell for cell in objects if cell is not None]
     texts = [cell for cell in present if isinstance(cell, str)]
     if not texts:
@@ -74,16 +80,17 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
         if declared and not is_truth:
             return _coded(*pd.factorize(pd.Series(numbers), sort=True), name)
         return numbers, TRUTHS if is_truth else None
-    odd = next((cell for cell in present if not isinstance(cell, str)), None)
-    if odd is not None:
+    other = next((cell for cell in present if not isinstance(cell, str)), None)
+    if other is not None:
         raise InputError(
-            f"covariate {name!r} holds text ({texts[0]!r}) beside {odd!r}; make numbers"
-            " of all values, or text of all, which is categories"
+            f"covariate {name!r} holds text ({texts[0]!r}) beside {other!r}; make"
+            " numbers of all values, or text of all, which is categories"
         )
     codes, levels = pd.factorize(pd.Series(objects, dtype=object), sort=True)
     folded = [level.strip().lower() for level in levels]
     if {*folded} <= {"false", "true"}:
-        truths = np.array([*(word == "true" for word in folded), np.nan])
+        # a missing value has the code -1, which takes the last entry
+        truths = np.array([*(level == "true" for level in folded), np.nan])
         return truths[codes], TRUTHS
     if not declared:
         refuse_quantities(levels, name)
@@ -91,16 +98,18 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
 
 
 def _coded(codes: np.ndarray, levels: pd.Index, name: str) -> Coded:
-    """Return codes (step,), -1 where missing, as numbers, and the names of their
-    levels.
+    """Return codes (step,) as numbers, and the names of their levels.
+
+    A code of -1, which is a missing value, becomes NaN.
     """
     numbers = np.where(codes < 0, np.nan, codes.astype(np.float64))
     return numbers, tuple(map(str, id_texts(levels.to_series(), name)))
 
 
 def refuse_quantities(levels: Collection[str], name: str) -> None:
-    """Refuse text of which most are numbers with a sign, a unit or a percent: their
-    order would be lost.
+    """Refuse text of which most are numbers with a sign, a unit or a percent.
+
+    As categories, they would lose their order.
     """
     plain = {level for level in levels if re.fullmatch(NUMBER, level.strip())}
     quantities = [
@@ -119,16 +128,17 @@ def refuse_quantities(levels: Collection[str], name: str) -> None:
 def category_notes(
     covariates: Mapping[str, Coded], declared: Collection[str]
 ) -> list[str]:
-    """Tell which covariates are read as categories, and their levels; truth values need
-    no word.
+    """List notes on the covariates that are read as categories.
+
+    A note has the first levels. Truth values need no note.
     """
     notes = []
     for name, (_, levels) in covariates.items():
         if levels is None or levels == TRUTHS:
             continue
-        listing = ", ".join(map(repr, levels[:_MOST_LEVELS]))
+        listing = ", ".join(map(repr, levels[:_MAX_LEVELS]))
         more = ""
-        if len(levels) > _MOST_LEVELS:
+        if len(levels) > _MAX_LEVELS:
             more = f", … ({len(levels)} levels)"
         doubtful = name not in declared and all(
             re.fullmatch(NUMBER, level.strip()) for level in levels
@@ -141,10 +151,10 @@ def category_notes(
 
 
 def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
-    """Give columns of a future the categories of their past, which joining the two
-    frames would lose.
+    """Give columns of a future the categories of their past.
 
-    Levels that only the future has come last.
+    Joining the two frames would lose them otherwise. Levels that only the future has
+    come last.
     """
     kinds: dict[Any, pd.CategoricalDtype] = {}
     for name in past.columns.intersection(ahead.columns):
@@ -153,31 +163,33 @@ def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
             levels = kind.categories.tolist()
             known = set(levels)
             present = ahead[name].dropna().unique().tolist()
-            kinds[name] = pd.CategoricalDtype(
-                [*levels, *(level for level in present if level not in known)]
-            )
+            added = [level for level in present if level not in known]
+            kinds[name] = pd.CategoricalDtype([*levels, *added])
     return [past.astype(kinds), ahead.astype(kinds)]
 
 
 def declared_names(categories: Sequence[str], covariates: Collection[str]) -> set[str]:
-    """Return the covariates that are declared as categories; refuse one that is no
-    covariate.
+    """Return the covariates that are declared as categories.
+
+    Raises:
+        InputError: a declared name is no covariate.
     """
     for name in categories:
         if name not in covariates:
-            rest = ""
+            listing = ""
             if covariates:
-                rest = f"; covariates are {', '.join(map(repr, covariates))}"
+                listing = f"; covariates are {', '.join(map(repr, covariates))}"
             raise InputError(
                 f"categories names {name!r}, which is no covariate; name it in"
-                f" known=[…] or past=[…], too{rest}"
+                f" known=[…] or past=[…], too{listing}"
             )
     return {*categories}
 
 
 def level_code(word: str, levels: Sequence[str], name: str) -> float:
-    """Return the code of a level that is named in words; of truth values 0 and 1 do,
-    too.
+    """Return the code of a level that is named in words.
+
+    Truth values may also be given as 0 and 1.
     """
     if levels == TRUTHS:
         word = {"0": "False", "1": "True"}.get(word, word.capitalize())

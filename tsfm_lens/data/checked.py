@@ -1,5 +1,8 @@
-"""Validation of files that people write, field by field: the common part of
-configurations and recipes.
+"""Validation of files that people write: the common part of configurations and recipes.
+
+:func:`read_fields` reads a YAML file, a :class:`Strict` model checks its fields, and
+:func:`complaints` says what is wrong with each in the words of the file, not in those
+of pydantic.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from tsfm_lens.data.files import missing_file
 
 
 class Strict(BaseModel):
-    """Model that refuses unknown keys, so that a misspelt one is not silently without
-    effect.
+    """Model that refuses unknown keys.
+
+    A misspelt key would otherwise have no effect, unnoticed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,25 +72,29 @@ def complaints(
     what: str,
     fields_at: Callable[[tuple[Any, ...]], Sequence[str]],
 ) -> str:
-    """Describe pydantic's errors of a kind of file, such as "a sweep", field by field
-    of those at a path in it.
+    """Describe pydantic's errors in a file, field by field.
+
+    Args:
+        error: what pydantic raised.
+        what: kind of file, such as "a sweep".
+        fields_at: names of the fields that exist at a path in the file.
     """
     details = error.errors()
-    # a whole may be wrong only because a part of it is
-    wholes = {
+    # a field may be wrong only because a part of it is
+    parents = {
         detail["loc"][:stop] for detail in details for stop in range(len(detail["loc"]))
     }
     return "; ".join(
         _complaint(detail, what, fields_at)
         for detail in details
-        if detail["loc"] not in wholes
+        if detail["loc"] not in parents
     )
 
 
 def _complaint(
     error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Sequence[str]]
 ) -> str:
-    position = ".".join(map(str, error["loc"]))
+    path = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
         fields = list(fields_at(error["loc"][:-1]))
         name = str(error["loc"][-1])
@@ -99,9 +107,7 @@ def _complaint(
         hint = ""
         if near:
             hint = f"; the nearest is {near[0]!r}"
-        return (
-            f"{position} is not a field of {what}{hint} (there are {', '.join(fields)})"
-        )
+        return f"{path} is not a field of {what}{hint} (there are {', '.join(fields)})"
     if error["type"] == "union_tag_invalid":
         name, tag, tags = (
             error["ctx"][key] for key in ("discriminator", "tag", "expected_tags")
@@ -111,27 +117,25 @@ def _complaint(
         if near:
             hint = f"; the nearest is {near[0]!r}"
         return (
-            f"{position}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are"
+            f"{path}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are"
             f" {tags})"
         )
     if error["type"] == "union_tag_not_found":
-        return (
-            f"{position}.{error['ctx']['discriminator'].strip(chr(39))}: it is required"
-        )
+        return f"{path}.{error['ctx']['discriminator'].strip(chr(39))}: it is required"
     message = error["msg"].removeprefix("Value error, ")
-    for theirs, ours in _WORDS.items():
-        message = message.replace(theirs, ours)
+    for phrase, replacement in _PHRASES.items():
+        message = message.replace(phrase, replacement)
     value = error.get("input")
     suffix = ""
     if isinstance(value, str | int | float):
         suffix = f" (got {value!r})"
-    if position:
-        return f"{position}: {message}{suffix}"
+    if path:
+        return f"{path}: {message}{suffix}"
     return message
 
 
 # pydantic speaks of Python, and the file is YAML
-_WORDS = {
+_PHRASES = {
     "Input should be a valid tuple": "expected a list",
     "Input should be a valid dictionary or instance of": "expected the fields of",
     "Input should be a valid dictionary": "expected fields and values",

@@ -1,4 +1,9 @@
-"""Conversion of anything that a user has into a :class:`SeriesBatch`."""
+"""Conversion of anything that a user has into a :class:`SeriesBatch`.
+
+Read :func:`as_series` first: it finds out which form the data has. Arrays, pandas
+Series and the entries of gluonts and Chronos-2 are converted in this module; frames in
+:mod:`.frames`, files in :mod:`.files`.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +52,7 @@ FIELDS = (
         "feat_static_cat",
     ),
 )
-"""Of gluonts's data entries and of Chronos-2's inputs."""
+"""Fields of gluonts's data entries and of Chronos-2's inputs."""
 _TEXT = ("delimiter", "decimal", "thousands", "encoding", "header")
 _LABELS = ("item_id", "unique_id", "series_id", "timestamp", "ds", "datetime")
 """Names of columns that no series has."""
@@ -114,6 +119,7 @@ def as_series(
         >>> data.as_series([[1.0, 2.0, 3.0], [4.0, 5.0]], ids=["a", "b"]).lengths
         (3, 2)
     """
+    # before any other name is bound, so that it holds the arguments alone
     arguments: dict[str, Any] = dict(locals())
     if isinstance(ids, Iterable) and not isinstance(ids, str):
         ids = list(ids)
@@ -137,12 +143,13 @@ def as_series(
     batch = _rename(_coerce(data, freq, options), names)
     changes: dict[str, Any] = {}
     if freq is not None:
+        # a frequency brings its own season
         changes |= {"freq": freq, "freqs": (), "seasonality": 0, "seasonalities": ()}
     if start is not None:
         changes["starts"] = (start_time(start),) * len(batch)
-    return in_units(
-        with_season(replace(batch, **changes) if changes else batch, seasonality), units
-    )
+    if changes:
+        batch = replace(batch, **changes)
+    return in_units(with_season(batch, seasonality), units)
 
 
 def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:
@@ -246,8 +253,9 @@ def _joined(batches: Sequence[Any]) -> SeriesBatch:
 
 
 def _members(data: Any) -> list[Any]:
-    """List what a container holds besides numbers, as pandas' objects; any other object
-    is its own only member.
+    """List what a container holds besides numbers, as pandas' objects.
+
+    Any other object is its own only member.
     """
     if isinstance(data, Mapping):
         data = list(data.values())
@@ -257,8 +265,10 @@ def _members(data: Any) -> list[Any]:
 
 
 def _check_no_columns(data: Mapping[Any, Any]) -> None:
-    """Refuse a dict of the columns of a table, whose ids or timestamps would become
-    series; only what is certain.
+    """Refuse a dict that holds the columns of a table.
+
+    Its ids or timestamps would become series. A dict is refused only where it can be
+    nothing else.
     """
     names = {key: str(key).strip().lower() for key in data}
     keys = [
@@ -294,8 +304,9 @@ def _items(
     freq: str | None,
     levels: Mapping[str, Any],
 ) -> SeriesBatch:
-    """Make one item per array, (time,) or (variate, time), or per Series, which is read
-    as if it were alone.
+    """Make one item per array, (time,) or (variate, time), or per Series.
+
+    A Series is read as if it were alone.
     """
     names = names or tuple(f"series-{index}" for index in range(len(items)))
     check_unique(names)
@@ -403,6 +414,7 @@ def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesB
         name = "series-0"
     else:
         name = str(series.name)
+    # a column of values must not have the name of ids or timestamps
     column = name
     if (
         name in map(str, series.index.names)
@@ -432,8 +444,9 @@ def from_entries(
     freq: str | None,
     categories: Sequence[str] = (),
 ) -> SeriesBatch:
-    """Make a batch of items with their covariates; those that are named are categories,
-    whatever they look like.
+    """Make a batch of entries of gluonts or Chronos-2, with their covariates.
+
+    Covariates named in ``categories`` are categories, whatever they look like.
     """
     rows: list[dict[str, Any]] = []
     names = []
@@ -446,20 +459,18 @@ def from_entries(
                 f"entry {number} has no 'target', only {', '.join(entry) or 'nothing'}"
             )
         item = entry.get("item_id")
-        names.append(
-            f"series-{number}"
-            if item is None
-            else label(item, f"item_id of entry {number}")
-        )
-        rows += _list_rows(entry, names[-1])
+        if item is None:
+            name = f"series-{number}"
+        else:
+            name = label(item, f"item_id of entry {number}")
+        names.append(name)
+        rows += _list_rows(entry, name)
     named = [
-        position
-        for position, entry in enumerate(entries)
-        if entry.get("item_id") is not None
+        index for index, entry in enumerate(entries) if entry.get("item_id") is not None
     ]
     refuse_equal(
-        [entries[position]["item_id"] for position in named],
-        [names[position] for position in named],
+        [entries[index]["item_id"] for index in named],
+        [names[index] for index in named],
         "two item_ids",
     )
     starts = [entry.get("start") for entry in entries]
@@ -471,8 +482,9 @@ def from_entries(
 
 
 def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[str]:
-    """Replace the cells of covariates by numbers, with the same levels in all entries;
-    return notes.
+    """Replace the cells of covariates by numbers, and return notes.
+
+    A covariate has the same levels in all entries.
     """
     members: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
@@ -494,27 +506,26 @@ def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[s
         cells = np.concatenate([piece.astype(object) for piece in pieces])
         coded[name] = read_cells(cells, name, name in declared)
         numbers, levels = coded[name]
-        parts = iter(
-            np.split(numbers, np.cumsum([len(piece) for piece in pieces])[:-1])
-        )
+        bounds = np.cumsum([len(piece) for piece in pieces])[:-1]
+        parts = iter(np.split(numbers, bounds))
         for row in owners:
-            row["values"], row["categories"] = next(parts), levels
-            row["futures"] = None if row["futures"] is None else next(parts)
+            row["values"] = next(parts)
+            row["categories"] = levels
+            if row["futures"] is not None:
+                row["futures"] = next(parts)
     for row in rows:
         del row["is_category"]
     return category_notes(coded, declared)
 
 
 def _list_rows(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
-    """Return the series of an entry as fields of a batch: targets, past covariates,
-    known ones.
+    """Return the series of an entry as fields of a batch.
+
+    Targets come first, then past covariates, then known ones.
     """
-    targets = np.atleast_2d(
-        to_floats(
-            _forward(entry["target"], f"the target of {group!r}"),
-            f"the target of {group!r}",
-        )
-    )
+    description = f"the target of {group!r}"
+    values = _forward(entry["target"], description)
+    targets = np.atleast_2d(to_floats(values, description))
     if targets.ndim != 2:
         raise InputError(
             f"the target of {group!r} has shape {targets.shape}, expected (time,) or"
@@ -524,29 +535,33 @@ def _list_rows(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
         *_features(entry, group, targets.shape[1]),
         *_named(entry, group, targets.shape[1]),
     ]
-    single = ("target" if covariates else "",)
-    names = single if len(targets) == 1 else tuple(map(str, range(len(targets))))
+    names = tuple(map(str, range(len(targets))))
+    if len(targets) == 1:
+        names = ("target" if covariates else "",)
     rows = [
         _row(name, values) | {"roles": "target"}
         for name, values in zip(names, targets, strict=True)
     ]
     rows += sorted(covariates, key=lambda row: row["roles"] == "known")
     start = entry.get("start")
+    static = {
+        name: entry[name]
+        for name in ("feat_static_real", "feat_static_cat")
+        if name in entry
+    }
     common = {
         "groups": group,
-        "static": {
-            name: entry[name]
-            for name in ("feat_static_real", "feat_static_cat")
-            if name in entry
-        },
+        "static": static,
         "starts": None if start is None else start_time(start, f" of {group!r}"),
     }
     return [row | common | {"ids": _id(group, row["variates"])} for row in rows]
 
 
 def _forward(values: Any, label: str) -> Any:
-    """Return values of an entry, which go by position; refuse a Series whose dates go
-    back.
+    """Return values of an entry, which are read by position.
+
+    Raises:
+        InputError: they are a Series whose dates go back.
     """
     for item in _members(values):
         is_dated = (
@@ -570,13 +585,13 @@ def _row(
     role = "known"
     if future is None:
         role = "past"
-    kind = {"categories": None, "is_category": is_category}
     return {
         "variates": name,
         "roles": role,
         "values": values,
         "futures": future,
-        **kind,
+        "categories": None,
+        "is_category": is_category,
     }
 
 
@@ -587,11 +602,9 @@ def _features(
     for field in ("past_feat_dynamic_real", "feat_dynamic_real"):
         if entry.get(field) is None:
             continue
-        rows = np.atleast_2d(
-            to_floats(
-                _forward(entry[field], f"{field} of {group!r}"), f"{field} of {group!r}"
-            )
-        )
+        description = f"{field} of {group!r}"
+        features = _forward(entry[field], description)
+        rows = np.atleast_2d(to_floats(features, description))
         if rows.ndim != 2:
             raise InputError(
                 f"{field} of {group!r} has shape {rows.shape}, expected (feature, time)"
@@ -601,12 +614,9 @@ def _features(
             raise InputError(
                 f"{field} of {group!r} has {rows.shape[1]} steps and its target {steps}"
             )
-        for position, values in enumerate(rows):
-            yield _row(
-                f"{field}/{position}",
-                values[:steps],
-                values[steps:] if has_future else None,
-            )
+        for index, values in enumerate(rows):
+            future = values[steps:] if has_future else None
+            yield _row(f"{field}/{index}", values[:steps], future)
 
 
 def _named(
@@ -623,29 +633,27 @@ def _named(
                 f"covariate {name!r} of {group!r} has a future and no past_covariates"
             )
     for name, values in pasts.items():
-        what = f"covariate {name!r} of {group!r}"
-        past, is_category = _cells(_forward(values, what), what)
+        description = f"covariate {name!r} of {group!r}"
+        past, is_category = _cells(_forward(values, description), description)
         if past.ndim != 1 or len(past) != steps:
             raise InputError(
-                f"{what} has shape {past.shape} and its target {steps} steps"
+                f"{description} has shape {past.shape} and its target {steps} steps"
             )
         if futures.get(name) is None:
             later = []
         else:
-            later = _forward(futures[name], f"the future of {what}")
-        future, _ = _cells(later, f"the future of {what}")
+            later = _forward(futures[name], f"the future of {description}")
+        future, _ = _cells(later, f"the future of {description}")
         if future.ndim != 1:
             raise InputError(
-                f"the future of {what} has shape {future.shape}, expected one axis:"
-                " time"
+                f"the future of {description} has shape {future.shape}, expected one"
+                " axis: time"
             )
         yield _row(name, past, future if name in futures else None, is_category)
 
 
 def _cells(values: Any, what: str) -> tuple[np.ndarray, bool]:
-    """Return the cells of a covariate, and whether its type says that they are
-    categories.
-    """
+    """Return the cells of a covariate, and whether its type is one of categories."""
     column = to_pandas(values)
     if isinstance(column, pd.Categorical):
         column = pd.Series(column)
@@ -658,8 +666,10 @@ def _cells(values: Any, what: str) -> tuple[np.ndarray, bool]:
 
 
 def _by_name(entry: Mapping[str, Any], field: str, group: str) -> dict[str, Any]:
-    """Return the covariates of one field of an entry by their names as text, which are
-    to differ.
+    """Return the covariates of one field of an entry by their names as text.
+
+    Raises:
+        InputError: the field is no dict, or two names are the same text.
     """
     covariates = entry.get(field)
     if covariates is None:
@@ -681,10 +691,10 @@ def start_time(value: Any, owner: str = "") -> pd.Timestamp:
             raise InputError(f"expected a date, not {type(value).__name__}")
         if value is pd.NaT or value != value:
             raise InputError("leave it out where it is unknown")
-        year = isinstance(value, str) and len(value) == 4 and value.isdecimal()
-        times = read_times(
-            pd.Series([f"{value}-01" if year else value], dtype=object), "start"
-        )
+        # alone, four digits may be a number of a step
+        is_year = isinstance(value, str) and len(value) == 4 and value.isdecimal()
+        cell = f"{value}-01" if is_year else value
+        times = read_times(pd.Series([cell], dtype=object), "start")
         if times.clock.dtype.kind != "M":
             raise InputError("it counts steps")
     except (ValueError, OverflowError) as error:

@@ -1,10 +1,13 @@
-"""Corruptions of series for causal tracing: one property is removed, ids, lengths and
-times are kept.
+"""Corruptions of series for causal tracing.
+
+Each removes one property of a series, and keeps ids, lengths and times:
+:func:`remove_motif` a stretch, :func:`shift_phase` the phase of the season,
+:func:`swap_season` its period.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +26,9 @@ def remove_motif(
     every: int | None = None,
     keep_scale: bool = False,
 ) -> SeriesBatch:
-    """Replace a stretch by the straight line between its neighbours; missing values in
-    it are filled, too.
+    """Replace a stretch by the straight line between its neighbours.
+
+    Missing values inside the stretch are filled, too.
 
     Args:
         series: anything that ``as_series`` takes.
@@ -45,33 +49,30 @@ def remove_motif(
 
     def remove(values: np.ndarray, name: str) -> np.ndarray:
         length = len(values)
-        first, last = (
-            (start + length if start < 0 else start),
-            (stop + length if stop <= 0 else stop),
-        )
-        if not 0 <= first < last <= length or last - first == length:
-            where = f"is empty, all of it, or outside its {length} steps"
-            raise InputError(f"the motif [{start}, {stop}) of series {name!r} {where}")
-        if every is not None and every <= last - first:
+        first = start + length if start < 0 else start
+        end = stop + length if stop <= 0 else stop
+        if not 0 <= first < end <= length or end - first == length:
+            fault = f"is empty, all of it, or outside its {length} steps"
+            raise InputError(f"the motif [{start}, {stop}) of series {name!r} {fault}")
+        if every is not None and every <= end - first:
             raise InputError(
-                f"every {every} steps leaves nothing between motifs of {last - first}"
+                f"every {every} steps leaves nothing between motifs of {end - first}"
                 " steps"
             )
         mask = np.zeros(length, dtype=bool)
-        shifts = (
-            [0]
-            if every is None
-            else range(-(first // every) * every - every, length, every)
-        )
+        shifts: Iterable[int] = [0]
+        if every is not None:
+            # one repeat before the series begins may reach into it
+            shifts = range(-(first // every) * every - every, length, every)
         for shift in shifts:
-            mask[max(first + shift, 0) : max(last + shift, 0)] = True
+            mask[max(first + shift, 0) : max(end + shift, 0)] = True
         out = values.copy()
-        rest = np.flatnonzero(~mask & np.isfinite(values))
-        if not len(rest):
+        known = np.flatnonzero(~mask & np.isfinite(values))
+        if not len(known):
             raise InputError(
                 f"series {name!r} has no value beside the motif to draw the line from"
             )
-        out[mask] = np.interp(np.flatnonzero(mask), rest, values[rest])
+        out[mask] = np.interp(np.flatnonzero(mask), known, values[known])
         return out
 
     return _corrupt(series, remove, keep_scale)
@@ -94,7 +95,8 @@ def shift_phase(
 
     Example:
         >>> wave = np.sin(np.arange(48) * 2 * np.pi / 12)
-        >>> np.allclose(data.shift_phase(data.as_series(wave, seasonality=12), 6).values[0], -wave)
+        >>> batch = data.as_series(wave, seasonality=12)
+        >>> np.allclose(data.shift_phase(batch, 6).values[0], -wave)
         True
     """
 
@@ -143,21 +145,19 @@ def swap_season(
         # before
         phase = (np.arange(len(values)) - len(values)) % length
         profile = np.array([season[phase == step].mean() for step in range(length)])
-        position = (
-            (np.arange(len(values)) - len(values)) % new_period * (length / new_period)
-        )
-        return (
-            values
-            - season
-            + np.interp(position, np.arange(length + 1), np.append(profile, profile[0]))
-        )
+        new_phase = (np.arange(len(values)) - len(values)) % new_period
+        position = new_phase * (length / new_period)
+        # the profile is closed: its last step goes over into its first
+        closed = np.append(profile, profile[0])
+        return values - season + np.interp(position, np.arange(length + 1), closed)
 
     return _seasonal(series, swap, period, keep_scale)
 
 
 def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.ndarray:
-    """Compute the season (time,) by a robust STL decomposition (Cleveland et al. 1990),
-    straight across gaps.
+    """Compute the season (time,) by a robust STL decomposition.
+
+    Gaps are filled by straight lines before it (Cleveland et al. 1990).
     """
     if period < 2:
         raise InputError(
@@ -168,11 +168,11 @@ def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.n
             f"series {name!r} has {len(values)} steps, a season of {period} needs"
             f" {2 * period} or more"
         )
-    there = np.flatnonzero(np.isfinite(values))
-    full = np.interp(np.arange(len(values)), there, values[there])
+    present = np.flatnonzero(np.isfinite(values))
+    filled = np.interp(np.arange(len(values)), present, values[present])
     from statsmodels.tsa.seasonal import STL  # slow to import, and seldom needed
 
-    return np.asarray(STL(full, period=period, robust=True).fit().seasonal)
+    return np.asarray(STL(filled, period=period, robust=True).fit().seasonal)
 
 
 def _seasonal(
@@ -199,17 +199,17 @@ def _corrupt(
         change(values, name)
         for values, name in zip(batch.values, batch.ids, strict=True)
     ]
-    for position, (name, old) in enumerate(
-        zip(batch.ids, batch.values, strict=True) if keep_scale else ()
-    ):
-        new = arrays[position]
-        spread = np.nanstd(arrays[position])
+    if not keep_scale:
+        return replace(batch, values=tuple(arrays))
+    for index, (name, old) in enumerate(zip(batch.ids, batch.values, strict=True)):
+        new = arrays[index]
+        spread = np.nanstd(new)
+        # rounding gives a constant a small spread
         if spread <= 1e-12 * np.nanmax(np.abs(new)):
             raise InputError(
                 f"nothing but a constant is left of series {name!r}, so its spread"
                 " cannot be restored; leave keep_scale out"
             )
-        arrays[position] = (new - np.nanmean(new)) * (
-            np.nanstd(old) / spread
-        ) + np.nanmean(old)
+        factor = np.nanstd(old) / spread
+        arrays[index] = (new - np.nanmean(new)) * factor + np.nanmean(old)
     return replace(batch, values=tuple(arrays))

@@ -1,4 +1,9 @@
-"""Reader of CSV and Parquet files as series."""
+"""Reader of CSV and Parquet files as series.
+
+:func:`read_series` reads the cells of a file, decides column by column whether they are
+numbers, and hands the table to :func:`.frames.from_frame`. Delimiters, decimal signs
+and encodings are the matter of :mod:`.text`.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +32,8 @@ from tsfm_lens.data.values import from_arrow, name_lists, texts
 
 _PARQUET = (".parquet", ".pq")
 READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *_PARQUET)
-_MOST_FILES = 5  # files that a message names, the nearest first
-_MOSTLY = 0.5  # numbers in a column, from which on all of it must be
+_MAX_FILES = 5  # files that a message names, the nearest first
+_MIN_NUMBER_SHARE = 0.5  # numbers in a column, from which on all of it must be
 
 
 def read_series(
@@ -43,8 +48,9 @@ def read_series(
     header: bool | None = None,
     **columns: Any,
 ) -> SeriesBatch:
-    """Read the series of a file. Ids stay text, and what can be read in two ways is
-    refused.
+    """Read the series of a file.
+
+    Ids stay text, and what can be read in two ways is refused.
 
     Args:
         path: .csv, .tsv or .txt, each also with .gz, .parquet or .pq.
@@ -65,7 +71,8 @@ def read_series(
         UnknownNameError: a column that is named does not exist.
 
     Example:
-        >>> _ = (folder / "load.csv").write_text("date;load\\n2024-01-01;1,5\\n2024-01-02;2,5\\n")
+        >>> text = "date;load\\n2024-01-01;1,5\\n2024-01-02;2,5\\n"
+        >>> _ = (folder / "load.csv").write_text(text)
         >>> data.read_series(folder / "load.csv", decimal=",").values[0].tolist()
         [1.5, 2.5]
     """
@@ -74,6 +81,7 @@ def read_series(
     notes: tuple[str, ...] = ()
     try:
         if file.suffix.lower() in _PARQUET:
+            # its columns have types, and text has none
             frame = _parquet(file)
         else:
             table = read_table(file, delimiter, decimal, thousands, encoding, header)
@@ -88,7 +96,7 @@ def read_series(
 
 
 def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:
-    """Give all series a season length in steps; return the batch unchanged without one."""
+    """Give all series a season length in steps; without one, change nothing."""
     if seasonality is None:
         return batch
     if (
@@ -104,8 +112,9 @@ def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:
 
 
 def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
-    """Give all series that are forecast one unit, or each series its own; return the
-    batch unchanged without units.
+    """Give all targets one unit, or each series its own.
+
+    Without units, return the batch unchanged.
     """
     if not units:
         return batch
@@ -119,20 +128,14 @@ def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
 
 
 def list_columns(path: str | Path) -> list[str]:
-    """List the columns of a file of series, in their order, without reading its values
-    as numbers.
+    """List the columns of a file of series, in their order.
+
+    Values are not converted into numbers.
     """
     file = regular_file(path, READABLE)
-    return list(
-        map(
-            str,
-            (
-                _parquet(file).columns
-                if file.suffix.lower() in _PARQUET
-                else read_table(file).columns
-            ),
-        )
-    )
+    if file.suffix.lower() in _PARQUET:
+        return list(map(str, _parquet(file).columns))
+    return list(read_table(file).columns)
 
 
 def _parquet(file: Path) -> pd.DataFrame:
@@ -143,10 +146,12 @@ def _parquet(file: Path) -> pd.DataFrame:
 
 
 def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
-    """Convert columns of numbers; others stay text as written. Rows are numbered as in
-    the file.
+    """Convert columns of numbers; others stay text as written.
+
+    Rows are numbered as in the file.
     """
-    names, option = list(table.columns), options.get
+    names = list(table.columns)
+    option = options.get
     ids = id_names(option("id_column"), names)
     key, time = key_and_time(names, ids[0] if ids else None, option("time_column"))
     keys = {*ids, key, time}
@@ -156,7 +161,9 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     categories = set(column_names(option("categories") or (), names))
     targets = option("targets") if option("variates") is None else option("variates")
     requested = value_columns(names, targets, keys | covariates)
-    values = set(names) - keys - covariates if requested is None else set(requested)
+    values: set[Any] = set(names) - keys - covariates
+    if requested is not None:
+        values = set(requested)
     columns: dict[str, np.ndarray] = {}
     numeric = []
     for name in names:
@@ -166,63 +173,61 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
             pass  # it stays text
         elif name not in keys and is_value:
             # covariates may be text
-            numbers = table.numbers(name, 1.0 if name in covariates else _MOSTLY)
-            numeric += [] if numbers is None else [name]
-            if numbers is None and name in covariates:
+            numbers = table.numbers(
+                name, 1.0 if name in covariates else _MIN_NUMBER_SHARE
+            )
+            if numbers is not None:
+                numeric.append(name)
+            elif name in covariates:
                 table.refuse_some_numbers(name)
         elif name not in keys and table.is_numeric(name):
             numbers = np.zeros(len(table.columns[name]))  # it is not read
-        columns[name] = (
-            table.text(name, is_id=name in keys - {time})
-            if numbers is None
-            else numbers
-        )
+        if numbers is None:
+            numbers = table.text(name, is_id=name in keys - {time})
+        columns[name] = numbers
     table.check_points(numeric)
-    rows = len(columns[names[0]])
-    return pd.DataFrame(
-        columns,
-        index=pd.RangeIndex(table.first_row, table.first_row + rows),
-        copy=False,
-    )
+    stop = table.first_row + len(columns[names[0]])
+    return pd.DataFrame(columns, index=pd.RangeIndex(table.first_row, stop), copy=False)
 
 
 def local_path(path: str | Path) -> Path:
     """Resolve ``~`` in a path."""
     try:
-        position = Path(path).expanduser()
-        position.exists()
+        resolved = Path(path).expanduser()
+        # a name that is too long shows only here
+        resolved.exists()
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         text = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
         # the system's own message repeats the whole path
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{text!r} is not an usable path: {why}") from error
-    return position
+        cause = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{text!r} is not an usable path: {cause}") from error
+    return resolved
 
 
 def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
-    """Build the error for a file that does not exist: it names readable files of the
-    folder, the nearest first.
+    """Build the error for a file that does not exist.
+
+    It names readable files of the folder, the nearest first.
     """
     names = sorted(
         item.name for item in file.parent.glob("*") if item.suffix in readable
     )
-    near = get_close_matches(file.name, names, n=_MOST_FILES)
-    nearest = [*near, *(name for name in names if name not in near)][:_MOST_FILES]
+    near = get_close_matches(file.name, names, n=_MAX_FILES)
+    nearest = [*near, *(name for name in names if name not in near)][:_MAX_FILES]
     hint = ""
     if names:
-        hint = (
-            " That folder has:"
-            f" {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}."
-        )
-    text = ""
+        more = ", …" if len(names) > _MAX_FILES else ""
+        hint = f" That folder has: {', '.join(nearest)}{more}."
+    # a sentence or a list of numbers as text
     if " " in str(file) and not file.suffix:
-        text = " Series are numbers: an array, a frame, or the path of a file."
-    return InputError(f"there is no file {str(file)!r}.{text or hint}")
+        hint = " Series are numbers: an array, a frame, or the path of a file."
+    return InputError(f"there is no file {str(file)!r}.{hint}")
 
 
 def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
-    """Return an existing plain file with one of these endings; pipes and devices may
-    never end.
+    """Return an existing plain file with one of these endings.
+
+    Pipes and devices are refused, since reading them may never end.
     """
     file = local_path(path)
     if not file.exists():

@@ -1,4 +1,10 @@
-"""Conversion of long pandas frames into series."""
+"""Conversion of long pandas frames into series.
+
+Read :func:`from_frame` first: it finds the columns of ids, timestamps, values and
+covariates, refuses tables in which that is not certain, and puts every series on a
+regular grid. Reading of times is in :mod:`.times`, of covariates in :mod:`.categories`,
+of frames in a list, a dict or a file in :mod:`.coerce` and :mod:`.files`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +39,7 @@ from tsfm_lens.data.times import (
 )
 from tsfm_lens.data.values import id_texts, name_lists, texts, to_floats, without_arrow
 
-_MOST_NAMES = 8  # columns
+_MAX_NAMES = 8  # columns
 _CHOICES = {
     ID_COLUMNS: "id_column=…",
     TIME_COLUMNS: "time_column=…",
@@ -96,13 +102,11 @@ def from_frame(
         UnknownNameError: a column that is named does not exist.
 
     Example:
-        >>> frame = pd.DataFrame({"id": ["a", "a", "b", "b"], "target": [1.0, 2.0, 3.0, 4.0]})
-        >>> data.from_frame(frame).ids
+        >>> table = {"id": ["a", "a", "b", "b"], "target": [1.0, 2.0, 3.0, 4.0]}
+        >>> data.from_frame(pd.DataFrame(table)).ids
         ('a', 'b')
     """
-    if freq is None:
-        freq = None
-    else:
+    if freq is not None:
         freq = known_frequency(freq)
     names = name_lists(
         {
@@ -126,13 +130,10 @@ def from_frame(
             " both"
         )
     if time is None:
-        time = dated_column(
-            frame,
-            {key, *chain.from_iterable(filter(None, (targets, variates, known, past)))},
-        )
-        notes += (
-            [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
-        )
+        given = filter(None, (targets, variates, known, past))
+        time = dated_column(frame, {key, *chain.from_iterable(given)})
+        if time is not None:
+            notes.append(f"column {str(time)!r} is read as the timestamps")
     requested = variates
     if variates is None:
         requested = targets
@@ -151,16 +152,13 @@ def from_frame(
     in_future = np.zeros(len(frame), dtype=bool)
     if future is not None:
         in_future = np.append(in_future, np.ones(len(later), dtype=bool))
-        frame = _continued(
-            frame, later, key, [name for name in (time, *roles) if name is not None]
-        )
-    if time is None:
-        times = None
-    else:
+        read = [name for name in (time, *roles) if name is not None]
+        frame = _continued(frame, later, key, read)
+    times = None
+    if time is not None:
         times = read_times(frame[time], str(time), time_format)
-    if key is None:
-        ids = None
-    else:
+    ids = None
+    if key is not None:
         ids = id_texts(frame[key], str(key))
     unread = [
         column
@@ -174,19 +172,15 @@ def from_frame(
         groups = [("series-0" if grouped else "", np.arange(len(frame)))]
     else:
         groups = _groups(ids)
+    # messages name a table without ids by its first column
     owners = [(group or str(columns[0]), rows) for group, rows in groups]
     if timezone is not None or round_time is not None:
         times = on_clock(times, owners, timezone, round_time)
     if times is not None and future is not None:
         _check_order(times, owners, in_future, frame.index)
     fixed = {time, *roles, *(columns if named or len(columns) == 1 else ())}
-    _check_rows(
-        frame,
-        unread,
-        pd.Series(0 if ids is None else ids, frame.index, name=key),
-        times,
-        fixed,
-    )
+    id_series = pd.Series(0 if ids is None else ids, frame.index, name=key)
+    _check_rows(frame, unread, id_series, times, fixed)
     grids: list[Grid] | None = None
     in_utc = False
     if times is not None:
@@ -198,25 +192,23 @@ def from_frame(
         stops = counts
     else:
         stops = [
-            int(grid.places[n - 1]) + 1 for grid, n in zip(grids, counts, strict=True)
+            int(grid.positions[count - 1]) + 1
+            for grid, count in zip(grids, counts, strict=True)
         ]
     if times is not None and grids is not None:
         notes += _late_notes(times, owners, grids, counts)
     for (group, _), count, stop in zip(owners, counts, stops, strict=True):
-        notes += (
-            [f"{group}: {stop - count} missing timestamps were filled with NaN"]
-            if stop > count
-            else []
-        )
+        if stop > count:
+            gaps = stop - count
+            notes.append(f"{group}: {gaps} missing timestamps were filled with NaN")
     kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
     if all(
         isinstance(kinds[column], np.dtype) and kinds[column].kind == "f"
         for column in columns
     ):
         # one by one, a hundred thousand columns take a minute
-        numbers = dict(
-            zip(columns, frame[columns].to_numpy(dtype=np.float64).T, strict=True)
-        )
+        values = frame[columns].to_numpy(dtype=np.float64)
+        numbers = dict(zip(columns, values.T, strict=True))
     else:
         numbers = {column: _numbers(frame[column], str(column)) for column in columns}
     declared = declared_names(
@@ -231,50 +223,31 @@ def from_frame(
         name: read_covariate(frame[name], str(name), str(name) in declared)
         for name in roles
     }
-    notes += category_notes(
-        {str(name): entry for name, entry in coded.items()}, declared
-    )
+    by_text = {str(name): codes for name, codes in coded.items()}
+    notes += category_notes(by_text, declared)
     covariates = {name: (role, *coded[name]) for name, role in roles.items()}
     if variates is not None:
         items = [tuple(columns)]
     else:
         items = [(column,) for column in columns]
     series: list[dict[str, Any]] = []
-    for position, (group, rows) in enumerate(groups):
-        if grids is None:
-            grid = None
-        else:
-            grid = grids[position]
-        if future is None:
-            end = None
-        else:
-            end = stops[position]
+    for index, (group, rows) in enumerate(groups):
+        grid = None if grids is None else grids[index]
+        end = None if future is None else stops[index]
         for item in items:
             if len(items) == 1 and (grouped or group):
                 name = group
             else:
                 name = "/".join(filter(None, (group, str(item[0]))))
-            for row in _item_rows(
-                name,
-                rows,
-                grid,
-                [(entry, numbers[entry]) for entry in item],
-                covariates,
-                end,
-            ):
-                row |= {} if grouped else {"variates": ""}
-                row |= (
-                    {"ids": name}
-                    if not grouped or (len(items) > 1 and row["roles"] == "target")
-                    else {}
-                )
-                series.append(
-                    row
-                    | {
-                        "groups": name,
-                        "starts": None if grid is None else grid.start,
-                    }
-                )
+            item_targets = [(column, numbers[column]) for column in item]
+            for row in _item_rows(name, rows, grid, item_targets, covariates, end):
+                if not grouped:
+                    row["variates"] = ""
+                if not grouped or (len(items) > 1 and row["roles"] == "target"):
+                    row["ids"] = name
+                row["groups"] = name
+                row["starts"] = None if grid is None else grid.start
+                series.append(row)
     clock = ""
     if in_utc:
         clock = timezone or "UTC"
@@ -290,12 +263,12 @@ def from_frame(
 def _check_not_wide(
     table: pd.DataFrame, frame: pd.DataFrame, key: Hashable | None, id_column: Any
 ) -> None:
-    """Refuse a table with a column per date, which would be read transposed; name the
-    call that reads it.
+    """Refuse a table with a column per date, and name the call that reads it.
 
-    Digits in names count as dates only where each id has one row, or of rows without
-    ids more than there are rows, as a column of each year has more. ``frame`` is the
-    table with its index as columns.
+    Read as it is, it would be transposed. Digits in names count as dates only where
+    each id has one row, or where rows without ids are fewer than these columns, since a
+    table with a column for each year has more columns than rows. ``frame`` is the table
+    with its index as columns.
     """
     free = [name for name in frame.columns if name != key]
     dates = [name for name in free if is_date_name(name)]
@@ -353,8 +326,9 @@ _COUNTED = re.compile(r"(?P<prefix>\D+)(?P<number>\d+)")
 
 
 def _are_counted(names: Sequence[Hashable]) -> bool:
-    """Return whether names are one word and the numbers from 0 or 1, at least three:
-    d_1, d_2, …, as in M5.
+    """Test if names are one word and the numbers from 0 or 1, at least three.
+
+    M5 has such columns: d_1, d_2, ….
     """
     matches = [_COUNTED.fullmatch(str(name)) for name in names]
     found = [match for match in matches if match is not None]
@@ -368,14 +342,15 @@ def _are_counted(names: Sequence[Hashable]) -> bool:
 
 
 def has_falling_numbers(index: pd.Index) -> bool:
-    """Return whether an index numbers at least two rows from the last to the first."""
+    """Test if an index numbers at least two rows from the last to the first."""
     is_numbered = index.nlevels == 1 and pd.api.types.is_integer_dtype(index.dtype)
     return is_numbered and len(index) > 1 and index.is_monotonic_decreasing
 
 
 def _order_notes(index: pd.Index) -> list[str]:
-    """Tell that rows without timestamps whose numbers fall are read from the first row
-    to the last.
+    """Note that rows whose numbers fall are read from the first row to the last.
+
+    This concerns rows without timestamps.
     """
     if not has_falling_numbers(index):
         return []
@@ -391,8 +366,9 @@ def _choices(
     unread: Sequence[Hashable],
     named: bool,
 ) -> list[str]:
-    """Tell what a caller may not expect: columns that are not read, and several that
-    are series of their own.
+    """List notes on choices that a caller may not expect.
+
+    They name columns that are not read, and several that are series of their own.
     """
     numeric = [
         column for column in unread if pd.api.types.is_numeric_dtype(frame[column])
@@ -406,10 +382,10 @@ def _choices(
     silent = unread
     if named:
         silent = numeric
+    notes = []
     if silent:
-        notes = [f"not read: {_listed(silent)}{f'; {cure}' if numeric else ''}"]
-    else:
-        notes = []
+        hint = f"; {cure}" if numeric else ""
+        notes.append(f"not read: {_listed(silent)}{hint}")
     if len(columns) > 1 and not named:
         notes.append(
             f"series of their own: {_listed(columns)}; targets=[…] chooses, past=[…]"
@@ -419,10 +395,10 @@ def _choices(
 
 
 def _listed(columns: Sequence[Hashable]) -> str:
-    names = [repr(str(name)) for name in columns[:_MOST_NAMES]]
-    return ", ".join(names) + (
-        f", … ({len(columns)} columns)" if len(columns) > _MOST_NAMES else ""
-    )
+    listing = ", ".join(repr(str(name)) for name in columns[:_MAX_NAMES])
+    if len(columns) > _MAX_NAMES:
+        return f"{listing}, … ({len(columns)} columns)"
+    return listing
 
 
 def _item_rows(
@@ -433,11 +409,11 @@ def _item_rows(
     covariates: Mapping[Hashable, tuple[str, np.ndarray, tuple[str, ...] | None]],
     end: int | None,
 ) -> list[dict[str, Any]]:
-    """Return the series of one item as fields of a batch: its targets, then its
-    covariates.
+    """Return the series of one item as fields of a batch.
 
-    The context ends before the step ``end``. If None, it ends after the last target
-    where covariates are known later.
+    Its targets come first, then its covariates. The context ends before the step
+    ``end``. If that is None, it ends after the last target where covariates are known
+    later.
     """
     members: list[tuple[Any, ...]] = [
         (column, "target", values, None) for column, values in targets
@@ -450,10 +426,8 @@ def _item_rows(
     if end is None and any(role == "known" for _, role, _, _ in members):
         present = np.flatnonzero(np.isfinite(series[: len(targets)]).any(axis=0))
         if not len(present):
-            raise InputError(
-                f"{', '.join(repr(str(column)) for column, _ in targets)} of {name!r}"
-                " has no value"
-            )
+            names = ", ".join(repr(str(column)) for column, _ in targets)
+            raise InputError(f"{names} of {name!r} has no value")
         end = int(present[-1]) + 1
     elif end is None:
         end = len(series[0])
@@ -475,8 +449,9 @@ def _item_rows(
 
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:
-    """Convert the column into the nearest float64; text that reads as a number counts
-    as one.
+    """Convert a column into the nearest float64.
+
+    Text that reads as a number counts as one.
     """
     if (
         not isinstance(column.dtype, pd.CategoricalDtype | pd.StringDtype)
@@ -485,19 +460,19 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
         return to_floats(column.to_numpy(), f"column {name!r}")
     cells = column.to_numpy(dtype=object, copy=True)
     for position, cell in enumerate(cells):
-        if isinstance(cell, str):
-            if not re.fullmatch(NUMBER, cell.strip()):
-                title = ""
-                if name.startswith("Unnamed: "):
-                    title = "; are there rows of titles above the names? delete them"
-                comma = ""
-                if re.fullmatch(NUMBER, cell.strip().replace(",", ".")):
-                    comma = "; replace the comma by a point"
-                where = (
-                    f"column {name!r} holds {cell!r} in row {column.index[position]}"
-                )
-                raise InputError(f"{where}, which is not a number{comma or title}")
-            cells[position] = float(cell)
+        if not isinstance(cell, str):
+            continue
+        if not re.fullmatch(NUMBER, cell.strip()):
+            hint = ""
+            if name.startswith("Unnamed: "):
+                hint = "; are there rows of titles above the names? delete them"
+            if re.fullmatch(NUMBER, cell.strip().replace(",", ".")):
+                hint = "; replace the comma by a point"
+            raise InputError(
+                f"column {name!r} holds {cell!r} in row {column.index[position]},"
+                f" which is not a number{hint}"
+            )
+        cells[position] = float(cell)
     return to_floats(cells, f"column {name!r}")
 
 
@@ -508,30 +483,32 @@ def _check_rows(
     times: Times | None,
     fixed: set[Hashable],
 ) -> None:
-    """Refuse to merge series that differ in text, and rows of one id and time; name the
-    columns that part them.
+    """Refuse rows of different series that would be merged into one.
+
+    These are rows that differ in text, or that have the same id and time. The message
+    names the columns by which the rows can be told apart.
     """
-    if times is None:
-        clocks = {}
-    else:
+    clocks = {}
+    if times is not None:
         clocks = {"time": times.instants, "clock": times.clock}
-    positions = pd.DataFrame({"id": ids, **clocks})
-    again = np.flatnonzero(positions.duplicated())
-    if times is not None and not len(again):
+    keys = pd.DataFrame({"id": ids, **clocks})
+    repeats = np.flatnonzero(keys.duplicated())
+    if times is not None and not len(repeats):
         return
     examples = []
     for column in unread:
+        # text that is the same in all rows of an id describes its series
         text = frame[column].astype(str).where(frame[column].notna())
         if (
             not pd.api.types.is_numeric_dtype(frame[column])
             and text.groupby(ids).nunique().max() > 1
         ):
             examples.append(f"{str(column)!r} (text such as {text.dropna().iloc[0]!r})")
-    if times is None:
-        parting = ""
-    else:
-        parting = _parting(frame.drop(columns=[*fixed - {None}]), positions, ids.name)
-    option = f"id_column={parting or '…'}"
+    id_columns = ""
+    if times is not None:
+        free = frame.drop(columns=[*fixed - {None}])
+        id_columns = _find_id_columns(free, keys, ids.name)
+    option = f"id_column={id_columns or '…'}"
     if examples:
         raise InputError(
             f"rows differ in {', '.join(examples)}: without it, different series would"
@@ -540,94 +517,90 @@ def _check_rows(
             " them out"
         )
     if times is not None:
-        name, _, when = positions.iloc[again[0]]
-        rows = frame.index[(positions == positions.iloc[again[0]]).all(axis=1)]
-        cures = [
-            (
-                f"give {option} if they are of several series"
-                if parting or ids.name is None
-                else "keep one of them"
-            )
-        ]
-        has_dates = isinstance(when, pd.Timestamp)
-        cures += (
-            [f"{times.note}: round_time=… may be finer"]
-            if times.note and has_dates
-            else []
-        )
+        first = keys.iloc[repeats[0]]
+        name, _, clock = first
+        rows = frame.index[(keys == first).all(axis=1)]
+        cures = ["keep one of them"]
+        if id_columns or ids.name is None:
+            cures = [f"give {option} if they are of several series"]
+        has_dates = isinstance(clock, pd.Timestamp)
+        if times.note and has_dates:
+            cures.append(f"{times.note}: round_time=… may be finer")
         if (
             times.utc is None
             and has_dates
-            and not parting
+            and not id_columns
             and (times.clock != times.clock.astype("M8[D]")).any()
         ):
             cures.append(
                 "if a local clock repeats an hour in autumn, give timezone=…, as in"
                 " timezone='Europe/Berlin'"
             )
-        if ids.name is None:
-            owner = ""
-        else:
+        owner = ""
+        if ids.name is not None:
             owner = f"series {name!r} has "
         raise InputError(
-            f"{owner}two values at {time_text(when)} (rows {rows[0]} and {rows[1]});"
+            f"{owner}two values at {time_text(clock)} (rows {rows[0]} and {rows[1]});"
             f" {'; '.join(cures)}"
         )
 
 
-def _parting(frame: pd.DataFrame, places: pd.DataFrame, key: Hashable | None) -> str:
-    """Name the fewest columns of text or whole numbers that make a panel, in which no
-    times repeat; "" if none do.
+def _find_id_columns(
+    frame: pd.DataFrame, keys: pd.DataFrame, key: Hashable | None
+) -> str:
+    """Name the fewest columns of text or whole numbers that make a panel.
+
+    In a panel, no series has a time twice. "" if no columns make one.
     """
-    full = [
+    candidates = [
         name
         for name in frame
         if not pd.api.types.is_float_dtype(frame[name]) or (frame[name] % 1 == 0).all()
     ]
     codes = {
         str(name): pd.factorize(frame[name].astype(str))[0]
-        for name in full
+        for name in candidates
         if name != key
     }
+    # at most 41 combinations of three columns or fewer
     fewest = sorted(codes, key=lambda name: codes[name].max())[:6]
     for names in chain.from_iterable(
         combinations(fewest, count) for count in (1, 2, 3)
     ):
-        parts = places.assign(**{f"_{name}": codes[name] for name in names})
+        parts = keys.assign(**{f"_{name}": codes[name] for name in names})
         series = parts.drop(columns=["time", "clock"]).drop_duplicates()
-        # values part rows, too, but into series of few times
+        # columns of values tell rows apart, too, but make series of few times
         if (
             len(series) * parts["time"].nunique() <= 2 * len(parts)
             and not parts.duplicated().any()
         ):
-            return repr(
-                ",".join(
-                    [
-                        *([] if key is None else [str(key)]),
-                        *(name for name in codes if name in names),
-                    ]
-                )
-            )
+            chosen = [name for name in codes if name in names]
+            if key is not None:
+                chosen = [str(key), *chosen]
+            return repr(",".join(chosen))
     return ""
 
 
 def _values(
-    frame: pd.DataFrame, names: Sequence[str] | None, others: set[Hashable | None]
+    frame: pd.DataFrame,
+    names: Sequence[str] | None,
+    other_columns: set[Hashable | None],
 ) -> list[Hashable]:
-    columns = value_columns(frame.columns, names, others)
+    columns = value_columns(frame.columns, names, other_columns)
     if columns is not None:
         return columns
     kinds = zip(frame.columns, frame.dtypes, strict=True)
     free: dict[Hashable, Any] = {
-        column: kind for column, kind in kinds if column not in others
+        column: kind for column, kind in kinds if column not in other_columns
     }
     numeric = [
         column for column, kind in free.items() if pd.api.types.is_numeric_dtype(kind)
     ]
-    if numeric or len(free) == 1:
-        return numeric or list(
-            free
-        )  # of a single one the first value that is not a number will be named
+    if numeric:
+        return numeric
+    # conversion will name the first value of a single column that is not a number
+    if len(free) == 1:
+        return list(free)
     raise InputError(
         f"no column holds the values: expected one of {', '.join(TARGET_COLUMNS)}, or"
         f" numeric columns; found {', '.join(map(str, frame.columns))}"
@@ -638,20 +611,17 @@ def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """Return each id with its rows, in order of first appearance."""
     codes, names = pd.factorize(ids)
     rows = np.argsort(codes, kind="stable")
-    return list(
-        zip(
-            map(str, names),
-            np.split(rows, np.cumsum(np.bincount(codes))[:-1]),
-            strict=True,
-        )
-    )
+    by_id = np.split(rows, np.cumsum(np.bincount(codes))[:-1])
+    return list(zip(map(str, names), by_id, strict=True))
 
 
 def flat(
     frame: pd.DataFrame, id_column: Any, time_column: str | None
 ) -> tuple[pd.DataFrame, Any, str | None]:
-    """Turn the levels of a frame's index into columns, and several of ids into one;
-    also return that and of times.
+    """Turn the levels of a frame's index into columns.
+
+    Several columns of ids become one. Return the frame, and its columns of ids and of
+    timestamps.
     """
     if frame.columns.nlevels > 1:
         raise InputError(
@@ -664,11 +634,10 @@ def flat(
             f" {', '.join(map(str, frame.columns)) or 'none'})"
         )
     if frame.columns.has_duplicates:
-        raise InputError(
-            "the frame has two columns"
-            f" {str(frame.columns[frame.columns.duplicated()][0])!r}"
-        )
-    frame, index = pd.DataFrame(frame), frame.index
+        repeated = frame.columns[frame.columns.duplicated()][0]
+        raise InputError(f"the frame has two columns {str(repeated)!r}")
+    index = frame.index
+    frame = pd.DataFrame(frame)
     names = index_names(index, id_column, time_column)
     both = sorted(set(names) & set(map(str, frame.columns)))
     if both:
@@ -707,8 +676,9 @@ def flat(
 
 
 def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> list[str]:
-    """Name the levels that are to be columns; none of an index that only numbers the
-    rows.
+    """Name the levels of an index that are to be columns.
+
+    An index that only numbers the rows has none.
     """
     if index.nlevels > 1:
         return [
@@ -721,18 +691,19 @@ def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> lis
         ):
             return []
         return ["timestamp" if holds_times(index) else "index"]
-    counts = (
+    is_row_number = (
         pd.api.types.is_integer_dtype(index.dtype)
         and find([index.name], (*ID_COLUMNS, *TIME_COLUMNS)) is None
     )
-    if counts and index.name not in (id_column, time_column):
+    if is_row_number and index.name not in (id_column, time_column):
         return []
     return [str(index.name)]
 
 
 def holds_times(index: pd.Index) -> bool:
-    """Return True for an index of dates, or one without a name whose text looks like
-    dates.
+    """Test if an index holds dates.
+
+    Text counts where the index has no name and looks like dates.
     """
     return holds_dates(index.dtype) or (
         index.name is None and looks_like_dates(pd.Series(index.array))
@@ -742,7 +713,7 @@ def holds_times(index: pd.Index) -> bool:
 def _levels(
     index: Any, names: list[str], id_column: Any, time_column: str | None
 ) -> tuple[Any, str]:
-    """Tell the levels of ids and timestamps."""
+    """Return the levels of ids and timestamps of an index."""
     dated = [
         name
         for name, level in zip(names, index.levels, strict=True)
@@ -753,17 +724,17 @@ def _levels(
         or find(names, TIME_COLUMNS)
         or (dated[0] if len(dated) == 1 else None)
     )
-    rest = [name for name in names if name != time_column]
+    id_levels = [name for name in names if name != time_column]
     if id_column is None:
-        if len(rest) == 1:
-            id_column = rest[0]
+        if len(id_levels) == 1:
+            id_column = id_levels[0]
         else:
-            id_column = find(rest, ID_COLUMNS)
+            id_column = find(id_levels, ID_COLUMNS)
     if time_column is None or id_column is None:
         raise InputError(
             f"the frame's index has the levels {', '.join(names)}: expected ids and"
             " timestamps, as in (item_id, timestamp). Name them with id_column=… and"
-            f" time_column=…; id_column={','.join(rest)!r} joins levels"
+            f" time_column=…; id_column={','.join(id_levels)!r} joins levels"
         )
     return id_column, time_column
 
@@ -771,8 +742,9 @@ def _levels(
 def _without_row_numbers(
     frame: pd.DataFrame, keys: Collection[Hashable | None]
 ) -> pd.DataFrame:
-    """Drop columns without a name that are empty or number the rows, as ``to_csv``
-    makes of an index.
+    """Drop columns without a name that are empty or number the rows.
+
+    ``to_csv`` makes such a column of an index.
     """
     for name in frame.columns:
         if name in keys or not re.fullmatch(r"(Unnamed: \d+)?", str(name)):
@@ -780,20 +752,18 @@ def _without_row_numbers(
         column = frame[name]
         is_first = name == frame.columns[0]
         numeric = pd.api.types.is_numeric_dtype(column)
-        counts = (
+        is_row_number = (
             is_first
             and numeric
             and (column % 1 == 0).all()
             and column.is_monotonic_increasing
         )
-        if counts or column.isna().all():
+        if is_row_number or column.isna().all():
             frame = frame.drop(columns=name)
         elif numeric or not is_first:
-            where = (
-                f"a column has no name ({name}) and holds {column.dropna().iloc[0]!r}"
-            )
             raise InputError(
-                f"{where}; give it one, or delete rows of titles above the names"
+                f"a column has no name ({name}) and holds {column.dropna().iloc[0]!r};"
+                " give it one, or delete rows of titles above the names"
             )
     return frame
 
@@ -801,8 +771,9 @@ def _without_row_numbers(
 def key_and_time(
     columns: Collection[Hashable], id_column: Any, time_column: str | None
 ) -> tuple[Hashable | None, Hashable | None]:
-    """Return the columns of ids and timestamps: those that are asked for, or those with
-    a standard name.
+    """Return the columns of ids and of timestamps.
+
+    They are those that are asked for, else those with a standard name.
     """
     if time_column is not None and time_column not in columns:
         raise unknown_name("column", time_column, map(str, columns))
@@ -813,16 +784,16 @@ def key_and_time(
     key: Hashable | None = id_column
     if key is None:
         key = find([column for column in columns if column != time_column], ID_COLUMNS)
-    return key, time_column or find(
-        [column for column in columns if column != key], TIME_COLUMNS
-    )
+    free = [column for column in columns if column != key]
+    return key, time_column or find(free, TIME_COLUMNS)
 
 
 def dated_column(
     frame: pd.DataFrame, other_columns: Collection[Hashable | None]
 ) -> Hashable | None:
-    """Return the one column with timestamps where no name tells; None if there is none,
-    or several.
+    """Return the one column that holds timestamps, whatever its name.
+
+    None if there is none, or more than one.
     """
     candidates = [
         column
@@ -840,8 +811,9 @@ def dated_column(
 
 
 def find(columns: Iterable[Any], names: Sequence[str]) -> Any:
-    """Find the column with the first of these names, spelled so or with other case or
-    blanks; None if there is none.
+    """Find the column with the first of these names; None if there is none.
+
+    A name that is spelled exactly so comes before one with other case or blanks.
 
     Raises:
         InputError: no column has a name exactly, and several are alike.
@@ -870,8 +842,9 @@ def value_columns(
     requested: Sequence[str] | None,
     other_columns: Collection[Hashable | None],
 ) -> list[Hashable] | None:
-    """Return the columns of values that are asked for or have a standard name; None if
-    their content must decide.
+    """Return the columns of values, by request or by their standard name.
+
+    None if the content of the columns must decide.
     """
     free = [column for column in columns if column not in other_columns]
     if requested is None:
@@ -931,12 +904,15 @@ def _flat_future(
     key: Hashable | None,
     time: Any,
 ) -> pd.DataFrame:
-    """Turn the index of a future into columns named as in the data; refuse one that
-    lacks their ids or timestamps.
+    """Turn the index of a future into columns named as in the data.
+
+    Raises:
+        InputError: the future lacks the column of ids or of timestamps.
     """
     unnamed = all(
         name is None for name in future.index.names
     ) and future.index.nlevels == len(level_names)
+    # levels without names are those of the data, in their order
     if unnamed and not set(level_names) & set(future.columns):
         future = future.set_axis(future.index.set_names(level_names))
     try:
@@ -960,8 +936,9 @@ def _known_in_future(
     known: Sequence[str] | None,
     past: Sequence[str] | None,
 ) -> tuple[Sequence[str], list[str]]:
-    """Return the columns of covariates that a future makes known, and notes on what it
-    brings in vain.
+    """Return the columns of covariates that a future makes known.
+
+    Also return notes on columns of the future that are not read.
 
     Raises:
         InputError: the future holds targets or a covariate without a past, or the data
@@ -975,7 +952,7 @@ def _known_in_future(
         covariates = [name for name in filled if name not in past_names]
     else:
         covariates = column_names(known, frame.columns)
-    for name in _targets_beside_future(
+    for name in _find_targets(
         frame, keys, requested, covariates, past_names, known is not None
     ):
         if name in filled:
@@ -992,19 +969,18 @@ def _known_in_future(
                 " leave it out, or add it"
             )
     unread = [name for name in filled if name not in covariates]
+    notes = []
     if unread:
-        notes = [
+        notes.append(
             f"not read of future: {_listed(unread)}; known=[…] reads columns as"
             " covariates"
-        ]
-    else:
-        notes = []
+        )
     if len(unread) == len(filled):
         notes.append("future brings no known covariate; only its dates are checked")
     return covariates, notes
 
 
-def _targets_beside_future(
+def _find_targets(
     frame: pd.DataFrame,
     keys: Collection[Hashable | None],
     requested: Sequence[str] | None,
@@ -1012,24 +988,26 @@ def _targets_beside_future(
     past: Collection[Hashable],
     is_known: bool,
 ) -> Sequence[Hashable]:
-    """Return the targets of data that a future continues; refuse several columns where
-    no name tells.
+    """Return the targets of data that a future continues.
 
-    ``is_known`` tells that the user named the covariates, else they are all filled
-    columns of the future.
+    ``is_known`` says that the user named the covariates; else they are all columns of
+    the future that hold values.
+
+    Raises:
+        InputError: several columns may be the target, and no name says which.
     """
     if requested is not None:
         return requested
-    rest = {*keys, *past}
+    excluded = {*keys, *past}
     if is_known:
-        rest |= set(covariates)
-    targets = value_columns(frame.columns, None, rest)
+        excluded |= set(covariates)
+    targets = value_columns(frame.columns, None, excluded)
     if targets is not None:
         return targets
     numeric = [
         name
         for name in frame
-        if name not in rest and pd.api.types.is_numeric_dtype(frame[name])
+        if name not in excluded and pd.api.types.is_numeric_dtype(frame[name])
     ]
     targets = [name for name in numeric if name not in covariates]
     if len(targets) > 1:
@@ -1048,8 +1026,12 @@ def _continued(
     key: Hashable | None,
     names: Sequence[Hashable],
 ) -> pd.DataFrame:
-    """Append the rows of a future with these of its columns, and its ids as text;
-    refuse ids that the data lack.
+    """Append the rows of a future, in the columns of ``names`` that it fills.
+
+    Ids become text.
+
+    Raises:
+        InputError: the future has ids that the data lack.
     """
     columns = [
         name for name in names if name in later.columns and later[name].notna().any()
@@ -1064,9 +1046,12 @@ def _continued(
                 f"future has rows of {_listed(unknown)}, and the data have none; leave"
                 f" them out. The data are of {_listed(list(dict.fromkeys(ids)))}"
             )
+        # the caller's frame keeps its ids
         frame = frame.copy(deep=False)
         later = later.copy(deep=False)
-        frame[key], later[key] = ids, later_ids
+        frame[key] = ids
+        later[key] = later_ids
+    # messages name rows by this index
     later = later.set_axis([f"{row} of future" for row in later.index])
     return pd.concat(alike(frame, later))
 
@@ -1077,7 +1062,7 @@ def _check_order(
     in_future: np.ndarray,
     index: pd.Index,
 ) -> None:
-    """Refuse rows of a future at or before the last time of the data of their series."""
+    """Refuse rows of a future up to the last time of the data of their series."""
     for name, rows in groups:
         data_rows = rows[~in_future[rows]]
         later_rows = rows[in_future[rows]]
@@ -1098,17 +1083,16 @@ def _late_notes(
     grids: Sequence[Grid],
     counts: Sequence[int],
 ) -> list[str]:
-    """Tell of a future that begins later than one step after the data of its series, of
-    so many rows each.
+    """Note futures that begin later than one step after their data.
 
-    Covariates with such a gap are refused elsewhere, by their first step without a
-    number.
+    ``counts`` has the number of rows of data of each series. Covariates with such a gap
+    are refused elsewhere, by their first step without a number.
     """
     notes = []
     for (name, rows), grid, count in zip(groups, grids, counts, strict=True):
         if count == len(rows):
             continue
-        missing = int(grid.places[count] - grid.places[count - 1]) - 1
+        missing = int(grid.positions[count] - grid.positions[count - 1]) - 1
         if missing:
             first = time_text(times.clock[rows[grid.order[count]]])
             noun = "steps"
@@ -1122,8 +1106,9 @@ def _late_notes(
 
 
 def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:
-    """Split texts into names of columns at commas; a column whose name has a comma
-    wins.
+    """Split texts into names of columns at commas.
+
+    A text that is itself the name of a column is not split.
     """
     name_lists = [[text] if text in columns else text.split(",") for text in texts]
     return [
@@ -1135,12 +1120,14 @@ def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[st
 
 
 def id_names(id_column: Any, columns: Collection[Hashable]) -> list[Any]:
-    """Return the columns of ids, split at commas as :func:`column_names` does; refuse
-    one that does not exist.
+    """Return the columns of ids, split at commas as :func:`column_names` does.
+
+    Raises:
+        UnknownNameError: a column does not exist.
     """
-    if isinstance(id_column, Hashable) and id_column in {None, *columns}:
-        if id_column is None:
-            return []
+    if id_column is None:
+        return []
+    if isinstance(id_column, Hashable) and id_column in {*columns}:
         return [id_column]
     names = column_names(texts(id_column, "id_column"), columns)
     for name in names:

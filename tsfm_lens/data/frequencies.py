@@ -1,5 +1,8 @@
-"""Frequencies: calendars of weekdays, and those of benchmarks, spelled as by pandas
-before 2.2, in present aliases.
+"""Frequencies: those of pandas, calendars of weekdays, and those of benchmarks.
+
+Benchmarks spell frequencies as pandas did before 2.2; :func:`parse_frequency` and
+:func:`stamp_frequency` turn them into present aliases. :func:`read_offset` reads all
+others, and :func:`grid_date` places a start on the grid of its frequency.
 """
 
 from __future__ import annotations
@@ -51,8 +54,9 @@ _ENDS = (pd.offsets.MonthEnd, pd.offsets.QuarterEnd, pd.offsets.YearEnd)
 
 @lru_cache
 def read_offset(freq: Any) -> Any:
-    """Return the offset of a pandas alias, or of weekdays less some dates,
-    "Mon-Sat,2024-12-25" or "MonThu".
+    """Return the offset of a pandas alias or of a calendar of weekdays.
+
+    A calendar is "MonThu", or a range less some dates: "Mon-Sat,2024-12-25".
     """
     days, *dates = freq.split(",") if isinstance(freq, str) else [""]
     first, _, last = days.upper().partition("-")
@@ -69,8 +73,10 @@ def read_offset(freq: Any) -> Any:
 
 @lru_cache(maxsize=10_000)  # the series of a dataset share few dates
 def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
-    """Return the date of a grid with which a series begins: of months, quarters and
-    years, the one around its start.
+    """Return the date on the grid of a frequency with which a series begins.
+
+    On a grid of months, quarters or years, it is the date of the period around the
+    start.
 
     Raises:
         InputError: the start lies between two dates of another grid.
@@ -84,6 +90,7 @@ def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
     if offset.is_on_offset(stamp):
         return start
     try:
+        # a date inside a period stands for the period
         if isinstance(offset, _BEGINNINGS):
             return offset.rollback(stamp.normalize())
         if isinstance(offset, _ENDS):
@@ -99,8 +106,9 @@ def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
 
 
 def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
-    """Name the dates of a grid around one that is off it, and the weeks on whose grid
-    it is.
+    """Name the dates of a grid on both sides of a date that is off it.
+
+    For weeks, also name the frequency on whose grid the date is.
     """
     offset = read_offset(freq)
     try:
@@ -119,21 +127,27 @@ def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
 
 
 def format_calendar(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
-    """Spell weekdays, Monday is 0, less some dates as :func:`read_offset` reads them."""
-    positions = sorted(set(weekdays))
-    days = [_DAYS[position].title() for position in positions]
-    if 1 < len(days) == positions[-1] - positions[0] + 1:
+    """Spell weekdays less some dates as :func:`read_offset` reads them.
+
+    Monday is 0.
+    """
+    numbers = sorted(set(weekdays))
+    days = [_DAYS[number].title() for number in numbers]
+    if 1 < len(days) == numbers[-1] - numbers[0] + 1:
         text = f"{days[0]}-{days[-1]}"
     else:
         text = "".join(days)
-    return ",".join([text, *sorted(f"{pd.Timestamp(item):%Y-%m-%d}" for item in dates)])
+    excluded = sorted(f"{pd.Timestamp(day):%Y-%m-%d}" for day in dates)
+    return ",".join([text, *excluded])
 
 
 def without_gaps(
     past: np.ndarray, future: np.ndarray, start: pd.Timestamp | None, freq: str | None
 ) -> str:
-    """Name the option of a calendar less the days of the future (time,) without a
-    value; "" if steps are no days.
+    """Suggest a calendar without the days of the future that have no value.
+
+    ``future`` is (time,). Return the end of a message that names the option, "" if
+    steps are no days.
     """
     offset = read_offset(freq)
     if (
@@ -154,8 +168,9 @@ def without_gaps(
 
 @lru_cache
 def parse_frequency(freq: str) -> tuple[int, str, str]:
-    """Split a frequency into multiple, letter and last month or day, as "W-WED" into
-    (1, "W", "WED").
+    """Split a frequency into multiple, letter and last month or day.
+
+    "W-WED" becomes (1, "W", "WED").
     """
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
     letter = None
@@ -178,23 +193,29 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
             anchor = _shift(_MONTHS, anchor or "JAN", -1)
         else:
             anchor = anchor or "DEC"
-    return int(parts[1] or 1), letter, anchor or ("SUN" if letter == "W" else "")
+    if letter == "W" and not anchor:
+        anchor = "SUN"
+    return int(parts[1] or 1), letter, anchor
 
 
 def stamp_frequency(freq: str) -> str:
-    """Return the pandas alias of the periods' beginnings: "M" -> "MS", "W-SUN" ->
-    "W-MON", "Q-DEC" -> "QS-JAN".
+    """Return the pandas alias of the beginnings of a frequency's periods.
+
+    "M" becomes "MS", "W-SUN" "W-MON", and "Q-DEC" "QS-JAN".
     """
     multiple, letter, anchor = parse_frequency(freq)
-    alias = _STAMPS.get(letter, letter) + (
-        f"-{_shift(_ANCHORS[letter], anchor, 1)}" if anchor else ""
-    )
-    return f"{multiple if multiple > 1 else ''}{alias}"
+    alias = _STAMPS.get(letter, letter)
+    if anchor:
+        alias += f"-{_shift(_ANCHORS[letter], anchor, 1)}"
+    if multiple > 1:
+        return f"{multiple}{alias}"
+    return alias
 
 
 def find_start(start: Any, freq: str) -> pd.Timestamp | None:
-    """Return the beginning of the period that a series starts with; None if it is
-    unknown or beyond pandas' dates.
+    """Return the beginning of the period that a series starts with.
+
+    None if it is unknown or beyond the dates of pandas.
     """
     if start is None or start is pd.NaT:
         return None
@@ -232,5 +253,5 @@ def _find_start(start: Any, freq: str) -> pd.Timestamp | None:
         ) from error
 
 
-def _shift(names: tuple[str, ...], name: str, by: int) -> str:
-    return names[(names.index(name) + by) % len(names)]
+def _shift(names: tuple[str, ...], name: str, steps: int) -> str:
+    return names[(names.index(name) + steps) % len(names)]

@@ -1,5 +1,6 @@
-"""The seasonal naive forecast of one series and its error, by which errors of forecasts
-are scaled.
+"""The seasonal naive forecast of one series, and its error.
+
+Errors of forecasts are scaled by that error.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ def known_values(values: np.ndarray) -> np.ndarray:
 
 
 def seasonal_error(series: np.ndarray, season: int) -> float:
-    """Compute the mean absolute seasonal difference; NaN if it is 0 or there is no pair
-    of values.
+    """Compute the mean absolute seasonal difference.
+
+    NaN if it is 0 or there is no pair of values. A series shorter than its season is
+    compared at a distance of one step.
     """
     if not (season <= len(series)):
         season = 1
@@ -30,8 +33,10 @@ def seasonal_error(series: np.ndarray, season: int) -> float:
 
 
 def filled(series: np.ndarray) -> np.ndarray:
-    """Fill the gaps of a context: with the last value before, at the start the first
-    value after, 0 if none.
+    """Fill the gaps of a context.
+
+    A gap takes the last value before it, at the start of the series the first value
+    after it, and 0 if there is no value at all.
     """
     values = known_values(series)
     if not np.isnan(values).any():
@@ -42,8 +47,9 @@ def filled(series: np.ndarray) -> np.ndarray:
 def last_season(
     series: np.ndarray, season: int, horizon: int
 ) -> tuple[np.ndarray, float]:
-    """Repeat the last season over the horizon, and return the deviation of the seasonal
-    differences.
+    """Repeat the last season over the horizon.
+
+    Return it with the root mean square of the seasonal differences, 0 without any.
     """
     length = len(series)
     last: np.ndarray = series[-season:]

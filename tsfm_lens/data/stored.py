@@ -1,4 +1,8 @@
-"""Datasets on disk, as Hugging Face's ``Dataset.save_to_disk`` and gluonts write them."""
+"""Datasets on disk, as ``Dataset.save_to_disk`` and gluonts write them.
+
+:func:`read_folder` reads those of Hugging Face, :func:`gluonts_rows` those of gluonts.
+Both return rows as they are stored; other packages make batches of them.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +36,9 @@ class StoredSeries:
 
 
 def read_folder(folder: Path) -> list[StoredSeries]:
-    """Read all rows of a dataset of ``save_to_disk``; values stay in the mapped files
-    until they are used.
+    """Read all rows of a dataset of ``save_to_disk``.
+
+    Values stay in the mapped files until they are used.
     """
     rows: list[StoredSeries] = []
     for file in _shards(folder):
@@ -45,8 +50,9 @@ def read_folder(folder: Path) -> list[StoredSeries]:
 
 
 def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a file of gluonts, with targets in single precision as its
-    FileDataset has them.
+    """Yield the entries of a file of gluonts.
+
+    Targets are in single precision, as gluonts' FileDataset has them.
     """
     plain = file.name.lower().removesuffix(".gz")
     if not plain.endswith((".json", ".jsonl", ".arrow", ".feather", ".parquet")):
@@ -146,7 +152,7 @@ def _batches(file: Path) -> list[pa.RecordBatch]:
     return batches
 
 
-def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
+def _rows(batch: pa.RecordBatch, file: Path, first_row: int) -> list[StoredSeries]:
     names = batch.schema.names
     if "target" not in names:
         raise InputError(f"{file} has no column 'target'; it has {', '.join(names)}")
@@ -156,7 +162,7 @@ def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
             return batch.column(name).to_pylist()
         return [None] * len(batch)
 
-    items = enumerate(column("item_id"), before)
+    items = enumerate(column("item_id"), first_row)
     ids = [
         str(row) if item is None else label(item, f"{file}: item_id of row {row}")
         for row, item in items
@@ -173,8 +179,9 @@ def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
 
 
 def _array(cells: pa.Array | None, name: str, file: Path) -> np.ndarray:
-    """View a list of numbers, or of lists of them, as (variate, time); copy it where it
-    has nulls or is no float.
+    """View a list of numbers, or of lists of them, as (variate, time).
+
+    It is copied where it has nulls or is not of floats.
     """
     if cells is None:
         raise InputError(f"{file}: series {name!r} has no target")
@@ -191,6 +198,7 @@ def _array(cells: pa.Array | None, name: str, file: Path) -> np.ndarray:
         raise InputError(
             f"{file}: the column 'target' holds {cells.type}, expected numbers"
         )
+    # a view of the mapped file, if nothing must be converted
     values = cells.to_numpy(zero_copy_only=False)
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float64)

@@ -1,5 +1,9 @@
-"""Delimited text as columns of text cells, the numbers among them, and text that no
-spreadsheet runs as a formula.
+"""Delimited text as columns of text cells, and the numbers among them.
+
+:func:`read_table` finds delimiter, encoding and header, and refuses a file where an
+option must decide; the :class:`TextTable` that it returns converts columns. The module
+also writes text that no spreadsheet runs as a formula, with :func:`to_csv`, and reads
+it back.
 """
 
 from __future__ import annotations
@@ -21,10 +25,14 @@ import pyarrow.compute as pc
 
 from tsfm_lens.core.errors import InputError
 
+# A spreadsheet runs a cell that begins with one of these signs as a formula, and reads
+# a cell after an apostrophe as text. Full-width signs count, too.
 _BEFORE = r"(^|[;,|\t\r\n\"])"
 _TRIGGER = r"[=+\-@\t\r\n＝＋－＠]"
 _RISKY = re.compile(rf"{_BEFORE}('*)(?={_TRIGGER})")
+# one apostrophe of those in front is what defused() has added
 _DEFUSED = re.compile(rf"{_BEFORE}'('*)(?={_TRIGGER})")
+# a text that defused() cannot have written
 _RAW = re.compile(rf"{_BEFORE}(?={_TRIGGER})")
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _NUMBER = re.compile(NUMBER)
@@ -72,8 +80,10 @@ _DATE = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class TextTable:
-    """Cells as written: columns by name, "Unnamed: 3" where there is none, and the
-    first row's number in the file.
+    """Cells of a file as written.
+
+    ``columns`` are by name, "Unnamed: 3" where there is none; ``first_row`` is the
+    number of the first row in the file.
     """
 
     columns: dict[str, pa.Array]
@@ -84,8 +94,9 @@ class TextTable:
     thousands: str | None = None
 
     def text(self, name: str, is_id: bool = False) -> np.ndarray:
-        """Return the cells of a column, None where missing; of ids only an empty one
-        is.
+        """Return the cells of a column, None where missing.
+
+        Of a column of ids, only an empty cell is missing.
         """
         column = self.columns[name]
         if is_id:
@@ -99,8 +110,9 @@ class TextTable:
         )
 
     def numbers(self, name: str, share: float) -> np.ndarray | None:
-        """Return a column as float64, NaN where missing; None if less than this share
-        of its cells is like numbers.
+        """Return a column as float64, NaN where missing.
+
+        None if less than ``share`` of its cells look like numbers.
         """
         cells, masks = self._matches(name)
         valid = _mask(cells.is_valid())
@@ -115,6 +127,7 @@ class TextTable:
                     pc.cast(plain, pa.float64()).to_numpy(zero_copy_only=False),
                     dtype=np.float64,
                 )
+            # Python reads more spellings of a number than Arrow
             except pa.ArrowInvalid:
                 return np.array(
                     [
@@ -125,31 +138,33 @@ class TextTable:
         if (masks["."] | masks[","] | masks["thousands"])[valid].mean() < share:
             return None
         row = int(wrong[0])
-        other = ".,".strip(sign)
+        other_sign = ".,".strip(sign)
         cell = cells[row].as_py()
-        at = f"column {name!r} holds {cell!r} in row {self.first_row + row}"
-        if masks["thousands"][row] and not masks[other][valid].all():
+        location = f"column {name!r} holds {cell!r} in row {self.first_row + row}"
+        if masks["thousands"][row] and not masks[other_sign][valid].all():
             first = cell.lstrip("+-").lstrip("0123456789")[0]
             separator = next(
                 name for name, form in _SEPARATORS.items() if re.match(form, first)
             )
-            swap = separator == sign or (separator != other and other in cell)
+            is_swapped = separator == sign or (
+                separator != other_sign and other_sign in cell
+            )
             more = ""
-            if swap:
-                more = f" and decimal={other!r}"
+            if is_swapped:
+                more = f" and decimal={other_sign!r}"
             raise InputError(
-                f"{at}: thousands separators are read with"
+                f"{location}: thousands separators are read with"
                 f" thousands={separator!r}{more}"
             )
-        if masks[other][row]:
+        if masks[other_sign][row]:
             more = ""
             if masks["thousands"][row]:
-                more = f"; if it separates thousands, give thousands={other!r}"
+                more = f"; if it separates thousands, give thousands={other_sign!r}"
             raise InputError(
-                f"{at}, and the decimal sign is {sign!r}; give decimal='.' or"
+                f"{location}, and the decimal sign is {sign!r}; give decimal='.' or"
                 f" decimal=',', one for all{more}"
             )
-        raise InputError(f"{at}, which is not a number")
+        raise InputError(f"{location}, which is not a number")
 
     def refuse_some_numbers(self, name: str) -> None:
         """Refuse a covariate with numbers in some cells and words in others."""
@@ -159,10 +174,10 @@ class TextTable:
         text = np.flatnonzero(valid & ~masks["."] & ~masks[","] & ~masks["thousands"])
         if len(numbers) and len(text):
             row = int(text[0])
-            other = int(numbers[0])
+            number = cells[int(numbers[0])].as_py()
             raise InputError(
                 f"covariate {name!r} holds {cells[row].as_py()!r} in row"
-                f" {self.first_row + row} beside the number {cells[other].as_py()!r};"
+                f" {self.first_row + row} beside the number {number!r};"
                 f" leave a missing cell empty, or give categories={[name]!r} to read"
                 " both as categories"
             )
@@ -173,8 +188,10 @@ class TextTable:
         return bool((masks["."] | masks[","]).all())
 
     def check_points(self, names: Sequence[str]) -> None:
-        """Refuse points that may all separate thousands: the decimal sign is not given,
-        and no comma parts cells.
+        """Refuse points that may all separate thousands.
+
+        This can be only where the decimal sign is not given and no comma separates
+        cells.
         """
         if (
             self.decimal is not None
@@ -202,8 +219,9 @@ class TextTable:
             )
 
     def _matches(self, name: str) -> tuple[pa.Array, dict[str, np.ndarray]]:
-        """Return the cells, null where missing, and masks of those that are numbers,
-        True where missing.
+        """Return the cells of a column, and masks of those that are numbers.
+
+        A missing cell is null, and True in each mask.
         """
         texts = pc.utf8_trim_whitespace(self.columns[name])
         cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
@@ -231,7 +249,9 @@ _SMALL = 2**26
 
 
 def file_content(file: Path) -> bytes:
-    """Read a file; one of gzip expands, at most to what measurements can expand to.
+    """Read a file; a gzip file is decompressed up to a limit.
+
+    The limit is what measurements can expand to.
 
     Raises:
         InputError: its content is damaged, or so much larger than the file that it may
@@ -242,6 +262,7 @@ def file_content(file: Path) -> bytes:
     limit = max(_SMALL, _MAX_EXPANSION * file.stat().st_size)
     try:
         with gzip.open(file) as stream:
+            # one byte above the limit shows that there are more
             content = stream.read(limit + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
@@ -264,8 +285,11 @@ def read_table(
     encoding: str | None = None,
     header: bool | None = None,
 ) -> TextTable:
-    """Read the cells of a delimited file; refuse one that is damaged or where an option
-    must decide.
+    """Read the cells of a delimited file.
+
+    Raises:
+        InputError: the file is damaged, or can be read in two ways and an option must
+            decide.
     """
     if decimal not in (None, ".", ","):
         raise InputError(
@@ -281,31 +305,30 @@ def read_table(
     text = _decode(content, encoding)
     declaration = re.match(r"sep=(.)\r?\n", text)
     if declaration:
-        delimiter, text = delimiter or declaration[1], text[declaration.end() :]
-    sign = (
-        _read_sign(delimiter)
-        if delimiter is not None
-        else _only_sign(text, file, decimal)
-    )
+        # a first line sep=; names the delimiter to Excel
+        delimiter = delimiter or declaration[1]
+        text = text[declaration.end() :]
+    if delimiter is None:
+        sign = _only_sign(text, file, decimal)
+    else:
+        sign = _read_sign(delimiter)
     rows = _rows(text, sign)
     names = [cell.strip() for cell in rows[0]]
-    if _has_header(names) if header is None else header:
+    if header is None:
+        header = _has_header(names)
+    if header:
         names = [
-            name or f"Unnamed: {position}"
-            for position, name in enumerate(restored(names))
+            name or f"Unnamed: {index}" for index, name in enumerate(restored(names))
         ]
-        first_row, body = 2, rows[1:]
+        first_row = 2
+        body = rows[1:]
     else:
-        names, first_row, body = (
-            [f"column-{position}" for position in range(len(names))],
-            1,
-            rows,
-        )
+        names = [f"column-{index}" for index in range(len(names))]
+        first_row = 1
+        body = rows
     if len(set(names)) < len(names):
-        raise InputError(
-            "two columns are named"
-            f" {next(name for name in names if names.count(name) > 1)!r}"
-        )
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"two columns are named {repeated!r}")
     stop = len(body)
     while stop and not any(cell.strip() for cell in body[stop - 1]):
         stop -= 1
@@ -315,14 +338,15 @@ def read_table(
         zip(names, map(pa.array, zip(*body[:stop], strict=True)), strict=True)
     )
     empty = len(body) - stop if len(names) > 1 else 0
-    notes = (
-        (f"{empty} rows at the end hold nothing and were left out",) if empty else ()
-    )
+    notes: tuple[str, ...] = ()
+    if empty:
+        notes = (f"{empty} rows at the end hold nothing and were left out",)
     return TextTable(columns, first_row, sign, decimal, notes, thousands)
 
 
 def _decode(content: bytes, encoding: str | None) -> str:
     """Decode by the encoding that is given, by a byte order mark, or as UTF-8."""
+    # utf-8-sig drops a byte order mark, and reads text without one
     name = encoding or (
         "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     )
@@ -332,6 +356,7 @@ def _decode(content: bytes, encoding: str | None) -> str:
         row = content[: getattr(error, "start", 0)].count(b"\n") + 1
         label = name.removesuffix("-sig").upper()
         source = f" as encoding={encoding!r} asks for" if encoding else ""
+        # latin-1 decodes any bytes
         first = content.partition(b"\n")[0].decode("latin-1").strip()[:80]
         raise InputError(
             f"row {row} is not text in {label}{source}; give its encoding, as in"
@@ -343,10 +368,8 @@ def _decode(content: bytes, encoding: str | None) -> str:
             f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'"
         ) from error
     if "\0" in text:
-        raise InputError(
-            f"row {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: this is"
-            " not a text file"
-        )
+        row = text.partition("\0")[0].count("\n") + 1
+        raise InputError(f"row {row} holds a NUL: this is not a text file")
     text = text.removeprefix("\ufeff").lstrip("\r\n")
     if not text.strip():
         raise InputError("the file is empty")
@@ -366,20 +389,22 @@ def _read_sign(delimiter: str) -> str:
 
 
 def _only_sign(text: str, file: Path, decimal: str | None) -> str:
-    """Return the one delimiter in the first line; one that parts nothing where there is
-    none.
+    """Return the one delimiter in the first line.
+
+    Without one, return a sign that the file does not use as a delimiter.
     """
-    first, _, below = text.partition("\n")
-    inside = [sign for sign in _DELIMITERS if sign in re.sub('"[^"]*"', "", first)]
-    if len(inside) > 1:
-        listing = " and ".join(_DELIMITERS[sign] for sign in inside)
+    first, _, rest = text.partition("\n")
+    unquoted = re.sub('"[^"]*"', "", first)
+    signs = [sign for sign in _DELIMITERS if sign in unquoted]
+    if len(signs) > 1:
+        listing = " and ".join(_DELIMITERS[sign] for sign in signs)
         raise InputError(
             f"the first line may be cut at {listing}; give delimiter=',', ';', '|' or"
             " 'tab'"
         )
-    if inside:
-        return inside[0]
-    if re.match(r"[^\s\"]+ +[^\s\"]", below) and " " in first.strip():
+    if signs:
+        return signs[0]
+    if re.match(r"[^\s\"]+ +[^\s\"]", rest) and " " in first.strip():
         raise InputError(
             "blanks may separate the columns; give delimiter='space', or delimiter=','"
             " for one column"
@@ -426,18 +451,21 @@ def _rows(text: str, sign: str) -> list[list[str]]:
 def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
     message = f"row {number} has {cells} cells and the first row {width}: {text[:80]!r}"
     if sign == "," and cells > width:
-        more = "decimal=',' and another delimiter, or quotes"
+        cure = "decimal=',' and another delimiter, or quotes"
         if width == 1:
-            more = "delimiter=';' and decimal=','"
-        return f"{message}. If the comma is the decimal sign, the file needs {more}"
+            cure = "delimiter=';' and decimal=','"
+        return f"{message}. If the comma is the decimal sign, the file needs {cure}"
     if sign in text:
         return message
     return f"{message}. If not split at {_DELIMITERS.get(sign, sign)}, give delimiter=…"
 
 
 def _has_header(first: Sequence[str]) -> bool:
-    """Return True for a line of words; refuse numbers, dates and empty cells without a
-    standard name beside them.
+    """Return True for a line of names.
+
+    Raises:
+        InputError: the line has numbers, dates or only empty cells, and no standard
+            name.
     """
     dates = [cell for cell in first if _DATE.fullmatch(cell)]
     values = [
@@ -461,8 +489,9 @@ def _mask(array: pa.Array) -> np.ndarray:
 
 
 def defused(text: str) -> str:
-    """Change a text so that no spreadsheet runs it as a formula; numbers stay as they
-    are.
+    """Change a text so that no spreadsheet runs it as a formula.
+
+    Numbers stay as they are.
     """
     if _NUMBER.fullmatch(text):
         return text
@@ -470,8 +499,10 @@ def defused(text: str) -> str:
 
 
 def restored(texts: Sequence[str]) -> list[str]:
-    """Undo :func:`defused` for one column or header; one in which some text would run
-    is not ours and stays.
+    """Undo :func:`defused` for one column or header.
+
+    A column in which some text would still run was not written by :func:`defused`, and
+    stays as it is.
     """
     if not any("'" in text for text in texts):
         return list(texts)

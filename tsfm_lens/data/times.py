@@ -1,5 +1,9 @@
-"""Columns of time, of dates, text or step numbers, and the regular grids that they
-stand on.
+"""Columns of time, and the regular grids on which series stand.
+
+:func:`read_times` reads dates, text or step numbers; :func:`on_clock` applies a time
+zone and rounding; :func:`make_grids` infers the frequency and finds the step of each
+row. What can be read in two ways is refused with the option that decides. Spellings of
+frequencies are in :mod:`.frequencies`.
 """
 
 from __future__ import annotations
@@ -44,7 +48,10 @@ _DIGITS = {
     14: "%Y%m%d%H%M%S",
 }
 _UNITS = ("s", "ms", "us", "ns")
-_INTERVALS = "1s 2s 5s 10s 15s 30s 1min 2min 5min 10min 15min 20min 30min 1h 2h 3h 6h 12h 1D".split()
+_INTERVALS = (
+    *("1s", "2s", "5s", "10s", "15s", "30s", "1min", "2min", "5min", "10min"),
+    *("15min", "20min", "30min", "1h", "2h", "3h", "6h", "12h", "1D"),
+)
 _STEPS = 10**8  # larger numbers are no steps
 # the whole years that nanoseconds hold, so that no offset from UTC leads beyond them
 _FIRST = pd.Timestamp("1678-01-01")
@@ -55,12 +62,14 @@ _BEYOND = (
 )
 _SLACK = 50
 _FREE = 1000
-"""A grid may have _FREE steps and _SLACK for every value; a longer one comes from a
-mistyped date or frequency.
+"""A grid may have _FREE steps, and _SLACK more for every value.
+
+A longer one comes from a mistyped date or frequency.
 """
 _SPARSE = 0.2
-"""Step numbers may leave this share of their grid empty; 201752 and 201801 are no such
-numbers.
+"""Share of their grid that step numbers may leave empty.
+
+201752 and 201801, weeks of years, would leave more.
 """
 _SCAN_LIMIT = 200
 _DAY = 86_400 * 10**9
@@ -69,8 +78,11 @@ _LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """Times in datetime64[ns], as a clock on the wall shows them and in UTC; or numbers
-    of steps, with a note.
+    """Times of the rows of a frame.
+
+    They are datetime64[ns], as a clock on the wall shows them and, where the column has
+    a zone or offsets, in UTC. Columns of step numbers give numbers without a date, and
+    a note.
     """
 
     clock: np.ndarray
@@ -86,8 +98,9 @@ class Times:
 
 
 def read_times(column: pd.Series, name: str, time_format: str | None = None) -> Times:
-    """Read a column of time; a week, of a format as %G%V or %Y%U, stands for its first
-    day.
+    """Read a column of time.
+
+    A week, of a format such as %G%V or %Y%U, stands for its first day.
     """
     if time_format is not None and time_format not in _UNITS and "%" not in time_format:
         raise InputError(
@@ -108,12 +121,8 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
         )
     if column.dtype.kind == "M":
         stamps = pd.DatetimeIndex(column)
-        return _dates(
-            stamps.tz_localize(None),
-            None if stamps.tz is None else stamps.tz_convert(None),
-            column,
-            name,
-        )
+        utc = None if stamps.tz is None else stamps.tz_convert(None)
+        return _dates(stamps.tz_localize(None), utc, column, name)
     if column.dtype.kind in "mb":
         raise InputError(
             f"column {name!r} holds {column.dtype}, expected timestamps or numbers"
@@ -125,10 +134,10 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
         return _from_text(_months(cells, name), column, name, time_format)
     if all(isinstance(cell, str) for cell in cells):
         cells = [cell.strip() for cell in cells]
-        numbers = all(re.fullmatch(NUMBER, cell) for cell in cells) and not all(
-            map(_MONTH.fullmatch, cells)
-        )
-        if time_format not in (None, *_UNITS) or not numbers:
+        # 12.2024 reads as a number; a column of such cells is of months
+        are_months = all(map(_MONTH.fullmatch, cells))
+        are_numbers = all(re.fullmatch(NUMBER, cell) for cell in cells)
+        if time_format not in (None, *_UNITS) or are_months or not are_numbers:
             return _from_text(cells, column, name, time_format)
         cells = [
             int(cell) if re.fullmatch(r"[+-]?\d+", cell) else float(cell)
@@ -140,25 +149,26 @@ def read_times(column: pd.Series, name: str, time_format: str | None = None) -> 
         for cell in cells
     ):
         return _from_numbers(cells, column, name, time_format)
-    odd = next(
+    other = next(
         cell
         for cell in cells
         if type(cell) is not type(cells[0]) or not isinstance(cell, str)
     )
     raise InputError(
-        f"column {name!r} holds {odd!r} beside other kinds of cells, expected"
+        f"column {name!r} holds {other!r} beside other kinds of cells, expected"
         " timestamps of one kind"
     )
 
 
 def holds_dates(dtype: Any) -> bool:
-    """Return True for a type of dates or periods, of numpy, pandas or Arrow."""
+    """Test if a type is one of dates or periods, of numpy, pandas or Arrow."""
     return dtype.kind == "M" or isinstance(dtype, pd.PeriodDtype)
 
 
 def looks_like_dates(column: pd.Series) -> bool:
-    """Return True for a column whose first cells are dates or in ISO 8601, also such as
-    :func:`read_times` refuses.
+    """Test if the first cells of a column are dates or text in ISO 8601.
+
+    That includes text that :func:`read_times` refuses.
     """
     cells = _plain(column.dropna().head(20))
     if cells.empty or holds_dates(cells.dtype):
@@ -171,7 +181,7 @@ def looks_like_dates(column: pd.Series) -> bool:
 
 
 def is_date_name(name: Any) -> bool:
-    """Return True for the name of a column that is a date, or text written as one."""
+    """Test if the name of a column is a date, or text written as one."""
     return (
         isinstance(name, date | np.datetime64 | pd.Period)
         or _DATE_NAME.fullmatch(str(name).strip()) is not None
@@ -179,26 +189,27 @@ def is_date_name(name: Any) -> bool:
 
 
 def digit_dates(names: Sequence[Any]) -> tuple[list[Any], str | None]:
-    """Return names of digits if all of them are dates of one format, such as years, and
-    that; no names if not.
+    """Return the names of digits that are dates, and their format.
+
+    All of them must be dates of one format, such as years; else return no names.
     """
     digits = [name for name in names if re.fullmatch(r"\d{4}|\d{6}|\d{8}", str(name))]
+    formats: list[str] = []
     if digits:
         formats = _date_formats(np.array([int(name) for name in digits]))
-    else:
-        formats = []
     if not formats or formats[0] in _UNITS:
         return [], None
     stamps = pd.to_datetime(
         pd.Series(list(map(str, digits))), format=formats[0], errors="coerce"
     )
     if stamps.dt.year.between(1700, 2200).all():
-        return (digits, formats[0])
-    return ([], None)
+        return digits, formats[0]
+    return [], None
 
 
 def _plain(column: pd.Series) -> pd.Series:
     """Replace Arrow's cells by numpy's, and categories by their values."""
+    # categories may be of Arrow's types, and Arrow's dictionaries become categories
     while isinstance(column.dtype, pd.ArrowDtype | pd.CategoricalDtype):
         if isinstance(column.dtype, pd.ArrowDtype):
             cells = pa.array(column.array).to_pandas(
@@ -213,8 +224,10 @@ def _plain(column: pd.Series) -> pd.Series:
 def _dates(
     clock: pd.DatetimeIndex, utc: pd.DatetimeIndex | None, column: pd.Series, name: str
 ) -> Times:
-    """Convert dates of any unit, without a zone, into nanoseconds; refuse those beyond
-    the years that these hold.
+    """Convert dates of any unit, without a zone, into nanoseconds.
+
+    Raises:
+        InputError: a date is beyond the years that nanoseconds hold.
     """
     instants = clock if utc is None else utc
     beyond = np.flatnonzero((instants < _FIRST) | (instants >= _END))
@@ -230,8 +243,9 @@ def _dates(
 
 
 def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
-    """Read Python's dates and datetimes, and pandas' timestamps and periods, of any
-    zones.
+    """Read Python's dates and datetimes, and pandas' timestamps and periods.
+
+    They may be of any zones.
     """
     clock = []
     utc = []
@@ -241,18 +255,18 @@ def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
                 stamp = cell.to_timestamp()
             else:
                 stamp = pd.Timestamp(cell)
-            if stamp.tz is None:
-                since = stamp
-            else:
-                since = stamp.tz_convert(None)
-            if not _FIRST <= since < _END:
+            instant = stamp
+            if stamp.tz is not None:
+                instant = stamp.tz_convert(None)
+            if not _FIRST <= instant < _END:
                 raise OverflowError
         except (ValueError, OverflowError) as error:
             raise InputError(
                 f"column {name!r}: {cell} in row {row} is {_BEYOND}"
             ) from error
         clock.append(stamp.as_unit("ns").tz_localize(None).to_datetime64())
-        utc += [] if stamp.tz is None else [since.as_unit("ns").to_datetime64()]
+        if stamp.tz is not None:
+            utc.append(instant.as_unit("ns").to_datetime64())
     if utc and len(utc) < len(clock):
         raise InputError(
             f"column {name!r} has times with a zone and times without; give all of"
@@ -269,52 +283,50 @@ def _from_numbers(
 ) -> Times:
     """Read numbers as dates of a format, or as steps where they can be no dates."""
     try:
-        full = all(float(cell).is_integer() for cell in cells)
-        numbers = np.array([int(cell) if full else float(cell) for cell in cells])
+        are_integers = all(float(cell).is_integer() for cell in cells)
+        convert = int if are_integers else float
+        numbers = np.array([convert(cell) for cell in cells])
     except (OverflowError, ValueError) as error:
         raise InputError(
             f"column {name!r} holds a number that is not a time: {error}"
         ) from error
-    if numbers.dtype.kind != "i" and (time_format is not None or full):
+    if numbers.dtype.kind != "i" and (time_format is not None or are_integers):
         raise InputError(
             f"column {name!r} holds {cells[0]!r}…, no whole numbers or too large ones"
             " for times"
         )
     if time_format in _UNITS:
-        return _dates(
-            pd.DatetimeIndex(numbers.astype(f"datetime64[{time_format}]")),
-            None,
-            column,
-            name,
-        )
+        stamps = pd.DatetimeIndex(numbers.astype(f"datetime64[{time_format}]"))
+        return _dates(stamps, None, column, name)
     if time_format is not None:
         return _from_text(numbers.astype(str).tolist(), column, name, time_format)
-    months = all(_YEAR_MONTH.fullmatch(f"{cell:.10g}") for cell in cells)
-    # of quarters none is the eleventh
-    months = months and any(re.search(r"\.(0|1[12])", f"{cell:.10g}") for cell in cells)
-    if full:
+    formats: list[str] = []
+    if are_integers:
         formats = _date_formats(numbers)
-    elif months:
-        formats = ["%Y.%m"]
     else:
-        formats = []
+        texts = [f"{cell:.10g}" for cell in cells]
+        are_months = all(map(_YEAR_MONTH.fullmatch, texts))
+        # of quarters none is the eleventh
+        if are_months and any(re.search(r"\.(0|1[12])", text) for text in texts):
+            formats = ["%Y.%m"]
     if formats:
         raise InputError(
             f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give"
             f" time_format={' or '.join(map(repr, formats))}, or leave the column out"
             " to read the values without dates"
         )
-    kind, reading = (
-        ("whole", "are read as step numbers") if full else ("broken", "as positions")
-    )
-    return Times(
-        numbers, note=f"the {kind} numbers of column {name!r} {reading}, without a date"
-    )
+    kind, reading = "broken", "as positions"
+    if are_integers:
+        kind, reading = "whole", "are read as step numbers"
+    note = f"the {kind} numbers of column {name!r} {reading}, without a date"
+    return Times(numbers, note=note)
 
 
 def _date_formats(numbers: np.ndarray) -> list[str]:
-    """List the formats in which most of these whole numbers are dates, or all are weeks
-    of years; none of steps.
+    """List the formats in which whole numbers may be dates.
+
+    Most of the numbers must be dates of the format, or all of them weeks of years.
+    Numbers of steps have none.
     """
     years, weeks = np.divmod(numbers, 100)
     if 1700 < years.min() < years.max() < 2200 and 12 < weeks.max() <= 53:
@@ -322,9 +334,8 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
     texts = numbers.astype(str)
     widths = np.char.str_len(texts)
     digits = int(np.bincount(widths).argmax())
-    if np.abs(numbers).max() < _STEPS:
-        formats = []
-    else:
+    formats: list[str] = []
+    if np.abs(numbers).max() >= _STEPS:
         formats = list(_UNITS)
     if digits not in _DIGITS:
         return formats
@@ -334,14 +345,18 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
         errors="coerce",
     )
     # four digits may count steps, and some of any steps look like years
-    likely = stamps.dt.year.between(1700, 2200).mean() > (0.9 if digits == 4 else 0.5)
-    if likely:
+    min_share = 0.9 if digits == 4 else 0.5
+    if stamps.dt.year.between(1700, 2200).mean() > min_share:
         return [_DIGITS[digits], *formats]
     return formats
 
 
 def _months(cells: list[Any], name: str) -> list[str]:
-    """Write October as 1871.10 where a float made it 1871.1, beside January as 1871.01."""
+    """Write months with two digits where a float has lost the last one.
+
+    October, as 1871.10, is 1871.1 as a float; it can be told from January where that is
+    written 1871.01.
+    """
     texts = [
         f"{cell:.10g}" if isinstance(cell, float | Decimal) else str(cell).strip()
         for cell in cells
@@ -360,15 +375,16 @@ def _months(cells: list[Any], name: str) -> list[str]:
 def _from_text(
     texts: list[str], column: pd.Series, name: str, time_format: str | None
 ) -> Times:
-    """Read text in one format, by default ISO 8601, with an offset from UTC in all
-    cells or none.
+    """Read text in one format, by default ISO 8601.
+
+    All cells have an offset from UTC, or none has.
     """
     zones = {text: _ZONED.fullmatch(text) for text in dict.fromkeys(texts)}
     if 0 < sum(zone is not None for zone in zones.values()) < len(zones):
-        odd = next(text for text, zone in zones.items() if zone is None)
+        bare_text = next(text for text, zone in zones.items() if zone is None)
         raise InputError(
             f"column {name!r} has times with an offset and times without, such as"
-            f" {odd!r}"
+            f" {bare_text!r}"
         )
     bare = pd.Series(
         [zone[1].strip() if (zone := zones[text]) else text for text in texts]
@@ -382,11 +398,11 @@ def _from_text(
     if form == "ISO8601" and bare.str.fullmatch(r"\d{4}-W\d\d").all():
         form = "%G-W%V"
     iso = time_format is not None or bare.str.fullmatch(_ISO_DATE)
-    if re.search("%[aAuw]", form):
-        week = None
-    else:
+    week = None
+    if not re.search("%[aAuw]", form):
         week = re.search("%[UVW]", form)
     if week:
+        # pandas reads a week only with a day; Sunday begins the weeks of %U
         bare = bare + (" 0" if week[0] == "%U" else " 1")
         form = f"{form} %w"
     try:
@@ -398,9 +414,8 @@ def _from_text(
     if week:
         # of a week 53 that a year does not have, pandas makes one of the next year
         years = stamps.dt.strftime(re.findall("%[GYy]", form)[0]).fillna("")
-        stamps = stamps.where(
-            np.array([own in text for own, text in zip(years, texts, strict=True)])
-        )
+        has_year = [year in text for year, text in zip(years, texts, strict=True)]
+        stamps = stamps.where(np.array(has_year))
     wrong = np.flatnonzero(stamps.isna() | ~np.broadcast_to(iso, len(bare)))
     if len(wrong):
         expected = "ISO 8601; give time_format=…, as in '%d.%m.%Y'"
@@ -412,14 +427,10 @@ def _from_text(
         )
     clock = stamps.to_numpy(dtype="datetime64[ns]")
     offsets = {text: _offset(zone[2]) for text, zone in zones.items() if zone}
-    return Times(
-        clock,
-        (
-            clock - np.array([offsets[text] for text in texts], dtype="timedelta64[ns]")
-            if offsets
-            else None
-        ),
-    )
+    if not offsets:
+        return Times(clock)
+    shifts = np.array([offsets[text] for text in texts], dtype="timedelta64[ns]")
+    return Times(clock, clock - shifts)
 
 
 def _offset(text: str) -> np.timedelta64:
@@ -434,24 +445,26 @@ def _offset(text: str) -> np.timedelta64:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Regular time grid of a series: rows in order of time, their places, first
-    timestamp, frequency or None.
+    """Regular time grid of a series.
+
+    ``order`` sorts its rows by time, ``positions`` has the step of each sorted row, and
+    ``start`` and ``freq`` are None where there are no dates or no frequency.
     """
 
     order: np.ndarray
-    places: np.ndarray
+    positions: np.ndarray
     start: pd.Timestamp | None
     freq: str | None
 
     @property
     def length(self) -> int:
         """Number of steps."""
-        return int(self.places[-1]) + 1
+        return int(self.positions[-1]) + 1
 
     def filled(self, values: np.ndarray) -> np.ndarray:
         """Return the values on the grid, NaN in gaps."""
         full = np.full(self.length, np.nan)
-        full[self.places] = values[self.order]
+        full[self.positions] = values[self.order]
         return full
 
 
@@ -461,8 +474,9 @@ def on_clock(
     zone: str | None,
     interval: str | None,
 ) -> Times:
-    """Place the times of a zone's local clock in UTC, of a repeated hour by the order
-    of rows; and round them.
+    """Convert the times of a zone's local clock into UTC, and round them.
+
+    Where the clock repeats an hour in autumn, the order of rows decides.
     """
     if (
         times is None
@@ -480,7 +494,7 @@ def on_clock(
         utc = np.empty_like(times.clock)
         for group, rows in groups:
             # the latest may come first
-            if not (times.clock[rows[0]] <= times.clock[rows[-1]]):
+            if times.clock[rows[0]] > times.clock[rows[-1]]:
                 rows = rows[::-1]
             try:
                 utc[rows] = (
@@ -490,13 +504,10 @@ def on_clock(
                 )
             except Exception as error:
                 # of pytz, where pandas uses it
-                why = (
-                    f"series {group!r} does not fit timezone={zone!r}"
-                    f" ({type(error).__name__}: {error})"
-                )
+                detail = f"{type(error).__name__}: {error}"
                 raise InputError(
-                    f"{why}; leave it out, or write offsets, as in 2024-10-27"
-                    " 02:00+01:00"
+                    f"series {group!r} does not fit timezone={zone!r} ({detail}); leave"
+                    " it out, or write offsets, as in 2024-10-27 02:00+01:00"
                 ) from error
     clock = pd.DatetimeIndex(times.clock)
     try:
@@ -506,28 +517,27 @@ def on_clock(
             f"round_time={interval!r} is no fixed interval, as '5min', 'h' or 'D':"
             f" {error}"
         ) from error
-    note = (
-        f"times are rounded to {interval}, by up to {pd.Timedelta(np.abs(shift).max())}"
-    )
-    return Times(
-        times.clock + shift,
-        None if utc is None else utc + shift,
-        note if interval else "",
-    )
+    note = ""
+    if interval:
+        largest = pd.Timedelta(np.abs(shift).max())
+        note = f"times are rounded to {interval}, by up to {largest}"
+    rounded_utc = None if utc is None else utc + shift
+    return Times(times.clock + shift, rounded_utc, note)
 
 
 def _jitter(index: pd.DatetimeIndex) -> str:
-    """Name the option that rounds sorted times which keep near a grid; "" of others,
-    and of a single one.
+    """Name the option that rounds sorted times which keep near a grid.
+
+    "" where they do not, or where there is only one.
     """
     if len(index) < 2:
         return ""
-    middle = pd.Timedelta(np.median(np.diff(index)))
+    step = pd.Timedelta(np.median(np.diff(index)))
     for interval in _INTERVALS:
-        near = 0.4 * pd.Timedelta(interval)
+        tolerance = 0.4 * pd.Timedelta(interval)
         if (
-            abs(middle - near / 0.4) < near
-            and np.abs(index - index.round(interval)).max() < near
+            abs(step - tolerance / 0.4) < tolerance
+            and np.abs(index - index.round(interval)).max() < tolerance
         ):
             return f"round_time={interval!r}"
     return ""
@@ -539,17 +549,16 @@ def make_grids(
     rows: pd.Index,
     freq: str | None,
 ) -> tuple[list[Grid], list[str], bool]:
-    """Return the grid of each series, all of one frequency, notes on how time was read,
-    and whether it is in UTC.
+    """Return the grid of each series, all of one frequency.
+
+    Also return notes on how time was read, and whether the grid is in UTC.
     """
-    if times.note:
-        notes = [times.note]
-    else:
-        notes = []
+    notes = [times.note] if times.note else []
     clocks = {"the local clock": times.clock}
     if times.utc is not None:
         steps = np.diff(np.sort(times.utc[groups[0][1]]))
         utc = {"UTC": times.utc}
+        # the clock that is more likely to be regular is tried first
         if len(steps) and int(np.median(steps)) >= _LOCAL:
             clocks = clocks | utc
         else:
@@ -561,13 +570,11 @@ def make_grids(
         except InputError as error:
             errors.append(error)
             continue
-        for (group, positions), grid in zip(groups, grids, strict=True):
-            if (
-                times.utc is not None
-                and (
-                    np.diff(times.utc[positions[grid.order]]) <= np.timedelta64(0)
-                ).any()
-            ):
+        for (group, group_rows), grid in zip(groups, grids, strict=True):
+            if times.utc is None:
+                break
+            steps = np.diff(times.utc[group_rows[grid.order]])
+            if (steps <= np.timedelta64(0)).any():
                 raise InputError(
                     f"series {group!r} goes forward on {clock}, not in UTC; one of the"
                     " offsets is wrong"
@@ -578,6 +585,7 @@ def make_grids(
                 f" {clock}"
             )
         return grids, notes, clock == "UTC"
+    # the clock that was tried first is the likelier one
     raise errors[0]
 
 
@@ -598,7 +606,7 @@ def _all_grids(
         return cache[key]
 
     grids = [grid(*group, freq) for group in groups]
-    freqs = sorted({item.freq for item in grids if item.freq is not None})
+    freqs = sorted({series.freq for series in grids if series.freq is not None})
     if len(freqs) > 1:
         raise InputError(
             f"the series have different frequencies ({', '.join(freqs)}); read them"
@@ -610,14 +618,15 @@ def _all_grids(
     if freqs:
         step = freqs[0]
     return [
-        item if item.freq == step else grid(*group, step)
-        for item, group in zip(grids, groups, strict=True)
+        series if series.freq == step else grid(*group, step)
+        for series, group in zip(grids, groups, strict=True)
     ]
 
 
 def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Grid:
-    """Find the grid of one series from its datetime64[ns] or step numbers; messages
-    name its rows.
+    """Find the grid of one series from its datetime64[ns] or step numbers.
+
+    Messages name the rows of ``rows``.
     """
     order = np.argsort(times, kind="stable")
     times = times[order]
@@ -632,7 +641,7 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
     start = None
     alias = freq
     if times.dtype.kind != "M":
-        step, positions = _step_places(times, name)
+        step, positions = _step_positions(times, name)
     else:
         start = pd.Timestamp(times[0])
         index = pd.DatetimeIndex(times)
@@ -647,7 +656,7 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
         if alias is None:
             positions = np.arange(len(index))
         else:
-            positions = _date_places(index, alias, name, rows)
+            positions = _date_positions(index, alias, name, rows)
     _check_length(positions, times, rows, name, step)
     return Grid(order, positions, start, alias)
 
@@ -658,7 +667,7 @@ def time_text(time: Any) -> str:
     return f"step {time}"
 
 
-def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
+def _step_positions(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
     """Place step numbers on the grid of their commonest distance."""
     if len(times) == 1:
         return "step 1", np.zeros(1, dtype=np.int64)
@@ -669,48 +678,50 @@ def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
         step = np.median(np.diff(times))
     exact = (times - times[0]) / step
     positions = np.round(exact)
-    # sums of a broken step are off by rounding, of the largest number
-    if times.dtype.kind == "i":
-        slack = 0
-    else:
-        slack = 8 * np.finfo(float).eps * np.abs(times).max() / step + 1e-6
-    wrong = np.flatnonzero(np.abs(exact - positions) > slack)
+    tolerance = 0.0
+    if times.dtype.kind != "i":
+        # sums of a broken step are off by rounding, of the largest number
+        tolerance = 8 * np.finfo(float).eps * np.abs(times).max() / step + 1e-6
+    wrong = np.flatnonzero(np.abs(exact - positions) > tolerance)
     if len(wrong) or (np.diff(positions) < 1).any():
+        time = times[0]
         if len(wrong):
-            at = times[wrong[0]]
-        else:
-            at = times[0]
+            time = times[wrong[0]]
         raise InputError(
-            f"series {name!r} has a value at step {at}, which is off the regular steps"
-            f" of {step} from {times[0]}; resample it first, or write the times as"
-            " dates such as 2017-12-25"
+            f"series {name!r} has a value at step {time}, which is off the regular"
+            f" steps of {step} from {times[0]}; resample it first, or write the times"
+            " as dates such as 2017-12-25"
         )
     return f"step {step}", positions.astype(np.int64)
 
 
-def _date_places(
+def _date_positions(
     index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index
 ) -> np.ndarray:
     """Place sorted timestamps on the grid of a frequency that begins with the first."""
     offset = read_offset(freq)
     first = index[0]
     if isinstance(offset, pd.offsets.Tick):
-        since = index.asi8.view(np.uint64)
-        positions, rest = np.divmod(since - since[0], np.uint64(offset.nanos))
-        off = np.flatnonzero(rest)
+        # as in _frequency, a difference may be too large for int64
+        nanoseconds = index.asi8.view(np.uint64)
+        positions, remainder = np.divmod(
+            nanoseconds - nanoseconds[0], np.uint64(offset.nanos)
+        )
+        off_grid = np.flatnonzero(remainder)
     else:
-        bounds = [0, -1]
+        first_and_last = [0, -1]
         try:
+            # over twelve steps, the lengths of months even out
             step = max((first + 12 * offset).value - first.value, _DAY) / 12
         except (ValueError, OverflowError):
             step = np.inf  # the last date of pandas is near
-        about = int((index[-1].value - first.value) / step)
+        estimate = int((index[-1].value - first.value) / step)
         # a calendar's steps are counted only once they are known to be few
-        if about > 2 * (_FREE + _SLACK * len(index)):
+        if estimate > 2 * (_FREE + _SLACK * len(index)):
             _check_length(
-                np.array([0, about]),
-                index.to_numpy()[bounds],
-                rows[bounds],
+                np.array([0, estimate]),
+                index.to_numpy()[first_and_last],
+                rows[first_and_last],
                 name,
                 f"frequency {freq!r}",
             )
@@ -722,14 +733,16 @@ def _date_places(
                 f" {first} to {index[-1]}: {error}"
             ) from error
         positions = grid.get_indexer(index)
-        off = np.flatnonzero(positions < 0)
-    if len(off):
+        off_grid = np.flatnonzero(positions < 0)
+    if len(off_grid):
+        first_off = off_grid[0]
+        location = f"{index[first_off]} (row {rows[first_off]})"
         message = (
-            f"series {name!r} has a value at {index[off[0]]} (row {rows[off[0]]}),"
-            f" which is off the regular grid of frequency {freq!r}"
+            f"series {name!r} has a value at {location}, which is off the regular grid"
+            f" of frequency {freq!r}"
         )
         if not isinstance(offset, pd.offsets.Tick):
-            message += f"; {nearest_dates(index[off[0]], freq)}"
+            message += f"; {nearest_dates(index[first_off], freq)}"
         option = _jitter(index)
         if option:
             message += f"; if times are off by chance, give {option}"
@@ -738,38 +751,39 @@ def _date_places(
 
 
 def _check_length(
-    places: np.ndarray, times: np.ndarray, rows: pd.Index, name: str, step: str
+    positions: np.ndarray, times: np.ndarray, rows: pd.Index, name: str, step: str
 ) -> None:
     """Refuse a grid that is mostly empty, naming its widest gap."""
-    length = int(places[-1]) + 1
-    values = len(places)
-    sparse = times.dtype.kind != "M" and length - values > _SPARSE * length
-    if values < 2 or (length <= _FREE + _SLACK * values and not sparse):
+    length = int(positions[-1]) + 1
+    values = len(positions)
+    is_sparse = times.dtype.kind != "M" and length - values > _SPARSE * length
+    if values < 2 or (length <= _FREE + _SLACK * values and not is_sparse):
         return
     cure = "Fix the mistyped time, give the true freq=…, or cut the series in two"
-    if sparse:
+    if is_sparse:
         cure = (
             "The numbers of the time column may be years with days or quarters: give"
             " time_format=…, as in '%Y%j', write dates such as 2017-12-25, leave the"
             " column out, or give missing steps their rows"
         )
-    widest = int(np.argmax(np.diff(places)))
+    widest = int(np.argmax(np.diff(positions)))
     before, after = (
-        f"{time_text(times[position])} (row {rows[position]})"
-        for position in (widest, widest + 1)
+        f"{time_text(times[index])} (row {rows[index]})"
+        for index in (widest, widest + 1)
     )
+    missing = int(positions[widest + 1] - positions[widest]) - 1
     raise InputError(
         f"series {name!r} has {values} values on a grid of {length} steps with {step}:"
-        f" between {before} and {after} {int(places[widest + 1] - places[widest]) - 1}"
-        f" are missing. {cure}"
+        f" between {before} and {after} {missing} are missing. {cure}"
     )
 
 
 def _frequency(index: pd.DatetimeIndex) -> str | None:
-    """Infer the frequency of sorted timestamps, with gaps from the first stretches
-    without; None if irregular.
+    """Infer the frequency of sorted timestamps; None if they are irregular.
+
+    Where there are gaps, the first stretches without one decide.
     """
-    # int64 ends at 292 years
+    # int64 ends at 292 years, and uint64 wraps round to the right difference
     steps = np.diff(index.asi8.view(np.uint64))
     if (steps == steps[0]).all() and steps[0] < _DAY:
         return str(
@@ -779,6 +793,7 @@ def _frequency(index: pd.DatetimeIndex) -> str | None:
     pairs = np.flatnonzero(
         (steps[:-1] == steps[1:]) & (steps[1:] == sizes[np.argmax(counts)])
     )
+    # pandas infers nothing from timestamps with a gap
     stretches = [index, *(index[first : first + 3] for first in pairs[:_SCAN_LIMIT])]
     stretches += [
         index[first : first + 12] for first in range(min(len(index) - 11, _SCAN_LIMIT))

@@ -1,4 +1,8 @@
-"""Conversion of tables and cells of any kind: into pandas objects, float64 and text."""
+"""Conversion of tables and cells of any kind into pandas objects, float64 and text.
+
+:func:`to_floats` converts values, :func:`id_texts` ids, and :func:`to_pandas` whole
+tables. Nothing is guessed: a cell that is no number is refused by its position.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from tsfm_lens.core.errors import InputError
 
 LISTS = ("targets", "variates", "known", "past", "categories")
 """Options of reading that name columns."""
-_WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
+# pandas' own types for whole numbers with missing values, which floats would round
+_NULLABLE = {pa.bool_(): pd.BooleanDtype()} | {
     getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")()
     for name in (
         "Int8",
@@ -28,16 +33,15 @@ _WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
         "UInt64",
     )
 }
-_MOST_SIGNS = 60  # of a value in a message
+_MAX_SIGNS = 60  # of a value in a message
 _NO_NUMBERS = "cmMSV"
-"""Kinds of arrays that are no real numbers: complex, durations, dates, bytes and
-records.
-"""
+"""Kinds of arrays without real numbers: complex, durations, dates, bytes, records."""
 
 
 def to_floats(values: Any, what: str) -> np.ndarray:
-    """Convert anything numeric into a fresh float64 array; masked values and None
-    become NaN.
+    """Convert anything numeric into a fresh float64 array.
+
+    Masked values and None become NaN.
     """
     array = plain_array(values, what)
     if array.dtype.kind in "OUS":
@@ -50,8 +54,9 @@ def to_floats(values: Any, what: str) -> np.ndarray:
 
 
 def plain_array(values: Any, what: str) -> np.ndarray:
-    """Convert any container into an array of real numbers, or of objects and text;
-    masked values become NaN.
+    """Convert any container into an array of real numbers, or of objects.
+
+    Text stays text, and masked values become NaN.
     """
     if hasattr(values, "detach"):
         values = _from_tensor(values, what)
@@ -75,9 +80,8 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     try:
         array = np.asarray(values)
         if array.dtype.kind in "US" and isinstance(values, list | tuple):
-            array = np.array(
-                values, dtype=object
-            )  # else numbers beside text become text
+            # else numbers beside text become text
+            array = np.array(values, dtype=object)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(
             f"{what} is not a regular array of numbers: {error}"
@@ -85,18 +89,14 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     if array.dtype.kind in _NO_NUMBERS:
         raise InputError(f"{what} holds {array.dtype}, expected real numbers")
     if missing is not None:
-        array = np.where(
-            missing,
-            np.nan,
-            array.astype(object) if array.dtype.kind in "OUS" else array,
-        )
+        if array.dtype.kind in "US":
+            array = array.astype(object)
+        array = np.where(missing, np.nan, array)
     return array
 
 
 def is_missing(item: object) -> bool:
-    """Return True for a missing value of a container of objects, False for a value that
-    is not a number.
-    """
+    """Test if an item of a container of objects is a missing value."""
     return (
         item is None
         or item is pd.NA
@@ -128,6 +128,7 @@ def _from_tensor(tensor: Any, what: str) -> np.ndarray:
 
 
 def _number(item: object, position: int, what: str) -> float:
+    # most cells are floats, for which this is all
     if type(item) is float:
         return item
     if is_missing(item):
@@ -142,8 +143,8 @@ def _number(item: object, position: int, what: str) -> float:
             f"{what} holds a number beyond double precision at position {position}"
         ) from error
     visible = repr(item)
-    if not (len(visible) <= _MOST_SIGNS):
-        visible = f"{visible[:_MOST_SIGNS]}…"
+    if len(visible) > _MAX_SIGNS:
+        visible = f"{visible[:_MAX_SIGNS]}…"
     raise InputError(
         f"{what} holds {visible} at position {position}, which is not a number"
     )
@@ -159,8 +160,9 @@ def texts(values: Any, what: str) -> tuple[str, ...]:
 
 
 def name_lists(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of reading, each list of columns as a tuple; a single name is one
-    column.
+    """Return options of reading, with each list of columns as a tuple.
+
+    A single name is one column.
     """
     lists = {
         name: texts(options[name], name)
@@ -171,8 +173,10 @@ def name_lists(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def label(value: Any, what: str) -> str:
-    """Convert one id or name to text: decimals to their digits, others as Python writes
-    them, but no containers.
+    """Convert one id or name to text.
+
+    Decimals become their digits, other values what Python writes; containers are
+    refused.
     """
     if isinstance(value, str):
         return str(value)
@@ -201,8 +205,11 @@ def refuse_equal(values: Iterable[Any], names: Iterable[str], what: str) -> None
 
 
 def id_texts(column: pd.Series, name: str) -> np.ndarray:
-    """Convert the ids, or names of categories, of a column to text; refuse 1 beside 1.0
-    or "1", which read alike.
+    """Convert the ids of a column, or its names of categories, to text.
+
+    Raises:
+        InputError: a value is missing, or two of them are easily confused: 1 beside 1.0
+            or "1".
     """
     missing = column.isna().to_numpy()
     if missing.any():
@@ -228,19 +235,20 @@ def id_texts(column: pd.Series, name: str) -> np.ndarray:
         ids = np.array([label(value, what) for value in values], dtype=object)[codes]
     # both codes go by first appearance
     text_codes, _ = pd.factorize(ids)
-    odd = np.flatnonzero(codes != text_codes)
-    if len(odd):
+    confused = np.flatnonzero(codes != text_codes)
+    if len(confused):
         raise InputError(
-            f"column {name!r} holds a value like {ids[odd[0]]!r} that reads alike and"
-            " differs, or is equal and reads differently, such as 1 and '1', or 1 and"
-            " 1.0; write all of them as text"
+            f"column {name!r} holds a value like {ids[confused[0]]!r} that reads alike"
+            " and differs, or is equal and reads differently, such as 1 and '1', or 1"
+            " and 1.0; write all of them as text"
         )
     return ids
 
 
 def to_pandas(data: Any) -> Any:
-    """Convert a table or column with a name into a pandas frame or Series; anything
-    else stays as it is.
+    """Convert a table, or a column with a name, into a pandas frame or Series.
+
+    Anything else is returned as it is.
     """
     if isinstance(data, pd.DataFrame | pd.Series):
         return data
@@ -267,7 +275,10 @@ def to_pandas(data: Any) -> Any:
 
 
 def from_arrow(table: pa.Table | pa.ChunkedArray) -> Any:
-    """Convert an Arrow table into a pandas frame, a column into a Series, without loss."""
+    """Convert an Arrow table into a pandas frame without loss.
+
+    A column becomes a Series.
+    """
     return table.to_pandas(types_mapper=_kind)
 
 
@@ -291,7 +302,7 @@ def without_arrow(frame: pd.DataFrame) -> pd.DataFrame:
 def _kind(kind: pa.DataType) -> Any:
     if pa.types.is_decimal(kind):
         return pd.ArrowDtype(kind)
-    return _WHOLE.get(kind)
+    return _NULLABLE.get(kind)
 
 
 def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:

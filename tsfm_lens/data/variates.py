@@ -1,4 +1,8 @@
-"""Datasets of multivariate batches with an axis for the variates."""
+"""Datasets of multivariate batches with an axis for the variates.
+
+Results of a run have one row per series; :func:`by_variate` lays the series of a group
+side by side.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,10 @@ _LABELS = ("series", "group", "variate")
 
 
 def by_variate(dataset: xr.Dataset) -> xr.Dataset:
-    """Split dim ``series`` of a dataset into ``series``, one entry per group, and
-    ``variate``, in order of appearance.
+    """Split dim ``series`` into ``series``, one entry per group, and ``variate``.
+
+    Both are in order of appearance. Where a group lacks a variate, floats and integers
+    are NaN, times NaT and text "".
 
     Where a group lacks a variate, floats and integers are NaN, times NaT and text "".
 
@@ -22,8 +28,10 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
             a group has a variate twice.
 
     Example:
-        >>> pair = xr.Dataset({"load": ("series", [1.0, 2.0])}, coords={"series": ["a/0", "a/1"]})
-        >>> pair = pair.assign_coords(group=("series", ["a", "a"]), variate=("series", ["0", "1"]))
+        >>> group = ("series", ["a", "a"])
+        >>> variate = ("series", ["0", "1"])
+        >>> coords = {"series": ["a/0", "a/1"], "group": group, "variate": variate}
+        >>> pair = xr.Dataset({"load": ("series", [1.0, 2.0])}, coords)
         >>> dict(data.by_variate(pair).sizes)
         {'series': 1, 'variate': 2}
     """
@@ -42,33 +50,37 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
             variate = str(variates[index[1]])
             raise InputError(f"group {group!r} has variate {variate!r} more than once")
         rows[index] = position
-    parted = dataset.drop_vars(_LABELS, errors="ignore").isel(
+    split = dataset.drop_vars(_LABELS, errors="ignore").isel(
         series=xr.DataArray(rows, dims=("series", "variate"))
     )
     if (rows < 0).any():
         present = xr.DataArray(rows >= 0, dims=("series", "variate"))
         # whole numbers become floats where a group lacks a variate
-        for key in [
-            key for key, array in parted.variables.items() if "variate" in array.dims
-        ]:
-            text = parted[key].dtype.kind == "U"
-            parted[key] = (
-                parted[key].where(present, "") if text else parted[key].where(present)
-            )
+        keys = [
+            key for key, array in split.variables.items() if "variate" in array.dims
+        ]
+        for key in keys:
+            if split[key].dtype.kind == "U":
+                split[key] = split[key].where(present, "")
+            else:
+                split[key] = split[key].where(present)
     labels = {
-        name: (name, item, dataset[name].attrs)
-        for name, item in (("series", groups), ("variate", variates))
+        name: (name, names, dataset[name].attrs)
+        for name, names in (("series", groups), ("variate", variates))
     }
-    return parted.assign_coords(labels)
+    return split.assign_coords(labels)
 
 
 def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """Index each name in order of first appearance, and return the names in that order."""
+    """Index each name in order of first appearance.
+
+    Return the indices, and the names in that order.
+    """
     numbers, unique = pd.factorize(names.values)
     if (numbers < 0).any():
-        where = int(np.flatnonzero(numbers < 0)[0])
+        position = int(np.flatnonzero(numbers < 0)[0])
         raise InputError(
-            f"coordinate {names.name!r} has no value at position {where} of dim"
+            f"coordinate {names.name!r} has no value at position {position} of dim"
             " 'series'"
         )
     return numbers, np.asarray(unique, dtype=names.dtype)

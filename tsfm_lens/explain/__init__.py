@@ -1,5 +1,8 @@
-"""Explanations of a forecast: the inputs that moved it, their routes, and faithfulness
-tests of both.
+"""Explanations of a forecast: its inputs, their routes, and tests of both.
+
+Read :func:`tsfm_lens.explain.input_attribution` first; what it masks is cut by
+:func:`tsfm_lens.explain.segments` and replaced by
+:func:`tsfm_lens.explain.reference_values`.
 """
 
 from typing import TYPE_CHECKING

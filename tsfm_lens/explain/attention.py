@@ -1,5 +1,9 @@
-"""Attention as an explanation: rollout and flow from input segments to the forecast's
-tokens.
+"""Attention rollout and attention flow (Abnar and Zuidema) as explanations.
+
+Both follow attention patterns from the tokens of each input segment to the tokens that
+the forecast is read from. Read :func:`build_graph` first, then :func:`rollout_shares`
+and :func:`flow_shares`. They measure no effect on the forecast: see
+:mod:`tsfm_lens.explain.attribution`.
 """
 
 from __future__ import annotations
@@ -15,19 +19,22 @@ from tsfm_lens.core.stats import ratio
 from tsfm_lens.explain.shapley import Array
 from tsfm_lens.explain.values import Masks
 
-# capacities are whole numbers of this share
+# scipy's maximum flow takes integers, so capacities are counted in millionths
 _UNIT = 10**6
 
 Update = tuple[np.ndarray, np.ndarray, Array]
-"""Tokens that an attention writes, tokens that it reads, and its mean pattern between
-them.
-"""
+"""Tokens that an attention writes, tokens that it reads, and its mean pattern."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Tokens of all stacks, attention between them in order, segments of tokens, and
-    readout weights (step, token).
+    """Tokens of all stacks and the attention between them.
+
+    Attributes:
+        updates: of each attention in the order of the model, its independent parts.
+        tokens: number of tokens of all stacks.
+        inputs: (segment, token), the share of a token's steps that a segment covers.
+        readout: (step, token), the weights of the tokens that a step is read from.
     """
 
     updates: tuple[tuple[Update, ...], ...]
@@ -37,10 +44,12 @@ class Graph:
 
 
 def rollout_shares(masks: Masks) -> Array:
-    """Compute Abnar and Zuidema's attention rollout over all stacks, as shares of the
-    forecast: (segment, step).
+    """Compute attention rollout over all stacks, in shares (segment, step).
+
+    The shares of each step of the forecast sum to 1 over segments.
     """
     graph = build_graph(masks)
+    # half of a token's mass stays with it, as the residual stream carries it past
     mix = np.eye(graph.tokens)
     for attention in graph.updates:
         for targets, sources, pattern in attention:
@@ -49,8 +58,9 @@ def rollout_shares(masks: Masks) -> Array:
 
 
 def flow_shares(masks: Masks) -> Array:
-    """Compute Abnar and Zuidema's attention flow, as shares of the forecast: (segment,
-    step), alike at all steps.
+    """Compute attention flow over all stacks, in shares (segment, step).
+
+    The shares sum to 1 over segments, and are the same at all steps.
     """
     return _shares(
         np.tile(largest_flows(build_graph(masks))[:, None], masks.run.horizon)
@@ -58,29 +68,30 @@ def flow_shares(masks: Masks) -> Array:
 
 
 def largest_flows(graph: Graph) -> Array:
-    """Compute the largest flow from each segment to the tokens that the forecast is
-    read from, (segment,).
-    """
+    """Compute the largest flow from each segment to the tokens read out, (segment,)."""
     layers = len(graph.updates) + 1
-    starts = []
-    bounds = []
-    most = []
+    edge_starts = []
+    edge_ends = []
+    capacities = []
 
     def join(start: np.ndarray, end: np.ndarray, share: np.ndarray) -> None:
-        starts.append(start.ravel())
-        bounds.append(end.ravel())
-        most.append(np.round(share.ravel() * _UNIT).astype(np.int32))
+        edge_starts.append(start.ravel())
+        edge_ends.append(end.ravel())
+        capacities.append(np.round(share.ravel() * _UNIT).astype(np.int32))
 
-    every = np.arange(graph.tokens)
+    indices = np.arange(graph.tokens)
+    # a node is a token after some attentions, so that flow runs in one direction only
     for layer, attention in enumerate(graph.updates):
-        here = layer * graph.tokens
-        after = (layer + 1) * graph.tokens
-        own = np.ones(graph.tokens)
+        offset = layer * graph.tokens
+        next_offset = (layer + 1) * graph.tokens
+        kept_share = np.ones(graph.tokens)
         for targets, sources, pattern in attention:
-            own[targets] = 0.5
-            end, start = np.meshgrid(targets + after, sources + here, indexing="ij")
+            kept_share[targets] = 0.5
+            end, start = np.meshgrid(
+                targets + next_offset, sources + offset, indexing="ij"
+            )
             join(start, end, 0.5 * pattern)
-        join(every + here, every + after, own)
+        join(indices + offset, indices + next_offset, kept_share)
     source = layers * graph.tokens
     sink = layers * graph.tokens + 1
     outputs = np.flatnonzero(graph.readout.sum(0))
@@ -94,11 +105,11 @@ def largest_flows(graph: Graph) -> Array:
         tokens = np.flatnonzero(coverage)
         edges = (
             np.concatenate(
-                [*most, np.round(coverage[tokens] * _UNIT).astype(np.int32)]
+                [*capacities, np.round(coverage[tokens] * _UNIT).astype(np.int32)]
             ),
             (
-                np.concatenate([*starts, np.full(len(tokens), source)]),
-                np.concatenate([*bounds, tokens]),
+                np.concatenate([*edge_starts, np.full(len(tokens), source)]),
+                np.concatenate([*edge_ends, tokens]),
             ),
         )
         flows.append(
@@ -110,15 +121,15 @@ def largest_flows(graph: Graph) -> Array:
 
 
 def _shares(mass: Array) -> Array:
-    """Normalise (segment, step) to sum to 1 over segments; 0 where no segment
-    contributes.
-    """
+    """Normalise (segment, step) over segments; 0 where no segment contributes."""
     return ratio(mass, mass.sum(0), 0.0)
 
 
 def build_graph(masks: Masks) -> Graph:
-    """Build the graph of one item's tokens and their attention; errors as in
-    :func:`rollout_shares`.
+    """Build the graph of one item's tokens and their attention.
+
+    Raises:
+        InputError: no token covers the target's series.
     """
     run = masks.run.in_one_pass()
     stacks = run.lens.wiring.stacks
@@ -141,40 +152,47 @@ def build_graph(masks: Masks) -> Graph:
     }
     activations = run.record(list(layers))
     updates = []
-    for point, (own, keys, over) in layers.items():
+    for point, (queries, keys, over) in layers.items():
         pattern = activations[point].double().cpu().numpy().mean(1)
-        sizes = (len(spans[own]), len(spans[keys]))
-        updates.append(
-            tuple(_parts(over == "variate", pattern, first[own], first[keys], sizes))
-        )
+        sizes = (len(spans[queries]), len(spans[keys]))
+        parts = _parts(over == "variate", pattern, first[queries], first[keys], sizes)
+        updates.append(tuple(parts))
 
     def find_tokens(stack: str, row: int) -> list[tuple[int, int, int, str]]:
-        """Return place in the graph, start, stop and kind of the tokens of one series."""
-        of = spans[stack]
-        own = [
+        """Return index in the graph, start, stop and kind of a series' tokens."""
+        token_spans = spans[stack]
+        indices = [
             token
-            for token in range(len(of))
-            if not packed or not of.variate or of.variate[token] == row
+            for token in range(len(token_spans))
+            if not packed
+            or not token_spans.variate
+            or token_spans.variate[token] == row
         ]
         if packed:
             offset = first[stack]
         else:
-            offset = first[stack] + row * len(of)
+            offset = first[stack] + row * len(token_spans)
         return [
-            (offset + token, of.start[token], of.stop[token], of.special[token])
-            for token in own
+            (
+                offset + token,
+                token_spans.start[token],
+                token_spans.stop[token],
+                token_spans.special[token],
+            )
+            for token in indices
         ]
 
     inputs = np.zeros((len(masks.segments), count))
-    for index, part in enumerate(masks.segments):
-        for position, start, stop, _ in find_tokens(stacks[0].name, part.row):
+    for segment, part in enumerate(masks.segments):
+        for token, start, stop, _ in find_tokens(stacks[0].name, part.row):
             common = min(stop, part.stop) - max(start, part.start)
             if common > 0:
-                inputs[index, position] = common / (stop - start)
+                inputs[segment, token] = common / (stop - start)
+    output_stack = run.lens.wiring.output_stack.name
     tokens = [
-        item[:3]
-        for item in find_tokens(run.lens.wiring.output_stack.name, masks.row)
-        if not item[3]
+        (token, start, stop)
+        for token, start, stop, special in find_tokens(output_stack, masks.row)
+        if not special
     ]
     if not tokens:
         raise InputError(
@@ -183,18 +201,24 @@ def build_graph(masks: Masks) -> Graph:
     readout = np.zeros((run.horizon, count))
     for step in range(run.horizon):
         # the tokens that cover a step, else the series' last one
-        covering = [
-            position for position, start, stop in tokens if start <= step < stop
-        ] or [tokens[-1][0]]
+        covering = [token for token, start, stop in tokens if start <= step < stop] or [
+            tokens[-1][0]
+        ]
         readout[step, covering] = 1 / len(covering)
     return Graph(tuple(updates), count, inputs, readout)
 
 
 def _parts(
-    over_variates: bool, pattern: Array, own: int, keys: int, sizes: tuple[int, int]
+    over_variates: bool,
+    pattern: Array,
+    first_target: int,
+    first_source: int,
+    sizes: tuple[int, int],
 ) -> list[Update]:
-    """Split one attention into its independent parts: one for each series, or for each
-    position over the series.
+    """Split one attention into parts that do not attend to each other.
+
+    There is one part for each series, or, for attention over variates, one for each
+    position.
     """
     parts = []
     for index, rows in enumerate(pattern):
@@ -206,9 +230,9 @@ def _parts(
             alone = np.full(rows.shape, 1 / rows.shape[1])
         mean = np.where(total > 0, rows / np.maximum(total, 1e-30), alone)
         if over_variates:
-            targets = sources = own + index + sizes[0] * np.arange(len(mean))
+            targets = sources = first_target + index + sizes[0] * np.arange(len(mean))
         else:
-            targets = own + index * sizes[0] + np.arange(sizes[0])
-            sources = keys + index * sizes[1] + np.arange(sizes[1])
+            targets = first_target + index * sizes[0] + np.arange(sizes[0])
+            sources = first_source + index * sizes[1] + np.arange(sizes[1])
         parts.append((targets, sources, mean))
     return parts

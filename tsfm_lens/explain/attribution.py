@@ -1,5 +1,8 @@
-"""Input attribution: effect of each input segment on each step and quantile of a
-forecast, in data units.
+"""Effect of each segment of the input on each step and quantile of a forecast.
+
+:func:`input_attribution` is the measurement; :data:`METHODS` holds the ways to
+attribute, each a function of :class:`~tsfm_lens.explain.values.Masks`. Whether an
+attribution predicts the model is tested by :mod:`tsfm_lens.explain.faithfulness`.
 """
 
 from __future__ import annotations
@@ -34,8 +37,13 @@ __all__ = ["METHODS", "input_attribution"]
 
 @dataclass
 class MethodResult:
-    """Result of a method: attribution (segment, quantile, step), half of 95 %
-    intervals, and more.
+    """Attribution of one method, its intervals, and further variables.
+
+    Attributes:
+        attribution: (segment, quantile, step), in data units.
+        half_width: half of 95 % intervals of it; None if nothing was drawn.
+        variables: more variables of the result, by name.
+        attrs: more attributes of the result.
     """
 
     attribution: Array
@@ -45,7 +53,10 @@ class MethodResult:
 
 
 def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult:
-    """Compute Shapley values: exact up to so many segments, from sampled masks beyond."""
+    """Compute Shapley values, from all masks of up to ``exact`` segments.
+
+    Of more segments they are estimated from sampled masks.
+    """
     players = len(masks.segments)
     if players > exact:
         # the mean over steps as one step more: its interval does not follow from those
@@ -57,14 +68,14 @@ def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult
         estimate = sampled_shapley(
             values_and_mean, players, seed=masks.run.seed, **options
         )
-        distance = estimate.half_width
+        widths = estimate.half_width
         attrs: dict[str, object] = {"exact": 0, "settled": int(estimate.settled)}
         result = MethodResult(
-            estimate.attribution[..., :-1], distance[..., :-1], attrs=attrs
+            estimate.attribution[..., :-1], widths[..., :-1], attrs=attrs
         )
         result.variables["mean_half_width"] = (
             ("segment", "quantile"),
-            distance[..., -1],
+            widths[..., -1],
         )
         return result
     return MethodResult(
@@ -72,15 +83,15 @@ def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult
     )
 
 
-def _single(masks: Masks, shown: bool) -> MethodResult:
-    """Hide each segment alone, or show it alone."""
+def _single(masks: Masks, visible: bool) -> MethodResult:
+    """Compute the effects of hiding, or of showing, each segment alone."""
     players = len(masks.segments)
     values = masks(
         np.concatenate(
-            [np.full((1, players), shown), np.eye(players, dtype=bool) ^ shown]
+            [np.full((1, players), visible), np.eye(players, dtype=bool) ^ visible]
         )
     )
-    return MethodResult(values[0] - values[1:] if shown else values[1:] - values[0])
+    return MethodResult(values[0] - values[1:] if visible else values[1:] - values[0])
 
 
 def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
@@ -105,7 +116,8 @@ def _share_of_change(masks: Masks, shares_of: Callable[[Masks], Array]) -> Metho
             " part of one; choose method='shapley' or 'occlusion', or cut stretches,"
             " such as parts=6"
         )
-    shares, (full, nothing) = shares_of(masks), masks.ends
+    shares = shares_of(masks)
+    full, nothing = masks.ends
     return MethodResult(
         shares[:, None] * (full - nothing),
         variables={"share": (("segment", "step"), shares)},
@@ -116,11 +128,11 @@ _ATTENTION = "Abnar and Zuidema 2020, arXiv:2005.00928"
 METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
     "shapley": (shapley, "Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874"),
     "occlusion": (
-        partial(_single, shown=True),
+        partial(_single, visible=True),
         "Zeiler and Fergus 2014, arXiv:1311.2901",
     ),
     "inclusion": (
-        partial(_single, shown=False),
+        partial(_single, visible=False),
         "Covert et al. 2021, arXiv:2011.14878, include individual features",
     ),
     "integrated gradients": (_integrated, "Sundararajan et al. 2017, arXiv:1703.01365"),
@@ -168,11 +180,10 @@ def input_attribution(
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
-    """Attribute each step and quantile of one target's forecast to the segments of one
-    item's input.
+    """Attribute the forecast of one target to the segments of its item's input.
 
-    The value of a mask is the forecast from its visible input; see
-    :func:`tsfm_lens.explain.forecasts`.
+    The attribution is of each step and quantile. The value of a mask is the forecast
+    from its visible input; see :func:`tsfm_lens.explain.forecasts`.
 
     - "shapley": exact up to ``exact`` segments; beyond, of up to ``budget`` forecasts,
       fewer if within ``tolerance``.
@@ -201,16 +212,21 @@ def input_attribution(
         how: arguments of the method.
 
     Returns:
-        Dataset of kind "input_attribution", in data units: ``attribution`` (segment,
-        step, quantile); ``forecast`` with everything shown and ``reference_forecast``
-        with all segments masked (step, quantile); ``remainder`` (step, quantile), their
-        difference less the sum over segments; where masks or sample paths are drawn,
-        half of the 95 % intervals: ``half_width`` (segment, step, quantile), and of the
-        mean over steps ``mean_half_width`` (segment, quantile); ``share`` (segment,
-        step) of attention. Attributes ``rounding``: how far rounding moves the
-        forecast; ``reference_distance``: from the middle of the reference forecast to
-        the mean of the context, in its standard deviations; ``missing_values``: the
-        model's own mask, or what its library fills gaps by.
+        Dataset of kind "input_attribution", in data units.
+
+        - ``attribution`` (segment, step, quantile).
+        - ``forecast`` with everything visible and ``reference_forecast`` with all
+          segments masked (step, quantile); ``remainder`` (step, quantile), their
+          difference less the sum over segments.
+        - Where masks or sample paths are drawn, half of the 95 % intervals:
+          ``half_width`` (segment, step, quantile), and of the mean over steps
+          ``mean_half_width`` (segment, quantile).
+        - ``share`` (segment, step) of attention, for methods that use it.
+
+        Attributes: ``rounding``, how far rounding moves the forecast;
+        ``reference_distance``, from the middle of the reference forecast to the mean of
+        the context, in its standard deviations; ``missing_values``, the model's own
+        mask, or what its library fills gaps by.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014,
@@ -221,7 +237,9 @@ def input_attribution(
         InputError: as in :func:`tsfm_lens.explain.forecasts`.
 
     Example:
-        >>> found = explain.input_attribution(driven, method="occlusion", reference="mean", parts=2)
+        >>> found = explain.input_attribution(
+        ...     driven, method="occlusion", reference="mean", parts=2
+        ... )
         >>> dict(found["attribution"].sizes)
         {'segment': 4, 'step': 8, 'quantile': 9}
     """
@@ -234,7 +252,7 @@ def input_attribution(
         )
     masks = Masks(run, parts, reference, item, target, seed, progress, repeats)
     function, source = METHODS[method]
-    result = _over_seeds([function(entry, **how) for entry in masks.per_seed])
+    result = _over_seeds([function(seeded, **how) for seeded in masks.per_seed])
     full, nothing = masks.ends
     axes = ("segment", "quantile", "step")
     data = masks.run.dataset().assign_coords(
@@ -260,7 +278,7 @@ def input_attribution(
         statistic=name_statistic(run),
         target=masks.name,
         units=masks.units,
-        forecasts=sum(entry.made for entry in masks.per_seed),
+        forecasts=sum(seeded.made for seeded in masks.per_seed),
         rounding=float(rounding(masks.run, masks.run.point)[masks.row]),
         reference_distance=float(distance) / spread if spread > 0 else float("nan"),
         **result.attrs,

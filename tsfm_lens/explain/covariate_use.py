@@ -1,4 +1,9 @@
-"""Use of covariates: forecasts without them, and with other values of theirs."""
+"""Use of covariates: forecasts without a covariate, and with other values of it.
+
+:func:`covariate_use` is the measurement. It edits covariates (:func:`_trials`),
+forecasts again, and reads the changes (:func:`_measure`). It does not attribute to
+stretches of a covariate: see :mod:`tsfm_lens.explain.attribution`.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +66,13 @@ def covariate_use(
     seed: int | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure the worth, the response and the share of each covariate by forecasts with
-    other values of it.
+    """Measure how each covariate moves the forecast, and whether it helps.
 
-    A covariate is "removed" with its row, "constant" at the mean of its context, or
-    "shuffled" several times, past and known future together. For the response its known
-    future, or else the last ``horizon`` steps of its past, is shifted by -2 to 2
-    standard deviations; a covariate of two values is held at each.
+    Every item is forecast again with other values of the covariate. It is "removed"
+    with its row, "constant" at the mean of its context, or "shuffled" several times,
+    past and known future together. For the response its known future, or else the last
+    ``horizon`` steps of its past, is shifted by -2 to 2 standard deviations; a
+    covariate of two values is held at each.
 
     Args:
         run: with covariates; a truth is needed to measure their worth.
@@ -79,19 +84,26 @@ def covariate_use(
     Returns:
         Dataset of kind "covariate_use" over the forecast series. Changes of forecasts
         and errors are in multiples of the context's mean absolute seasonal difference,
-        as in MASE. ``moved`` (covariate, way, series): mean absolute change of the
-        median forecast. With a truth ``error`` (series), the MASE with all covariates,
-        ``error_without`` (covariate, way, series), and ``worth``, their difference:
-        above 0 the covariate helps. ``response`` (covariate, shift, series): change of
-        the median forecast, mean over steps, where the mean of the shifted values is
-        ``value``; ``slope`` (covariate, series) of that line for ``step_size``, one
-        standard deviation or the distance of the two values. ``share`` (covariate,
-        part, series): the mean absolute change from "constant", split into past and
-        known future by Shapley values, which sum to it; below 0 where a part acts
-        against the whole. What :func:`.estimates.judge` adds for ``moved`` and
-        ``worth`` within each way, and for ``slope``. ``role_of`` (covariate). NaN of a
-        series whose context never changes, or in which the covariate is missing, never
-        changes, or is the target; of the response to more than two categories.
+        as in MASE.
+
+        - ``moved`` (covariate, way, series): mean absolute change of the median
+          forecast.
+        - With a truth: ``error`` (series), the MASE with all covariates;
+          ``error_without`` (covariate, way, series); and ``worth``, their difference,
+          above 0 where the covariate helps.
+        - ``response`` (covariate, shift, series): change of the median forecast, mean
+          over steps, where the mean of the shifted values is ``value``. ``slope``
+          (covariate, series) of that line for ``step_size``, which is one standard
+          deviation or the distance of the two values.
+        - ``share`` (covariate, part, series): the mean absolute change from "constant",
+          split into past and known future by Shapley values, which sum to it; below 0
+          where a part acts against the sum.
+        - ``role_of`` (covariate).
+
+        :func:`.estimates.judge` adds its variables for ``moved`` and ``worth`` within
+        each way, and for ``slope``. NaN stands for a series whose context never
+        changes, or in which the covariate is missing, never changes, or is the target;
+        and for the response to more than two categories.
 
     Source:
         Permutation importance (Breiman 2001) of whole series; partial dependence
@@ -132,13 +144,13 @@ def covariate_use(
     numbers = category_numbers(run.lens, batch)
     trials = {name: _trials(batch, run.horizon, name, shuffles, rng) for name in roles}
     count = 0
-    total = sum(len(edits) for entry in trials.values() for edits in entry.values())
+    total = sum(len(edits) for ways in trials.values() for edits in ways.values())
     measured = []
     for name, edits in trials.items():
         medians: dict[str | int, list[np.ndarray]] = {}
-        for trial, item in edits.items():
+        for trial, variants in edits.items():
             medians[trial] = []
-            for edit in item:
+            for edit in variants:
                 changed = _as_numbers(_with_covariate(batch, name, edit), numbers)
                 forecast = run.lens.forecast(
                     changed,
@@ -159,16 +171,14 @@ def covariate_use(
     axes = {"covariate": [*roles], "way": [*WAYS], "shift": [*SHIFTS], "part": [*PARTS]}
     data = data.assign_coords(axes | {"role_of": ("covariate", [*roles.values()])})
     for name, dims in _VARIABLES.items():
-        values = np.stack([entry[name] for entry in measured])
+        values = np.stack([variables[name] for variables in measured])
         data[name] = (
             ("covariate", *dims, "series"),
             values if name in _OF_COVARIATE else values / unit,
         )
     data["unit"] = (("series",), unit)
-    noise = (
-        noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows] / unit
-    )
-    floor = xr.DataArray(noise, dims="series")
+    noise = noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows]
+    floor = xr.DataArray(noise / unit, dims="series")
     data = judge(data, "moved", floor=floor, groups="way")
     data = judge(data, "slope", floor=floor, signed=True)
     if run.truth is None:
@@ -194,14 +204,24 @@ _OF_COVARIATE = ("value", "step_size")
 
 
 def _notify(
-    progress: Progress | None, before: int, total: int, done: int, of: int
+    progress: Progress | None,
+    forecasts_done: int,
+    n_forecasts: int,
+    series_done: int,
+    n_series: int,
 ) -> None:
-    """Report the series of one of several forecasts, in per cent of all."""
+    """Report the progress of one of several forecasts, in per cent of all."""
     if progress is not None:
-        progress((100 * before + 100 * done // of) // total, 100)
+        progress(
+            (100 * forecasts_done + 100 * series_done // n_series) // n_forecasts, 100
+        )
 
 
 def _as_numbers(batch: SeriesBatch, tables: dict[str, np.ndarray]) -> SeriesBatch:
+    """Replace categories by the numbers that the model reads for them in the run.
+
+    The library would number those of an edited context anew.
+    """
     rows = [row for row, name in enumerate(batch.ids) if name in tables]
     edited = _edited(
         batch, rows, lambda row, codes: in_numbers(codes, batch, row, tables)
@@ -252,8 +272,10 @@ def _trials(
 def _shifted(
     batch: SeriesBatch, horizon: int, shift: int, row: int
 ) -> np.ndarray | None:
-    """Return the stretch that acts, shifted or held at one of two values; None where
-    neither is defined.
+    """Return the covariate's recent or future values, shifted by standard deviations.
+
+    They are the known future, or else the last ``horizon`` steps. A covariate of two
+    values is held at one of them. None where neither is defined.
     """
     past = batch.values[row]
     future = batch.futures[row]
@@ -277,34 +299,38 @@ def _with_shift(
     batch: SeriesBatch, horizon: int, shift: int, row: int, both: np.ndarray
 ) -> np.ndarray:
     stretch = _shifted(batch, horizon, shift, row)
-    start = batch.lengths[row] - (
-        0 if batch.futures[row] is not None or stretch is None else len(stretch)
-    )
-    if stretch is not None:
-        both[start : start + len(stretch)] = stretch
+    if stretch is None:
+        return both
+    start = batch.lengths[row]
+    if batch.futures[row] is None:
+        start -= len(stretch)
+    both[start : start + len(stretch)] = stretch
     return both
 
 
 def _unit_step(
     batch: SeriesBatch, row: int
 ) -> tuple[float, tuple[float, float] | None]:
-    """Return the step of a covariate's response, and its two values if it has no more;
-    NaN of more categories.
+    """Return the step for a covariate's response, and its two values if it has two.
+
+    The step is NaN for more than two categories.
     """
     values = whole(batch, row)
     levels = np.unique(values[np.isfinite(values)])
     if len(levels) == 2:
         return float(levels[1] - levels[0]), (float(levels[0]), float(levels[1]))
-    return (float(np.nanstd(values)) if batch.categories[row] is None else np.nan), None
+    if batch.categories[row] is None:
+        return float(np.nanstd(values)), None
+    return np.nan, None
 
 
 def _measure(
     run: Run, medians: dict[str | int, list[np.ndarray]], owners: list[int | None]
 ) -> dict[str, np.ndarray]:
-    """Compute the variables of one covariate, (…, series), from forecasts (series,
-    step) by trial, in data units.
+    """Compute the variables (…, series) of one covariate from its forecasts.
 
-    ``owners`` are the covariate's rows, by target; None where it tells nothing.
+    ``medians`` are median forecasts (series, step) by trial, in data units. ``owners``
+    are the covariate's rows, by target; None where it is not informative.
     """
     batch = run.batch
     targets = run.batch.is_target
@@ -320,39 +346,37 @@ def _measure(
     }
     if run.truth is not None:
         truth = run.truth[targets]
-        out["error_without"] = (
-            np.stack(
-                [
-                    np.mean([mae(median, truth) for median in medians[way]], 0)
-                    for way in WAYS
-                ]
-            )
-            + blank
-        )
+        errors = [
+            np.mean([mae(median, truth) for median in medians[way]], 0) for way in WAYS
+        ]
+        out["error_without"] = np.stack(errors) + blank
     full = plain - medians["constant"][0]
-    ahead = np.zeros_like(full)
+    future_change = np.zeros_like(full)
     if PARTS[0] in medians:
-        ahead = (
+        # the Shapley value of one of two parts is the mean over both orders
+        future_change = (
             plain - medians[PARTS[1]][0] + medians[PARTS[0]][0] - medians["constant"][0]
         ) / 2
-    # along the whole, so that the parts of each series sum to its size
-    out["share"] = (
-        np.stack([(part * np.sign(full)).mean(-1) for part in (full - ahead, ahead)])
-        + blank
-    )
+    # with the sign of the full effect, so that the parts of a series sum to its size
+    shares = [
+        (part * np.sign(full)).mean(-1)
+        for part in (full - future_change, future_change)
+    ]
+    out["share"] = np.stack(shares) + blank
     out["response"], out["value"] = np.full((2, len(SHIFTS), len(owners)), np.nan)
     out["step_size"] = np.array(
         [np.nan if owner is None else _unit_step(batch, owner)[0] for owner in owners]
     )
-    for position, shift in enumerate(SHIFTS):
+    for row, shift in enumerate(SHIFTS):
+        # a shift of 0 has no trial: it is the run's own forecast
         change = (medians.get(shift, [plain])[0] - plain).mean(-1)
         for column, owner in enumerate(owners):
             if owner is None:
                 continue
             stretch = _shifted(batch, run.horizon, shift, owner)
             if stretch is not None:
-                out["value"][position, column] = np.nanmean(stretch)
-                out["response"][position, column] = change[column]
+                out["value"][row, column] = np.nanmean(stretch)
+                out["response"][row, column] = change[column]
     out["slope"] = _slopes(out["value"] / out["step_size"], out["response"])
     return out
 
@@ -368,8 +392,10 @@ def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _informative_rows(batch: SeriesBatch) -> list[int]:
-    """Return rows of the informative covariates; refuse one that never changes or is
-    the target in every series.
+    """Return the rows of informative covariates.
+
+    Raises:
+        InputError: a covariate never changes, or is the target, in every series.
     """
     if not batch.has_covariates:
         raise InputError(
@@ -391,9 +417,7 @@ def _informative_rows(batch: SeriesBatch) -> list[int]:
 
 
 def _fault(batch: SeriesBatch, row: int) -> str:
-    """Return the reason for which a covariate is not informative in its item; "" if it
-    is.
-    """
+    """Return why a covariate is not informative in its item; "" if it is."""
     name = batch.ids[row]
     values = whole(batch, row)
     finite = values[np.isfinite(values)]
@@ -409,10 +433,12 @@ def _fault(batch: SeriesBatch, row: int) -> str:
             f"covariate {name!r} is {level} throughout, so its use cannot be measured"
         )
     for other, target in enumerate(batch.values):
-        alike = (
+        is_target_of_item = (
             batch.roles[other] == "target" and batch.groups[other] == batch.groups[row]
         )
-        if alike and np.array_equal(target, batch.values[row], equal_nan=True):
+        if is_target_of_item and np.array_equal(
+            target, batch.values[row], equal_nan=True
+        ):
             return (
                 f"covariate {name!r} equals the target {batch.ids[other]!r} at every"
                 " step, so their effects cannot be told apart"

@@ -1,5 +1,9 @@
-"""Faithfulness of explanations: masking in their order and cutting their routes,
-against random ones.
+"""Faithfulness: tests of explanations against random ones and controls.
+
+:func:`deletion_curves` masks the input in the order of an explanation and predicts
+single masks from its effects; :func:`route_faithfulness` cuts and restores the
+components that routes name. What their numbers mean is decided by
+:func:`tsfm_lens.core.verdict.verdict`, not here.
 """
 
 from __future__ import annotations
@@ -38,23 +42,23 @@ from tsfm_lens.probes.places import parse_places
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
-# components named for a segment at most, sets of others at random, segments that are
-# proved
-_MOST = 6
-_CONTROLS = 32
-_SEGMENTS = 4
+_MOST = 6  # components named for a segment
+_CONTROLS = 32  # random sets of components for a segment
+_SEGMENTS = 4  # segments whose routes are tested
 WORTH_NAMING = 0.25
-"""Of a segment's largest route: smaller ones are not named."""
+"""Share of a segment's largest route below which others are not named."""
 MATTERS = 0.1
-"""Of the largest total effect of a segment: routes of others are not named. A model
-that scales a series by its own mean moves every activation with any of its values, and
-takes that back with the scale in the end."""
+"""Share of the largest total effect of a segment below which no routes are named.
+
+A model that scales a series by its own mean moves every activation with any of its
+values, and takes that back with the scale in the end.
+"""
 
 
 def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str]]:
-    """Return the components of most influence by segment, largest first: above noise
-    and a quarter of the largest.
+    """Return the components that matter most by segment, largest first.
 
+    Their effects are above noise and at least a quarter of the segment's largest.
     Components that work against the segment's effect are not named.
     """
     names = [str(name) for name in routes["component"].values]
@@ -65,18 +69,13 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
     selection = {}
     for number, segment in enumerate(routes["segment"].values):
         sizes = np.nan_to_num(routes["size"].values[number], nan=0.0)
-        significant = (routes["size_acts"].values[number] > 0) & (
-            sizes >= WORTH_NAMING * sizes.max(initial=0.0)
-        )
-        significant &= routes["share"].values[number] > 0
-        order = [
-            position
-            for position in np.argsort(-sizes, kind="stable")
-            if significant[position]
-        ][:most]
-        selection[str(segment)] = (
-            [names[position] for position in order] if above_floor[number] else []
-        )
+        worth_naming = routes["size_acts"].values[number] > 0
+        worth_naming &= sizes >= WORTH_NAMING * sizes.max(initial=0.0)
+        worth_naming &= routes["share"].values[number] > 0
+        worth_naming &= above_floor[number]
+        order = np.argsort(-sizes, kind="stable")
+        named = [names[index] for index in order if worth_naming[index]]
+        selection[str(segment)] = named[:most]
     return selection
 
 
@@ -115,12 +114,12 @@ def route_faithfulness(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Cut the named routes of each segment, restore them, and do the same to random
-    components of the same kinds.
+    """Cut the named routes of each segment, restore them, and compare with chance.
 
-    A cut component writes its activation of the run without the segment; a restored one
-    writes that of the whole run. Routes are necessary if cutting them removes the
-    effect, and sufficient if restoring them brings it back.
+    Chance is random components of the same kinds. A cut component writes its activation
+    of the run without the segment; a restored one writes that of the full run. Routes
+    are necessary if cutting them removes the effect, and sufficient if restoring them
+    brings it back.
 
     Args:
         run: the forecast that is explained.
@@ -135,17 +134,22 @@ def route_faithfulness(
         progress: called with (segments done, of).
 
     Returns:
-        Dataset of kind "route_faithfulness" over segments that have named routes:
-        ``cut`` counts components, the last place all of them together; ``cut_name``
-        (segment, cut). Over (segment, cut, step), in data units, ``predicted``, of all
-        together the total effect that the routes state, of single ones their effect to
-        first order (NaN without gradients); and ``measured``. ``prediction_error``
-        (segment), of all together: the root of squared error over squared change. As
-        shares of the total effect ``necessity`` and ``sufficiency`` (segment),
-        ``random_necessity`` and ``random_sufficiency`` (segment, draw), and
-        ``necessity_p`` and ``sufficiency_p``, the share of random sets, the named one
-        included, that come as near to all of the effect. ``overlap`` (segment): single
-        necessities over that of all together. ``total`` (segment, step).
+        Dataset of kind "route_faithfulness" over segments that have named routes.
+        ``cut`` counts components, the last position all of them together; ``cut_name``
+        (segment, cut) names them.
+
+        - Over (segment, cut, step), in data units: ``predicted`` is, for all together,
+          the total effect that the routes state, and for single components their effect
+          to first order (NaN without gradients). ``measured`` is the change by the cut.
+        - ``total`` (segment, step): the total effect. ``prediction_error`` (segment),
+          of all together: the root of squared error over squared change.
+        - As shares of the total effect: ``necessity`` and ``sufficiency`` (segment),
+          and the same of random sets, ``random_necessity`` and ``random_sufficiency``
+          (segment, draw).
+        - ``necessity_p`` and ``sufficiency_p`` (segment): the share of random sets, the
+          named one included, that come as near to all of the effect.
+        - ``overlap`` (segment): the sum of single necessities over that of all
+          together.
 
     Source:
         Geiger et al. 2021; Wang et al. 2022.
@@ -156,26 +160,29 @@ def route_faithfulness(
         UnknownNameError: no such component.
 
     Example:
-        >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
-        >>> tested = explain.route_faithfulness(run, found, reference="mean", controls=4)
+        >>> found = explain.input_routes(
+        ...     run, parts=2, reference="mean", components=["decoder.*.mlp"]
+        ... )
+        >>> tested = explain.route_faithfulness(
+        ...     run, found, reference="mean", controls=4
+        ... )
         >>> float(tested["necessity"].max()) <= 1.5
         True
     """
-    for what, value in (("controls", controls), ("most", most)):
+    for label, value in (("controls", controls), ("most", most)):
         if not is_count(value):
-            raise InputError(f"{what} is {value!r}, expected a number of 1 or more")
+            raise InputError(f"{label} is {value!r}, expected a number of 1 or more")
     pair = PairedRuns(run, read_segments(routes), reference, item, target, seed)
     lens = pair.run.lens
     names = [part.name for part in pair.segments]
+    selections = named_routes(routes) if named is None else named
     by_segment = {
         name: [
             component
-            for entry in selection
-            for component in lens.components(str(entry))
+            for pattern in selection
+            for component in lens.components(str(pattern))
         ]
-        for name, selection in (
-            named_routes(routes) if named is None else named
-        ).items()
+        for name, selection in selections.items()
     }
     unknown = sorted(set(by_segment) - set(names))
     if unknown:
@@ -197,56 +204,51 @@ def route_faithfulness(
     # of the effect, lost without and restored by the named components and random ones
     shares = np.empty((2, len(numbers), 1 + controls))
     candidates = [str(name) for name in routes["component"].values]
-    for position, number in enumerate(numbers):
+    for row, number in enumerate(numbers):
         components = by_segment[names[number]]
-        sets = [
-            components,
-            *matched_sets(
-                lens, components, controls, np.random.default_rng([seed, number])
-            ),
-        ]
+        # controls of a segment do not depend on which other segments are tested
+        rng = np.random.default_rng([seed, number])
+        sets = [components, *matched_sets(lens, components, controls, rng)]
         lost, restored = _cut_and_restore(
             pair, pair.without([number]), components, sets
         )
         # all together always stand last
-        where = [*range(len(components)), cuts - 1]
-        cut_names[position, where] = [*map(str, components), "all together"]
-        measured[position, where] = lost[: len(where)]
-        predicted[position, -1] = total[position]
-        for trimmed, name in enumerate(map(str, components)):
+        columns = [*range(len(components)), cuts - 1]
+        cut_names[row, columns] = [*map(str, components), "all together"]
+        measured[row, columns] = lost[: len(columns)]
+        predicted[row, -1] = total[row]
+        for column, name in enumerate(map(str, components)):
             if "estimate" in routes and name in candidates:
-                predicted[position, trimmed] = routes["estimate"].values[
+                predicted[row, column] = routes["estimate"].values[
                     number, candidates.index(name)
                 ]
-        size = np.square(total[position]).sum()
-        shares[:, position] = (
-            np.stack([lost[len(components) :], restored])
-            @ total[position]
-            / (size if size > 0 else np.nan)
-        )
-        single[position] = (lost[: len(components)] @ total[position]).sum() / size
+        size = np.square(total[row]).sum()
+        changes = np.stack([lost[len(components) :], restored])
+        shares[:, row] = changes @ total[row] / (size if size > 0 else np.nan)
+        single[row] = (lost[: len(components)] @ total[row]).sum() / size
         if progress is not None:
-            progress(position + 1, len(numbers))
-    of = ("segment",)
-    pairs = list(zip(measured[:, -1], predicted[:, -1], strict=True))
+            progress(row + 1, len(numbers))
+    axis = ("segment",)
+    # R² is 1 less the squared error of a prediction over the squared change
+    errors = [
+        (1 - agreement(*curves)[0]) ** 0.5
+        for curves in zip(measured[:, -1], predicted[:, -1], strict=True)
+    ]
     data = pair.dataset().isel(segment=numbers).assign_coords(cut=np.arange(cuts))
     data = data.assign(
         cut_name=(("segment", "cut"), cut_names.astype(str)),
         predicted=(("segment", "cut", "step"), predicted),
         measured=(("segment", "cut", "step"), measured),
         total=(("segment", "step"), total),
-        prediction_error=(
-            of,
-            np.array([(1 - agreement(*entry)[0]) ** 0.5 for entry in pairs]),
-        ),
-        overlap=(of, single / shares[0, :, 0]),
+        prediction_error=(axis, np.array(errors)),
+        overlap=(axis, single / shares[0, :, 0]),
     )
     for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
-        data[name] = (of, values[:, 0])
+        data[name] = (axis, values[:, 0])
         data[f"random_{name}"] = (("segment", "draw"), values[:, 1:])
         # all of the effect is 1; what overturns it is as far off as what leaves it
         as_good = (np.abs(1 - values[:, 1:]) <= np.abs(1 - values[:, :1])).sum(-1)
-        data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
+        data[f"{name}_p"] = (axis, (1 + as_good) / values.shape[1])
     return data.assign_attrs(
         units=pair.units,
         reference=reference_words(reference),
@@ -262,44 +264,48 @@ def _cut_and_restore(
     components: Sequence[Component],
     sets: Sequence[Sequence[Component]],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute the effect lost by cutting single components and sets, and that restored
-    by sets, (cut, step) each.
+    """Compute the effect lost by cuts and that restored by sets, (cut, step) each.
+
+    Cuts are single components, then sets.
     """
     points = sorted(
         {
-            position.point
-            for item in sets
-            for position in parse_places(pair.run.lens, list(item))
+            site.point
+            for chosen in sets
+            for site in parse_places(pair.run.lens, list(chosen))
         }
     )
-    there = without.record(points)
-    full = pair.run.record(points)
-    cuts = [*([component] for component in components), *sets]
-    lost = pair.change(
-        [
-            Variant("cut", tuple(PatchFrom(item, there) for item in trimmed))
-            for trimmed in cuts
-        ]
-    )
-    restorations = [
-        Variant("restored", tuple(PatchFrom(item, full) for item in each_set))
-        for each_set in sets
+    masked_activations = without.record(points)
+    full_activations = pair.run.record(points)
+    cuts = [
+        Variant(
+            "cut",
+            tuple(PatchFrom(component, masked_activations) for component in chosen),
+        )
+        for chosen in [*([component] for component in components), *sets]
     ]
-    return (
-        lost,
-        point_forecasts(without, restorations)[:, pair.row] - without.point[pair.row],
-    )
+    lost = pair.change(cuts)
+    restorations = [
+        Variant(
+            "restored",
+            tuple(PatchFrom(component, full_activations) for component in chosen),
+        )
+        for chosen in sets
+    ]
+    restored = point_forecasts(without, restorations)[:, pair.row]
+    return lost, restored - without.point[pair.row]
 
 
 def matched_sets(
     lens: Lens, components: Sequence[Component], count: int, rng: np.random.Generator
 ) -> list[list[Component]]:
-    """Draw sets of random components, as many of each stack and kind as among some,
-    others where possible.
+    """Draw sets of random components, as many of each stack and kind as given.
+
+    They are components other than the given ones where there are enough.
     """
     pools: dict[tuple[object, ...], list[Component]] = {}
-    for fromkey in dict.fromkeys([*all_writers(lens), *components]):
-        pools.setdefault(_kind(fromkey), []).append(fromkey)
+    for writer in dict.fromkeys([*all_writers(lens), *components]):
+        pools.setdefault(_kind(writer), []).append(writer)
     sets = []
     for _ in range(count):
         sample: list[Component] = []
@@ -307,9 +313,11 @@ def matched_sets(
             same_kind = [
                 component for component in components if _kind(component) == kind
             ]
-            rest = [item for item in pools[kind] if item not in same_kind]
-            if len(rest) >= len(same_kind):
-                pool = rest
+            alternatives = [
+                candidate for candidate in pools[kind] if candidate not in same_kind
+            ]
+            if len(alternatives) >= len(same_kind):
+                pool = alternatives
             else:
                 pool = pools[kind]
             sample += [
@@ -324,12 +332,10 @@ def _kind(component: Component) -> tuple[object, ...]:
     return component.stack, component.kind, component.head is None
 
 
-# orders of all segments that are drawn, sets of one and two segments whose effects are
-# predicted
-_ORDERS = 64
-_SETS = 78
+_ORDERS = 64  # random orders of all segments
+_SETS = 78  # sets of one and two segments whose effects are predicted
 NOISE = 0.05
-"""Of a series' spread: added to the copy in which predicted effects are measured."""
+"""Noise in the copy in which predicted effects are measured, of a series' spread."""
 CONTROLS = (
     "signs flipped",
     "equal sizes",
@@ -337,11 +343,11 @@ CONTROLS = (
     "values in random order",
     "the untrained twin",
 )
-_TWIN = 20_000_000  # weights up to which a twin takes less than a second
+_TWIN_WEIGHTS = 20_000_000  # up to which a twin takes less than a second
 
 
 def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
-    """Take the attribution of the inputs, with attention for a rival."""
+    """Return the attribution of the inputs, and attention rollout as its rival."""
     attribution = results["input_attribution"]
     explanations = {str(attribution.attrs["method"]): attribution}
     rival = "attention rollout"
@@ -352,16 +358,16 @@ def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
         and rival not in explanations
         and "part_values" not in attribution.coords
     ):
-        how = {**_reference(results), "parts": read_segments(attribution)}
-        explanations[rival] = input_attribution(results.first, method=rival, **how)
+        options = {**_reference(results), "parts": read_segments(attribution)}
+        explanations[rival] = input_attribution(results.first, method=rival, **options)
     return results.first, explanations
 
 
 def _reference(results: Any) -> dict[str, Any]:
-    """Mask as the attribution did, unless it is said otherwise."""
-    own = results.options.get("deletion_curves", {})
+    """Return the reference of the attribution, unless another is asked for."""
+    options = results.options.get("deletion_curves", {})
     return {
-        "reference": own.get(
+        "reference": options.get(
             "reference", results["input_attribution"].attrs["reference"]
         )
     }
@@ -404,10 +410,9 @@ def deletion_curves(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Test explanations by masking: in their order, in random orders, and against the
-    effects that they predict.
+    """Test explanations by masking segments, against random orders and controls.
 
-    Without the first segments of a true explanation, the forecast is far from the whole
+    Without the first segments of a true explanation, the forecast is far from the full
     one (deletion). With them alone it is near (insertion). The area between the two
     curves is 0 on average for random orders.
 
@@ -427,24 +432,29 @@ def deletion_curves(
         progress: called with the masks done and their number.
 
     Returns:
-        Dataset of kind "deletion_curves": over (explanation, masked), in data units,
-        ``deletion`` and ``insertion``, the mean absolute distance of the median
-        forecast from the whole one without, or with only, the first ``masked``
-        segments; ``random_deletion`` and ``random_insertion`` (draw, masked), and their
-        95 % bands ``random_low`` and ``random_high`` (curve, masked); ``area``
-        (explanation), the area between the curves as a share of the distance with
-        everything masked, ``random_area`` (draw), and ``p`` (explanation), the share of
-        random orders, its own included, that are as good. ``order`` (explanation,
-        rank), places of segments. Over sets of segments (``hidden``, (set, segment))
-        and steps ``measured``, and ``predicted`` by each explanation; their agreement
-        ``r2``, ``slope`` and ``sign_agreement`` (explanation), NaN of scores, and
-        ``control_r2`` (explanation, control) of the controls, which must predict worse;
-        NaN where it was not tried. ``segment_control_r2`` (explanation, segment,
-        segment_control) of the explanation with one segment's effect at 0, or its sign
-        flipped; and ``segment_agreement`` (explanation, segment), how alike the sets
-        with a segment are in what is left for it once the other stated effects are
-        taken off, or in what is missing: 1 for the same in each, 0 for chance, and for
-        less than 1 % of the change by all segments.
+        Dataset of kind "deletion_curves".
+
+        - Over (explanation, masked), in data units: ``deletion`` and ``insertion`` are
+          the mean absolute distance of the median forecast from the full one, without
+          the first ``masked`` segments or with them alone. For random orders these are
+          ``random_deletion`` and ``random_insertion`` (draw, masked), with 95 % bands
+          ``random_low`` and ``random_high`` (curve, masked).
+        - ``area`` (explanation): the area between the curves as a share of the distance
+          with everything masked; ``random_area`` (draw) for random orders; ``p``
+          (explanation), the share of random orders, the tested one included, that are
+          as good.
+        - ``order`` (explanation, rank): segments by position, most important first.
+        - Over sets of segments (``hidden``, (set, segment)) and steps: ``measured``
+          effects, and those ``predicted`` by each explanation. Their agreement is
+          ``r2``, ``slope`` and ``sign_agreement`` (explanation), NaN of scores.
+        - ``control_r2`` (explanation, control): the same of controls, which must
+          predict worse; NaN where it was not tried. ``segment_control_r2``
+          (explanation, segment, segment_control): that of the explanation with one
+          segment's effect at 0, or its sign flipped.
+        - ``segment_agreement`` (explanation, segment): how well the sets with a segment
+          agree on what is left for it once the other stated effects are taken off, or
+          on what its own misses. It is 1 if they are the same, 0 for chance, and 0 for
+          less than 1 % of the change by all segments.
 
     Source:
         Samek et al. 2017; Petsiuk et al. 2018.
@@ -455,7 +465,10 @@ def deletion_curves(
             more than its noise.
 
     Example:
-        >>> curves = explain.deletion_curves(run, {"newest first": [0, 1, 2]}, parts=3, reference="mean", orders=4)
+        >>> scores = {"newest first": [0, 1, 2]}
+        >>> curves = explain.deletion_curves(
+        ...     run, scores, parts=3, reference="mean", orders=4
+        ... )
         >>> curves["deletion"].sizes["masked"]
         4
     """
@@ -495,12 +508,8 @@ def deletion_curves(
     permutations = np.stack([rng.permutation(players) for _ in range(orders)])
     deletion, insertion = _curves(masks, np.concatenate([rankings, permutations]))
     everything = deletion[0, -1]
-    if (
-        everything
-        <= noise_floor(masks.run, lambda other, plain: np.abs(other - plain).mean(-1))[
-            masks.row
-        ]
-    ):
+    floor = noise_floor(masks.run, lambda other, plain: np.abs(other - plain).mean(-1))
+    if everything <= floor[masks.row]:
         raise InputError(
             f"the forecast of {masks.name!r} changes by no more than its noise when all"
             " segments are masked, so no order is better than another; choose another"
@@ -513,6 +522,8 @@ def deletion_curves(
     bands = np.quantile(
         np.stack([deletion[count:], insertion[count:]]), [tail, 1 - tail], axis=1
     )
+    # the order itself is among those that are as good, so that no p is 0
+    as_good = (area[count:] >= area[:count, None]).sum(-1)
     coords = segment_coords(masks.segments)
     coords |= {
         "explanation": list(scores),
@@ -529,7 +540,7 @@ def deletion_curves(
         random_high=(("curve", "masked"), bands[1]),
         area=(axes[:1], area[:count]),
         random_area=(("draw",), area[count:]),
-        p=(axes[:1], (1 + (area[count:] >= area[:count, None]).sum(-1)) / (1 + orders)),
+        p=(axes[:1], (1 + as_good) / (1 + orders)),
         order=(("explanation", "rank"), rankings),
         everything_masked=((), float(everything)),
     )
@@ -546,8 +557,9 @@ def deletion_curves(
 
 
 def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute distances (order, masked) from the whole forecast without, and with only,
-    each order's first segments.
+    """Compute distances (order, masked) from the full forecast, deletion and insertion.
+
+    Deletion hides the first segments of each order; insertion shows them alone.
     """
     players = orders.shape[1]
     first = np.argsort(orders, axis=1)[:, None, :] < np.arange(players + 1)[:, None]
@@ -564,8 +576,9 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rank_segments(explanation: Any, players: int) -> np.ndarray:
-    """Compute the importance of each segment, (segment,): mean size over steps at the
-    median, or scores as given.
+    """Compute the importance (segment,) that an explanation gives each segment.
+
+    It is the mean size over steps at the median, or the scores as given.
     """
     effects = median_effects(explanation)
     if effects is None:
@@ -581,36 +594,32 @@ def rank_segments(explanation: Any, players: int) -> np.ndarray:
 
 
 def median_effects(explanation: Any) -> Any:
-    """Return effects (segment, step) at the median; None of scores, which are no
-    effects.
-    """
+    """Return effects (segment, step) at the median; None if only scores are given."""
     if not isinstance(explanation, xr.Dataset):
         return None
     values = explanation["attribution"]
     if "quantile" in values.dims:
-        values = values.isel(
-            quantile=int(np.argmin(np.abs(values["quantile"].values - 0.5)))
-        )
+        median = np.argmin(np.abs(values["quantile"].values - 0.5))
+        values = values.isel(quantile=int(median))
     return values.transpose("segment", ...).values
 
 
 def _predictions(
     masks: Masks, explanations: Sequence[Any], twin: bool | None, seed: int
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """Measure what one and two segments do, masked and alone, and how well explanations
-    and controls predict it.
+    """Measure the effects of one and two segments, and how well they are predicted.
+
+    The segments are masked, and shown alone. The predictions are those of explanations
+    and of their controls.
     """
     rng = np.random.default_rng([seed, 1])
     players = len(masks.segments)
-    pairs = rng.permutation(list(combinations(range(players), 2)))[
-        : max(_SETS - players, 1)
-    ]
-    hidden = np.concatenate(
-        [np.eye(players, dtype=bool), np.eye(players, dtype=bool)[pairs].any(1)]
-    )
-    keep = np.concatenate(
-        [np.array([[True] * players, [False] * players]), ~hidden, hidden]
-    )
+    all_pairs = rng.permutation(list(combinations(range(players), 2)))
+    pairs = all_pairs[: max(_SETS - players, 1)]
+    singles = np.eye(players, dtype=bool)
+    hidden = np.concatenate([singles, singles[pairs].any(1)])
+    bounds = np.array([[True] * players, [False] * players])
+    keep = np.concatenate([bounds, ~hidden, hidden])
     spreads = [NOISE * np.nanstd(value) for value in masks.run.batch.values]
     noisy = with_noise(masks.run, spreads, seed)
     values = replace(masks, run=noisy, item=0)(keep)[:, masks.middle]
@@ -621,46 +630,57 @@ def _predictions(
         nothing if explanation is None else explanation
         for explanation in map(median_effects, explanations)
     ]
-    predicted = np.stack([hidden @ entry for entry in effects])
+    predicted = np.stack([hidden @ effect for effect in effects])
     controls = []
     by_segment = []
-    alike = []
+    agreements = []
     negligible = SMALLEST * np.abs(values[0] - values[1]).mean()
-    remaining = [
+    rival_predictions = [
         [hidden @ other_effect]
         for other_effect in _other_effects(masks, nothing.shape, twin, seed)
     ]
-    for own, item in zip(effects, predicted, strict=True):
+    for effect, prediction in zip(effects, predicted, strict=True):
         exchanged = [
-            item + np.outer(hidden[:, i] * 1.0 - hidden[:, j], own[j] - own[i])
+            prediction
+            + np.outer(hidden[:, i] * 1.0 - hidden[:, j], effect[j] - effect[i])
             for i, j in pairs
         ]
         groups = [
-            [-item],
-            [hidden @ (np.sign(own) * np.abs(own).mean())],
+            [-prediction],
+            [hidden @ (np.sign(effect) * np.abs(effect).mean())],
             exchanged,
-            *remaining,
+            *rival_predictions,
         ]
         controls.append(
-            [max(agreement(measured, one)[0] for one in group) for group in groups]
+            [
+                max(agreement(measured, control)[0] for control in group)
+                for group in groups
+            ]
         )
-        without_one = [item - np.outer(hidden[:, i], own[i]) for i in range(players)]
-        flipped = [item - 2 * np.outer(hidden[:, i], own[i]) for i in range(players)]
+        without_one = [
+            prediction - np.outer(hidden[:, i], effect[i]) for i in range(players)
+        ]
+        flipped = [
+            prediction - 2 * np.outer(hidden[:, i], effect[i]) for i in range(players)
+        ]
         by_segment.append(
             [
-                [agreement(measured, one)[0] for one in pair]
+                [agreement(measured, control)[0] for control in pair]
                 for pair in zip(without_one, flipped, strict=True)
             ]
         )
-        left = [(measured - rest)[hidden[:, i]] for i, rest in enumerate(without_one)]
-        alike.append(
+        remainders = [
+            (measured - other_effects)[hidden[:, i]]
+            for i, other_effects in enumerate(without_one)
+        ]
+        agreements.append(
             [
-                _alike(one, effect, negligible)
-                for one, effect in zip(left, own, strict=True)
+                _alike(remainder, stated, negligible)
+                for remainder, stated in zip(remainders, effect, strict=True)
             ]
         )
-    marks = np.array([agreement(measured, entry) for entry in predicted])
-    by = ("explanation",)
+    scores = np.array([agreement(measured, prediction) for prediction in predicted])
+    axis = ("explanation",)
     names = ("r2", "slope", "sign_agreement")
     return {
         "hidden": (("set", "segment"), hidden),
@@ -671,23 +691,24 @@ def _predictions(
             ("explanation", "segment", "segment_control"),
             np.array(by_segment),
         ),
-        "segment_agreement": (("explanation", "segment"), np.array(alike)),
-        **{name: (by, column) for name, column in zip(names, marks.T, strict=True)},
+        "segment_agreement": (("explanation", "segment"), np.array(agreements)),
+        **{name: (axis, column) for name, column in zip(names, scores.T, strict=True)},
     }
 
 
-def _alike(left: np.ndarray, effect: np.ndarray, negligible: float) -> float:
-    """Compute how alike sets are in what they leave for a segment (set, step), or in
-    what its stated effect misses.
+def _alike(remainders: np.ndarray, effect: np.ndarray, negligible: float) -> float:
+    """Compute how well sets (set, step) agree on the effect of one segment.
 
-    This is the mean product of two sets over the mean square of one: the intraclass
-    correlation.
+    ``remainders`` are what sets leave for the segment once other stated effects are
+    taken off. Of these and of what its own stated effect misses, the larger agreement
+    counts. The measure is the intraclass correlation: the mean product of two sets over
+    the mean square of one.
     """
     best = 0.0
-    for rest in (left, left - effect):
-        count = len(rest)
-        mean = rest.mean(0)
-        square = np.square(rest).sum(-1).mean()
+    for remainder in (remainders, remainders - effect):
+        count = len(remainder)
+        mean = remainder.mean(0)
+        square = np.square(remainder).sum(-1).mean()
         if count > 1 and np.abs(mean).mean() > negligible:
             best = max(best, (count * np.square(mean).sum() / square - 1) / (count - 1))
     return float(best)
@@ -696,12 +717,13 @@ def _alike(left: np.ndarray, effect: np.ndarray, negligible: float) -> float:
 def _other_effects(
     masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int
 ) -> list[np.ndarray]:
-    """Occlude the values in random order and the untrained twin, (segment, step); NaN
-    where a model refuses that.
+    """Occlude values in random order, and the untrained twin, (segment, step) each.
+
+    NaN where a model refuses that, or the twin is not asked for.
     """
     run = masks.run
     effects = [np.full(shape, np.nan) for _ in range(2)]
-    rest = [
+    runs = [
         replace(
             run,
             batch=in_random_order(run.batch, [seed, 0]),
@@ -710,27 +732,22 @@ def _other_effects(
             _of=None,
         )
     ]
-    if (
-        sum(parameter.numel() for parameter in run.lens.adapter.model.parameters())
-        <= _TWIN
-        if twin is None
-        else twin
-    ):
-        rest.append(
-            replace(
-                run, lens=untrained_twin(run.lens, seed), forced_path=None, _of=None
-            )
-        )
-    how = {
+    if twin is None:
+        parameters = run.lens.adapter.model.parameters()
+        twin = sum(parameter.numel() for parameter in parameters) <= _TWIN_WEIGHTS
+    if twin:
+        untrained = untrained_twin(run.lens, seed)
+        runs.append(replace(run, lens=untrained, forced_path=None, _of=None))
+    options = {
         "reference": masks.reference,
         "parts": masks.segments,
         "target": masks.target,
         "seed": seed,
     }
-    for position, other in enumerate(rest):
+    for index, other_run in enumerate(runs):
         with suppress(InputError):
-            effects[position] = median_effects(
-                input_attribution(other, 0, "occlusion", repeats=1, **how)
+            effects[index] = median_effects(
+                input_attribution(other_run, 0, "occlusion", repeats=1, **options)
             )
     return effects
 
@@ -738,13 +755,20 @@ def _other_effects(
 def agreement(
     measured: np.ndarray, predicted: np.ndarray
 ) -> tuple[float, float, float]:
-    """Compute R² of a prediction, the slope of the change on it, and the share of the
-    change with its sign.
+    """Compare a prediction with a measured change.
+
+    Returns:
+        R² of the prediction; the slope of the change on it; and the share of the change
+        with the sign of the prediction.
     """
     square, size, full = (
-        np.maximum(item.sum(), np.finfo(float).tiny)
-        for item in (np.square(measured), np.square(predicted), np.abs(measured))
+        np.maximum(values.sum(), np.finfo(float).tiny)
+        for values in (np.square(measured), np.square(predicted), np.abs(measured))
     )
     explained = 1 - np.square(measured - predicted).sum() / square
-    right = np.abs(measured)[np.sign(measured) == np.sign(predicted)].sum() / full
-    return float(explained), float((measured * predicted).sum() / size), float(right)
+    same_sign = np.abs(measured)[np.sign(measured) == np.sign(predicted)].sum() / full
+    return (
+        float(explained),
+        float((measured * predicted).sum() / size),
+        float(same_sign),
+    )

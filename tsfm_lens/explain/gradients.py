@@ -1,5 +1,9 @@
-"""Gradients as input attribution: integrated from the reference to the input, or taken
-at the input alone.
+"""Gradients as input attribution, integrated or at the input alone.
+
+:func:`slopes` takes the forecast's derivatives towards each segment by forward-mode
+differentiation, at points between the reference and the input. It finds by marked
+values where each step enters the model, and refuses models whose gradients are not
+derivatives. Quadrature and methods are in :mod:`tsfm_lens.explain.attribution`.
 """
 
 from __future__ import annotations
@@ -24,67 +28,80 @@ from tsfm_lens.models.architecture import Encoded
 _ROWS = 256
 
 Entries = dict[str, tuple[Tensor, np.ndarray]]
-"""Of each native input the places in the flattened tensor where values of the series
-stand, and which values.
-"""
+"""By native input: positions in the flattened tensor, and the values at them."""
 
 
 def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
-    """Compute slopes towards each segment's input, weighted over nodes from reference
-    (0) to input (1).
+    """Compute slopes towards each segment's input, weighted over nodes.
+
+    Nodes run from the reference (0) to the input (1).
+
+    Raises:
+        InputError: the model has no true gradients towards its input, the horizon takes
+            several passes, or gradients are switched off by inference mode.
     """
     run = masks.run
     lens = masks.run.lens
     name = lens.wiring.architecture
     steps = lens.longest_pass
-    instead = "choose method='shapley' or 'occlusion'"
-    refusals = {
-        f"the gradients of {name} are not its derivatives (a rescaled backward pass, or steps of bfloat16 inside); {instead}": (
-            not lens.wiring.true_gradients
-        ),
-        f"{name} reads values as tokens, so that its forecast has no slope towards them; {instead}": (
-            run.tokens_read or lens.takes_ids
-        ),
-        f"{lens.model_id} rolls out sample paths, which have no gradient; use run.shortened({steps}).in_one_pass(), or {instead}": takes_draws(
-            run
-        ),
-        f"horizon {run.horizon} takes several passes of {name}, and gradients are of one of at most {steps} steps; use run.shortened({steps})": (
-            run.horizon > steps
-        ),
-        f"there are no gradients under torch.inference_mode(); leave it, torch.no_grad() may stay on, or {instead}": (
-            torch.is_inference_mode_enabled()
-        ),
-    }
-    for text, applies in refusals.items():
-        if applies:
-            raise InputError(text)
-    actual, reference = _ends(masks)
+    advice = "choose method='shapley' or 'occlusion'"
+    if not lens.wiring.true_gradients:
+        raise InputError(
+            f"the gradients of {name} are not its derivatives (a rescaled backward"
+            f" pass, or steps of bfloat16 inside); {advice}"
+        )
+    if run.tokens_read or lens.takes_ids:
+        raise InputError(
+            f"{name} reads values as tokens, so that its forecast has no slope towards"
+            f" them; {advice}"
+        )
+    if takes_draws(run):
+        raise InputError(
+            f"{lens.model_id} rolls out sample paths, which have no gradient; use"
+            f" run.shortened({steps}).in_one_pass(), or {advice}"
+        )
+    if run.horizon > steps:
+        raise InputError(
+            f"horizon {run.horizon} takes several passes of {name}, and gradients are"
+            f" of one of at most {steps} steps; use run.shortened({steps})"
+        )
+    if torch.is_inference_mode_enabled():
+        raise InputError(
+            "there are no gradients under torch.inference_mode(); leave it,"
+            f" torch.no_grad() may stay on, or {advice}"
+        )
+    actual, reference = _endpoints(masks)
     entries = _entries(masks)
     encoded = _encode(masks, actual)
-    per = max(1, _ROWS // len(masks.batch))
+    nodes_at_once = max(1, _ROWS // len(masks.batch))
     parts = []
     for part in masks.segments:
-        inside = np.zeros(len(actual), dtype=bool)
-        inside[_read_values(masks, part)] = True
+        selected = np.zeros(len(actual), dtype=bool)
+        selected[_read_values(masks, part)] = True
         direction = np.zeros(len(actual))
         # a gap has no direction
-        direction[inside] = (
-            np.nan_to_num(actual - reference)[inside]
+        direction[selected] = (
+            np.nan_to_num(actual - reference)[selected]
             if part.values is None
             else part.values
         )
         total: Array | float = 0.0
-        for first in range(0, len(nodes), per):
-            points = reference + nodes[first : first + per, None] * (actual - reference)
+        for first in range(0, len(nodes), nodes_at_once):
+            points = reference + nodes[first : first + nodes_at_once, None] * (
+                actual - reference
+            )
             derivatives = _derivatives(masks, encoded, entries, points, direction)
-            total = total + np.tensordot(weights[first : first + per], derivatives, 1)
+            total = total + np.tensordot(
+                weights[first : first + nodes_at_once], derivatives, 1
+            )
         parts.append(total)
     return np.stack(parts)
 
 
 def _bounds(masks: Masks) -> np.ndarray:
-    """Return the ends of each series, context and horizon, in the row of all values,
-    (series + 1,).
+    """Return bounds (series + 1,) of each series in the row of all values.
+
+    A series is its context followed by the horizon.
     """
     return np.cumsum(
         [0, *(length + masks.run.horizon for length in masks.batch.lengths)]
@@ -96,31 +113,32 @@ def _read_values(masks: Masks, part: Segment) -> slice:
     return slice(start + part.start, start + part.stop)
 
 
-def _ends(masks: Masks) -> tuple[Array, Array]:
-    """Return input and reference of all series in a row, (value,); equal where the
-    reference would be no change.
+def _endpoints(masks: Masks) -> tuple[Array, Array]:
+    """Return input and reference of all series in a row, (value,) each.
+
+    They are equal where the reference would be no change.
     """
     batch = masks.batch
     futures = batch.known_future(masks.run.horizon)
     actual = np.concatenate(
-        [item for pair in zip(batch.values, futures, strict=True) for item in pair]
+        [values for pair in zip(batch.values, futures, strict=True) for values in pair]
     )
-    stands = np.concatenate(masks.stands)
+    replacements = np.concatenate(masks.stands)
     reference = actual.copy()
     for part in masks.segments:
-        inside = _read_values(masks, part)
+        steps = _read_values(masks, part)
         # a gap stays one on the whole way
-        change = ~np.isnan(actual[inside])
+        change = ~np.isnan(actual[steps])
         if part.values is not None:
-            reference[inside] -= part.values
+            reference[steps] -= part.values
             continue
-        if np.isnan(stands[inside][change]).any():
+        if np.isnan(replacements[steps][change]).any():
             raise InputError(
                 f"the reference of {batch.ids[part.row]!r} is missing values, towards"
                 " which there is no gradient; choose reference='mean', 'seasonal"
                 " naive', 'shuffled' or 'zero'"
             )
-        reference[inside] = np.where(change, stands[inside], actual[inside])
+        reference[steps] = np.where(change, replacements[steps], actual[steps])
     return actual, reference
 
 
@@ -145,8 +163,9 @@ def _encode(masks: Masks, values: Array) -> Encoded:
 
 
 def _entries(masks: Masks) -> Entries:
-    """Find where each value of each segment enters the model, by numbers that no other
-    value has.
+    """Find where each value of each segment enters the model.
+
+    Each value is replaced by a number that no other value has.
     """
     count = _bounds(masks)[-1]
     # whole numbers below 2 ** 24 are exact in single precision
@@ -155,20 +174,20 @@ def _entries(masks: Masks) -> Entries:
     visible = np.zeros(count, dtype=bool)
     for name, value in _encode(masks, marks).inputs.items():
         if isinstance(value, Tensor) and value.is_floating_point():
-            number = value.detach().reshape(-1).cpu().double().numpy() - 2.0**16
-            at = np.flatnonzero(
-                (number >= 0) & (number < count) & (number == np.round(number))
+            numbers = value.detach().reshape(-1).cpu().double().numpy() - 2.0**16
+            indices = np.flatnonzero(
+                (numbers >= 0) & (numbers < count) & (numbers == np.round(numbers))
             )
-            if len(at):
-                entries[name] = (torch.as_tensor(at), number[at].astype(int))
+            if len(indices):
+                entries[name] = (torch.as_tensor(indices), numbers[indices].astype(int))
                 visible[entries[name][1]] = True
     for part in masks.segments:
         values = _read_values(masks, part)
-        rest = marks.copy()
-        rest[values] *= 1.5
+        changed = marks.copy()
+        changed[values] *= 1.5
         # what enters in no form moves nothing
         if not visible[values].all() and not _same_inputs(
-            _encode(masks, marks), _encode(masks, rest)
+            _encode(masks, marks), _encode(masks, changed)
         ):
             raise InputError(
                 f"{masks.run.lens.wiring.architecture} is not shown the values of"
@@ -191,27 +210,29 @@ def _same_inputs(first: Encoded, second: Encoded) -> bool:
 def _derivatives(
     masks: Masks, encoded: Encoded, entries: Entries, points: Array, direction: Array
 ) -> Array:
-    """Compute the forecast's derivatives at points (node, value) along a direction,
-    (node, quantile, step).
+    """Compute the forecast's derivatives along a direction, (node, quantile, step).
+
+    They are taken at points (node, value).
     """
     run = masks.run
     lens = masks.run.lens
     copies = len(points)
     inputs = encoded.repeated(copies)
     with forward_ad.dual_level(), torch.no_grad():
-        for name, (index, which) in entries.items():
+        for name, (index, value_indices) in entries.items():
             value = inputs[name]
             flat = value.reshape(copies, -1).clone()
             tangent = torch.zeros_like(flat)
             # missing values stand in the input as the library fills them
-            finite = ~np.isnan(points[:, which]).any(0)
-            at = index[torch.as_tensor(finite)].to(flat.device)
-            values = which[finite]
-            flat[:, at] = torch.as_tensor(points[:, values]).to(flat)
-            tangent[:, at] = torch.as_tensor(direction[values]).to(flat)
+            finite = ~np.isnan(points[:, value_indices]).any(0)
+            positions = index[torch.as_tensor(finite)].to(flat.device)
+            values = value_indices[finite]
+            flat[:, positions] = torch.as_tensor(points[:, values]).to(flat)
+            tangent[:, positions] = torch.as_tensor(direction[values]).to(flat)
             inputs[name] = forward_ad.make_dual(
                 flat.reshape(value.shape), tangent.reshape(value.shape)
             )
+        # fused attention kernels have no forward-mode derivative
         with (
             sdpa_kernel(SDPBackend.MATH),
             lens.running(len(encoded.rows) * copies),

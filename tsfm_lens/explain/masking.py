@@ -1,5 +1,8 @@
-"""Series with some of their segments masked: copies side by side, each with other
-segments visible.
+"""Masked copies of series, and the reference values that masked steps take.
+
+:func:`masked` makes the copies of one item, :func:`reference_values` what they show
+instead. :func:`mask_seen` tests what a model does with missing values. Forecasts of the
+copies are made in :mod:`tsfm_lens.explain.values`.
 """
 
 from __future__ import annotations
@@ -24,16 +27,15 @@ __all__ = ["REFERENCES", "masked", "reference_values"]
 REFERENCES = ("missing", "seasonal naive", "mean", "shuffled", "zero")
 """Names of the values of masked steps; see :func:`reference_values`."""
 Reference = str | Mapping[str, str] | Sequence[np.ndarray]
-"""A reference by name, one for each role, or the values themselves, (time + horizon,)
-for each series.
-"""
+"""A reference by name, one for each role, or (time + horizon,) for each series."""
 OWN_MASK = "the model's own mask"
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedBatch(SeriesBatch):
-    """Series of a checked batch with other values: some may be all missing values, and
-    known futures have gaps.
+    """Series of a checked batch with other values.
+
+    Some may have no value at all, and known futures may have gaps.
     """
 
     def __post_init__(self) -> None:
@@ -65,7 +67,8 @@ def reference_values(
         InputError: zero is no category, or a role has no reference.
 
     Example:
-        >>> [len(values) for values in explain.reference_values(driven.batch, "mean", 8)]
+        >>> references = explain.reference_values(driven.batch, "mean", 8)
+        >>> [len(values) for values in references]
         [80, 80]
     """
     if isinstance(reference, Mapping):
@@ -98,8 +101,9 @@ def reference_values(
 def reference_rows(
     batch: SeriesBatch, reference: Reference, horizon: int, seed: int
 ) -> tuple[np.ndarray, ...]:
-    """Return a reference by name or as it is, (time + horizon,) for each series; see
-    :func:`reference_values`.
+    """Return a reference, by name or as given, (time + horizon,) for each series.
+
+    Names are those of :func:`reference_values`.
     """
     if isinstance(reference, str | Mapping):
         return reference_values(batch, reference, horizon, seed)
@@ -113,53 +117,58 @@ def reference_rows(
 
 
 def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
-    """Return the number that the model reads for each category, by series; empty where
-    it reads their codes.
+    """Return the number that the model reads for each category, by series.
 
-    NaN stands for a category that the series lacks. Libraries number a category by the
-    context, in which a change or a mask may leave it out.
+    Empty where it reads their codes. NaN stands for a category that the series lacks.
+    Libraries number a category by the context, in which a change or a mask may leave it
+    out.
     """
     numbered = lens.adapter.numbered(batch)
     tables = {}
     for row, categories in enumerate(batch.categories if numbered is not batch else ()):
         if categories is not None:
-            retained = batch.level_numbers[row]
-            if retained is not None:
-                tables[batch.ids[row]] = retained[:-1]
+            own_numbers = batch.level_numbers[row]
+            if own_numbers is not None:
+                tables[batch.ids[row]] = own_numbers[:-1]
                 continue
             codes = whole(batch, row)
             numbers = whole(numbered, row)
-            is_there = np.isfinite(codes)
+            observed = np.isfinite(codes)
             table = tables[batch.ids[row]] = np.full(len(categories), np.nan)
-            table[codes[is_there].astype(int)] = numbers[is_there]
+            table[codes[observed].astype(int)] = numbers[observed]
     return tables
 
 
 def in_numbers(
     codes: np.ndarray, batch: SeriesBatch, row: int, tables: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Replace codes of categories by the numbers of :func:`category_numbers`; gaps stay
-    gaps.
+    """Replace codes of categories by the numbers of :func:`category_numbers`.
+
+    Gaps stay gaps.
+
+    Raises:
+        InputError: the model has no number for a category.
     """
     name = batch.ids[row]
     categories = batch.categories[row]
     if categories is None or name not in tables:
         return codes
     table = tables[name]
-    is_there = np.isfinite(codes)
+    observed = np.isfinite(codes)
     choices = np.flatnonzero(np.isfinite(table))
-    rest = np.setdiff1d(codes[is_there], choices)
-    if len(rest):
-        if rest[0] in range(len(categories)):
-            word = repr(categories[int(rest[0])])
+    unknown = np.setdiff1d(codes[observed], choices)
+    if len(unknown):
+        if unknown[0] in range(len(categories)):
+            category = repr(categories[int(unknown[0])])
         else:
-            word = f"{rest[0]:g}"
+            category = f"{unknown[0]:g}"
         raise InputError(
-            f"{name!r} is never {word} in its series, so the model has no number for"
-            f" it; it can be {', '.join(repr(categories[code]) for code in choices)}"
+            f"{name!r} is never {category} in its series, so the model has no number"
+            f" for it; it can be"
+            f" {', '.join(repr(categories[code]) for code in choices)}"
         )
     numbers = np.full(codes.shape, np.nan)
-    numbers[is_there] = table[codes[is_there].astype(int)]
+    numbers[observed] = table[codes[observed].astype(int)]
     return numbers
 
 
@@ -172,9 +181,7 @@ def whole(batch: SeriesBatch, row: int) -> np.ndarray:
 
 
 def with_future(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
-    """Append its known future to a series, (time + horizon,), NaN where nothing is
-    known.
-    """
+    """Append its future to a series, (time + horizon,), NaN where it is not known."""
     return np.concatenate([batch.values[row], batch.known_future(horizon)[row]])
 
 
@@ -206,13 +213,14 @@ def _most_frequent(values: np.ndarray) -> float:
 def _season_before(
     values: np.ndarray, length: int, season: int, typical: Callable[[np.ndarray], float]
 ) -> np.ndarray:
-    """Return the value one season before each step, as of the forecast start; gaps come
-    from nearby seasons.
+    """Return the value one season before each step, as of the forecast start.
+
+    Where that is a gap, it is the typical value of the same phase.
     """
     steps = np.arange(len(values))
-    before = steps - np.where(
-        steps < length, season, season * (1 + (steps - length) // season)
-    )
+    # a future step goes back by as many seasons as lead into the context
+    seasons_back = np.where(steps < length, 1, 1 + (steps - length) // season)
+    before = steps - season * seasons_back
     source = np.where(before >= 0, before, np.minimum(steps + season, length - 1))
     result = values[source]
     for gap in np.flatnonzero(np.isnan(result)):
@@ -222,20 +230,20 @@ def _season_before(
 
 
 def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
-    """Put values in random order, gaps where they were; the series of an item share one
-    order, so they still agree.
+    """Put values in random order; gaps stay where they are.
+
+    The series of an item share one order, so that they still agree with each other.
     """
     values = list(batch.values)
     futures = list(batch.futures)
     for number, rows in enumerate(batch.rows_by_group().values()):
         rng = np.random.default_rng([*seed, number])
         order = rng.permutation(batch.lengths[rows[0]])
-        ahead = rng.permutation(
-            max(
-                (len(f) for row in rows if (f := batch.futures[row]) is not None),
-                default=0,
-            )
-        )
+        future_lengths = [
+            len(future) for row in rows if (future := batch.futures[row]) is not None
+        ]
+        # one order for futures of all lengths: a shorter one takes its part of it
+        future_order = rng.permutation(max(future_lengths, default=0))
         for row in rows:
             series = batch.values[row][order]
             gaps = np.isnan(batch.values[row])
@@ -245,14 +253,20 @@ def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
             values[row] = result
             future = batch.futures[row]
             futures[row] = (
-                None if future is None else future[ahead[ahead < len(future)]]
+                None
+                if future is None
+                else future[future_order[future_order < len(future)]]
             )
     return replace(batch, values=tuple(values), futures=tuple(futures))
 
 
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
-    """Test by its inputs whether a model sees that values are missing, or its library
-    fills them first.
+    """Test whether a model sees gaps, or its library fills them first.
+
+    Its inputs for a series with a gap are compared with those for filled ones.
+
+    Returns:
+        :data:`OWN_MASK`, or the name of the fill.
     """
     first = batch.select(item_rows(batch))
     values = np.nan_to_num(first.values[0].astype(float))
@@ -272,19 +286,20 @@ def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
     }
     with_gap = _inputs(lens, first, np.where(inside, np.nan, values))
     for name, fill in fills.items():
-        whole = values.copy()
-        whole[gap] = fill
+        filled = values.copy()
+        filled[gap] = fill
         if all(
             torch.equal(a, b)
-            for a, b in zip(with_gap, _inputs(lens, first, whole), strict=True)
+            for a, b in zip(with_gap, _inputs(lens, first, filled), strict=True)
         ):
             return name
     return OWN_MASK
 
 
 def _inputs(lens: Lens, batch: SeriesBatch, values: np.ndarray) -> list[Tensor]:
-    """Return the model's inputs when the first series has other values; NaN as numbers,
-    so that they compare.
+    """Return the model's inputs when the first series has other values.
+
+    NaN is given as a mask and numbers, so that inputs compare.
     """
     inputs = lens.encode(replace(batch, values=(values, *batch.values[1:]))).inputs
     tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
@@ -304,8 +319,9 @@ def masked(
     horizon: int = 0,
     seed: int = 0,
 ) -> MaskedBatch:
-    """Copy one item, with some of its segments masked in each copy: stretches replaced,
-    additive parts taken away.
+    """Copy one item, with some of its segments masked in each copy.
+
+    Stretches are replaced by the reference, additive parts are taken away.
 
     Args:
         batch: the series of one item.
@@ -326,7 +342,10 @@ def masked(
 
     Example:
         >>> parts = explain.segments(driven, parts=1)
-        >>> explain.masked(driven.batch, parts, [[True, True, False]], "missing", horizon=8).futures[1].tolist()[:2]
+        >>> copies = explain.masked(
+        ...     driven.batch, parts, [[True, True, False]], "missing", horizon=8
+        ... )
+        >>> copies.futures[1].tolist()[:2]
         [nan, nan]
     """
     if len(set(batch.groups)) > 1:
@@ -336,26 +355,28 @@ def masked(
         )
     refuse_overlap(segments, batch, horizon)
     visible = checked_keep(keep, len(segments))
-    stands = reference_rows(batch, reference, horizon, seed)
+    replacements = reference_rows(batch, reference, horizon, seed)
     rows = []
     for row in range(len(batch)):
         values = with_future(batch, row, horizon)
-        if stands[row].shape != values.shape:
+        if replacements[row].shape != values.shape:
             raise InputError(
-                f"the reference of {batch.ids[row]!r} has shape {stands[row].shape},"
-                f" expected {values.shape}: its context and the horizon"
+                f"the reference of {batch.ids[row]!r} has shape"
+                f" {replacements[row].shape}, expected {values.shape}: its context and"
+                " the horizon"
             )
         copies = np.tile(values, (len(visible), 1))
         for column, part in enumerate(segments):
             if part.row == row:
-                position = slice(
+                steps = slice(
                     part.start + batch.lengths[row], part.stop + batch.lengths[row]
                 )
                 hidden = ~visible[:, column]
                 if part.values is None:
-                    copies[hidden, position] = stands[row][position]
+                    copies[hidden, steps] = replacements[row][steps]
                 else:
-                    copies[hidden, position] -= part.values
+                    copies[hidden, steps] -= part.values
+        # the series of the batch are views of these copies
         copies.flags.writeable = False
         rows.append(copies)
     masks = range(len(visible))
@@ -368,8 +389,11 @@ def masked(
         )
     )
     columns = {name: getattr(batch, name) * len(masks) for name in COLUMNS}
+    # copies must not share a group, or a multivariate model would read them together
     columns |= {
-        name: tuple(f"{mask}/{item}" for mask in masks for item in getattr(batch, name))
+        name: tuple(
+            f"{mask}/{label}" for mask in masks for label in getattr(batch, name)
+        )
         for name in ("ids", "groups")
     }
     columns["values"] = tuple(
@@ -402,7 +426,7 @@ def checked_keep(keep: Any, count: int) -> np.ndarray:
 
 
 def reference_words(reference: Reference) -> str:
-    """Return a reference in the words of a result's attributes."""
+    """Return the name of a reference for a result's attributes."""
     if isinstance(reference, Mapping):
         return ", ".join(f"{name} ({role})" for role, name in reference.items())
     if isinstance(reference, str):

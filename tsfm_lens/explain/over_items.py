@@ -1,4 +1,9 @@
-"""Effects over every item of a batch: of its inputs, and through its components."""
+"""Effects over every item of a batch: of its inputs, and through its components.
+
+:func:`input_effects` collects :func:`tsfm_lens.explain.input_attribution`, and
+:func:`route_effects` the routes of :mod:`tsfm_lens.explain.routes`, with one target of
+each item.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +53,7 @@ def input_effects(
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
-    """Measure the effect of each segment of the input on the first target of every
-    item.
+    """Measure the effect of each input segment on the first target of every item.
 
     Segments of the same name are compared over all items. Effects are in multiples of
     the context's mean absolute seasonal difference, as in MASE.
@@ -61,13 +65,15 @@ def input_effects(
         progress: called with the items done and their number.
 
     Returns:
-        Dataset of kind "input_effects" over (segment, series), NaN where an item has no
-        such segment or its target is
-        constant: ``effect``, the change of the median forecast, mean over steps;
-        ``size``, its mean absolute value over steps, with what :func:`.estimates.judge`
-        adds within each kind; ``value``, the mean of the segment's values, in standard
-        deviations from the mean of their context (NaN of a whole context). ``unit``
-        (series) in data units.
+        Dataset of kind "input_effects" over (segment, series). NaN stands for an item
+        that has no such segment, or whose target is constant.
+
+        - ``effect``: the change of the median forecast, mean over steps.
+        - ``size``: its mean absolute value over steps, with what
+          :func:`.estimates.judge` adds within each kind.
+        - ``value``: the mean of the segment's values, in standard deviations from the
+          mean of their context (NaN of a segment that is all of it).
+        - ``unit`` (series), in data units.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874, the summary plot.
@@ -76,7 +82,8 @@ def input_effects(
         UnknownNameError, InputError: as in :func:`tsfm_lens.explain.input_attribution`.
 
     Example:
-        >>> dict(explain.input_effects(driven, method="occlusion", parts=2)["effect"].sizes)
+        >>> found = explain.input_effects(driven, method="occlusion", parts=2)
+        >>> dict(found["effect"].sizes)
         {'segment': 4, 'series': 1}
     """
     batch = run.batch
@@ -95,20 +102,23 @@ def input_effects(
             progress(item + 1, len(rows))
     # coordinates of each segment are those in the first item that has it
     segments = {
-        part.name: part for one in reversed(results) for part in read_segments(one)
+        part.name: part
+        for result in reversed(results)
+        for part in read_segments(result)
     }
     names = list(
-        dict.fromkeys(name for one in results for name in one["segment"].values)
+        dict.fromkeys(name for result in results for name in result["segment"].values)
     )
     effect, size, value = np.full((3, len(names), len(rows)), np.nan)
-    for column, one in enumerate(results):
-        at = [names.index(name) for name in one["segment"].values]
-        middle = one["attribution"].sel(quantile=0.5, method="nearest")
-        effect[at, column] = middle.mean("step").values / unit[column]
-        size[at, column] = (
-            np.abs(middle.values).mean(middle.dims.index("step")) / unit[column]
+    for column, result in enumerate(results):
+        indices = [names.index(name) for name in result["segment"].values]
+        median_effect = result["attribution"].sel(quantile=0.5, method="nearest")
+        effect[indices, column] = median_effect.mean("step").values / unit[column]
+        size[indices, column] = (
+            np.abs(median_effect.values).mean(median_effect.dims.index("step"))
+            / unit[column]
         )
-        value[at, column] = _heights(one)
+        value[indices, column] = _heights(result)
     data = (
         marked_dataset(run)
         .isel(series=rows)
@@ -126,7 +136,7 @@ def input_effects(
         for name in ("source", "method", "reference", "statistic", "missing_values")
     }
     data.attrs = metadata | {
-        "forecasts": sum(one.attrs["forecasts"] for one in results)
+        "forecasts": sum(result.attrs["forecasts"] for result in results)
     }
     return judge(data, "size", floor=own_rounding(run)[rows] / unit, groups="kind")
 
@@ -136,19 +146,21 @@ def _first_rows(run: Run) -> list[int]:
     return [run.batch.groups.index(group) for group in dict.fromkeys(run.batch.groups)]
 
 
-def _heights(one: xr.Dataset) -> np.ndarray:
-    """Compute the mean of each segment's values, in standard deviations from their
-    context's mean, (segment,).
+def _heights(result: xr.Dataset) -> np.ndarray:
+    """Compute how high each segment's values lie in their context, (segment,).
+
+    The height is the distance of their mean from the context's mean, in its standard
+    deviations.
     """
-    context = one["context"].values
-    if "known_future" in one:
-        ahead = one["known_future"].values
+    context = result["context"].values
+    if "known_future" in result:
+        ahead = result["known_future"].values
     else:
         ahead = np.full((len(context), 0), np.nan)
     length = context.shape[1]
     heights = []
     for row, start, stop in zip(
-        one["row"].values, one["start"].values, one["stop"].values, strict=True
+        result["row"].values, result["start"].values, result["stop"].values, strict=True
     ):
         full = np.concatenate([context[row], ahead[row]])
         past = context[row][np.isfinite(context[row])]
@@ -158,11 +170,10 @@ def _heights(one: xr.Dataset) -> np.ndarray:
         if not (len(part) < len(past) or start >= 0):
             part = part[:0]
         spread = float(past.std())
-        heights.append(
-            float(part.mean() - past.mean()) / spread
-            if len(part) and spread > 0
-            else np.nan
-        )
+        height = np.nan
+        if len(part) and spread > 0:
+            height = float(part.mean() - past.mean()) / spread
+        heights.append(height)
     return np.array(heights)
 
 
@@ -189,8 +200,9 @@ def route_effects(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure the share of the input's influence that goes through each component, over
-    the first target of every item.
+    """Measure the share of the input's influence that each component carries.
+
+    It is measured for the first target of every item.
 
     Args:
         run: the forecasts to explain.
@@ -218,15 +230,15 @@ def route_effects(
     rows = _first_rows(run)
     shares = []
     for item in range(len(rows)):
-        positions, effect, total = all_effects(
+        sites, effect, total = all_effects(
             PairedRuns(run, parts, reference, item, 0, seed), components
         )
         sizes = np.abs(effect).mean(-1).sum(0)
-        full = np.abs(total).mean(-1).sum()
-        shares.append(sizes / full if full > 0 else np.zeros(len(sizes)))
+        total_size = np.abs(total).mean(-1).sum()
+        shares.append(sizes / total_size if total_size > 0 else np.zeros(len(sizes)))
         if progress is not None:
             progress(item + 1, len(rows))
-    data = marked_dataset(run).isel(series=rows).assign_coords(route_coords(positions))
+    data = marked_dataset(run).isel(series=rows).assign_coords(route_coords(sites))
     data["carried"] = (("component", "series"), np.stack(shares, axis=1))
     data.attrs = {"reference": reference_words(reference), "units": ""}
     floor = own_rounding(run)[rows] / np.maximum(

@@ -1,5 +1,8 @@
-"""Additive parts of a series' past as units of an explanation: trend, seasons,
-calendar, named events, and the rest.
+"""Additive parts of a series' past: trend, seasons, calendar, events, and the rest.
+
+:func:`components` splits the past into such segments, which are hidden by subtraction.
+:func:`cut_parts` reads the argument ``parts`` of all explanations. Stretches of time
+are cut in :mod:`tsfm_lens.explain.segments`.
 """
 
 from __future__ import annotations
@@ -25,8 +28,7 @@ CALENDAR = {
     "day of month": "day",
     "month of year": "month",
 }
-"""Parts of the calendar, each with the attribute of dates that tells its steps apart.
-"""
+"""Parts of the calendar, each with the attribute of dates that gives its class."""
 Parts = Sequence[Segment] | Mapping[str, Any] | int | str | None
 """Units of an explanation; see :func:`tsfm_lens.explain.input_attribution`."""
 COMPONENTS = "components"
@@ -47,8 +49,7 @@ def components(
     events: Mapping[str, Any] | None = None,
     others: str = "past and future",
 ) -> tuple[Segment, ...]:
-    """Split the target's past into parts that sum to it, and cut the other series of
-    the item.
+    """Split the target's past into parts that sum to it, and cut the other series.
 
     Hidden, the trend is its mean over the past, and every other part is 0, whatever the
     reference of other series. Gaps are filled by linear interpolation before the split,
@@ -78,21 +79,21 @@ def components(
         UnknownNameError: no such part of the calendar, item or target.
 
     Example:
-        >>> [part.name for part in explain.components(driven, seasons=[12], events={"dip": (-9, -4)})][:4]
+        >>> parts = explain.components(driven, seasons=[12], events={"dip": (-9, -4)})
+        >>> [part.name for part in parts][:4]
         ['target, trend', 'target, season of 12', 'target, dip', 'target, rest']
     """
     full = run_or_batch.batch if isinstance(run_or_batch, Run) else run_or_batch
     batch = full.select(item_rows(full, item))
-    past, *beside = segments(
+    past, *other_segments = segments(
         run_or_batch, item, target=target, horizon=horizon, parts=1, others=others
     )
     row = past.row
     length = len(past)
-    periods = (
-        [entry for entry in [batch.seasonalities[row]] if entry > 1]
-        if seasons is None
-        else sorted(set(seasons))
-    )
+    if seasons is None:
+        periods = [season for season in [batch.seasonalities[row]] if season > 1]
+    else:
+        periods = sorted(set(seasons))
     for period in periods:
         if not is_count(period) or not 1 < period < length / 2:
             raise InputError(
@@ -108,9 +109,9 @@ def components(
     for name, values in _split(
         filled, periods, _classes(batch, row, length, calendar), occasions
     ):
-        at = np.flatnonzero(occasions.get(name, np.ones(length)))
-        first = int(at[0])
-        stop = int(at[-1]) + 1
+        steps = np.flatnonzero(occasions.get(name, np.ones(length)))
+        first = int(steps[0])
+        stop = int(steps[-1]) + 1
         result.append(
             Segment(
                 prefix + name,
@@ -121,32 +122,33 @@ def components(
                 values[first:stop],
             )
         )
-    return (*result, *beside)
+    return (*result, *other_segments)
 
 
 def cut_parts(
     run: Run, item: Item, target: int | str, parts: Parts
 ) -> tuple[Segment, ...]:
-    """Return the segments that ``parts`` means; see
-    :func:`tsfm_lens.explain.input_attribution`.
+    """Return the segments that the argument ``parts`` means.
+
+    See :func:`tsfm_lens.explain.input_attribution`.
     """
     if not (parts is None or isinstance(parts, int | str | Mapping)):
         return tuple(parts)
     if isinstance(parts, Mapping):
-        how = dict(parts)
+        options = dict(parts)
     else:
-        how = {"parts": parts}
-    if not isinstance(how.get("parts"), str):
-        return segments(run, item, target=target, **how)
-    if (word := how.pop("parts")) != COMPONENTS:
-        raise unknown_name("way to cut the past", word, [COMPONENTS])
-    return components(run, item, target=target, **how)
+        options = {"parts": parts}
+    if not isinstance(options.get("parts"), str):
+        return segments(run, item, target=target, **options)
+    if (split := options.pop("parts")) != COMPONENTS:
+        raise unknown_name("way to cut the past", split, [COMPONENTS])
+    return components(run, item, target=target, **options)
 
 
 def _classes(
     batch: SeriesBatch, row: int, length: int, calendar: Iterable[str]
 ) -> dict[str, np.ndarray]:
-    """Return the place of each step in each part of the calendar, (time,)."""
+    """Return the class (time,) of each step in each part of the calendar."""
     stamps = batch.timestamps(row)
     classes = {}
     for name in [calendar] if isinstance(calendar, str) else calendar:
@@ -164,25 +166,29 @@ def _classes(
 def _occasions(
     batch: SeriesBatch, row: int, length: int, events: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Return the steps of each event as bools (time,)."""
+    """Return the steps of each event as bools (time,).
+
+    Raises:
+        InputError: an event overlaps another or lies outside of the past.
+    """
     occasions = {}
     free = np.ones(length, dtype=bool)
-    for name, when in events.items():
+    for name, stretches in events.items():
         inside = np.zeros(length, dtype=bool)
-        for item in when if isinstance(when, list) else [when]:
-            if isinstance(item, tuple):
-                bounds = item
+        for stretch in stretches if isinstance(stretches, list) else [stretches]:
+            if isinstance(stretch, tuple):
+                bounds = stretch
             else:
-                bounds = (item,)
+                bounds = (stretch,)
             first, *last = (find_step(batch, row, end) + length for end in bounds)
-            position = slice(first, *last or [first + 1])
-            if not (0 <= first < position.stop <= length and free[position].all()):
+            steps = slice(first, *last or [first + 1])
+            if not (0 <= first < steps.stop <= length and free[steps].all()):
                 raise InputError(
-                    f"event {name!r} at {item!r} overlaps another, or lies outside of"
-                    f" the {length} steps"
+                    f"event {name!r} at {stretch!r} overlaps another, or lies outside"
+                    f" of the {length} steps"
                 )
-            inside[position] = True
-            free[position] = False
+            inside[steps] = True
+            free[steps] = False
         if inside.any():
             occasions[name] = inside
     return occasions
@@ -194,19 +200,20 @@ def _split(
     classes: Mapping[str, np.ndarray],
     occasions: Mapping[str, np.ndarray],
 ) -> list[tuple[str, np.ndarray]]:
-    """Split values (time,) into named parts, which sum to their distance from the mean
-    of the trend.
+    """Split values (time,) into named parts.
+
+    Parts sum to the distance of the values from the mean of the trend.
     """
     named = np.any([*occasions.values(), np.zeros(len(filled), dtype=bool)], axis=0)
     series = _interpolated(np.where(named, np.nan, filled))
     for _ in range(_ROUNDS if named.any() else 1):
         trend, seasonal = _smoothed(series, periods)
         profiles = []
-        left = series - trend
-        for item in classes.values():
-            mean = pd.Series(left).groupby(item).transform("mean").to_numpy()
+        detrended = series - trend
+        for labels in classes.values():
+            mean = pd.Series(detrended).groupby(labels).transform("mean").to_numpy()
             profiles.append(mean - mean.mean())
-            left = left - profiles[-1]
+            detrended = detrended - profiles[-1]
         if profiles:
             trend, seasonal = _smoothed(series - np.sum(profiles, axis=0), periods)
         cyclic = np.sum([*seasonal, *profiles, np.zeros(len(filled))], axis=0)
@@ -220,8 +227,8 @@ def _split(
     return [
         ("trend", trend - trend.mean()),
         *(
-            (f"season of {period}", entry)
-            for period, entry in zip(periods, seasonal, strict=True)
+            (f"season of {period}", season)
+            for period, season in zip(periods, seasonal, strict=True)
         ),
         *zip(classes, profiles, strict=True),
         *(
@@ -240,26 +247,23 @@ def _smoothed(
     if not periods:
         from statsmodels.nonparametric.smoothers_lowess import lowess
 
-        return (
-            np.asarray(
-                lowess(series, np.arange(len(series)), _SPAN, it=0, return_sorted=False)
-            ),
-            [],
-        )
+        steps = np.arange(len(series))
+        trend = lowess(series, steps, _SPAN, it=0, return_sorted=False)
+        return np.asarray(trend), []
     from statsmodels.tsa.seasonal import MSTL
 
     split = MSTL(series, periods=tuple(periods)).fit()
-    return np.asarray(split.trend), list(
-        np.asarray(split.seasonal).reshape(len(series), -1).T
-    )
+    # of one period, statsmodels gives no axis of seasons
+    seasonal = np.asarray(split.seasonal).reshape(len(series), -1)
+    return np.asarray(split.trend), list(seasonal.T)
 
 
 def _interpolated(values: np.ndarray) -> np.ndarray:
-    """Fill gaps by linear interpolation, ends by the nearest value."""
-    at = np.arange(len(values))
+    """Fill gaps by linear interpolation, and both ends by the nearest value."""
+    steps = np.arange(len(values))
     finite = np.isfinite(values)
     if not finite.any():
         raise InputError(
             "gaps or events take all of the past; nothing is left to tell parts from"
         )
-    return np.interp(at, at[finite], values[finite])
+    return np.interp(steps, steps[finite], values[finite])

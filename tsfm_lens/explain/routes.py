@@ -1,4 +1,9 @@
-"""Routes: the components through which a segment of the input reaches the forecast."""
+"""Routes: the components through which a segment of the input reaches the forecast.
+
+:func:`input_routes` is the measurement, by path patching between the runs of
+:class:`PairedRuns`. Routes over many items are in :mod:`tsfm_lens.explain.over_items`,
+and their test is :func:`tsfm_lens.explain.route_faithfulness`.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +48,16 @@ from tsfm_lens.probes.places import (
 
 __all__ = ["input_routes"]
 
-# steps of a forecast that have gradients of their own at most, and numbers that are
-# held of all gradients
-_STEPS = 48
-_NUMBERS = 2**26
+_STEPS = 48  # largest number of forecast steps with gradients of their own
+_NUMBERS = 2**26  # numbers of all gradients that are held in memory
 
 
 @dataclass(eq=False)
 class PairedRuns(Masks):
-    """One item's run with everything shown, and runs of the same item with segments
-    masked.
-    """
+    """Run of one item in full, and runs of the same item with segments masked."""
 
     def without(self, hidden: Sequence[int]) -> Run:
-        """Run the item with some segments masked, with the options of the whole run."""
+        """Run the item with some segments masked, with the options of the full run."""
         run = self.run
         batch = self.masked(
             np.isin(np.arange(len(self.segments)), hidden, invert=True)[None]
@@ -85,14 +86,18 @@ class PairedRuns(Masks):
         return other
 
     def total(self, without: Run) -> np.ndarray:
-        """Compute the loss of the target's forecast in another run of the item,
-        (step,), in data units.
+        """Compute by how much the target's forecast falls in another run of the item.
+
+        Returns:
+            (step,), in data units.
         """
         return self.run.point[self.row] - without.point[self.row]
 
     def change(self, variants: Sequence[Variant], of: Run | None = None) -> np.ndarray:
-        """Compute the loss of the target's forecast under variants of a run, (variant,
-        step), in data units.
+        """Compute by how much the target's forecast falls under variants of a run.
+
+        Returns:
+            (variant, step), in data units.
         """
         if not variants:
             return np.empty((0, self.run.horizon))
@@ -117,8 +122,9 @@ class PairedRuns(Masks):
         ]
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
-        """Build variants in which one component alone writes ``acts``, and every later
-        branch its own write.
+        """Build variants in which one component alone writes ``acts``.
+
+        Every later branch writes what it writes in the full run.
         """
         full = self.run.record(self.list_points(self.branches))
         wiring = self.run.lens.wiring
@@ -128,8 +134,8 @@ class PairedRuns(Masks):
                 (
                     PatchFrom(component, acts),
                     *(
-                        PatchFrom(later_branch, full)
-                        for later_branch in later_branches(wiring, component)
+                        PatchFrom(branch, full)
+                        for branch in later_branches(wiring, component)
                     ),
                 ),
             )
@@ -138,14 +144,11 @@ class PairedRuns(Masks):
 
     @cached_property
     def floor(self) -> float:
-        """Mean absolute change of the target's forecast when nothing is changed, in
-        data units.
-        """
-        return float(
-            noise_floor(self.run, lambda other, plain: np.abs(other - plain).mean(-1))[
-                self.row
-            ]
+        """Mean absolute change of the target's forecast by noise, in data units."""
+        floor = noise_floor(
+            self.run, lambda other, plain: np.abs(other - plain).mean(-1)
         )
+        return float(floor[self.row])
 
     @property
     def differentiable(self) -> bool:
@@ -169,8 +172,9 @@ class PairedRuns(Masks):
         return np.array_split(np.arange(self.run.horizon), min(fit, self.run.horizon))
 
     def slopes(self, places: Sequence[Place]) -> Activations:
-        """Record activations at places of the whole run, with gradients of the
-        forecast: (block of steps, …).
+        """Record activations of the full run, with gradients of the forecast.
+
+        Gradients are of blocks of steps: (block, …).
         """
         run = self.run.in_one_pass()
 
@@ -178,46 +182,44 @@ class PairedRuns(Masks):
             forecast = run.read(output, run.encoded)[self.row]
             return torch.stack([forecast[block].mean() for block in self._blocks])
 
-        return with_gradients(
-            run, sorted({position.point for position in places}), means
-        )
+        return with_gradients(run, sorted({site.point for site in places}), means)
 
     def estimated(
         self, without: Run, places: Sequence[Place], slopes: Activations
     ) -> np.ndarray:
-        """Estimate effects through places to first order, (place, step), in data units."""
+        """Estimate effects through places to first order.
+
+        Returns:
+            (place, step), in data units.
+        """
+        # gradients are of one pass, so the other run is taken in one pass too
         if without.rollout:
             if self.run.tokens_read:
                 path = self.run.in_one_pass().path
             else:
                 path = None
             without = replace(without, rollout=False, forced_path=path, _of=None)
-        there = without.record(sorted({position.point for position in places}))
+        masked_activations = without.record(sorted({site.point for site in places}))
         effects = np.empty((len(places), self.run.horizon))
-        for values, position in zip(effects, places, strict=True):
-            product = (slopes[position.point] - there[position.point]) * slopes[
-                f"{position.point}_grad"
-            ]
-            if position.head is not None:
-                product = product[..., position.head, :]
+        for values, site in zip(effects, places, strict=True):
+            change = slopes[site.point] - masked_activations[site.point]
+            product = change * slopes[f"{site.point}_grad"]
+            if site.head is not None:
+                product = product[..., site.head, :]
             by_block = np.asarray(product.detach().double().flatten(1).sum(1).cpu())
             for block, effect in zip(self._blocks, by_block, strict=True):
                 values[block] = effect
         return effects
 
     def dataset(self) -> xr.Dataset:
-        """Return context, coordinates of segments, and the forecast with everything
-        visible.
-        """
+        """Return context, segments, and the forecast with everything visible."""
         data = self.run.dataset().assign_coords(segment_coords(self.segments))
         return data.assign(forecast=(("step",), self.run.point[self.row]))
 
 
-# components up to which all are tried; how many are tried of more, and how many beside
-# them at random
-_ALL = 96
-_TOP = 32
-_SPOT = 8
+_ALL = 96  # components up to which all are measured
+_TOP = 32  # components that are measured where there are more
+_SPOT = 8  # random components that are measured in addition to these
 LARGEST = 5
 """Routes of a segment that a search must find."""
 
@@ -259,8 +261,7 @@ def input_routes(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure the part of each segment's effect on the forecast that goes through each
-    component.
+    """Measure how much of each segment's effect goes through each component.
 
     This part is the change of the forecast if only the component writes its activation
     of the run without the segment; later ones respond. Components in series carry the
@@ -282,17 +283,22 @@ def input_routes(
         progress: called with (segments done, of).
 
     Returns:
-        Dataset of kind "input_routes" over (segment, component, step), in data units:
-        ``effect``, NaN where it was not tried, and ``estimate``, the same to first
-        order where gradients exist. Over (segment, step) ``total``, ``no_component``,
-        ``no_attention`` (every attention held at what it writes with the segment) and
-        ``rest``; over (segment, branch, step) ``branch_direct``. Over (segment,
-        component) ``size``, the mean absolute effect, with what
-        :func:`.estimates.judge` adds, and ``share``, the projection of the effect on
-        the total (NaN where the total is noise). Over (segment) ``no_attention_share``.
-        Attributes ``search`` ("full" or "gradient"), and of the latter ``spot_checks``,
-        ``miss_rate`` (of random components, those above the fifth largest that was
-        tried) and ``miss_rate_high``, the end of its 95 % interval.
+        Dataset of kind "input_routes", in data units.
+
+        - Over (segment, component, step): ``effect``, NaN where it was not measured,
+          and ``estimate``, the same to first order where gradients exist.
+        - Over (segment, step): ``total``, ``no_component``, ``no_attention`` (every
+          attention held at what it writes with the segment) and ``rest``. Over
+          (segment, branch, step): ``branch_direct``.
+        - Over (segment, component): ``size``, the mean absolute effect, with what
+          :func:`.estimates.judge` adds, and ``share``, the projection of the effect on
+          the total (NaN where the total is noise).
+        - Over (segment): ``no_attention_share``.
+
+        The attribute ``search`` is "full" or "gradient". After a search by gradient
+        there are ``spot_checks``, the number of random components; ``miss_rate``, the
+        share of them above the fifth largest that was measured; and ``miss_rate_high``,
+        the upper bound of its 95 % interval.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023. Attribution patching: Nanda 2023.
@@ -303,24 +309,26 @@ def input_routes(
         UnknownNameError: no such component, item or target.
 
     Example:
-        >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
+        >>> found = explain.input_routes(
+        ...     run, parts=2, reference="mean", components=["decoder.*.mlp"]
+        ... )
         >>> found["effect"].dims
         ('segment', 'component', 'step')
     """
     if top is not None and not is_count(top):
         raise InputError(f"top is {top!r}, expected a number of components, 1 or more")
     pair = PairedRuns(run, parts, reference, item, target, seed)
-    positions = _candidates(pair.run.lens, components)
+    sites = _candidates(pair.run.lens, components)
     count = (
-        len(positions)
-        if top is None and len(positions) <= _ALL
-        else min(top or _TOP, len(positions))
+        len(sites)
+        if top is None and len(sites) <= _ALL
+        else min(top or _TOP, len(sites))
     )
     # without a gradient nothing says which to try
-    full = not pair.differentiable or count == len(positions)
-    slopes = pair.slopes(positions) if pair.differentiable else None
+    full = not pair.differentiable or count == len(sites)
+    slopes = pair.slopes(sites) if pair.differentiable else None
     axes = ("segment", "component", "step")
-    blank = np.full((len(pair.segments), len(positions), pair.run.horizon), np.nan)
+    blank = np.full((len(pair.segments), len(sites), pair.run.horizon), np.nan)
     effects = {"effect": blank.copy()}
     effects |= {} if slopes is None else {"estimate": blank.copy()}
     branches = [
@@ -333,36 +341,34 @@ def input_routes(
     misses = 0
     for number in range(len(pair.segments)):
         without = pair.without([number])
-        tried = np.arange(len(positions))
+        tried = np.arange(len(sites))
         if slopes is not None:
-            effects["estimate"][number] = pair.estimated(without, positions, slopes)
+            effects["estimate"][number] = pair.estimated(without, sites, slopes)
         if not full:
             order = by_size(effects["estimate"][number])
-            sample = np.random.default_rng([seed, number]).permutation(order[count:])[
-                :_SPOT
-            ]
+            rng = np.random.default_rng([seed, number])
+            sample = rng.permutation(order[count:])[:_SPOT]
             tried = np.concatenate([order[:count], sample])
         effects["effect"][number, tried] = _effects(
-            pair, without, [positions[at] for at in tried]
+            pair, without, [sites[index] for index in tried]
         )
         if not full:
             sizes = np.abs(effects["effect"][number]).mean(-1)
-            least = np.sort(sizes[tried[:count]])[::-1][:LARGEST][-1]
+            largest = np.sort(sizes[tried[:count]])[::-1][:LARGEST]
+            threshold = largest[-1]
             checks += len(sample)
-            misses += int((sizes[sample] > np.fmax(least, pair.floor)).sum())
+            misses += int((sizes[sample] > np.fmax(threshold, pair.floor)).sum())
         terms.append(_terms(pair, without, branches))
         if progress is not None:
             progress(number + 1, len(pair.segments))
     data = pair.dataset().assign_coords(
-        route_coords(positions) | {"branch": [str(branch) for branch in branches]}
+        route_coords(sites) | {"branch": [str(branch) for branch in branches]}
     )
     data = data.assign({name: (axes, values) for name, values in effects.items()})
     for name in terms[0]:
-        dims = (
-            ("segment", "branch", "step")
-            if name == "branch_direct"
-            else ("segment", "step")
-        )
+        dims: tuple[str, ...] = ("segment", "step")
+        if name == "branch_direct":
+            dims = ("segment", "branch", "step")
         data[name] = (dims, np.stack([term[name] for term in terms]))
     data.attrs = {
         "units": pair.units,
@@ -373,11 +379,9 @@ def input_routes(
     }
     if not full:
         # Clopper and Pearson; one-sided where nothing was missed
-        high = (
-            float(beta.ppf(0.975, misses + 1, checks - misses))
-            if misses < checks
-            else 1.0
-        )
+        high = 1.0
+        if misses < checks:
+            high = float(beta.ppf(0.975, misses + 1, checks - misses))
         rate = misses / checks if checks else 0.0
         data.attrs |= {
             "top": count,
@@ -391,21 +395,23 @@ def input_routes(
 def all_effects(
     pair: PairedRuns, components: Any = None
 ) -> tuple[list[Place], np.ndarray, np.ndarray]:
-    """Return components, the effects of all segments through them (segment, component,
-    step), and the total effects.
+    """Return components, effects of all segments through them, and total effects.
+
+    Effects are (segment, component, step), total ones (segment, step).
     """
-    positions = _candidates(pair.run.lens, components)
+    sites = _candidates(pair.run.lens, components)
     runs = (pair.without([number]) for number in range(len(pair.segments)))
     results = [
-        (_effects(pair, without, positions), pair.total(without)) for without in runs
+        (_effects(pair, without, sites), pair.total(without)) for without in runs
     ]
-    effect, total = (np.stack(item) for item in zip(*results, strict=True))
-    return positions, effect, total
+    effect, total = (np.stack(values) for values in zip(*results, strict=True))
+    return sites, effect, total
 
 
 def route_coords(places: Sequence[Place]) -> dict[str, Any]:
-    """Return coordinates of components beside segments, whose own kind has the plain
-    name.
+    """Return coordinates of components for results that also have segments.
+
+    There "kind" is that of the segments, so that of components is "component_kind".
     """
     return {
         "component_kind" if name == "kind" else name: coord
@@ -423,8 +429,9 @@ def all_writers(lens: Lens) -> list[Component]:
 
 
 def by_size(effects: np.ndarray) -> np.ndarray:
-    """Sort places of (component, step) by their mean size, largest first; NaN comes
-    first.
+    """Return positions of (component, step) by mean size, largest first.
+
+    NaN comes first.
     """
     return np.argsort(
         -np.nan_to_num(np.abs(effects).mean(-1), nan=np.inf), kind="stable"
@@ -432,25 +439,25 @@ def by_size(effects: np.ndarray) -> np.ndarray:
 
 
 def _candidates(lens: Lens, components: Any) -> list[Place]:
-    positions = parse_places(
+    sites = parse_places(
         lens,
         all_writers(lens) if components is None else listed(components, "components"),
     )
-    if any(isinstance(position.target, str) for position in positions):
+    if any(isinstance(site.target, str) for site in sites):
         raise InputError(
             "routes go through heads and branches; name components, not the residual"
             " stream"
         )
-    return positions
+    return sites
 
 
-def _effects(pair: PairedRuns, without: Run, places: Sequence[Place]) -> np.ndarray:
+def _effects(pair: PairedRuns, without: Run, sites: Sequence[Place]) -> np.ndarray:
     """Compute effects through places, (component, step)."""
-    activations = without.record(sorted({position.point for position in places}))
+    activations = without.record(sorted({site.point for site in sites}))
     return pair.change(
         [
-            Variant(str(position.target), (PatchFrom(position.target, activations),))
-            for position in places
+            Variant(str(site.target), (PatchFrom(site.target, activations),))
+            for site in sites
         ]
     )
 
@@ -458,8 +465,9 @@ def _effects(pair: PairedRuns, without: Run, places: Sequence[Place]) -> np.ndar
 def _terms(
     pair: PairedRuns, without: Run, branches: Sequence[Component]
 ) -> dict[str, np.ndarray]:
-    """Compute the terms of one segment's total effect, (step,), and direct effects of
-    branches (branch, step).
+    """Compute the terms (step,) of one segment's total effect.
+
+    The direct effects of branches are (branch, step).
     """
     direct = pair.change(
         pair.directly(without.record(pair.list_points(branches)), branches)
@@ -473,11 +481,11 @@ def _terms(
         for row in stack.attentions(layer)
     ]
     no_component, no_attention = (
-        pair.change(
-            [Variant("fixed", tuple(PatchFrom(branch, full) for branch in fixed))],
-            without,
-        )[0]
-        for fixed in (branches, attentions)
+        pair.change([Variant("fixed", patches)], without)[0]
+        for patches in (
+            tuple(PatchFrom(branch, full) for branch in branches),
+            tuple(PatchFrom(branch, full) for branch in attentions),
+        )
     )
     total = pair.total(without)
     terms = {
@@ -499,8 +507,8 @@ def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
     )
     scale = np.where(significant, np.square(total).sum(-1), np.nan)
     # projections on the total effect
-    along = (data["effect"].values * total[:, None]).sum(-1)
-    data["share"] = (("segment", "component"), along / scale[:, None])
+    projections = (data["effect"].values * total[:, None]).sum(-1)
+    data["share"] = (("segment", "component"), projections / scale[:, None])
     data["no_attention_share"] = (
         ("segment",),
         (data["no_attention"].values * total).sum(-1) / scale,

@@ -1,5 +1,7 @@
-"""Scenarios: the forecast if the input were another, and why it changed since an
-earlier run.
+"""Scenarios: the forecast of another input, and why a later forecast is another.
+
+Read :func:`what_if` and :func:`explain_change`. Both give Shapley values of changes
+with :class:`~tsfm_lens.explain.values.Masks`, where the reference is the other input.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ _OPERATORS = {
 _EDIT = re.compile(r"\s*([-+*/=])\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
 _MOST = 4  # stretches of new values
 Edit = str | float | Sequence[float] | np.ndarray
-"""New values of a stretch: "+5", "-5", "*1.1", "/2", "=7", the name of a category, one
-value, or one for each step.
+"""New values of a stretch.
+
+"+5", "-5", "*1.1", "/2", "=7", the name of a category, one value, or one for each step.
 """
 
 
@@ -86,15 +89,18 @@ def what_if(
         more: more changes.
 
     Returns:
-        Dataset of kind "what_if", in data units: ``forecast`` and ``changed_forecast``
-        (step, quantile); ``effect`` (change, step, quantile), Shapley values of the
-        changes, which sum to their difference. With ``routes``, ``through`` (change,
-        component, step), the part of each change alone that goes through each
-        component, and ``through_total`` (change, step), all of it, see
-        :func:`tsfm_lens.explain.input_routes`; their attribute ``statistic`` is that of
-        :attr:`Run.point`. ``changed_context`` (series, time), ``changed_future``
-        (series, step). Attributes: ``statistic``; of a model that draws ``num_samples``
-        and ``redraw``, how far other sample paths move the median at a step.
+        Dataset of kind "what_if", in data units.
+
+        - ``forecast`` and ``changed_forecast`` (step, quantile); ``effect`` (change,
+          step, quantile), Shapley values of the changes, which sum to their difference.
+        - With ``routes``: ``through`` (change, component, step), the part of each
+          change alone that goes through each component, and ``through_total`` (change,
+          step), all of it, see :func:`tsfm_lens.explain.input_routes`. Their attribute
+          ``statistic`` is that of :attr:`Run.point`.
+        - ``changed_context`` (series, time) and ``changed_future`` (series, step).
+
+        Attributes: ``statistic``; of a model that draws, ``num_samples`` and
+        ``redraw``, how far other sample paths move the median at a step.
 
     Raises:
         InputError: no change, one that cannot be read, a stretch outside of its series,
@@ -111,26 +117,27 @@ def what_if(
         raise InputError(
             'there is no change; give one for a series, such as temperature="+5"'
         )
-    one = alone_as_forecast(run, item)
+    alone = alone_as_forecast(run, item)
     segments = []
-    values = _inputs(one)
+    values = _inputs(alone)
     for name, edit in edits.items():
-        row = _row(one.batch, name)
-        segment = _stretch(one, row, target_row(one.batch, target), start, stop)
-        position = slice(
-            segment.start + one.batch.lengths[row],
-            segment.stop + one.batch.lengths[row],
+        row = _row(alone.batch, name)
+        segment = _stretch(alone, row, target_row(alone.batch, target), start, stop)
+        steps = slice(
+            segment.start + alone.batch.lengths[row],
+            segment.stop + alone.batch.lengths[row],
         )
-        values[row][position] = _edited(
-            values[row][position], edit, name, one.batch.categories[row]
+        values[row][steps] = _edited(
+            values[row][steps], edit, name, alone.batch.categories[row]
         )
         segments.append(segment)
     options: dict[str, Any] = {"target": target, "parts": segments, "reference": values}
     # under one seed, so that the forecast is the run's own
-    attribution = input_attribution(one, repeats=1, progress=progress, **options)
+    attribution = input_attribution(alone, repeats=1, progress=progress, **options)
     data = attribution.rename(
         segment="change", reference_forecast="changed_forecast"
     ).drop_vars(["attribution", "remainder"])
+    # the attribution is of the actual values, against changed ones as the reference
     data["effect"] = -attribution["attribution"].rename(segment="change")
     if routes:
         measured = run.item(item)
@@ -140,27 +147,27 @@ def what_if(
             data[name].attrs = {"statistic": measured.statistic}
     length = data.sizes["time"]
     context = [
-        value[: one.batch.lengths[row]][-length:] for row, value in enumerate(values)
+        value[: alone.batch.lengths[row]][-length:] for row, value in enumerate(values)
     ]
     padded = [
-        np.concatenate([np.full(length - len(entry), np.nan), entry])
-        for entry in context
+        np.concatenate([np.full(length - len(values_of), np.nan), values_of])
+        for values_of in context
     ]
     data["changed_context"] = (("series", "time"), np.stack(padded))
     data["changed_future"] = (
         ("series", "step"),
-        np.stack([value[-one.horizon :] for value in values]),
+        np.stack([value[-alone.horizon :] for value in values]),
     )
     text = ", ".join(
         f"{name} {edit}" if isinstance(edit, str | float | int) else name
         for name, edit in edits.items()
     )
     text += "".join(
-        f" {word} {end}"
-        for word, end in (("from", start), ("until", stop))
-        if end is not None
+        f" {label} {bound}"
+        for label, bound in (("from", start), ("until", stop))
+        if bound is not None
     )
-    metadata = draw_facts(one, target_row(one.batch, target))
+    metadata = draw_facts(alone, target_row(alone.batch, target))
     names = {"kind": "what_if", "title": "What if", "changes": text}
     data.attrs = {**attribution.attrs, **names, **metadata}
     return data
@@ -176,15 +183,15 @@ def explain_change(
     shift: int | None = None,
     progress: Progress | None = None,
 ) -> Result:
-    """Split the difference of two forecasts of the same steps over what is new in the
-    later one.
+    """Split the difference of two forecasts of the same steps over the new inputs.
 
-    Shapley values of the new inputs, in the later run: what is hidden of new values of
-    a target is replaced by the earlier median forecast, of a past covariate by its last
-    value, and what was revised or announced differently by what it was. What remains is
-    ``origin``, without any new value: each step is nearer, the context goes on with the
-    earlier forecast, and its oldest steps may be gone. Forecasts are the library's own,
-    as in :func:`what_if`.
+    New is what the later run reads and the earlier one did not. Shapley values of the
+    new inputs, in the later run: what is hidden of new values of a target is replaced
+    by the earlier median forecast, of a past covariate by its last value, and what was
+    revised or announced differently by what it was. What remains is ``origin``, without
+    any new value: each step is nearer, the context goes on with the earlier forecast,
+    and its oldest steps may be gone. Forecasts are the library's own, as in
+    :func:`what_if`.
 
     Args:
         before, after: runs of one model on the same item, made at the same or a later
@@ -196,12 +203,16 @@ def explain_change(
 
     Returns:
         Dataset of kind "forecast_change" over the steps that both forecast, in data
-        units: ``before`` and ``after`` (step, quantile); ``effect`` (part, step,
-        quantile), which sums to their difference: "origin", then the new inputs.
-        Attributes: ``shift``; ``lost``, how many of the oldest steps the later run has
-        no more (below 0, how many older ones it has); ``statistic``; ``rounding``, how
-        far it moves the forecast; of a model that draws ``num_samples`` and ``redraw``,
-        see :func:`what_if`.
+        units.
+
+        - ``before`` and ``after`` (step, quantile).
+        - ``effect`` (part, step, quantile), which sums to their difference: "origin",
+          then the new inputs.
+
+        Attributes: ``shift``; ``lost``, how many of the oldest steps the later run no
+        longer has (below 0, how many older ones it has); ``statistic``; ``rounding``,
+        how far it moves the forecast; of a model that draws, ``num_samples`` and
+        ``redraw``, see :func:`what_if`.
 
     Raises:
         InputError: the runs are of other models or items, share no step, nothing says
@@ -233,20 +244,19 @@ def explain_change(
             f" {old.horizon}; they need a step in common, and the earlier run first"
         )
     values = _expected(old, new, ahead)
-    position = target_row(new.batch, target)
+    row_of_target = target_row(new.batch, target)
     news = [
         part
         for row in range(len(new.batch))
-        for part in _news(new, row, position, values[row], ahead)
+        for part in _news(new, row, row_of_target, values[row], ahead)
     ]
-    # one whose values are the same stands for none
+    # masks need a segment: without news it is one that changes no value
     masks = Masks(
         new, news or [_everything(new)], values, target=target, progress=progress
     )
-    (then, _), (now, base) = (
-        Masks(old, [_everything(old)], target=target).ends,
-        masks.ends,
-    )
+    # any one segment will do for the forecast of everything
+    then, _ = Masks(old, [_everything(old)], target=target).ends
+    now, base = masks.ends
     then = then[:, ahead : ahead + shared]
     parts = shapley(masks).attribution[: len(news), :, :shared]
     effect = np.concatenate([(base[:, :shared] - then)[None], parts])
@@ -270,10 +280,12 @@ def explain_change(
         units=masks.units,
         shift=ahead,
         forecasts=masks.made,
-        lost=old.batch.lengths[position] + ahead - new.batch.lengths[position],
+        lost=old.batch.lengths[row_of_target]
+        + ahead
+        - new.batch.lengths[row_of_target],
         statistic=name_statistic(new),
-        rounding=float(rounding(new, new.forecast.median)[position]),
-        **draw_facts(new, position),
+        rounding=float(rounding(new, new.forecast.median)[row_of_target]),
+        **draw_facts(new, row_of_target),
     )
     return Result(data.data_vars, data.coords, data.attrs)
 
@@ -283,18 +295,16 @@ def _everything(run: Run) -> Segment:
 
 
 def _inputs(run: Run) -> list[np.ndarray]:
-    """Return each series with its known future, (time + horizon,), NaN where nothing is
-    known.
-    """
+    """Return each series with its future, (time + horizon,), NaN where unknown."""
     return [with_future(run.batch, row, run.horizon) for row in range(len(run.batch))]
 
 
 def _row(batch: SeriesBatch, name: str) -> int:
     rows = {
-        item: row
+        series_name: row
         for names in (batch.variates, batch.ids)
-        for row, item in enumerate(names)
-        if item
+        for row, series_name in enumerate(names)
+        if series_name
     }
     if name not in rows:
         raise unknown_name("series", name, rows)
@@ -302,8 +312,9 @@ def _row(batch: SeriesBatch, name: str) -> int:
 
 
 def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
-    """Return the steps of a series that change; those of a known covariate's future
-    unless others are asked for.
+    """Return the steps of a series that change.
+
+    Unless others are asked for, they are the known future of a covariate.
     """
     batch = run.batch
     known = run.batch.roles[row] == "known"
@@ -342,7 +353,7 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
 def _edited(
     values: np.ndarray, edit: Edit, name: str, categories: Sequence[str] | None
 ) -> np.ndarray:
-    """Return new values of a stretch."""
+    """Return the new values of a stretch."""
     if categories is not None:
         texts = np.ravel(np.asarray(edit, dtype=object)).tolist()
         if len(texts) not in (1, len(values)):
@@ -351,8 +362,8 @@ def _edited(
                 f" {len(values)} steps"
             )
         codes = [
-            level_code(str(word).removeprefix("=").strip(), categories, name)
-            for word in texts
+            level_code(str(text).removeprefix("=").strip(), categories, name)
+            for text in texts
         ]
         return np.broadcast_to(np.array(codes), values.shape)
     if isinstance(edit, str):
@@ -381,11 +392,16 @@ def _edited(
 
 
 def _shift(old: Run, new: Run) -> int:
-    """Return by how many steps a run starts later than another, from their dates, or
-    from lengths if it only grew.
+    """Return by how many steps a run starts later than another.
+
+    It is taken from their dates, or from lengths if the context only grew.
+
+    Raises:
+        InputError: neither says how far the runs are apart.
     """
     first, last = (run.batch.timestamps(0, ahead=1) for run in (old, new))
     if first is not None and last is not None:
+        # steps are counted on the calendar, since months and years differ in length
         if first[-1] > last[-1]:
             return 1 - len(
                 pd.date_range(last[-1], first[-1], freq=read_offset(new.batch.freqs[0]))
@@ -410,8 +426,9 @@ def _shift(old: Run, new: Run) -> int:
 
 
 def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
-    """Return what the earlier run read, or else forecast, for each step of the later
-    one, (time + horizon,).
+    """Return what the earlier run expected of each step of the later one.
+
+    That is what it read, or else forecast: (time + horizon,) for each series.
     """
     values = _inputs(new)
     for row, (value, length) in enumerate(zip(values, new.batch.lengths, strict=True)):
@@ -420,8 +437,8 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
         steps = (
             np.arange(len(value)) - length + ahead
         )  # from the earlier forecast start
-        there = (-len(before) <= steps) & (steps < 0)
-        value[there] = coded(before[steps[there]])
+        observed = (-len(before) <= steps) & (steps < 0)
+        value[observed] = coded(before[steps[observed]])
         if old.batch.roles[row] != "known":
             later = (steps >= 0) & (steps < ahead)
         else:
@@ -434,6 +451,7 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
         elif old.batch.roles[row] == "target":
             value[later] = old.forecast.median[row][steps[later]]
         else:
+            # a past covariate is expected to keep its last value
             value[later] = coded(before[~np.isnan(before)][-1:])
     return values
 
@@ -441,72 +459,78 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
 def _coded(
     old: SeriesBatch, new: SeriesBatch, row: int, values: np.ndarray
 ) -> np.ndarray:
-    """Return values of the earlier run, its categories by the codes that the same words
-    have in the later one.
+    """Return values of the earlier run in the codes of the later one.
+
+    A category keeps its name: only its code changes.
     """
     name = new.ids[row]
-    text = old.categories[row]
-    choices = new.categories[row]
-    if text == choices:
+    old_categories = old.categories[row]
+    new_categories = new.categories[row]
+    if old_categories == new_categories:
         return values
-    if text is None or choices is None:
+    if old_categories is None or new_categories is None:
         raise InputError(
             f"{name!r} is of words in one run and of numbers in the other; make it the"
             " same in both"
         )
-    is_there = np.isfinite(values)
-    positions = values[is_there].astype(int)
-    gone = [text[position] for position in positions if text[position] not in choices]
+    observed = np.isfinite(values)
+    old_codes = values[observed].astype(int)
+    gone = [
+        old_categories[code]
+        for code in old_codes
+        if old_categories[code] not in new_categories
+    ]
     if gone:
         raise InputError(
             f"{name!r} was {gone[0]!r} in the earlier run and is only"
-            f" {', '.join(choices)} in the later one, so the model has no number for it"
+            f" {', '.join(new_categories)} in the later one, so the model has no number"
+            " for it"
         )
     codes = np.full(values.shape, np.nan)
-    codes[is_there] = [choices.index(text[position]) for position in positions]
+    codes[observed] = [new_categories.index(old_categories[code]) for code in old_codes]
     return codes
 
 
 def _news(
     new: Run, row: int, target: int, before: np.ndarray, ahead: int
 ) -> list[Segment]:
-    """Return the stretches of a series that differ from what they were before: revised,
-    new, and of the future.
+    """Return the stretches of a series that differ from what was expected.
+
+    These are revised steps, new ones, and those of the future.
     """
     batch = new.batch
-    own = _inputs(new)[row]
+    values = _inputs(new)[row]
     name = batch.variates[row] or batch.ids[row]
     role = batch.roles[row]
     length = batch.lengths[row]
     if ahead:
-        cuts = np.unique(
-            np.linspace(-ahead, 0, min(ahead, _MOST) + 1).round().astype(int)
-        ).tolist()
+        edges = np.linspace(-ahead, 0, min(ahead, _MOST) + 1).round()
+        cuts = np.unique(edges.astype(int)).tolist()
     else:
         cuts = []
     if role == "target":
         news = list(pairwise(cuts))
     else:
-        news = [(-ahead, 0)] * (ahead > 0)
+        news = [(-ahead, 0)] if ahead > 0 else []
+    future_stop = new.horizon if role == "known" else 0
     parts = []
-    for word, start, stop in [
+    for change, start, stop in [
         ("revised", -length, -ahead),
-        *(("new", *item) for item in news),
-        ("future", 0, new.horizon * (role == "known")),
+        *(("new", *stretch) for stretch in news),
+        ("future", 0, future_stop),
     ]:
-        position = np.arange(start + length, stop + length)
-        where = position[
-            ~(
-                (own[position] == before[position])
-                | (np.isnan(own[position]) & np.isnan(before[position]))
-            )
-        ]
-        if len(where):
-            first = int(where[0]) - length
-            last = int(where[-1]) - length
-            label = f"{name}, {word}" + (
-                f" {first}" + f" to {last}" * (last > first)
-            ) * (word == "new" and len(news) > 1)
+        steps = np.arange(start + length, stop + length)
+        equal = values[steps] == before[steps]
+        both_missing = np.isnan(values[steps]) & np.isnan(before[steps])
+        changed = steps[~(equal | both_missing)]
+        if len(changed):
+            first = int(changed[0]) - length
+            last = int(changed[-1]) - length
+            label = f"{name}, {change}"
+            if change == "new" and len(news) > 1:
+                label += f" {first}"
+                if last > first:
+                    label += f" to {last}"
             parts.append(
                 Segment(label, row, first, last + 1, find_kind(batch, row, target))
             )

@@ -1,5 +1,8 @@
-"""Units of an explanation: stretches of the target's past, other variates, past and
-known covariates.
+"""Units of an explanation: stretches of the past, other variates, and covariates.
+
+:func:`segments` cuts the input of one item into :class:`Segment`. Additive parts, such
+as a trend, are made in :mod:`tsfm_lens.explain.parts`; masks of segments are in
+:mod:`tsfm_lens.explain.masking`.
 """
 
 from __future__ import annotations
@@ -34,8 +37,7 @@ _FEWEST = 4
 
 @dataclass(frozen=True)
 class Segment:
-    """Stretch of one series of an item, as the model sees it, or an additive part of
-    it.
+    """Stretch of one series of an item as the model sees it, or an additive part of it.
 
     Attributes:
         name: unique among the segments of an item.
@@ -60,8 +62,9 @@ class Segment:
 
 
 def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
-    """Return the row of a target in its item, by its position among targets or the name
-    of its variate or series.
+    """Return the row of a target in its item.
+
+    It is chosen by its position among targets, or by the name of its variate or series.
     """
     rows = [row for row, role in enumerate(batch.roles) if role == "target"]
     if isinstance(target, str):
@@ -80,9 +83,7 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
 
 
 def token_edges(run: Run) -> tuple[int, ...]:
-    """Return steps at which a token of the input stack begins or ends, ascending; those
-    of the context alone.
-    """
+    """Return the context steps at which an input token begins or ends, ascending."""
     spans = run.spans[run.lens.wiring.stacks[0].name]
     return tuple(sorted(edge for edge in {*spans.start, *spans.stop} if edge <= 0))
 
@@ -97,8 +98,7 @@ def segments(
     season: int | None = None,
     others: str = "past and future",
 ) -> tuple[Segment, ...]:
-    """Cut the visible input of one item, each step of each series into exactly one
-    segment.
+    """Cut the visible input of one item, each step of a series into one segment.
 
     The target's past is cut into stretches of equal length, counted back from the
     forecast start. They are multiples of a season if they are long enough, and end at
@@ -145,21 +145,20 @@ def segments(
     ahead = 0 if steps is None else steps
     batch.known_future(ahead)
     if isinstance(run_or_batch, Run):
-        one = run_or_batch.select(rows)
-        edges = token_edges(one)
-        first = -min(batch.lengths[0], one.lens.context_length)
+        item_run = run_or_batch.select(rows)
+        edges = token_edges(item_run)
+        # older steps are not read by the model
+        first = -min(batch.lengths[0], item_run.lens.context_length)
     else:
         first = -batch.lengths[0]
+        # series alone have no tokens, so a stretch may end at any step
         edges = tuple(range(first, 1))
-    target_position = target_row(batch, target)
-    period = batch.seasonalities[target_position] if season is None else season
-    beside = (
-        len(batch)
-        - 1
-        + ("known" in batch.roles and others == "past and future")
-        * batch.roles.count("known")
-    )
-    count = max(EXACT - beside, _FEWEST) if parts is None else parts
+    target_index = target_row(batch, target)
+    period = batch.seasonalities[target_index] if season is None else season
+    other_segments = len(batch) - 1
+    if others == "past and future":
+        other_segments += batch.roles.count("known")
+    count = max(EXACT - other_segments, _FEWEST) if parts is None else parts
     for name, value in (("parts", count), ("season", period)):
         if not is_count(value):
             raise InputError(
@@ -167,23 +166,19 @@ def segments(
             )
     width = _width(-first, count, period, edges)
     result = []
-    for row in [
-        target_position,
-        *(row for row in range(len(batch)) if row != target_position),
-    ]:
+    other_rows = [row for row in range(len(batch)) if row != target_index]
+    for row in [target_index, *other_rows]:
         stop = ahead if batch.roles[row] == "known" else 0
-        for start, end in _cut(
-            first, stop, width, edges, "stretches" if row == target_position else others
-        ):
-            result.append(
-                _segment(batch, row, target_position, start, end, (first, stop))
-            )
+        way = "stretches" if row == target_index else others
+        for start, end in _ranges(first, stop, width, edges, way):
+            result.append(_segment(batch, row, target_index, start, end, (first, stop)))
     return tuple(result)
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
-    """Choose the steps of a stretch, at most ``count`` in the length: whole seasons and
-    whole tokens where possible.
+    """Choose the steps of a stretch, so that at most ``count`` cover the length.
+
+    They are whole seasons and whole tokens where possible.
     """
     width = -(-length // count)
     token = 1
@@ -198,18 +193,18 @@ def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
     return max(width, min(token, length))
 
 
-def _cut(
+def _ranges(
     first: int, stop: int, width: int, edges: Sequence[int], way: str
 ) -> list[tuple[int, int]]:
-    """Return ranges from the oldest on."""
+    """Return the ranges of a series' stretches, from the oldest on."""
     if way == "whole":
         return [(first, stop)]
     cuts = {first, 0, stop}
     if way == "stretches":
         inner = [edge for edge in edges if first < edge < 0] or [first]
-        cuts |= {_nearest(inner, aim) for aim in range(-width, first, -width)} | set(
-            range(width, stop, width)
-        )
+        cuts |= {_nearest(inner, aim) for aim in range(-width, first, -width)}
+        # edges of tokens are those of the context alone
+        cuts |= set(range(width, stop, width))
     return list(pairwise(sorted(cuts)))
 
 
@@ -220,25 +215,28 @@ def _nearest(edges: Sequence[int], aim: int) -> int:
 def _segment(
     batch: SeriesBatch,
     row: int,
-    target_position: int,
+    target_index: int,
     start: int,
     stop: int,
-    whole: tuple[int, int],
+    bounds: tuple[int, int],
 ) -> Segment:
-    kind = find_kind(batch, row, target_position)
+    kind = find_kind(batch, row, target_index)
     if len(batch) == 1:
         name = "past"
     else:
         name = batch.variates[row] or batch.ids[row]
-    if kind == "known covariate" and (start, stop) in ((whole[0], 0), (0, whole[1])):
+    if kind == "known covariate" and (start, stop) in ((bounds[0], 0), (0, bounds[1])):
         name += ", past" if stop == 0 else ", future"
-    elif (start, stop) != whole:
+    elif (start, stop) != bounds:
         name += f" {start} to {stop - 1}"
     return Segment(name, row, start, stop, kind)
 
 
 def find_kind(batch: SeriesBatch, row: int, target: int) -> Kind:
-    """Return the kind of a series' segments, seen from the row of the explained target."""
+    """Return the kind of a series' segments when a target is explained.
+
+    ``target`` is the row of that target.
+    """
     by_role: dict[str, Kind] = {"past": "past covariate", "known": "known covariate"}
     return by_role.get(batch.roles[row], "past" if row == target else "variate")
 
@@ -259,12 +257,12 @@ def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
         )
     date = _on_grid(date, batch, stamps)
     if not stamps[0] <= date <= stamps[-1]:
-        of = ""
+        clock_note = ""
         if batch.clock:
-            of = " (UTC)"
+            clock_note = " (UTC)"
         raise InputError(
             f"{where!r} lies outside of what the model is shown of {batch.ids[row]!r},"
-            f" {stamps[0]} to {stamps[-1]}{of}"
+            f" {stamps[0]} to {stamps[-1]}{clock_note}"
         )
     return int(stamps.searchsorted(date)) - batch.lengths[row]
 
@@ -272,8 +270,10 @@ def find_step(batch: SeriesBatch, row: int, where: Any) -> int:
 def _on_grid(
     date: pd.Timestamp, batch: SeriesBatch, stamps: pd.DatetimeIndex
 ) -> pd.Timestamp:
-    """Return a date on the clock that the series stand on; InputError where an offset
-    would decide, or has no sense.
+    """Return a date on the clock of the series.
+
+    Raises:
+        InputError: an offset would decide, or makes no sense.
     """
     if batch.clock:
         if date.tzinfo is None and batch.clock == "UTC":
@@ -304,8 +304,10 @@ def _on_grid(
 
 
 def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:
-    """Refuse segments that lie outside of their series in the item or share a name, and
-    stretches that overlap.
+    """Raise InputError unless segments fit their series and each other.
+
+    They must lie inside of their series and have names of their own, and stretches must
+    not overlap.
     """
     if not parts:
         raise InputError(
@@ -355,8 +357,9 @@ def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -
 
 
 def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
-    """Return coordinates of segments: name, row, start, stop and kind; values of
-    additive parts, NaN of stretches.
+    """Return coordinates of segments: name, row, start, stop and kind.
+
+    Values of additive parts are included; they are NaN of stretches.
     """
     columns = {
         name: ("segment", [getattr(part, name) for part in parts])
@@ -366,15 +369,15 @@ def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
     if any(part.values is not None for part in parts):
         first = min(part.start for part in parts)
         last = max(part.stop for part in parts)
-        own = [
+        part_values = [
             np.full(len(part), np.nan) if part.values is None else part.values
             for part in parts
         ]
-        bounds = [(part.start - first, last - part.stop) for part in parts]
+        margins = [(part.start - first, last - part.stop) for part in parts]
         table = np.stack(
             [
                 np.pad(*item, constant_values=np.nan)
-                for item in zip(own, bounds, strict=True)
+                for item in zip(part_values, margins, strict=True)
             ]
         )
         coords |= {
@@ -395,11 +398,11 @@ def read_segments(data: xr.Dataset) -> tuple[Segment, ...]:
         return tuple(parts)
     first = int(data["part_step"].values[0])
     table = data["part_values"].transpose("segment", "part_step").values
-    own = [
+    part_values = [
         row[part.start - first : part.stop - first]
         for part, row in zip(parts, table, strict=True)
     ]
     return tuple(
-        replace(part, values=None if np.isnan(at).any() else at)
-        for part, at in zip(parts, own, strict=True)
+        replace(part, values=None if np.isnan(values).any() else values)
+        for part, values in zip(parts, part_values, strict=True)
     )

@@ -1,5 +1,8 @@
-"""Shapley values of a function of visible segments: exact over all masks, or by
-regression on some of them.
+"""Shapley values of a function of masks: exact, or by regression on some masks.
+
+Read :func:`exact_shapley`, then :func:`sampled_shapley`. The function may return
+anything with masks as its first axis; forecasts under masks are in
+:mod:`tsfm_lens.explain.values`.
 """
 
 from __future__ import annotations
@@ -20,20 +23,19 @@ from tsfm_lens.models.forecast import is_count
 
 Array = NDArray[np.float64]
 Value = Callable[[NDArray[np.bool_]], Array]
-"""Masks (mask, player) -> values (mask, …)."""
+"""Function of masks (mask, player) that returns values (mask, …)."""
 
 # all masks of more players would take days
 _MOST = 20
-# expected interactions of a player with all others, least size of a player in means,
-# variance of a half difference
-_JOINT = 2.0
-_LEAST = 0.1
-_NOISE = 1e-9
+_JOINT = 2.0  # expected interactions of a player with all others
+_LEAST = 0.1  # smallest size of a player, in mean sizes
+_NOISE = 1e-9  # variance of a half difference
 
 
 def all_masks(players: int) -> NDArray[np.bool_]:
-    """Return every mask of 1 to 20 players, (2 ** players, player): the first shows
-    none, the last all.
+    """Return every mask of 1 to 20 players, (2 ** players, player).
+
+    The first shows none, the last all.
     """
     if not 1 <= players <= _MOST:
         raise InputError(
@@ -44,8 +46,9 @@ def all_masks(players: int) -> NDArray[np.bool_]:
 
 
 def exact_shapley(values: Any, players: int) -> Array:
-    """Compute Shapley values (player, …) from values (2 ** player, …) of
-    :func:`all_masks`.
+    """Compute Shapley values (player, …) from the values of :func:`all_masks`.
+
+    Values are (2 ** player, …).
     """
     table = np.asarray(values, dtype=float)
     masks = all_masks(players)
@@ -70,8 +73,13 @@ def exact_shapley(values: Any, players: int) -> Array:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Shapley values (player, …), half of 95 % intervals, masks, and whether standard
-    errors met the tolerance.
+    """Shapley values that were estimated from masks.
+
+    Attributes:
+        attribution: (player, …).
+        half_width: half of 95 % intervals, (player, …).
+        masks: number of masks.
+        settled: whether standard errors met the tolerance.
     """
 
     attribution: Array
@@ -88,11 +96,11 @@ def sampled_shapley(
     tolerance: float = 0.02,
     seed: int = 0,
 ) -> Sampled:
-    """Estimate Shapley values by regression on masks and their complements, until
-    errors are within the tolerance.
+    """Estimate Shapley values by regression on masks and their complements.
 
-    Values are exact up to a rounding where players act alone or in twos, and always sum
-    to the whole. Masks of all sizes are drawn alike, which is by leverage, and without
+    Masks are added until errors are within the tolerance. Values are exact up to
+    rounding where players act alone or in pairs, and always sum to the total change.
+    All sizes of masks are drawn equally often, which is by leverage, and without
     replacement. The regression is polynomial: each player's slope is free, interactions
     are expected to be as small as the players. Standard errors are the larger of two:
     those of the jackknife, with the correction for a finite population, and those of
@@ -126,20 +134,22 @@ def sampled_shapley(
     count = 0
     settled = False
     chunks = []
-    parts = []
+    half_differences = []
     lowest = np.array(np.inf)
     highest = np.array(-np.inf)
     while count < budget // 2 and not settled:
-        more = np.array(
-            list(islice(pairs, min(max(count, 2 * players), budget // 2 - count)))
+        # the number of masks doubles, since each regression takes time with its cube
+        wanted = min(max(count, 2 * players), budget // 2 - count)
+        new_masks = np.array(list(islice(pairs, wanted)))
+        values = value(np.concatenate([new_masks, ~new_masks]))
+        chunks.append(new_masks)
+        half_differences.append(
+            (values[: len(new_masks)] - values[len(new_masks) :]) / 2
         )
-        values = value(np.concatenate([more, ~more]))
-        chunks.append(more)
-        parts.append((values[: len(more)] - values[len(more) :]) / 2)
         lowest = np.minimum(lowest, values.min(0))
         highest = np.maximum(highest, values.max(0))
         masks = np.concatenate(chunks)
-        halves = np.concatenate(parts)
+        halves = np.concatenate(half_differences)
         count = len(masks)
         attribution, error, freedom = _regressed(masks, halves.reshape(count, -1))
         # where complements are equal but masks differ, what tells players apart was not
@@ -151,48 +161,49 @@ def sampled_shapley(
         settled = changes and bool(
             error.mean(1).max() <= tolerance * 2 * np.abs(halves[0]).mean()
         )
-    distance = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
+    widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
     shape = (players, *halves.shape[1:])
     # no mask of the whole budget changes the value
     settled = settled or not changes
     return Sampled(
-        attribution.reshape(shape), distance.reshape(shape), 2 * count, settled
+        attribution.reshape(shape), widths.reshape(shape), 2 * count, settled
     )
 
 
 def _pairs(players: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]]:
-    """Yield one mask of each pair of complements, each once: that of all players, then
-    sizes in turn.
+    """Yield one mask of each pair of complements, each once.
+
+    The mask of all players comes first, then sizes in turn.
     """
     yield np.ones(players, dtype=bool)
-    left = {size: _number(players, size) for size in range(1, players // 2 + 1)}
-    before = set()
+    remaining = {size: _number(players, size) for size in range(1, players // 2 + 1)}
+    drawn = set()
     turn = 0
-    while left:
+    while remaining:
         # pairs within one size are half as many
         for size in [
             size
-            for size in left
-            if 2 * size < players or turn % 2 == 0 or len(left) == 1
+            for size in remaining
+            if 2 * size < players or turn % 2 == 0 or len(remaining) == 1
         ]:
             mask = np.zeros(players, dtype=bool)
-            while not mask.any() or mask.tobytes() in before:
+            while not mask.any() or mask.tobytes() in drawn:
                 mask = rng.permutation(players) < size
                 mask ^= 2 * size == players and not mask[0]
-            before.add(mask.tobytes())
-            left[size] -= 1
+            drawn.add(mask.tobytes())
+            remaining[size] -= 1
             yield mask
-        left = {size: number for size, number in left.items() if number}
+        remaining = {size: number for size, number in remaining.items() if number}
         turn += 1
 
 
 def _number(players: int, size: int) -> int:
-    """Count the pairs of complements of which one has this size."""
+    """Count the pairs of complementary masks of which one has this size."""
     return comb(players, size) // (1 + (2 * size == players))
 
 
 def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, Array]:
-    """Regress half differences (pair, value) on masks.
+    """Regress half differences (pair, value) on masks (pair, player).
 
     Returns:
         Shapley values and standard errors, (player, value), and degrees of freedom of
@@ -233,13 +244,15 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
             size = (strength + _LEAST * strength.mean()) / (1 + _LEAST) / strength.sum()
     attribution += (2 * halves[0] - attribution.sum(0)) / players
     # a pair that only itself determines has no prediction without it
-    own = np.diag(residual)[:, None]
-    own = np.where(own > np.finfo(float).eps, own, 0.0)
-    without_one = ratio(residual @ halves, own, 0.0)
+    diagonal = np.diag(residual)[:, None]
+    diagonal = np.where(diagonal > np.finfo(float).eps, diagonal, 0.0)
+    without_one = ratio(residual @ halves, diagonal, 0.0)
     sizes = np.minimum(masks.sum(1), (~masks).sum(1))
     counts = np.bincount(sizes)
-    rest = np.array([1 - counts[size] / _number(players, int(size)) for size in sizes])
-    jackknife = (np.square(by_half) * rest) @ np.square(without_one)
+    unsampled = np.array(
+        [1 - counts[size] / _number(players, int(size)) for size in sizes]
+    )
+    jackknife = (np.square(by_half) * unsampled) @ np.square(without_one)
     # what no mask of the sample shows: the variance of the regression's own model of
     # interactions
     products = np.outer(nodes, nodes)[..., None] * scales

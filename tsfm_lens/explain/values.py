@@ -1,4 +1,10 @@
-"""Forecasts of masked copies of one item, thousands in a batch."""
+"""Forecasts of one item under masks, thousands of them in a batch.
+
+:class:`Masks` is the forecast as a function of the visible segments, with a cache;
+:func:`forecasts` is its public face. Of models that draw, quantiles come from sample
+paths under the item's own random numbers. Masked series are made in
+:mod:`tsfm_lens.explain.masking`.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +64,12 @@ def forecasts(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """Compute a run's forecast of one target under each mask: the library's own of the
-    masked series, up to rounding.
+    """Compute a run's forecast of one target under each mask.
 
-    In one pass, token models give the expected value at each step along the run's own
-    path, and distributions their mean. In a rollout of a model that samples, every mask
-    uses the random numbers that the item alone would use.
+    It is the library's own forecast of the masked series, up to rounding. In one pass,
+    token models give the expected value at each step along the run's own path, and
+    distributions their mean. In a rollout of a model that samples, every mask uses the
+    random numbers that the item alone would use.
 
     Args:
         run: the forecast to explain.
@@ -86,7 +92,8 @@ def forecasts(
 
     Example:
         >>> parts = explain.segments(driven, parts=1)
-        >>> explain.forecasts(driven, parts, [[True, True, True], [True, True, False]]).shape
+        >>> keep = [[True, True, True], [True, True, False]]
+        >>> explain.forecasts(driven, parts, keep).shape
         (2, 9, 8)
     """
     return Masks(
@@ -95,8 +102,9 @@ def forecasts(
 
 
 def list_levels(run: Run) -> tuple[float, ...]:
-    """Return levels of a run's values under masks; (0.5,) for the expected value of a
-    model that draws, in one pass.
+    """Return the quantile levels of a run's forecasts under masks.
+
+    They are (0.5,) for the expected value of a model that draws, in one pass.
     """
     if run.lens.emits == "quantile" or run.rollout:
         return default_levels(run.lens.adapter)
@@ -104,8 +112,9 @@ def list_levels(run: Run) -> tuple[float, ...]:
 
 
 def name_statistic(run: Run) -> str:
-    """Name these values: "quantiles", "quantiles of sample paths", "expected value" or
-    "mean".
+    """Return what the forecasts under masks are.
+
+    One of "quantiles", "quantiles of sample paths", "expected value" and "mean".
     """
     by_readout = {"quantile": "quantiles", "token": "expected value"}
     if takes_draws(run):
@@ -115,11 +124,11 @@ def name_statistic(run: Run) -> str:
 
 @dataclass(eq=False)
 class Masks:
-    """Forecast of one target as a function of the visible segments of its item; each
-    mask is run once.
+    """Forecast of one target as a function of its item's visible segments.
 
-    In causal models whose wiring allows it (TimesFM 2.5), masks with the same beginning
-    share its computation, up to rounding, if the reference is numbers.
+    Each mask is run once. In causal models whose wiring allows it (TimesFM 2.5), masks
+    with the same beginning share its computation, up to rounding, if the reference is
+    numbers.
 
     Attributes:
         progress: called with the masks done and their number.
@@ -163,7 +172,7 @@ class Masks:
 
     @cached_property
     def stands(self) -> tuple[np.ndarray, ...]:
-        """Values (time + horizon,) for each series that replace it where it is masked."""
+        """Values that replace each series where it is masked, (time + horizon,)."""
         series = self.run.batch
         tables = category_numbers(self.run.lens, series)
         rows = reference_rows(series, self.reference, self.run.horizon, self.seed)
@@ -189,19 +198,20 @@ class Masks:
 
     @cached_property
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """Forecast of everything, and of nothing but the reference, (quantile, step)
-        each, mean over seeds.
+        """Forecast of everything, and of nothing but the reference, (quantile, step).
+
+        Both are means over seeds.
         """
         both = np.repeat([[True], [False]], len(self.segments), axis=1)
-        full, nothing = np.mean([item(both) for item in self.per_seed], axis=0)
+        full, nothing = np.mean([seeded(both) for seeded in self.per_seed], axis=0)
         if self.run.lens.emits == "quantile":
             gap = np.abs(full - self.run.forecast.quantiles[self.row]).max()
             if gap > _FAR * own_rounding(self.run)[self.row]:
-                self._refuse_other(gap)
+                self._check_same_forecast(gap)
         return full, nothing
 
-    def _refuse_other(self, gap: float) -> None:
-        """Refuse a forecast that is farther off the run's than rounding moves it."""
+    def _check_same_forecast(self, gap: float) -> None:
+        """Raise InputError if a forecast is farther off than rounding moves it."""
         bound = _FAR * float(measured_rounding(self.run)[self.row])
         if not gap <= bound:
             raise InputError(
@@ -211,8 +221,9 @@ class Masks:
 
     @cached_property
     def per_seed(self) -> tuple[Masks, ...]:
-        """Copies under this seed and the ones after it, as many as repeats; itself
-        where none is drawn.
+        """Copies under this seed and the ones after it, as many as repeats.
+
+        Only itself where nothing is drawn.
         """
         if self.repeats < 2 or not takes_draws(self.run):
             return (self,)
@@ -228,45 +239,35 @@ class Masks:
 
     def __call__(self, keep: Any) -> np.ndarray:
         """Compute forecasts (mask, quantile, step) of masks (mask, segment)."""
+        # the cache holds forecasts of the conditions under which the run was made
         self.run.refuse_change()
         visible = checked_keep(keep, len(self.segments))
         keys = [row.tobytes() for row in np.packbits(visible, axis=1)]
-        positions = np.array(
-            [
-                *{
-                    key: index
-                    for index, key in enumerate(keys)
-                    if key not in self._cache
-                }.values()
-            ],
-            int,
-        )
+        # a mask that is asked for twice is run once
+        new = {key: index for index, key in enumerate(keys) if key not in self._cache}
+        missing = np.array([*new.values()], int)
         if self._shares:
             # masks that begin alike stand together
             order = np.argsort([part.start for part in self.segments])[::-1]
-            positions = positions[np.lexsort(visible[positions][:, order].T)]
-        fit = max(
-            1,
-            _NUMBERS
-            // (len(self.batch) * (max(self.batch.lengths) + self.run.horizon)),
-        )
+            missing = missing[np.lexsort(visible[missing][:, order].T)]
+        steps = max(self.batch.lengths) + self.run.horizon
+        fit = max(1, _NUMBERS // (len(self.batch) * steps))
+        chunks = max(1, -(-len(missing) // fit))
         # chunks of equal size waste the least
-        size = max(1, -(-len(positions) // max(1, -(-len(positions) // fit))))
-        for first in range(0, len(positions), size):
-            chunk = positions[first : first + size]
-            self._cache |= zip(
-                [keys[position] for position in chunk],
-                self._forecast(visible[chunk]),
-                strict=True,
-            )
+        size = max(1, -(-len(missing) // chunks))
+        for first in range(0, len(missing), size):
+            chunk = missing[first : first + size]
+            new_keys = [keys[index] for index in chunk]
+            values = self._forecast(visible[chunk])
+            self._cache |= zip(new_keys, values, strict=True)
             if self.progress is not None:
-                self.progress(first + len(chunk), len(positions))
+                self.progress(first + len(chunk), len(missing))
         return np.stack([self._cache[key] for key in keys])
 
     def _forecast(self, visible: np.ndarray) -> np.ndarray:
         """Compute forecasts (mask, quantile, step), all of them run."""
         run = self.run
-        self._refuse_nothing(visible)
+        self._check_rest_visible(visible)
         batch = self.masked(visible)
         if takes_draws(run):
             quantiles = _rollouts(run, batch, len(self.batch))
@@ -279,11 +280,11 @@ class Masks:
         values = quantiles.reshape(len(visible), len(self.batch), *quantiles.shape[1:])[
             :, self.row
         ]
-        finite = np.isfinite(values).all((1, 2))
-        if not finite.all():
+        forecast_exists = np.isfinite(values).all((1, 2))
+        if not forecast_exists.all():
             hidden = [
                 self.segments[index].name
-                for index in np.flatnonzero(~visible[finite.argmin()])
+                for index in np.flatnonzero(~visible[forecast_exists.argmin()])
             ]
             raise InputError(
                 f"{run.lens.wiring.architecture} forecasts no value with"
@@ -294,8 +295,9 @@ class Masks:
 
     @cached_property
     def _shares(self) -> bool:
-        """True if masks that begin alike can share the model's work on it: nothing may
-        look ahead.
+        """True if masks that begin alike can share the model's work on it.
+
+        Nothing may look ahead for that.
         """
         lens = self.run.lens
         series = self.batch
@@ -304,12 +306,13 @@ class Masks:
         return (
             alone
             and hasattr(lens.adapter, "sharing")
-            and not any(np.isnan(item).any() for item in full)
+            and not any(np.isnan(values).any() for values in full)
         )
 
     def _prefixes(self, visible: np.ndarray) -> np.ndarray:
-        """Give one number to the visible part of each mask up to the end of each token,
-        (mask, token).
+        """Return a number for what a mask shows up to each token's end.
+
+        The numbers are (mask, token); masks with the same number are equal up to there.
         """
         columns = []
         for stop in token_edges(self.run)[1:]:
@@ -323,16 +326,18 @@ class Masks:
             columns.append(np.unique(bits, axis=0, return_inverse=True)[1].reshape(-1))
         return np.stack(columns, axis=1)
 
-    def _refuse_nothing(self, visible: np.ndarray) -> None:
-        """Refuse masks that leave nothing of a series whose gaps the library fills from
-        the rest.
+    def _check_rest_visible(self, visible: np.ndarray) -> None:
+        """Raise InputError if a mask leaves nothing from which gaps are filled.
+
+        That concerns models without a mask, whose library fills the gaps of a series
+        from the rest of it.
         """
         for row, name in enumerate(self.batch.ids):
             if not np.isnan(self.stands[row]).all() or self.mask == OWN_MASK:
                 continue
             columns = [
-                i
-                for i, part in enumerate(self.segments)
+                index
+                for index, part in enumerate(self.segments)
                 if part.row == row and part.values is None
             ]
             rest_visible = (
@@ -353,14 +358,16 @@ def takes_draws(run: Run) -> bool:
 
 
 def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
-    """Roll out sample paths, (series, quantile, step): every copy draws the random
-    numbers of the item alone.
+    """Roll out sample paths, (series, quantile, step).
+
+    Every copy draws the random numbers of the item alone.
     """
     request = check_request(
         run.lens, batch, run.horizon, list_levels(run), run.num_samples, run.seed
     )
     # as many as the memory takes
-    size = max(1, max(stop - start for start, stop in plan(request)) // rows) * rows
+    largest = max(stop - start for start, stop in plan(request))
+    size = max(1, largest // rows) * rows
     parts = []
     for first in range(0, len(batch), size):
         stop = min(first + size, len(batch))
@@ -372,8 +379,9 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
 
 
 def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarray:
-    """Compute the library's own forecast, (series, quantile, step), common beginnings
-    once.
+    """Compute the library's own forecast, (series, quantile, step).
+
+    What masks have in common at their beginning is computed once.
     """
     lens = run.lens
     request = check_request(lens, batch, run.horizon, seed=run.seed)
@@ -386,7 +394,10 @@ def _in_prefixes(run: Run, batch: MaskedBatch, prefixes: np.ndarray) -> np.ndarr
 
 
 def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
-    """Compute single forwards, (series, 1, step); token models follow the run's path."""
+    """Compute single forwards, (series, 1, step).
+
+    Token models follow the run's path.
+    """
     lens = run.lens
     if run.tokens_read:
         encoded = lens.encode(batch, future=np.tile(run.path, (copies, 1)))
@@ -416,24 +427,24 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
 
 
 def alone_as_forecast(run: Run, item: Item = None) -> Run:
-    """Select one item, in a run whose values under masks are the library's forecast of
-    it.
+    """Select one item, so that its values under masks are the library's forecast.
 
     Of a model that draws, this is the rollout of sample paths, with the random numbers
     of the item alone.
     """
-    one = full = run.item(item)
-    if one.lens.emits == "quantile":
-        return one
-    while full._of is not None:
-        full = full._of[0]
-    is_alone = len(full.batch) == len(one.batch)
-    return (one if is_alone else replace(one, _of=None)).as_rollout()
+    alone = origin = run.item(item)
+    if alone.lens.emits == "quantile":
+        return alone
+    while origin._of is not None:
+        origin = origin._of[0]
+    is_alone = len(origin.batch) == len(alone.batch)
+    return (alone if is_alone else replace(alone, _of=None)).as_rollout()
 
 
 def draw_facts(run: Run, row: int) -> dict[str, object]:
-    """Return attributes of a result of sample paths: their number, and how far other
-    ones move the median at a step.
+    """Return attributes of a result of sample paths; none without them.
+
+    They are the number of paths, and how far other ones move the median at a step.
     """
     if not takes_draws(run):
         return {}
@@ -447,8 +458,9 @@ def draw_facts(run: Run, row: int) -> dict[str, object]:
 
 
 def single_pass(run: Run) -> Run:
-    """Return the run in one pass, which takes no draw, over as many steps as it has, if
-    its model draws samples.
+    """Return the run in one pass, without draws, if its model draws samples.
+
+    It has as many steps as one pass has.
     """
     if takes_draws(run):
         return run.shortened(run.lens.longest_pass).in_one_pass()

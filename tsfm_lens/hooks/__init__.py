@@ -1,4 +1,9 @@
-"""Hook points, components, activations and interventions on any wired model."""
+"""Hook points, components, activations and interventions on any wired model.
+
+A :class:`Wiring` is the table of a model; :class:`HookRegistry` sets hooks by it. Read
+these two first. Loading a model, and ``run_with_cache`` and its kin, are in
+:mod:`tsfm_lens.models`.
+"""
 
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.component import Component, components, select_components, writers

@@ -1,4 +1,8 @@
-"""Captured activations: a mapping by hook name, with labelled views."""
+"""Captured activations: a mapping by hook name, with labelled views.
+
+Read :class:`Activations`; :class:`TokenSpans` says which time steps each token covers.
+Nothing is recorded here: :mod:`tsfm_lens.hooks.recorder` fills the mapping.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,9 @@ from tsfm_lens.hooks.tl_names import CACHE, Key, find_point, full_name
 
 @dataclass(frozen=True)
 class TokenSpans:
-    """Time steps ``[start, stop)`` of every token of one stack, counted from the
-    forecast start (the first step is 0).
+    """Time steps ``[start, stop)`` of every token of one stack.
+
+    Steps are counted from the forecast start: its first step is 0.
 
     Encoder tokens cover the steps of their input; decoder tokens cover the steps that
     are forecast from them.
@@ -52,16 +57,19 @@ class TokenSpans:
         *,
         stride: int | None = None,
     ) -> TokenSpans:
-        """Make ``n`` tokens of ``width`` steps each from ``first`` on, ``stride``
-        apart, then special tokens.
+        """Make ``n`` tokens of ``width`` steps each, then special tokens.
+
+        The first starts at ``first``; starts are ``stride`` apart, ``width`` if None.
         """
         step = stride or width
-        bounds = ((first + step * (n - 1) + width) if n else first,) * len(
-            special_after
-        )
+        end = first
+        if n:
+            end = first + step * (n - 1) + width
+        # special tokens cover no step: they start and stop at the end
+        edges = (end,) * len(special_after)
         start = range(first, first + step * n, step)
         stop = range(first + width, first + width + step * n, step)
-        return cls((*start, *bounds), (*stop, *bounds), ("",) * n + special_after)
+        return cls((*start, *edges), (*stop, *edges), ("",) * n + special_after)
 
     def __add__(self, other: TokenSpans) -> TokenSpans:
         """Return the tokens of both, one after the other."""
@@ -74,12 +82,12 @@ class TokenSpans:
         )
 
     def shifted(self, steps: int) -> TokenSpans:
-        """Return the same tokens counted from a forecast start that lies ``steps``
-        earlier.
+        """Return the same tokens, counted from another forecast start.
+
+        That start lies ``steps`` earlier.
         """
-        start, stop = (
-            tuple(edge + steps for edge in edges) for edges in (self.start, self.stop)
-        )
+        start = tuple(edge + steps for edge in self.start)
+        stop = tuple(edge + steps for edge in self.stop)
         return TokenSpans(start, stop, self.special, self.variate)
 
 
@@ -153,15 +161,15 @@ class Activations(Decomposed):
         return list(self.recorded)
 
     def __getattr__(self, name: str) -> Any:
-        instead = f": {CACHE[name]}" if name in CACHE else ""
-        raise AttributeError(f"activations have no {name!r}{instead}")
+        # what TransformerLens's cache has under this name, and what to call here
+        alternative = f": {CACHE[name]}" if name in CACHE else ""
+        raise AttributeError(f"activations have no {name!r}{alternative}")
 
     def __getitem__(self, name: Key) -> Tensor:
-        head = (
-            find_point(name)[1]
-            if isinstance(name, str) and name not in self.recorded
-            else ""
-        )
+        # a component such as "decoder.2.cross_attn.3" is one head of its hook_z
+        head = ""
+        if isinstance(name, str) and name not in self.recorded:
+            head = find_point(name)[1]
         if head.isdigit():
             heads = self[find_point(str(name))[0]]
             if int(head) >= heads.shape[-2]:
@@ -181,12 +189,12 @@ class Activations(Decomposed):
             return key
         suffix = "_grad" if isinstance(key, str) and key.endswith("_grad") else ""
         plain = key.removesuffix("_grad") if isinstance(key, str) else key
-        plain = find_point(plain)[0] or plain if isinstance(plain, str) else plain
-        name = (
-            plain
-            if isinstance(plain, str) and plain in self.points
-            else full_name(self.points, plain)
-        )
+        if isinstance(plain, str):
+            plain = find_point(plain)[0] or plain
+        if isinstance(plain, str) and plain in self.points:
+            name: str | None = plain
+        else:
+            name = full_name(self.points, plain)
         requested = key if name is None else name + suffix
         if isinstance(requested, str) and requested in self.recorded:
             return requested
@@ -211,14 +219,16 @@ class Activations(Decomposed):
         )
 
     def calls(self, name: Key) -> list[Call]:
-        """Return every recorded pass through one hook point, in order; UnknownNameError
-        if there is none.
+        """Return every recorded pass through one hook point, in order.
+
+        Raises UnknownNameError if there is none.
         """
         return self.recorded[self._name(name)]
 
     def remove_batch_dim(self) -> Activations:
-        """Show activations of a single row without their axis "batch"; InputError if
-        there are several rows.
+        """Show activations of a single row without their axis "batch".
+
+        Raises InputError if there are several rows.
         """
         names = [name for name in self.recorded if self._batch_axis(name) is not None]
         rows = {
@@ -234,17 +244,22 @@ class Activations(Decomposed):
         return self
 
     def to(self, device: torch.device | str) -> Activations:
-        """Move all activations to a device, in place, as TransformerLens's cache does."""
+        """Move all activations to a device, in place.
+
+        TransformerLens's cache does so, too.
+        """
         for calls in self.recorded.values():
             calls[:] = [replace(call, value=call.value.to(device)) for call in calls]
         return self
 
     def _point(self, name: str) -> Point:
+        """Return the hook point of an activation, or of its gradient."""
         return self.points[name.removesuffix("_grad")]
 
     def axes(self, name: Key) -> tuple[str, ...]:
-        """Return the names of the axes of ``acts[name]``; "axis_0", … if a reducer made
-        new axes.
+        """Return the names of the axes of ``acts[name]``.
+
+        They are "axis_0", … if a reducer made new axes.
         """
         exact = self._name(name)
         axes = self._axes(exact)
@@ -254,6 +269,7 @@ class Activations(Decomposed):
         return (*axes[:batch], *axes[batch + 1 :])
 
     def _axes(self, name: str) -> tuple[str, ...]:
+        """Return the axes of one hook point's passes, stacked."""
         axes = self._call_axes(name)
         if self.rollout or len(self.recorded[name]) > 1:
             return ("step", *axes)
@@ -265,11 +281,14 @@ class Activations(Decomposed):
         value = self.recorded[name][0].value
         if len(axes) == value.ndim:
             return axes
+        # a reducer made axes of its own
         return tuple(f"axis_{index}" for index in range(value.ndim))
 
     def _batch_axis(self, name: str) -> int | None:
-        """Return the axis of the batch's rows; None where they were reduced, or
-        attention between series has others.
+        """Return the axis of the batch's rows.
+
+        None where a reducer removed the rows, or where another axis of an attention
+        between series counts them.
         """
         axes = self._axes(name)
         if "batch" in axes and not self._point(name).row_axis:
@@ -277,8 +296,10 @@ class Activations(Decomposed):
         return None
 
     def to_xarray(self, name: Key) -> xr.DataArray:
-        """Return one activation with ``series`` and ``sample`` along batch, ``step``,
-        and the steps of each token.
+        """Return one activation as a labelled array.
+
+        ``series`` and ``sample`` are coordinates along batch, ``step`` along the passes
+        of a rollout, and the steps of each token along its axis.
         """
         name = self._name(name)
         tensor = self[name].detach().cpu().float()
@@ -288,6 +309,7 @@ class Activations(Decomposed):
             array = array.assign_coords(
                 step=[call.step for call in self.recorded[name]]
             )
+        # of such a pattern, rows are tokens, and queries are series
         between_series = self._point(name).over == "variate" and "query" in axes
         if "batch" in axes and self.ids and not between_series:
             samples = range(array.sizes["batch"] // len(self.ids))
@@ -309,12 +331,13 @@ class Activations(Decomposed):
     def token_spans(
         self, name: Key, call: int = 0, axis: str = "pos"
     ) -> TokenSpans | None:
-        """Return the steps that tokens of a pass cover on "pos", "query" or "key"; None
-        if unknown.
+        """Return the steps that tokens of a pass cover.
+
+        The axis is "pos", "query" or "key". None if the steps are unknown.
         """
         name = self._name(name)
         point = self._point(name)
-        entry = self.recorded[name][call]
+        recorded = self.recorded[name][call]
         axes = self._call_axes(name)
         row_axis = axis
         if axis == "key":
@@ -326,7 +349,7 @@ class Activations(Decomposed):
             stack = next(iter(self.spans), "encoder")
         else:
             stack = point.stack
-        length = entry.value.shape[axes.index(axis)]
+        length = recorded.value.shape[axes.index(axis)]
         if self.rollout:
             spans = None
         else:
@@ -336,43 +359,44 @@ class Activations(Decomposed):
             if axis == "key":
                 offset = 0
             else:
-                offset = entry.offset
+                offset = recorded.offset
             first = self.recorded[name][0].value.shape[axes.index(row_axis)]
-            spans = self.spans_at(stack, entry.step, offset, length, first)
+            spans = self.spans_at(stack, recorded.step, offset, length, first)
         if spans is not None and len(spans) == length:
             return spans
         return None
 
     def _label_tokens(self, array: xr.DataArray, name: str, axis: str) -> xr.DataArray:
-        passes = [
+        """Add the steps of each token along an axis, if all passes have them."""
+        call_spans = [
             self.token_spans(name, call, axis) for call in range(len(self.calls(name)))
         ]
-        labels = [
+        fitting = [
             spans
-            for spans in passes
+            for spans in call_spans
             if spans is not None and len(spans) == array.sizes[axis]
         ]
-        if axis not in array.dims or len(labels) < len(passes):
+        if axis not in array.dims or len(fitting) < len(call_spans):
             return array
         by_step = "step" in array.dims
         for part in ("start", "stop", "special"):
-            rows = [list(getattr(spans, part)) for spans in labels]
-            array = array.assign_coords(
-                {
-                    f"{axis}_{part}": (
-                        (("step", axis), rows) if by_step else (axis, rows[0])
-                    )
-                }
-            )
+            rows = [list(getattr(spans, part)) for spans in fitting]
+            coordinate: tuple[Any, Any] = (axis, rows[0])
+            if by_step:
+                coordinate = (("step", axis), rows)
+            array = array.assign_coords({f"{axis}_{part}": coordinate})
         return array
 
 
 def _pad_keys(name: str, point: Point, values: list[Tensor]) -> list[Tensor]:
-    """Pad patterns and scores of a growing cache to one length; keys that were not
-    cached yet get no attention.
+    """Pad patterns and scores of a growing cache to one number of keys.
+
+    Keys that were not cached yet get no attention.
     """
     fill = {"pattern": 0.0, "scores": float("-inf")}.get(point.how)
-    if fill is None or any(v.shape[:-1] != values[0].shape[:-1] for v in values):
+    if fill is None or any(
+        value.shape[:-1] != values[0].shape[:-1] for value in values
+    ):
         shapes = sorted({tuple(value.shape) for value in values})
         raise HookError(
             f"{name} changed its shape during the rollout ({shapes[0]} … {shapes[-1]}),"

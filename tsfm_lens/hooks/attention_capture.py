@@ -1,5 +1,9 @@
-"""Attention capture: scaled dot-product attention with an explicit softmax if a hook
-needs it, else fused.
+"""Attention with hooks on its inside: scores, pattern and heads.
+
+An :class:`Interceptor`, a torch function mode, catches the calls of scaled dot-product
+attention inside modules that have hooks. Attention stays fused unless a hook uses
+scores or pattern; then the softmax is explicit. Read ``Interceptor.__torch_function__``
+first; an attention function of a model's own takes part by :func:`declare_scores`.
 """
 
 from __future__ import annotations
@@ -27,13 +31,14 @@ from torch.overrides import (
 from tsfm_lens.core.errors import WiringError
 from tsfm_lens.hooks.native import explicit_attention, softmax_rows
 
-Looks = list[tuple[Any, str]]
-"""(dispatcher, path of the attention that it looks at)."""
+Observers = list[tuple[Any, str]]
+"""Pairs of a dispatcher and the path of the attention that it observes."""
 
 
 def brackets(path: str, module: nn.Module) -> Iterator[str]:
-    """Yield paths of the modules inside which the interceptor must be on, for the
-    attention of one to be seen.
+    """Yield the modules inside which the interceptor must be on, by path.
+
+    They are those for the attention of one module to be seen.
     """
     if isinstance(module, nn.MultiheadAttention):
         # encoders of torch's own leave their fused paths, and nested tensors, where a
@@ -44,32 +49,35 @@ def brackets(path: str, module: nn.Module) -> Iterator[str]:
 
 
 class Interceptor(TorchFunctionMode):
-    """Interceptor of one thread's attention calls, for every dispatcher that looks at
-    the calling module.
+    """Interceptor of one thread's attention calls.
+
+    It serves every dispatcher that observes the calling module.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._dispatchers: list[Any] = []
         # the modules inside which it is on; those of a run that was broken off stay
-        # until the next look
+        # until the next :meth:`settle`
         self._inside: list[nn.Module] = []
 
     def listen(self, dispatcher: Any) -> None:
-        """Show attention calls to a dispatcher as long as it looks at any module."""
-        rest = [item for item in self._dispatchers if item is not dispatcher]
-        self._dispatchers = [*rest, *([dispatcher] if dispatcher.attentions else [])]
+        """Show attention calls to a dispatcher as long as it observes any module."""
+        dispatchers = [known for known in self._dispatchers if known is not dispatcher]
+        if dispatcher.attentions:
+            dispatchers.append(dispatcher)
+        self._dispatchers = dispatchers
         self.settle()
 
     def enter(self, module: nn.Module) -> None:
-        """Be on, inside one module more."""
+        """Note that the thread has entered a module, and be on."""
         if self._inside:
             self.settle()
         self._inside = [*self._inside, module]
         self._switch()
 
     def leave(self, module: nn.Module) -> None:
-        """Be on inside one module less."""
+        """Note that the thread has left a module, and be off outside all of them."""
         # another hook may have raised before this module was entered
         if module in self._inside:
             last = len(self._inside) - 1 - self._inside[::-1].index(module)
@@ -84,6 +92,7 @@ class Interceptor(TorchFunctionMode):
         self._switch()
 
     def _switch(self) -> None:
+        """Put this mode on torch's stack while a module is entered, or off."""
         modes = _get_current_function_mode_stack()
         if self._inside and self not in modes:
             _push_mode(self)
@@ -102,9 +111,7 @@ class Interceptor(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func``, or attention with hooks when the call comes from a module that
-        is looked at.
-        """
+        """Run ``func``; attention runs with hooks if its caller is observed."""
         kwargs = kwargs or {}
         scores_of = getattr(func, "scores_of", None)
         if scores_of is None and func not in (
@@ -112,10 +119,10 @@ class Interceptor(TorchFunctionMode):
             F.multi_head_attention_forward,
         ):
             return func(*args, **kwargs)
-        modules = self._find_dispatchers(sys._getframe(1))
-        if not modules:
+        observers = self._find_observers(sys._getframe(1))
+        if not observers:
             return func(*args, **kwargs)
-        for dispatcher, path in modules:
+        for dispatcher, path in observers:
             dispatcher.called[path] = True
         # torch has this mode off until the call returns, so what a hook runs turns it
         # on anew
@@ -124,35 +131,37 @@ class Interceptor(TorchFunctionMode):
         try:
             if scores_of is not None:
                 query, key, value, *rest = args
-                own = (
-                    (lambda q, k: scores_of(q, k, *rest)),
-                    (lambda q, k, v: func(q, k, v, *rest)),
+                return _with_hooks(
+                    observers,
+                    query,
+                    key,
+                    value,
+                    lambda q, k: scores_of(q, k, *rest),
+                    lambda q, k, v: func(q, k, v, *rest),
                 )
-                return _with_hooks(modules, query, key, value, *own)
             if func is F.multi_head_attention_forward:
-                return _multi_head(modules, args, kwargs)
-            return _attend(modules, *args, **kwargs)
+                return _multi_head(observers, args, kwargs)
+            return _attend(observers, *args, **kwargs)
         finally:
             self._inside = inside
 
-    def _find_dispatchers(self, frame: FrameType | None) -> Looks:
-        """Return the dispatchers that look at the innermost running module that any
-        looks at, with its path.
-        """
+    def _find_observers(self, frame: FrameType | None) -> Observers:
+        """Return the observers of the innermost running module that has any."""
         for module in _running_modules(frame):
-            modules = [
+            observers = [
                 (dispatcher, dispatcher.attentions[module])
                 for dispatcher in self._dispatchers
                 if module in dispatcher.attentions
             ]
-            if modules:
-                return modules
+            if observers:
+                return observers
         return []
 
 
 def _running_modules(frame: FrameType | None) -> Iterator[nn.Module]:
-    """Yield the modules that the thread is inside of, the innermost first; counts would
-    fail after an interrupt.
+    """Yield the modules that the thread is inside of, the innermost first.
+
+    They are read from the frames: a counter would be wrong after an interrupt.
     """
     while frame is not None:
         if frame.f_code is nn.Module._call_impl.__code__:
@@ -170,34 +179,40 @@ class _Local(threading.local):
 LOCAL = _Local()
 
 
-def _multi_head(modules: Looks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run torch's own multi-head attention with the captures in the place of the
-    attention call inside it.
-    """
+def _multi_head(
+    observers: Observers, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run torch's own multi-head attention with hooks on the attention inside it."""
     native = F.multi_head_attention_forward
     call = inspect.signature(native).bind(*args, **kwargs)
     call.apply_defaults()
     if call.arguments["need_weights"]:
         raise WiringError(
-            f"{modules[0][1]} (MultiheadAttention) was called with need_weights=True,"
+            f"{observers[0][1]} (MultiheadAttention) was called with need_weights=True,"
             " under which torch computes attention without"
             " scaled_dot_product_attention, so that its inside cannot be seen. Call it"
             " with need_weights=False, as nn.TransformerEncoderLayer does;"
             " `hook_pattern` has the weights."
         )
-    names = {
+    # torch's function looks the attention up in its module: a copy of the function with
+    # other globals leaves the module as it is, for all threads
+    namespace = {
         **vars(F),
         "has_torch_function": lambda _tensors: False,
-        "scaled_dot_product_attention": partial(_attend, modules),
+        "scaled_dot_product_attention": partial(_attend, observers),
     }
     function = FunctionType(
-        native.__code__, names, native.__name__, native.__defaults__, native.__closure__
+        native.__code__,
+        namespace,
+        native.__name__,
+        native.__defaults__,
+        native.__closure__,
     )
     return function(*call.args, **call.kwargs)
 
 
 def _attend(
-    modules: Looks,
+    observers: Observers,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -207,6 +222,8 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    """Run scaled dot-product attention with hooks."""
+
     def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         return F.scaled_dot_product_attention(
             query,
@@ -223,27 +240,31 @@ def _attend(
         first = getattr(attn_mask, "first", 0)
         if attn_mask is None or not first:
             return plain(query, key, value, attn_mask)
-        q, k, v = (item[..., :first, :] for item in (query, key, value))
+        q, k, v = (tensor[..., :first, :] for tensor in (query, key, value))
         rest = plain(query[..., first:, :], key, value, attn_mask[..., first:, :])
         return torch.cat([plain(q, k, v, attn_mask[..., :first, :first]), rest], dim=-2)
 
     def scores(query: Tensor, key: Tensor) -> Tensor:
         return explicit_attention(query, key, attn_mask, is_causal, scale)
 
-    return _with_hooks(modules, query, key, value, scores, fused, dropout_p, enable_gqa)
+    return _with_hooks(
+        observers, query, key, value, scores, fused, dropout_p, enable_gqa
+    )
 
 
 def in_two(mask: Tensor, first: int) -> Tensor:
-    """Mark the mask of two calls: of the first queries, over as many keys, and of all
-    others, over all keys.
+    """Mark a mask as that of two calls of attention.
+
+    One call is of the first queries, over as many keys, the other of all other queries,
+    over all keys.
     """
-    # the fused kernel leaves other roundings in one call than in two
+    # the fused kernel rounds differently in one call than in two
     mask.first = first  # type: ignore[attr-defined]
     return mask
 
 
 def _with_hooks(
-    modules: Looks,
+    observers: Observers,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -252,12 +273,13 @@ def _with_hooks(
     dropout_p: float = 0.0,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute attention with hooks: fused where no hook looks at scores or pattern,
-    else from the scores on.
+    """Compute attention with hooks, from the scores on only where a hook needs them.
+
+    Where no hook is on scores or pattern, the fused function runs.
     """
 
     def fire(how: str, tensor: Tensor) -> Tensor:
-        for dispatcher, path in modules:
+        for dispatcher, path in observers:
             tensor = dispatcher.fire_inside(path, how, tensor)
         return tensor
 
@@ -265,8 +287,8 @@ def _with_hooks(
     key = fire("k", key)
     value = fire("v", value)
     if not any(
-        item.in_use_inside(path, how)
-        for item, path in modules
+        dispatcher.in_use_inside(path, how)
+        for dispatcher, path in observers
         for how in ("scores", "pattern")
     ):
         return fire("result", fire("z", fused(query, key, value)))
@@ -283,8 +305,9 @@ def _with_hooks(
 def declare_scores(
     scores: Callable[..., Tensor],
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Declare how an attention function computes its scores, so that it can be hooked
-    like torch's own attention.
+    """Declare how an attention function computes its scores.
+
+    The function can then be hooked like torch's own attention.
 
     Args:
         scores: (query, key, …the arguments after value) -> (…, query, key), before the

@@ -1,5 +1,8 @@
-"""Blocks that undo everything at their end, even after an interrupt, and the torch
-hooks that they set.
+"""Blocks that undo everything at their end, even after an interrupt.
+
+Read :class:`Scope`, what a block begins and ends, then :class:`Block`, the ``with``
+statement of it. :class:`TorchHook` and :func:`hooked` are the torch hooks that blocks
+set. Nothing here knows of hook points or models.
 """
 
 from __future__ import annotations
@@ -18,13 +21,11 @@ from tsfm_lens.core.errors import HookError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-# what was entered, the newest last, and in which thread
+# the scopes that were entered, the newest last, and in which thread
 _ENTERED: weakref.WeakKeyDictionary[Scope[Any], int] = weakref.WeakKeyDictionary()
 
 Side = Literal["in", "out", "end"]
-"""Side of a module: before its forward, after it, or after it even where it raised an
-error.
-"""
+"""Side of a module: before its forward, after it, or after it even if it failed."""
 
 
 class Scope(Protocol[T_co]):
@@ -39,7 +40,10 @@ class Scope(Protocol[T_co]):
         """End what was begun; may be interrupted and called again."""
 
     def check(self) -> None:
-        """Raise for a silent failure; called after the end of a block without an error."""
+        """Raise for a silent failure.
+
+        Called after a block that ended without an error.
+        """
         return
 
 
@@ -83,8 +87,9 @@ class _Exit(partial[None]):
 
 
 class _Way:
-    """``__enter__`` or ``__exit__`` as a ``partial``: an interrupt then finds no Python
-    frame that holds the block.
+    """``__enter__`` or ``__exit__`` as a ``partial``.
+
+    An interrupt then finds no Python frame that holds the block.
 
     A traceback keeps the frames that an interrupt broke off. They hold the scope, while
     the ``with`` statement alone holds the way out: however it is broken off, it drops
@@ -97,7 +102,7 @@ class _Way:
 
     def __get__(self, block: Block[Any] | None, _type: type) -> Callable[..., Any]:
         if block is None:
-            # contextlib asks the class
+            # contextlib looks the methods up on the class
             return lambda block, *error: self._act(block._scope, *error)
         way = self._kind(self._act, block._scope)
         way.owner = block  # type: ignore[attr-defined]
@@ -105,6 +110,7 @@ class _Way:
 
 
 def _enter(scope: Scope[T_co]) -> T_co:
+    """Begin a scope; end it at once if that fails."""
     if scope.is_open:
         raise HookError(
             "this block is open already; make another of the same kind to enter it once"
@@ -122,31 +128,34 @@ def _enter(scope: Scope[T_co]) -> T_co:
 def _leave(
     scope: Scope[Any], kind: type[BaseException] | None = None, *_error: Any
 ) -> None:
+    """End a scope, and check it if the block raised no error."""
     scope.close()
     if kind is None:
         scope.check()
 
 
-def _leave_those_of_other_threads() -> None:
-    """Leave the blocks whose threads the child of a fork does not have: nobody else
-    would, and their turns would last.
+def _leave_blocks_of_lost_threads() -> None:
+    """Leave, in the child of a fork, the blocks of threads that it lacks.
+
+    Nobody else would, and their turns would last.
 
     What they changed is undone in the child as at their end: hooks, shadowed forwards,
     the random state.
     """
-    mine = threading.get_ident()
+    running_thread = threading.get_ident()
     for scope, thread in reversed(list(_ENTERED.items())):
-        if thread != mine:
+        if thread != running_thread:
             scope.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_those_of_other_threads)
+    os.register_at_fork(after_in_child=_leave_blocks_of_lost_threads)
 
 
 class Block(Generic[T_co]):
-    """A ``with`` block that begins and ends a scope; it yields what the scope's
-    ``open`` returns.
+    """``with`` block that begins and ends a scope.
+
+    It yields what the scope's ``open`` returns.
     """
 
     def __init__(self, scope: Scope[T_co]) -> None:
@@ -172,8 +181,11 @@ class Block(Generic[T_co]):
 
 
 class TorchHook:
-    """Torch hook ``act(module, args, kwargs[, output])``; the module itself says
-    whether it is on.
+    """Torch hook ``act(module, args, kwargs[, output])``.
+
+    Whether it is on is read from the module, not kept here.
+
+    It is found on the module itself, which alone says whether it is on.
     """
 
     def __init__(self, module: nn.Module, side: Side, act: Callable[..., Any]) -> None:
@@ -185,9 +197,10 @@ class TorchHook:
     def __call__(self, *call: Any) -> Any:
         # torch leaves the keywords out where another thread takes the hook off while
         # this one is about to call it
-        return (
-            self._act(*call) if len(call) == (3 if self._side == "in" else 4) else None
-        )
+        n_arguments = 3 if self._side == "in" else 4
+        if len(call) != n_arguments:
+            return None
+        return self._act(*call)
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
         raise HookError(
@@ -231,8 +244,9 @@ class TorchHook:
 def hooked(
     hooks: Iterable[TorchHook], value: T, check: Callable[[], None] | None = None
 ) -> Block[T]:
-    """Set torch hooks while a block runs; it yields ``value``, and ``check`` is called
-    after it unless it raised.
+    """Set torch hooks while a block runs.
+
+    It yields ``value``; ``check`` is called after it unless it raised.
     """
     hooks = tuple(hooks)
 

@@ -1,5 +1,8 @@
-"""Components: the writers to the residual stream that attributions, ablations and
-sweeps name.
+"""Components: the writers to the residual stream.
+
+A :class:`Component` is what attributions, ablations and sweeps name. Read it, then
+:func:`select_components`, which finds components by name or glob. Hook points, of which
+a component's write is one, are in :mod:`tsfm_lens.hooks.names`.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ _LABEL = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Component:
-    """One head (``decoder.3.cross_attn.5``), one branch (``decoder.3.mlp``), or one
-    whole layer (``decoder.3``).
+    """Head, branch or layer that writes to the residual stream.
 
+    Printed, they are ``decoder.3.cross_attn.5``, ``decoder.3.mlp`` and ``decoder.3``.
     In a model with one stack, the stack's name is omitted: ``3.attn.5``.
 
     Attributes:
@@ -47,10 +50,12 @@ class Component:
 
     @classmethod
     def parse(cls, text: str) -> Component:
-        """Read a component from its printed form; UnknownNameError if the text is no
-        component.
+        """Read a component from its printed form.
+
+        Raises UnknownNameError if the text is no component.
         """
         parts = text.split(".")
+        # in a model with one stack the name begins with the layer
         if parts[0].isdigit():
             stack = ""
         else:
@@ -80,11 +85,12 @@ class Component:
 
 
 def components(wiring: Wiring) -> Iterator[Component]:
-    """Iterate over every component of a model: for each layer the layer itself, then
-    each branch and its heads.
+    """Iterate over every component of a model.
+
+    For each layer come the layer itself, then each branch and its heads.
 
     Example:
-        >>> [str(each) for each in hooks.components(lens.wiring)][:3]
+        >>> [str(component) for component in hooks.components(lens.wiring)][:3]
         ['encoder.0', 'encoder.0.self_attn', 'encoder.0.self_attn.0']
     """
     for stack in wiring.stacks:
@@ -137,34 +143,36 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
 
 
 def _labelled(by_name: Mapping[str, Component], text: str) -> list[str]:
-    """Return the heads that a label means: "L2.cross_attn.H0", "2.cross_attn.0",
-    "L1H2", "1.2" or "(1, 2)".
+    """Return the heads that a label means.
+
+    Labels are "L2.cross_attn.H0", "2.cross_attn.0", "L1H2", "1.2" or "(1, 2)".
     """
     if text in by_name or (match := _LABEL.fullmatch(text)) is None:
         return []
-    position = (int(match["layer"]), int(match["head"]))
+    indices = (int(match["layer"]), int(match["head"]))
     heads = {
-        name: item
-        for name, item in by_name.items()
-        if (item.layer, item.head) == position
+        name: component
+        for name, component in by_name.items()
+        if (component.layer, component.head) == indices
     }
     return [name for name, head in heads.items() if match["kind"] in (None, head.kind)]
 
 
 def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
-    """Return every head and every MLP that writes to a stack's stream; the output stack
-    if None.
+    """Return every head and every MLP that writes to a stack's stream.
+
+    The stack is the output stack if None.
 
     Example:
         >>> str(hooks.writers(lens.wiring)[-1])
         'decoder.2.mlp'
     """
-    column = wiring.stack(stack)
+    chosen = wiring.stack(stack)
     return [
-        Component(column.name, layer, writer.kind, head)
-        for layer in range(column.n_layers)
-        for writer in column.rows(layer)
+        Component(chosen.name, layer, writer.kind, head)
+        for layer in range(chosen.n_layers)
+        for writer in chosen.rows(layer)
         for head in (
-            range(column.n_heads) if isinstance(writer, Attention) else (None,)
+            range(chosen.n_heads) if isinstance(writer, Attention) else (None,)
         )
     ]

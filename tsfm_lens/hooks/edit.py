@@ -1,4 +1,10 @@
-"""Interventions on hook points."""
+"""Apply interventions at hook points.
+
+Read :func:`edited`, the block that sets the hooks, and :func:`resolve`, which finds the
+hook points of a target. The interventions themselves are in
+:mod:`tsfm_lens.hooks.interventions`; this module decides which rows, heads and
+positions they change.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +41,8 @@ def resolve(
 ) -> list[tuple[str, int | None]]:
     """Resolve the hook points that an intervention concerns, and the head at each."""
     target = intervention.target
-    # a table never changes, and of interventions only these two have targets of their
-    # own
+    # the table never changes, and only these two kinds of intervention resolve a
+    # component to other hook points than the rest
     cache_key = (
         target,
         isinstance(intervention, EditPattern),
@@ -48,64 +54,64 @@ def resolve(
                 (name, None) for name in select(registry.points, target)
             ]
         else:
-            parts = select_components(registry.wiring, target)
             registry.targets[cache_key] = [
                 point
-                for part in parts
-                for point in _points(registry, part, intervention)
+                for component in select_components(registry.wiring, target)
+                for point in _points(registry, component, intervention)
             ]
     return registry.targets[cache_key]
 
 
 def _points(
-    registry: HookRegistry, part: Component, intervention: Intervention
+    registry: HookRegistry, component: Component, intervention: Intervention
 ) -> list[tuple[str, int | None]]:
-    stack = registry.wiring.stack(part.stack)
-    block = f"{stack.prefix}.{part.layer}"
-    at = f"{stack.prefix}.{part.layer}.{part.kind}"
+    """Return the hook points, with heads, at which a component is changed."""
+    stack = registry.wiring.stack(component.stack)
+    block = f"{stack.prefix}.{component.layer}"
+    branch = f"{block}.{component.kind}"
     if isinstance(intervention, EditPattern):
-        if part.kind is None or not isinstance(
-            stack.writer(part.kind, part.layer), Attention
+        if component.kind is None or not isinstance(
+            stack.writer(component.kind, component.layer), Attention
         ):
-            other = "an MLP"
-            if part.kind is None:
-                other = "a whole layer"
+            found = "an MLP"
+            if component.kind is None:
+                found = "a whole layer"
             raise HookError(
-                f"EditPattern needs an attention branch or head, {part} is {other}"
+                f"EditPattern needs an attention branch or head, {component} is {found}"
             )
-        return [(f"{at}.hook_pattern", part.head)]
+        return [(f"{branch}.hook_pattern", component.head)]
     if isinstance(intervention, Steer):
-        return [
-            (
-                f"{block}.hook_resid_post" if part.kind is None else f"{at}.hook_out",
-                None,
-            )
-        ]
-    if part.kind is None:
+        if component.kind is None:
+            return [(f"{block}.hook_resid_post", None)]
+        return [(f"{branch}.hook_out", None)]
+    if component.kind is None:
         return [
             (f"{block}.{writer.kind}.hook_out", None)
-            for writer in stack.rows(part.layer)
+            for writer in stack.rows(component.layer)
         ]
-    return [
-        (f"{at}.hook_out", None) if part.head is None else (f"{at}.hook_z", part.head)
-    ]
+    if component.head is None:
+        return [(f"{branch}.hook_out", None)]
+    return [(f"{branch}.hook_z", component.head)]
 
 
 def edited(
     registry: HookRegistry, interventions: tuple[Intervention, ...], value: T
 ) -> Block[T]:
-    """Apply interventions at their hook points, in the order given, while the block
-    runs; it yields ``value``.
+    """Apply interventions at their hook points while the block runs.
+
+    At one point they apply in the order given. The block yields ``value``.
     """
-    activations: dict[str, list[_Act]] = {}
+    edits_by_point: dict[str, list[_PointEdit]] = {}
     for intervention in interventions:
         for name, head in resolve(registry, intervention):
             change = intervention.change(registry.points[name])
-            activations.setdefault(name, []).append(_Act(intervention, head, change))
+            edits_by_point.setdefault(name, []).append(
+                _PointEdit(intervention, head, change)
+            )
     # TransformerLens keeps them in the order in which they are set
     hooks: list[Hook] = [
-        (name, _Edit(registry, registry.points[name], own), "fwd")
-        for name, own in activations.items()
+        (name, _EditHook(registry, registry.points[name], edits), "fwd")
+        for name, edits in edits_by_point.items()
     ]
     return Block(HookScope(registry, value, hooks))
 
@@ -120,112 +126,117 @@ def acts_by_row(intervention: Intervention, point: Point) -> bool:
 
 
 def acts_by_place(intervention: Intervention, point: Point) -> bool:
-    """Return whether an intervention can act on a part of a batch, if it knows which
-    rows run.
+    """Return whether an intervention can act on a part of a batch.
+
+    It must treat each row by itself, or know which rows run.
     """
-    is_placed = isinstance(intervention, PatchFrom) or getattr(
+    if acts_by_row(intervention, point):
+        return True
+    knows_rows = isinstance(intervention, PatchFrom) or getattr(
         intervention, "by_place", False
     )
-    return acts_by_row(intervention, point) or (
-        is_placed and intervention.rows is None and not point.row_axis
-    )
+    return knows_rows and intervention.rows is None and not point.row_axis
 
 
 Index = tuple[slice | Tensor, ...]
 """Selection along each axis of an activation; () selects all."""
 
 
-class _Act(NamedTuple):
-    """An intervention at one hook point."""
+class _PointEdit(NamedTuple):
+    """Intervention at one hook point, with the head that it changes."""
 
     intervention: Intervention
     head: int | None
     change: Change
 
 
-class _Edit:
+class _EditHook:
     """Hook of all interventions of a block at one point, one after the other."""
 
-    def __init__(self, registry: HookRegistry, point: Point, acts: list[_Act]) -> None:
+    def __init__(
+        self, registry: HookRegistry, point: Point, edits: list[_PointEdit]
+    ) -> None:
         self._registry = registry
         self._point = point
-        self._acts = acts
-        self.by_row = all(acts_by_row(act.intervention, point) for act in acts)
-        self.by_place = all(acts_by_place(act.intervention, point) for act in acts)
+        self._edits = edits
+        self.by_row = all(acts_by_row(edit.intervention, point) for edit in edits)
+        self.by_place = all(acts_by_place(edit.intervention, point) for edit in edits)
 
     def __call__(self, value: Tensor, hook: HookPoint) -> Tensor:
-        """Return the edited activation; the argument may be another hook's own, and is
-        not written to.
+        """Return the edited activation.
+
+        The argument may belong to another hook, and is not written to.
         """
-        mine = False
-        for act in self._acts:
-            here, part, new = self._change(act, value)
-            region = _region(part, self._point, act, self._registry.state)
+        is_copy = False
+        for edit in self._edits:
+            rows, part, new = self._change(edit, value)
+            region = _region(part, self._point, edit, self._registry.state)
             if (
                 new is part
                 and region is None
-                and (not here or isinstance(here[-1], slice))
+                and (not rows or isinstance(rows[-1], slice))
             ):
                 continue
-            if not here and region is None:
+            if not rows and region is None:
                 value = new
-                mine = False
+                is_copy = False
                 continue
-            # a graph keeps what it has seen
-            if not mine or torch.is_grad_enabled():
+            # autograd keeps the values that it has seen: write into none of them
+            if not is_copy or torch.is_grad_enabled():
                 value = value.clone()
-                mine = True
+                is_copy = True
             if region is None:
-                value[here] = new.to(value.dtype)
+                value[rows] = new.to(value.dtype)
                 continue
-            # a view, unless rows lie apart
-            part = value[here] if here else value
+            # a view where the rows are a slice, else a copy that is put back below
+            part = value[rows] if rows else value
             part[region] = new[region].to(value.dtype)
-            if here and not isinstance(here[-1], slice):
-                value[here] = part
+            if rows and not isinstance(rows[-1], slice):
+                value[rows] = part
         return value
 
-    def _change(self, act: _Act, value: Tensor) -> tuple[Index, Tensor, Tensor]:
-        """Return the rows where an intervention acts, () being all, their values, and
-        the new values.
+    def _change(self, edit: _PointEdit, value: Tensor) -> tuple[Index, Tensor, Tensor]:
+        """Return the rows that an edit concerns, their values, and the new values.
+
+        The rows are an index into the activation; () selects all.
         """
-        state, point, axis = self._registry.state, self._point, self._point.row_axis
+        state = self._registry.state
+        point = self._point
+        axis = point.row_axis
         rows = _row_index(
-            unwrapped(act.intervention.rows), value.shape[axis], self._registry, point
+            unwrapped(edit.intervention.rows), value.shape[axis], self._registry, point
         )
-        here = (
-            ()
-            if rows is None
-            else (*[slice(None)] * axis, _stretch(rows.to(value.device)))
-        )
-        part = value[here] if here else value
+        index: Index = ()
+        if rows is not None:
+            index = (*[slice(None)] * axis, _as_slice(rows.to(value.device)))
+        part = value[index] if index else value
         if rows is not None and axis != 0 and state.block_rows is not None:
-            # several variants run as rows of one batch: of the attention between
-            # series, that of one variant only
+            # several variants run as rows of one batch: in attention between series, an
+            # edit sees the series of its own variant only
             first = int(rows[0]) // state.block_rows * state.block_rows
-            own = slice(first, first + state.block_rows)
+            variant_keys = slice(first, first + state.block_rows)
             new = part.clone()
-            new[..., own] = act.change(part[..., own], state)
+            new[..., variant_keys] = edit.change(part[..., variant_keys], state)
         else:
-            new = act.change(part, state)
+            new = edit.change(part, state)
         if new.shape != part.shape:
             raise HookError(
-                f"{point.name}: {type(act.intervention).__name__} gave shape"
+                f"{point.name}: {type(edit.intervention).__name__} gave shape"
                 f" {tuple(new.shape)}, expected {tuple(part.shape)}"
                 f" ({' '.join(point.axes)})"
             )
-        return here, part, new
+        return index, part, new
 
 
-def _stretch(index: Tensor) -> slice | Tensor:
+def _as_slice(index: Tensor) -> slice | Tensor:
     """Return consecutive rows as a slice, which takes no copy; others as they are."""
     if not len(index):
         return index
     first = int(index[0])
-    follows = torch.equal(
+    is_consecutive = torch.equal(
         index, torch.arange(first, first + len(index), device=index.device)
     )
-    if follows:
+    if is_consecutive:
         return slice(first, first + len(index))
     return index
 
@@ -233,25 +244,29 @@ def _stretch(index: Tensor) -> slice | Tensor:
 def _row_index(
     rows: Rows, n_rows: int, registry: HookRegistry, point: Point
 ) -> Tensor | None:
-    """Return the rows of the activation for the chosen series; a series may have
-    several (samples, quantile paths).
+    """Return the rows of the activation for the chosen series.
+
+    A series may have several rows: sample paths, or quantile paths.
     """
     if rows is None:
         return None
     state = registry.state
     variates = state.sizes.get("variate", 1)
     series = state.n_series or n_rows
-    tokens = point.over == "variate" and point.axes == PATTERN and point.row_axis == 0
+    rows_are_tokens = (
+        point.over == "variate" and point.axes == PATTERN and point.row_axis == 0
+    )
     units = series
-    if tokens:
+    if rows_are_tokens:
         units = series // variates
     if units < 1 or n_rows % units:
         raise HookError(
             f"{point.name} has {n_rows} rows in a run of {series} series; rows=… cannot"
             " be told apart"
         )
-    index = as_index(rows, units * variates if tokens else units, f"{point.name}: rows")
-    if tokens:
+    n_series = units * variates if rows_are_tokens else units
+    index = as_index(rows, n_series, f"{point.name}: rows")
+    if rows_are_tokens:
         index = torch.unique(index // variates)
     rows_of_unit = n_rows // units
     if rows_of_unit == 1:
@@ -269,14 +284,16 @@ def _row_index(
     return (starts + torch.arange(inner)[None, None]).reshape(-1)
 
 
-def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | None:
-    """Return the head and positions of an activation that change; None for all of it."""
-    positions = unwrapped(act.intervention.positions)
-    if act.head is None and positions is None:
+def _region(
+    part: Tensor, point: Point, edit: _PointEdit, state: RunState
+) -> Index | None:
+    """Return the head and positions of an activation that change; None for all."""
+    positions = unwrapped(edit.intervention.positions)
+    if edit.head is None and positions is None:
         return None
     region: list[slice | Tensor] = [slice(None)] * part.ndim
-    if act.head is not None:
-        region[point.axes.index("head")] = slice(act.head, act.head + 1)
+    if edit.head is not None:
+        region[point.axes.index("head")] = slice(edit.head, edit.head + 1)
     if positions is not None:
         if "pos" in point.axes:
             axis = point.axes.index("pos")
@@ -291,9 +308,9 @@ def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | N
         else:
             entries = torch.as_tensor(positions).reshape(-1)
             index = torch.where(entries < 0, entries + stop, entries)
-        region[axis] = _stretch(
-            (index[(index >= offset) & (index < stop)] - offset).to(part.device)
-        )
+        # of a rollout, only positions of this pass exist
+        present = index[(index >= offset) & (index < stop)]
+        region[axis] = _as_slice((present - offset).to(part.device))
     return tuple(region)
 
 

@@ -1,11 +1,17 @@
-"""Obstacles to hooks: tables that do not fit the model, compilation, replaced modules,
-recomputation.
+"""Checks for what would make hooks fail silently.
+
+:func:`check_table` compares a wiring with the model: paths, sizes, layouts.
+:func:`refuse_hidden` and :func:`refuse_recomputation` raise where hooks would not be
+called, or not be called again: compiled or replaced modules, and gradient checkpoints.
+Whether the values at hook points are right is not checked here but by the oracles of
+:mod:`tsfm_lens.testing`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from math import prod
 from typing import cast
@@ -61,9 +67,9 @@ def _faults(
             " 'series variate'), 'pos' where there is one, and names of its own axes,"
             " each once"
         )
-    for where, path in _paths(wiring):
+    for field, path in _paths(wiring):
         if path not in modules:
-            near = get_close_matches(path, modules, n=3, cutoff=0.4)
+            closest = get_close_matches(path, modules, n=3, cutoff=0.4)
             cause = "Is this a model of another architecture or library version?"
             if any("_orig_mod" in name for name in modules):
                 cause = (
@@ -72,33 +78,42 @@ def _faults(
                 )
             yield (
                 f"the wiring of {wiring.architecture!r} expects a module {path!r} for"
-                f" {where}, but {type(model).__name__} has none. Closest:"
-                f" {', '.join(near) or 'none'}. {cause}"
+                f" {field}, but {type(model).__name__} has none. Closest:"
+                f" {', '.join(closest) or 'none'}. {cause}"
             )
     for stack in wiring.stacks:
         yield from _faults_of_stack(stack, modules, names)
         for layer in range(stack.n_layers):
-            at = f"{stack.prefix}.{layer}"
-            kinds = [row.kind for row in stack.rows(layer)]
+            block = f"{stack.prefix}.{layer}"
+            kinds = [writer.kind for writer in stack.rows(layer)]
             if not kinds:
                 yield (
-                    f"{at} has no branch that writes to the stream, expected one or"
+                    f"{block} has no branch that writes to the stream, expected one or"
                     " more"
                 )
             if len(set(kinds)) < len(kinds) or not all(kinds):
-                yield f"{at} has branches of the kinds {kinds}; expected one name each"
-            for row in stack.rows(layer):
-                for letter, part, out, into in _matrices(wiring, stack, row):
-                    # only the output of an MLP is no projection
-                    path = f"{stack.block(layer)}.{cast(Mlp, row).o if part is None else part.module}"
+                yield (
+                    f"{block} has branches of the kinds {kinds}; expected one name each"
+                )
+            for writer in stack.rows(layer):
+                for matrix in _matrices(wiring, stack, writer):
+                    if matrix.projection is None:
+                        # only the output of an MLP is no projection
+                        module = cast(Mlp, writer).o
+                    else:
+                        module = matrix.projection.module
                     yield from _faults_of_matrix(
-                        model, f"{at}.{row.kind}: {letter}", path, part, out, into
+                        model,
+                        f"{block}.{writer.kind}: {matrix.letter}",
+                        f"{stack.block(layer)}.{module}",
+                        matrix,
                     )
 
 
 def _paths(wiring: Wiring) -> Iterator[tuple[str, str]]:
-    """Yield every path of a table, absolute, with the field that it stands in; optional
-    ones only where given.
+    """Yield every path of a table, absolute, with the field that names it.
+
+    Optional paths are included where the table has them.
     """
     yield from (("unembed", wiring.unembed.module), ("embed", wiring.embed))
     yield from (("unread", path) for path in wiring.unread)
@@ -115,16 +130,17 @@ def _paths(wiring: Wiring) -> Iterator[tuple[str, str]]:
         for layer in range(stack.n_layers):
             block = stack.block(layer)
             yield f"n_layers={stack.n_layers}", block
-            for row in stack.rows(layer):
-                for field, path in _paths_of_writer(row):
+            for writer in stack.rows(layer):
+                for field, path in _paths_of_writer(writer):
                     yield (
-                        f"{field} of {stack.prefix}.{layer}.{row.kind}",
+                        f"{field} of {stack.prefix}.{layer}.{writer.kind}",
                         f"{block}.{path}" if path else block,
                     )
 
 
-def _paths_of_writer(row: Writer) -> Iterator[tuple[str, str]]:
-    for name, value in vars(row).items():
+def _paths_of_writer(writer: Writer) -> Iterator[tuple[str, str]]:
+    """Yield the paths of a branch, relative to its block, with their fields."""
+    for name, value in vars(writer).items():
         if isinstance(value, Site | Projection):
             yield name, value.module
         elif name in ("module", "o") or (name in ("norm", "post_norm") and value):
@@ -134,11 +150,14 @@ def _paths_of_writer(row: Writer) -> Iterator[tuple[str, str]]:
 def _faults_of_stack(
     stack: Stack, modules: Mapping[str, nn.Module], names: list[str]
 ) -> Iterator[str]:
+    """Yield what is wrong with the sizes of a stack and its attentions."""
     n_blocks = sum(path.isdigit() for path, _ in modules[stack.blocks].named_children())
     where = f"stack {stack.name!r}"
-    branches = [row for layer in range(stack.n_layers) for row in stack.rows(layer)]
+    branches = [
+        writer for layer in range(stack.n_layers) for writer in stack.rows(layer)
+    ]
     # a stack without any branch is refused as such
-    attends = not branches or any(isinstance(row, Attention) for row in branches)
+    attends = not branches or any(isinstance(writer, Attention) for writer in branches)
     for name in ("d_model", "n_heads", "d_head"):
         if (attends or name == "d_model") and getattr(stack, name) < 1:
             yield f"{where} has {name}={getattr(stack, name)}, expected at least 1"
@@ -149,33 +168,36 @@ def _faults_of_stack(
         )
     for layer in sorted(set(stack.exceptions) - set(range(stack.n_layers))):
         yield f"{where} has an exception for layer {layer} of {stack.n_layers}"
-    for row in branches:
-        if not isinstance(row, Attention):
+    for writer in branches:
+        if not isinstance(writer, Attention):
             continue
-        if row.keys_from not in ("", *names):
+        if writer.keys_from not in ("", *names):
             yield (
-                f"{row.kind} has keys_from={row.keys_from!r}; expected one of the"
+                f"{writer.kind} has keys_from={writer.keys_from!r}; expected one of the"
                 f" stacks {names}"
             )
-        if row.n_kv_heads < 0 or stack.n_heads % row.count_heads("k", stack.n_heads):
+        if writer.n_kv_heads < 0 or stack.n_heads % writer.count_heads(
+            "k", stack.n_heads
+        ):
             yield (
-                f"{row.kind} has n_kv_heads={row.n_kv_heads}, which do not divide"
+                f"{writer.kind} has n_kv_heads={writer.n_kv_heads}, which do not divide"
                 f" n_heads={stack.n_heads}"
             )
-        if not _patterns_fit(row):
+        if not _patterns_fit(writer):
             yield (
-                f"{row.kind} has pattern_layout={row.pattern_layout!r}; with"
-                f" qkv_layout={row.qkv_layout!r} the same axes are expected, and 'query"
-                " key' in the place of the last two"
+                f"{writer.kind} has pattern_layout={writer.pattern_layout!r}; with"
+                f" qkv_layout={writer.qkv_layout!r} the same axes are expected, and"
+                " 'query key' in the place of the last two"
             )
 
 
-def _patterns_fit(row: Attention) -> bool:
-    """Return whether patterns have the axes of scores of such queries and keys; names
-    of leading axes are free.
+def _patterns_fit(attention: Attention) -> bool:
+    """Return whether patterns have the axes of scores of these queries and keys.
+
+    Names of leading axes are free.
     """
-    qkv = split_axes(row.qkv_layout)
-    pattern = split_axes(row.pattern_layout)
+    qkv = split_axes(attention.qkv_layout)
+    pattern = split_axes(attention.pattern_layout)
     if (
         len(qkv) != len(pattern)
         or pattern[-2:] != ["query", "key"]
@@ -183,9 +205,9 @@ def _patterns_fit(row: Attention) -> bool:
     ):
         return False
     heads = [
-        position
+        index
         for axes in (qkv, pattern)
-        for position, axis in enumerate(axes)
+        for index, axis in enumerate(axes)
         if axis == "head"
     ]
     return (
@@ -198,66 +220,77 @@ def _patterns_fit(row: Attention) -> bool:
 Lengths = dict[str, int]
 
 
-def _matrices(
-    wiring: Wiring, stack: Stack, row: Writer
-) -> Iterator[tuple[str, Projection | None, Lengths, Lengths]]:
-    """Yield the matrices of a branch with the sizes of what they give and take."""
+@dataclass(frozen=True)
+class _Matrix:
+    """Matrix of a branch, and the lengths of the axes of its output and input.
+
+    The output matrix of an MLP is no projection.
+    """
+
+    letter: str
+    projection: Projection | None
+    outputs: Lengths
+    inputs: Lengths
+
+
+def _matrices(wiring: Wiring, stack: Stack, writer: Writer) -> Iterator[_Matrix]:
+    """Yield the matrices of a branch."""
     d_model = {"d_model": stack.d_model}
     d_mlp = {"d_mlp": stack.d_mlp}
     d_head = {"d_head": stack.d_head}
-    if isinstance(row, Mlp):
-        yield "i", row.i, d_mlp, d_model
-        if row.gate is not None:
-            yield "gate", row.gate, d_mlp, d_model
-        yield "o", None, d_model, d_mlp
-    if not isinstance(row, Attention):
+    if isinstance(writer, Mlp):
+        yield _Matrix("i", writer.i, d_mlp, d_model)
+        if writer.gate is not None:
+            yield _Matrix("gate", writer.gate, d_mlp, d_model)
+        yield _Matrix("o", None, d_model, d_mlp)
+    if not isinstance(writer, Attention):
         return
-    source = {
-        "d_model": (wiring.stack(row.keys_from) if row.keys_from else stack).d_model
-    }
-    for letter, part in row.inputs.items():
-        n_heads = row.count_heads(letter, stack.n_heads)
-        rows = {"n_heads" if n_heads == stack.n_heads else "n_kv_heads": n_heads}
-        rows |= {"d_score": row.d_score} if row.d_score and letter != "v" else d_head
-        yield letter, part, rows, source if letter in "kv" else d_model
-    yield "o", row.o, d_model, {"n_heads": stack.n_heads, **d_head}
+    source = wiring.stack(writer.keys_from) if writer.keys_from else stack
+    for letter, projection in writer.inputs.items():
+        n_heads = writer.count_heads(letter, stack.n_heads)
+        outputs = {"n_heads" if n_heads == stack.n_heads else "n_kv_heads": n_heads}
+        if writer.d_score and letter != "v":
+            outputs["d_score"] = writer.d_score
+        else:
+            outputs |= d_head
+        inputs = {"d_model": source.d_model} if letter in "kv" else d_model
+        yield _Matrix(letter, projection, outputs, inputs)
+    yield _Matrix("o", writer.o, d_model, {"n_heads": stack.n_heads, **d_head})
 
 
 def _faults_of_matrix(
-    model: nn.Module,
-    where: str,
-    path: str,
-    part: Projection | None,
-    out: Lengths,
-    into: Lengths,
+    model: nn.Module, where: str, path: str, matrix: _Matrix
 ) -> Iterator[str]:
     """Check a weight's shape (out, in): the products of the sizes on each side."""
-    weight, _ = parameters(model, path, part)
-    if part is None:
-        parts = 1
-    else:
-        parts = part.parts
-    if part is not None and (
-        not 0 <= part.part < parts or ("part" in part.layout) != (parts > 1)
-    ):
-        yield (
-            f"{where} is part {part.part} of {parts} with the layout {part.layout!r};"
-            " name the axis 'part'"
-        )
-    shape = parts * prod(out.values()), prod(into.values())
+    projection = matrix.projection
+    weight, _ = parameters(model, path, projection)
+    parts = 1
+    if projection is not None:
+        parts = projection.parts
+        if not 0 <= projection.part < parts or (
+            ("part" in projection.layout) != (parts > 1)
+        ):
+            yield (
+                f"{where} is part {projection.part} of {parts} with the layout"
+                f" {projection.layout!r}; name the axis 'part'"
+            )
+    shape = parts * prod(matrix.outputs.values()), prod(matrix.inputs.values())
     if tuple(weight.shape) != shape:
-        text = ", ".join(
-            f"{name}={size}" for side in (out, into) for name, size in side.items()
-        )
-        text += f", parts={parts}" if parts > 1 else ""
+        sizes = [
+            f"{name}={size}"
+            for lengths in (matrix.outputs, matrix.inputs)
+            for name, size in lengths.items()
+        ]
+        if parts > 1:
+            sizes.append(f"parts={parts}")
         yield (
             f"{where}: the weight of {path!r} is {tuple(weight.shape)}, but the table"
-            f" says {shape} ({text})"
+            f" says {shape} ({', '.join(sizes)})"
         )
 
 
 def refuse_no_sums(wiring: Wiring, stack: Stack) -> None:
-    """Refuse a stack whose stream its own wiring declares to be no sum of writes."""
+    """Refuse a stack whose stream its wiring declares to be no sum of writes."""
     if not stack.sums:
         if stack.name:
             name = f" of stack {stack.name!r}"
@@ -273,34 +306,38 @@ def refuse_no_sums(wiring: Wiring, stack: Stack) -> None:
 
 
 def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> None:
-    """Refuse hooks on modules that are compiled, were replaced since the lens was made,
-    or lie inside such a module.
+    """Refuse hooks on modules that would not call them.
+
+    These are modules that are compiled, were replaced since the lens was made, or lie
+    inside such a module.
     """
-    _refuse_compiled("", model)
+    _check_not_compiled("", model)
     by_path: dict[str, nn.Module | None] = {"": model}
     for path, module in modules:
-        at = ""
-        for part in path.split("."):
-            parent = by_path[at]
-            at = f"{at}.{part}" if at else part
-            if at not in by_path:
-                here = by_path[at] = (
-                    None if parent is None else parent._modules.get(part)
-                )
-                if here is not None and at != path:
-                    _refuse_compiled(at, here)
+        prefix = ""
+        for name in path.split("."):
+            parent = by_path[prefix]
+            prefix = f"{prefix}.{name}" if prefix else name
+            if prefix in by_path:
+                continue
+            child = None if parent is None else parent._modules.get(name)
+            by_path[prefix] = child
+            if child is not None and prefix != path:
+                _check_not_compiled(prefix, child)
         if by_path[path] is not module:
             raise WiringError(
                 f"module {path!r} was taken out of the model or replaced after the lens"
                 " was made, so a hook on it would do nothing. Make a new lens of the"
                 " changed model: load(model)."
             )
-        _refuse_compiled(path, module)
+        _check_not_compiled(path, module)
 
 
-def _refuse_compiled(path: str, module: nn.Module) -> None:
-    """Refuse ``module.compile()``, and ``torch.compile`` of a module or of its forward,
-    by what torch sets on each.
+def _check_not_compiled(path: str, module: nn.Module) -> None:
+    """Refuse a compiled module.
+
+    ``module.compile()``, and ``torch.compile`` of a module or of its forward, are
+    recognised by what torch sets on each.
     """
     forward = module.__dict__.get("forward", type(module).forward)
     is_wrapped = "_orig_mod" in module._modules or hasattr(
@@ -318,8 +355,9 @@ def _refuse_compiled(path: str, module: nn.Module) -> None:
 
 
 def refuse_recomputation(name: str, gradients_at_start: bool) -> None:
-    """Refuse a hook in code that gradient checkpointing will run again in the backward
-    pass, maybe without the hook.
+    """Refuse a hook in code that gradient checkpointing will run again.
+
+    The backward pass runs it, maybe without the hook.
     """
     if torch.is_grad_enabled():
         # a checkpoint that keeps recording shows as a pair of hooks on what autograd
@@ -341,6 +379,7 @@ def refuse_recomputation(name: str, gradients_at_start: bool) -> None:
 
 
 def _inside_checkpoint() -> bool:
+    """Return whether the running code was called by a gradient checkpoint."""
     frame = sys._getframe()
     while (frame := frame.f_back) is not None:  # type: ignore[assignment]
         if frame.f_code.co_filename == _CHECKPOINT:

@@ -1,5 +1,8 @@
-"""Interventions: small value objects with a target, an edit, and the rows to which it
-applies.
+"""Interventions: small value objects with a target, an edit, and the rows concerned.
+
+Read :class:`Intervention`, the interface, and :class:`Zero`, the simplest one. An
+intervention says how the value at a hook point changes; :mod:`tsfm_lens.hooks.edit`
+finds the hook points and applies it.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ from tsfm_lens.hooks.scopes import RunState
 Target = str | Component
 Rows = int | slice | Sequence[int] | Sequence[bool] | Tensor | None
 Change = Callable[[Tensor, RunState], Tensor]
-"""(the selected rows of an activation, the state of the run) -> their new value, same
-shape.
+"""Function of the selected rows of an activation and the state of the run.
+
+It returns the new value of the rows, in the same shape.
 """
 
 
 class Intervention(Protocol):
-    """Interface of every intervention; write a frozen dataclass with these members to
-    add your own.
+    """Interface of every intervention.
+
+    Write a frozen dataclass with these members to add your own.
     """
 
     @property
@@ -103,8 +108,9 @@ class Mean:
 
 @dataclass(frozen=True, eq=False)
 class Resample:
-    """Intervention that replaces an activation by that of another series, drawn from a
-    reference set.
+    """Intervention that replaces an activation by that of another series.
+
+    The series is drawn from a reference set.
 
     The seed alone draws one series of the reference for every series of the batch. So
     all hook points, steps and paths of a series agree.
@@ -131,8 +137,9 @@ class Resample:
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Intervention that adds Gaussian noise of standard deviation ``scale`` times the
-    token's root mean square.
+    """Intervention that adds Gaussian noise.
+
+    Its standard deviation is ``scale`` times the token's root mean square.
     """
 
     target: Target
@@ -146,14 +153,13 @@ class Noise:
         salt = sum((index + 1) * ord(letter) for index, letter in enumerate(point.name))
 
         def add_noise(value: Tensor, state: RunState) -> Tensor:
-            generator = torch.Generator().manual_seed(
-                ((self.seed * 1_000_003 + salt) * 10_007 + state.step) % 2**63
-            )
+            seed = ((self.seed * 1_000_003 + salt) * 10_007 + state.step) % 2**63
+            # drawn on the CPU, so that all devices add the same noise
+            generator = torch.Generator().manual_seed(seed)
             draw = torch.randn(value.shape, generator=generator).to(value)
-            # by token, so that padding does not count
-            rms = (
-                value.pow(2).mean(dim=tuple(range(2, value.ndim)), keepdim=True).sqrt()
-            )
+            # per token: over a row, padding would count
+            axes = tuple(range(2, value.ndim))
+            rms = value.pow(2).mean(dim=axes, keepdim=True).sqrt()
             return value + self.scale * rms * draw
 
         return add_noise
@@ -174,7 +180,7 @@ class PatchFrom:
     positions: Rows = None
 
     def change(self, point: Point) -> Change:
-        """Return a function that gives the stored value at the same step and positions."""
+        """Return a function that gives the value stored at that step and position."""
 
         def patch(value: Tensor, state: RunState) -> Tensor:
             source = rows_in_place(self.source, point, value, state)
@@ -242,8 +248,9 @@ class EditPattern:
 
 
 def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tensor]:
-    """Compute means (pos, …) over all rows of a reference run, and counts (pos,) of the
-    rows that entered each.
+    """Compute means (pos, …) over all rows of a reference run.
+
+    Returns also the counts (pos,) of the rows that entered each mean.
     """
     if len(point.axes) < 2 or point.axes[1] != "pos":
         raise HookError(
@@ -257,9 +264,9 @@ def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tenso
     )
     counts = torch.zeros(length, dtype=torch.float64, device=first.device)
     for call in calls:
-        at = slice(call.offset, call.offset + call.value.shape[1])
-        total[at] += call.value.sum(dim=0)
-        counts[at] += len(call.value)
+        positions = slice(call.offset, call.offset + call.value.shape[1])
+        total[positions] += call.value.sum(dim=0)
+        counts[positions] += len(call.value)
     means = total / counts.clamp(min=1).reshape(-1, *[1] * (total.ndim - 1))
     return means.to(first.dtype), counts
 
@@ -267,8 +274,9 @@ def _position_means(reference: Activations, point: Point) -> tuple[Tensor, Tenso
 def _source_rows(
     source: Activations, point: Point, value: Tensor, state: RunState
 ) -> Tensor:
-    """Return the stored activation (source rows, …) for the current step and token
-    positions of a run.
+    """Return the stored activation, (source rows, …), for the current pass.
+
+    It is that of the current step and token positions of the run.
     """
     offset = state.offset.get(point.stack, 0)
     calls = source.calls(point.name)
@@ -280,8 +288,8 @@ def _source_rows(
         ):
             return call.value
     if not source.rollout and len(calls) == 1 and point.axes[1] == "pos":
-        full = calls[0].value
-        part = full[:, offset : offset + value.shape[1]]
+        stored = calls[0].value
+        part = stored[:, offset : offset + value.shape[1]]
         if part.shape[1:] == value.shape[1:]:
             return part
     raise HookError(
@@ -297,8 +305,9 @@ def _source_rows(
 def rows_in_place(
     source: Activations, point: Point, value: Tensor, state: RunState
 ) -> Tensor:
-    """Return the rows of another run for the current step and positions, those of the
-    part of the batch that runs.
+    """Return the rows of another run for the current step and positions.
+
+    Of a batch that runs in parts, they are the rows of the running part.
     """
     rows = _source_rows(source, point, value, state)
     if state.whole is None or len(rows) == 1:
@@ -311,6 +320,7 @@ def rows_in_place(
 
 
 def _copied(rows: Tensor, copies: int, state: RunState) -> Tensor:
+    """Return each row so many times, in the order of this run's sample paths."""
     if state.sample_major:
         return rows.repeat(copies, *[1] * (rows.ndim - 1))
     return rows.repeat_interleave(copies, dim=0)
@@ -324,28 +334,27 @@ def _drawn_rows(
     rows: Rows,
     seed: int,
 ) -> Tensor:
-    """Draw the rows (n_rows,) below ``n_source`` of a reference run that replace rows
-    of this one, one series each.
+    """Draw the rows of a reference run that replace rows of this one.
+
+    Returns (n_rows,) indices below ``n_source``, one reference series for each series.
     """
     series = state.n_series or n_rows
     index = torch.arange(series)
     if rows is not None:
-        index = index[
-            rows if isinstance(rows, slice) else torch.as_tensor(rows)
-        ].reshape(-1)
+        chosen = rows if isinstance(rows, slice) else torch.as_tensor(rows)
+        index = index[chosen].reshape(-1)
     # rows of several variants side by side draw what each would draw alone
-    position = index % (state.block_rows or series)
+    draw_index = index % (state.block_rows or series)
     n_reference = len(reference.ids) or n_source
-    if n_rows % len(position) or n_source % n_reference:
+    if n_rows % len(draw_index) or n_source % n_reference:
         # rows that are no series: the tokens of a pattern between variates
-        position = torch.arange(n_rows)
+        draw_index = torch.arange(n_rows)
         n_reference = n_source
     generator = torch.Generator().manual_seed(seed)
     # drawn in the order of the series, so that a choice of rows draws as all rows do
-    draws = torch.randint(
-        n_reference, (max(n_rows, state.block_rows or series),), generator=generator
-    )[position]
-    paths = n_rows // len(position)
+    n_draws = max(n_rows, state.block_rows or series)
+    draws = torch.randint(n_reference, (n_draws,), generator=generator)[draw_index]
+    paths = n_rows // len(draw_index)
     rows_of_source = n_source // n_reference
     path = torch.arange(paths) % rows_of_source
     if state.sample_major:

@@ -1,4 +1,9 @@
-"""Vocabulary of hook points: every name of a wiring, its axes, and look-up by glob."""
+"""Vocabulary of hook points: every name of a wiring, its axes, and look-up by glob.
+
+Read :func:`hook_points`, which derives all points of a model from its table, then
+:class:`Point` and :func:`select`. Names are TransformerLens's; older and shorter forms
+of them are translated in :mod:`tsfm_lens.hooks.tl_names`.
+"""
 
 from __future__ import annotations
 
@@ -69,13 +74,14 @@ class Point:
 
 
 def hook_points(wiring: Wiring) -> dict[str, Point]:
-    """Return all hook points of a model by name, in order of execution within each
-    stack.
+    """Return all hook points of a model by name.
+
+    Within each stack they are in order of execution.
     """
     points = [point for stack in wiring.stacks for point in _stack_points(stack)]
     axes = wiring.unembed.layout.replace("series variate", "batch").split()
-    # batch, position where the readout has one, then the table's own axes in their
-    # order there
+    # batch, position where the readout has one, then the remaining axes in the order of
+    # the table
     axes.sort(key=lambda axis: {"batch": 0, "pos": 1}.get(axis, 2))
     points.append(
         Point(
@@ -90,9 +96,10 @@ def hook_points(wiring: Wiring) -> dict[str, Point]:
 
 
 def _stack_points(stack: Stack) -> Iterator[Point]:
-    dot = ""
+    """Yield the hook points of a stack in order of execution."""
+    name_prefix = ""
     if stack.name:
-        dot = f"{stack.name}."
+        name_prefix = f"{stack.name}."
     first = stack.rows(0)[0]
     last = stack.rows(stack.n_layers - 1)[0]
     if first.aside:
@@ -100,7 +107,7 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
     else:
         aside = ""
     yield Point(
-        f"{dot}hook_embed",
+        f"{name_prefix}hook_embed",
         RESIDUAL,
         "site",
         first.reads.within(stack.block(0)),
@@ -112,10 +119,10 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
         prefix = f"{stack.prefix}.{layer}"
         sublayers = stack.rows(layer)
         for name, writer in zip(RESIDUAL_NAMES, sublayers, strict=False):
-            at = f"{prefix}.{writer.kind}"
-            here = (stack.name, layer, writer.kind)
+            branch = f"{prefix}.{writer.kind}"
+            location = (stack.name, layer, writer.kind)
             if writer.aside:
-                aside = f"{at}.hook_out"
+                aside = f"{branch}.hook_out"
             else:
                 aside = ""
             yield Point(
@@ -123,24 +130,32 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
                 RESIDUAL,
                 "site",
                 writer.reads.within(block),
-                *here[:2],
+                *location[:2],
                 aside=aside,
             )
             if isinstance(writer, Attention):
-                yield from _attention_points(writer, block, at, here)
+                yield from _attention_points(writer, block, branch, location)
             elif isinstance(writer, Mlp):
                 yield Point(
-                    f"{at}.hook_pre", HIDDEN, "site", writer.pre.within(block), *here
+                    f"{branch}.hook_pre",
+                    HIDDEN,
+                    "site",
+                    writer.pre.within(block),
+                    *location,
                 )
                 yield Point(
-                    f"{at}.hook_post", HIDDEN, "site", writer.post.within(block), *here
+                    f"{branch}.hook_post",
+                    HIDDEN,
+                    "site",
+                    writer.post.within(block),
+                    *location,
                 )
             yield Point(
-                f"{at}.hook_out",
+                f"{branch}.hook_out",
                 RESIDUAL,
                 "site",
                 writer.write.within(block),
-                *here,
+                *location,
                 mix=writer.mix,
             )
         post = Site(block, layout=sublayers[0].reads.layout)
@@ -150,48 +165,54 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
     if stack.ln_final:
         norm = Site(stack.ln_final, layout=stack.final_layout or last.reads.layout)
         yield Point(
-            f"{dot}ln_final.hook_normalized", RESIDUAL, "site", norm, stack.name
+            f"{name_prefix}ln_final.hook_normalized", RESIDUAL, "site", norm, stack.name
         )
 
 
 def _attention_points(
-    writer: Attention, block: str, at: str, here: tuple[str, int, str]
+    writer: Attention, block: str, branch: str, location: tuple[str, int, str]
 ) -> Iterator[Point]:
+    """Yield the hook points inside an attention, in order of execution."""
     heads = Site(f"{block}.{writer.module}", layout=writer.qkv_layout)
     rows = Site(f"{block}.{writer.module}", layout=writer.pattern_layout)
     if writer.z_inside:
         z = heads
     else:
         z = Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
-    inside: dict[str, Any] = {"over": writer.over, "joined": writer.joined}
+    fields: dict[str, Any] = {"over": writer.over, "joined": writer.joined}
     for letter in ("q", "k", "v"):
         if letter == "q":
-            shared = 0
+            n_heads = 0
         else:
-            shared = writer.n_kv_heads
-        name = f"{at}.hook_{letter}"
-        yield Point(name, HEADS, letter, heads, *here, **inside, heads=shared)
-    inside["row_axis"] = writer.row_axis
-    yield Point(f"{at}.hook_attn_scores", PATTERN, "scores", rows, *here, **inside)
-    yield Point(f"{at}.hook_pattern", PATTERN, "pattern", rows, *here, **inside)
+            n_heads = writer.n_kv_heads
+        name = f"{branch}.hook_{letter}"
+        yield Point(name, HEADS, letter, heads, *location, **fields, heads=n_heads)
+    fields["row_axis"] = writer.row_axis
+    yield Point(
+        f"{branch}.hook_attn_scores", PATTERN, "scores", rows, *location, **fields
+    )
+    yield Point(f"{branch}.hook_pattern", PATTERN, "pattern", rows, *location, **fields)
     if writer.gate is not None:
         layout = (writer.x_layout or writer.stream_layout).replace(
             "d_model", writer.gate.layout
         )
         yield Point(
-            f"{at}.hook_gate",
+            f"{branch}.hook_gate",
             HEADS,
             "site",
             Site(f"{block}.{writer.gate.module}", layout=layout),
-            *here,
+            *location,
         )
-    yield Point(f"{at}.hook_z", HEADS, "z" if writer.z_inside else "site", z, *here)
-    yield Point(f"{at}.hook_result", RESULT, "result", z, *here, mix=writer.mix)
+    yield Point(
+        f"{branch}.hook_z", HEADS, "z" if writer.z_inside else "site", z, *location
+    )
+    yield Point(f"{branch}.hook_result", RESULT, "result", z, *location, mix=writer.mix)
 
 
 def get_name(point: Any) -> Any:
-    """Return the name of a hook point that is given itself; a name or another key as it
-    is.
+    """Return the name of a hook point that is given itself.
+
+    A name, or another key, is returned as it is.
     """
     if isinstance(point, HookPoint):
         return point.name
@@ -201,8 +222,9 @@ def get_name(point: Any) -> Any:
 def select(
     names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = ""
 ) -> list[str]:
-    """Return names that equal ``pattern`` or match it as a glob, or the one with this
-    name in TransformerLens.
+    """Return the names that equal a pattern or match it as a glob.
+
+    Failing these, it is the one hook point that TransformerLens calls by this name.
 
     A component selects the hook point of its write, see :func:`find_point`.
     """
@@ -212,12 +234,12 @@ def select(
         if (
             what == "hook point"
             and (point := find_point(pattern)[0])
-            and any(map(_globbed(point), available))
+            and any(map(_glob_test(point), available))
         ):
             pattern = point
         if pattern in available:
             return [pattern]
-        matches = list(filter(_globbed(pattern), available))
+        matches = list(filter(_glob_test(pattern), available))
         if matches:
             return matches
         if _GLOB.search(pattern):
@@ -232,41 +254,46 @@ def select(
 
 
 def nearest(names: Iterable[str], key: Key) -> list[str]:
-    """Return names whose ends are closest to a key's, at the stack and attention that
-    it names; all if none is.
+    """Return the names whose last parts are closest to a key's.
+
+    They are at the stack and attention that the key names, if it does; all names if
+    none is close.
     """
     available = list(names)
-    short, *texts = key if isinstance(key, tuple) else (key,)
-    # a whole name is compared as a whole
+    short, *qualifiers = key if isinstance(key, tuple) else (key,)
+    # a full name is compared as it is, by the caller
     if (
         not available
         or not isinstance(short, str)
         or (isinstance(key, str) and "." in key)
     ):
         return available
-    bounds = {name: name.rsplit(".", 1)[-1] for name in available}
+    last_parts = {name: name.rsplit(".", 1)[-1] for name in available}
     near = get_close_matches(
         f"hook_{short.removeprefix('hook_')}",
-        sorted(set(bounds.values())),
+        sorted(set(last_parts.values())),
         n=1,
         cutoff=0.7,
     )
-    matches = [name for name in available if near and bounds[name] == near[0]]
+    matches = [name for name in available if near and last_parts[name] == near[0]]
     closest = [
         name
         for name in matches
-        if all(word in name for word in texts if isinstance(word, str))
+        if all(
+            qualifier in name for qualifier in qualifiers if isinstance(qualifier, str)
+        )
     ]
     return closest or matches or available
 
 
-def _globbed(pattern: str) -> Callable[[str], bool]:
+def _glob_test(pattern: str) -> Callable[[str], bool]:
     """Return a test of names by a glob, part by part."""
     globs = pattern.split(".")
     return lambda name: _matches(name.split("."), globs)
 
 
 def _matches(parts: list[str], globs: list[str]) -> bool:
+    """Return whether the parts of a name match those of a glob."""
     if not globs:
         return not parts
     if globs[0] == "**":

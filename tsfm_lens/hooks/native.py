@@ -1,4 +1,9 @@
-"""Reading and replacing tensors in the inputs and outputs of native modules."""
+"""Tensors in the inputs and outputs of native modules: read, replaced, rearranged.
+
+:func:`to_vocabulary` and :func:`to_native` translate between a module's layout and the
+axes of hook points; read them first. The rest reads and replaces one tensor of a call,
+forms attention scores as torch does, and applies norms with a given scale.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +21,9 @@ from tsfm_lens.core.errors import WiringError
 
 
 def get_output(output: Any, arg: int | str) -> Tensor:
-    """Return the tensor at ``arg`` of a module's output; a bare tensor is its own only
-    element.
+    """Return the tensor at ``arg`` of a module's output.
+
+    Of a bare tensor, it is that tensor.
     """
     if isinstance(output, Tensor):
         return output
@@ -52,8 +58,9 @@ def put_output(output: Any, arg: int | str, value: Tensor) -> Any:
 
 
 def get_input(args: tuple[Any, ...], kwargs: dict[str, Any], arg: int | str) -> Tensor:
-    """Return the tensor at ``arg`` of a module's inputs; an index past the positional
-    ones counts the keywords.
+    """Return the tensor at ``arg`` of a module's inputs.
+
+    An index beyond the positional ones counts on through the keywords.
     """
     value: Any = None
     if isinstance(arg, str):
@@ -83,21 +90,21 @@ def put_input(
 
 
 def list_modules(model: nn.Module) -> list[nn.Module]:
-    """List a module and all within it, a shared one at each of its places; a tenth of
-    the time of torch's own walk.
+    """List a module and all within it, a shared one wherever it is registered.
+
+    This takes a tenth of the time of torch's own walk.
     """
     modules: list[nn.Module | None] = [model]
+    # the list grows while it is read
     for module in modules:
-        # a place may be empty
+        # a registered name may hold None
         if module is not None and module._modules:
             modules.extend(module._modules.values())
     return [module for module in modules if module is not None]
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the precision of ``torch.autocast`` where it is on for a device, else
-    None.
-    """
+    """Return the precision of ``torch.autocast`` on a device; None where it is off."""
     kind = device.type
     if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
@@ -108,8 +115,9 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors of one shape and type have the same bits, NaN
-    included.
+    """Return whether two tensors of one shape and type have the same bits.
+
+    NaN is equal to itself here.
     """
     kind = _INTEGERS.get(a.element_size(), a.dtype)
     return torch.equal(a.detach().view(kind), b.detach().view(kind))
@@ -122,8 +130,9 @@ Sizes = Mapping[str, int]
 def to_vocabulary(
     tensor: Tensor, layout: str, axes: tuple[str, ...], sizes: Sizes
 ) -> Tensor:
-    """Return a native tensor in the axes of the vocabulary; a view wherever torch can
-    make one.
+    """Return a native tensor in the axes of the vocabulary.
+
+    It is a view wherever torch can make one.
     """
     if _is_vocabulary(layout, axes):
         if " 1 " in layout:
@@ -153,8 +162,9 @@ def to_native(
 
 
 def fold_leading(tensor: Tensor, layout: str) -> Tensor:
-    """Fold axes in front of those of the layout (quantile paths of a rollout) into its
-    first axis.
+    """Fold axes in front of those of the layout into its first axis.
+
+    Such axes are the quantile paths of a rollout.
     """
     extra = tensor.ndim - len(split_axes(layout))
     if extra > 0:
@@ -170,15 +180,17 @@ def split_axes(layout: str) -> list[str]:
 
 @cache
 def _is_vocabulary(layout: str, axes: tuple[str, ...]) -> bool:
-    """Return whether a native tensor has the axes of the vocabulary already, apart from
-    axes of length 1.
+    """Return whether a native tensor has the axes of the vocabulary already.
+
+    Axes of length 1 do not count.
     """
     return layout.split() == list(axes) or axes[-2:] == ("query", "key")
 
 
 def _vocabulary_side(layout: str, axes: tuple[str, ...]) -> str:
-    """Write the vocabulary's side of a rearrangement; its batch counts variates where a
-    layout separates them.
+    """Write the vocabulary's side of a rearrangement.
+
+    Its batch counts variates where a layout separates them.
     """
     return " ".join(
         "(series variate)" if axis == "batch" and "variate" in layout else axis
@@ -204,8 +216,9 @@ def explicit_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Compute attention scores before the softmax, with mask and bias, as
-    scaled_dot_product_attention forms them.
+    """Compute attention scores before the softmax, with mask and bias.
+
+    They are formed as scaled_dot_product_attention forms them.
     """
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q @ k.transpose(-2, -1) * factor
@@ -214,18 +227,17 @@ def explicit_attention(
             q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device
         ).tril()
         scores = scores.masked_fill(~visible, float("-inf"))
-    if attn_mask is not None:
-        scores = (
-            scores.masked_fill(~attn_mask, float("-inf"))
-            if attn_mask.dtype == torch.bool
-            else scores + attn_mask
-        )
-    return scores
+    if attn_mask is None:
+        return scores
+    if attn_mask.dtype == torch.bool:
+        return scores.masked_fill(~attn_mask, float("-inf"))
+    return scores + attn_mask
 
 
 def softmax_rows(scores: Tensor) -> Tensor:
-    """Apply the softmax over keys; a row with no allowed key gets pattern 0, as the
-    fused kernels give.
+    """Apply the softmax over keys.
+
+    A row with no allowed key gets pattern 0, as the fused kernels give.
     """
     pattern = torch.softmax(scores, dim=-1)
     empty = (scores == float("-inf")).all(dim=-1, keepdim=True)
@@ -236,18 +248,19 @@ _RMS_NORMS: WeakSet[Any] = WeakSet()
 
 
 def rms_scale(norm: Any, x: Tensor) -> Tensor:
-    """Return the factor per channel that a root-mean-square norm puts on ``x``: (…,
-    d_model) or (…, 1).
+    """Return the factor per channel that a root-mean-square norm puts on ``x``.
+
+    Its shape is (…, d_model) or (…, 1).
     """
     if norm not in _RMS_NORMS:
-        probe = (
-            torch.linspace(-2.0, 3.0, x.shape[-1], dtype=x.dtype, device=x.device)[None]
-            * 1.7
+        channels = torch.linspace(
+            -2.0, 3.0, x.shape[-1], dtype=x.dtype, device=x.device
         )
+        probe = channels[None] * 1.7
         with torch.no_grad():
             # forward itself, not the module: hooks must not see this
             normed = norm.forward(probe)
-            # half precision rounds the scale and the product each
+            # half precision rounds both the scale and the product
             rtol = max(1e-3, 4 * torch.finfo(normed.dtype).eps)
             if not torch.allclose(
                 probe * _rms_scale(norm, probe),
@@ -266,11 +279,12 @@ def rms_scale(norm: Any, x: Tensor) -> Tensor:
 
 
 def _rms_scale(norm: Any, x: Tensor) -> Tensor:
+    """Return the factor of a root-mean-square norm, gain included."""
     weight = next(
         (
-            w
+            gain
             for name in ("weight", "scale")
-            if (w := getattr(norm, name, None)) is not None
+            if (gain := getattr(norm, name, None)) is not None
         ),
         None,
     )
@@ -281,19 +295,25 @@ def _rms_scale(norm: Any, x: Tensor) -> Tensor:
 
 
 def _inverse_root_mean_square(norm: Any, x: Tensor) -> Tensor:
+    """Return the factor of a root-mean-square norm without its gain."""
     if isinstance(norm, nn.Identity):
         return torch.ones_like(x[..., :1])
     names = ("variance_epsilon", "epsilon", "eps")
     eps = next(
-        (e for name in names if (e := getattr(norm, name, None)) is not None),
+        (
+            epsilon
+            for name in names
+            if (epsilon := getattr(norm, name, None)) is not None
+        ),
         torch.finfo(x.dtype).eps,
     )
     return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps).to(x.dtype)
 
 
 def without_gain(norm: Any, parts: Tensor, like: Tensor) -> Tensor:
-    """Normalise parts of a stream by a norm that has the scale of the whole stream: no
-    gain, no bias.
+    """Normalise parts of a stream with the scale of the full stream.
+
+    Gain and bias of the norm are left out.
     """
     if isinstance(norm, nn.LayerNorm):
         deviation = (like.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()

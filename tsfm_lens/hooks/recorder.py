@@ -1,5 +1,8 @@
-"""Recording activations while a model runs, and forwards that end where a layer would
-begin.
+"""Record activations while a model runs.
+
+Read :func:`record`, the block; reducers (:func:`last_query`, :func:`at_positions`)
+shorten what it keeps. :func:`record_stream` ends a forward where a layer begins. What
+is recorded comes back as :class:`tsfm_lens.hooks.activations.Activations`.
 """
 
 from __future__ import annotations
@@ -30,8 +33,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def last_query(tensor: Tensor) -> Tensor:
-    """Reduce activations to the last position (streams, heads) or the last query
-    (patterns).
+    """Reduce activations to the last position, patterns to the last query.
 
     Example:
         >>> hooks.last_query(torch.zeros(2, 7, 64)).shape
@@ -43,8 +45,9 @@ def last_query(tensor: Tensor) -> Tensor:
 
 
 def by_row(function: _Function) -> _Function:
-    """Mark a hook or reducer that treats every row of a batch by itself, so that a
-    batch may run in parts.
+    """Mark a hook or reducer that treats every row of a batch by itself.
+
+    A batch may then run in parts.
 
     The result of such a reducer has the rows of its argument along its first axis. It
     may be called more often than there are passes.
@@ -52,7 +55,9 @@ def by_row(function: _Function) -> _Function:
     Example:
         >>> first_token = hooks.by_row(lambda tensor: tensor[:, :1])
         >>> name = "decoder_blocks.0.hook_resid_pre"
-        >>> _, cache = lens.run_with_cache(run.encoded, names_filter=name, reduce=first_token)
+        >>> _, cache = lens.run_with_cache(
+        ...     run.encoded, names_filter=name, reduce=first_token
+        ... )
         >>> cache[name].shape
         torch.Size([1, 1, 96])
     """
@@ -72,8 +77,9 @@ def record(
     reduce: Reducer | Mapping[str, Reducer] | None = None,
     gradients: bool = False,
 ) -> Block[Activations]:
-    """Record the values of the named hook points while the block runs, in this thread
-    and task.
+    """Record the values of the named hook points while the block runs.
+
+    Only runs of this thread and task are recorded.
     """
     selection = list(names)
     reducers = select_reducers(selection, reduce)
@@ -87,14 +93,14 @@ def record(
             tensor = value.detach()
         if name in reducers and name not in into.reduced:
             into.reduced[name] = axes_after(point.axes, value, tensor, reducers[name])
-        small = (
+        is_small_view = (
             name in reducers and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes
         )
-        if small or not all(
+        if is_small_view or not all(
             getattr(handle.user_hook, "reads_only", False)
             for handle in tuple(hook.fwd_hooks)
         ):
-            # a later hook may write into the value; a small view would keep the whole
+            # a later hook may write into the value; a small view would keep the full
             # tensor alive
             tensor = tensor.clone()
         if device is not None:
@@ -106,7 +112,8 @@ def record(
     for name in selection:
         hook = partial(keep, name=name)
         hook.reads_only = True  # type: ignore[attr-defined]
-        hook.by_row = name not in reducers or getattr(reducers[name], "by_row", False)  # type: ignore[attr-defined]
+        is_by_row = name not in reducers or getattr(reducers[name], "by_row", False)
+        hook.by_row = is_by_row  # type: ignore[attr-defined]
         hooks.append((name, hook, "fwd"))
         if gradients:
             hooks.append((name, partial(keep, name=name, suffix="_grad"), "bwd"))
@@ -116,27 +123,28 @@ def record(
 def at_positions(
     points: Mapping[str, Point], names: Iterable[str], which: Any
 ) -> dict[str, Reducer]:
-    """Make reducers that keep some positions (of patterns, queries); activations
-    without positions are kept whole.
+    """Make reducers that keep some positions, or of patterns some queries.
+
+    Activations without positions are kept in full.
     """
     part = Slice.unwrap(which)
 
-    def keep(place: int | None, tensor: Tensor) -> Tensor:
-        if place is None:
+    def keep(axis: int | None, tensor: Tensor) -> Tensor:
+        if axis is None:
             return tensor
-        return part.apply(tensor, dim=place)
+        return part.apply(tensor, dim=axis)
 
-    positions = {
+    token_axes = {
         name: [
             axis
-            for axis, what in enumerate(points[name].axes)
-            if what in ("pos", "query")
+            for axis, axis_name in enumerate(points[name].axes)
+            if axis_name in ("pos", "query")
         ]
         for name in names
     }
     return {
         name: by_row(partial(keep, axes[0] if axes else None))
-        for name, axes in positions.items()
+        for name, axes in token_axes.items()
     }
 
 
@@ -158,8 +166,9 @@ def select_reducers(
 def axes_after(
     axes: tuple[str, ...], value: Tensor, result: Tensor, reducer: Reducer
 ) -> tuple[str, ...]:
-    """Return the names of the axes of a reduced activation; "axis_0", … for those that
-    are ambiguous.
+    """Return the names of the axes of a reduced activation.
+
+    They are "axis_0", … where it is ambiguous which axes are left.
     """
     if result.ndim == value.ndim == len(axes):
         return axes
@@ -167,38 +176,44 @@ def axes_after(
     if result.ndim > value.ndim or value.ndim != len(axes):
         return unknown
 
-    def ways(shape: Sequence[int], left: Sequence[int]) -> list[tuple[int, ...]]:
-        every = combinations(range(len(shape)), len(left))
-        return [way for way in every if [shape[axis] for axis in way] == list(left)]
+    # each candidate: the axes of ``value`` that the result may have kept
+    def candidates(shape: Sequence[int], left: Sequence[int]) -> list[tuple[int, ...]]:
+        choices = combinations(range(len(shape)), len(left))
+        return [
+            choice
+            for choice in choices
+            if [shape[axis] for axis in choice] == list(left)
+        ]
 
-    matches = ways(value.shape, result.shape)
+    matches = candidates(value.shape, result.shape)
     if result.untyped_storage()._cdata == value.untyped_storage()._cdata:
-        matches = [
-            way
-            for way in matches
-            if tuple(value.stride(axis) for axis in way) == result.stride()
-        ] or matches
+        # of a view, strides decide between axes of one length
+        same_strides = [
+            match
+            for match in matches
+            if tuple(value.stride(axis) for axis in match) == result.stride()
+        ]
+        matches = same_strides or matches
     if len(matches) != 1 and getattr(reducer, "by_row", False):
-        # an operation may have no sizes on torch's meta device
+        # run on a tensor without numbers whose axes all differ in length; an operation
+        # may have no sizes on torch's meta device
         with suppress(RuntimeError, NotImplementedError, ValueError):
-            separate = [
+            lengths = [
                 value.ndim * size + axis for axis, size in enumerate(value.shape)
             ]
-            matches = (
-                ways(separate, reducer(torch.empty(separate, device="meta")).shape)
-                or matches
-            )
+            reduced = reducer(torch.empty(lengths, device="meta"))
+            matches = candidates(lengths, reduced.shape) or matches
     if not matches:
         return unknown
-    candidates = [{way[index] for way in matches} for index in range(result.ndim)]
+    sources = [{match[index] for match in matches} for index in range(result.ndim)]
     return tuple(
-        axes[min(which)] if len(which) == 1 else name
-        for which, name in zip(candidates, unknown, strict=True)
+        axes[min(source)] if len(source) == 1 else name
+        for source, name in zip(sources, unknown, strict=True)
     )
 
 
 class _Arrival(Exception):
-    """Arrival of the stream at the layer; it leaves the native model as an error does."""
+    """Arrival of the stream at a layer, raised to leave the native model."""
 
 
 def _stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
@@ -215,16 +230,15 @@ def _stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
             )
         stack = wiring.stack(location.stack)
         index = location.layer
-    position = index
     if index < 0:
-        position = index + stack.n_layers
-    if position == stack.n_layers:
-        return f"{stack.prefix}.{position - 1}.hook_resid_post"
-    if not 0 <= position < stack.n_layers:
+        index += stack.n_layers
+    if index == stack.n_layers:
+        return f"{stack.prefix}.{index - 1}.hook_resid_post"
+    if not 0 <= index < stack.n_layers:
         raise unknown_name(
-            "layer", layer, [str(item) for item in range(stack.n_layers + 1)]
+            "layer", layer, [str(number) for number in range(stack.n_layers + 1)]
         )
-    return f"{stack.prefix}.{position}.hook_resid_pre"
+    return f"{stack.prefix}.{index}.hook_resid_pre"
 
 
 def passed_before(registry: HookRegistry, layer: int | str | Component) -> list[str]:
@@ -236,19 +250,17 @@ def passed_before(registry: HookRegistry, layer: int | str | Component) -> list[
 def record_stream(
     registry: HookRegistry, layer: int | str | Component, run: Callable[[], Any]
 ) -> Tensor:
-    """Run a forward up to a layer and return its input stream, (row, pos, d_model),
-    edits of other hooks included.
+    """Run a forward up to a layer and return its input stream.
+
+    The stream is (row, pos, d_model), with the edits of other hooks.
     """
 
     def stop(value: Tensor, hook: Any) -> None:
         raise _Arrival(value)
 
     stop.reads_only = True  # type: ignore[attr-defined]
-    with Block(
-        HookScope(
-            registry, None, [(_stopping_point(registry.wiring, layer), stop, "fwd")]
-        )
-    ):
+    point = _stopping_point(registry.wiring, layer)
+    with Block(HookScope(registry, None, [(point, stop, "fwd")])):
         try:
             run()
         except _Arrival as arrival:

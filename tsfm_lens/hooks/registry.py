@@ -1,12 +1,16 @@
-"""Hook registry: TransformerLens hook points on a native model that is never edited,
-and each thread's hooks there.
+"""Hook points of TransformerLens on a native model, and each thread's hooks there.
+
+The native model is never edited. Read :class:`HookRegistry`, one per model, then
+:class:`HookDispatcher`, one per thread; which values there are is said in
+:mod:`tsfm_lens.hooks.names`, how blocks begin and end in :mod:`tsfm_lens.hooks.scopes`.
 
 Setting: Block -> HookScope.open -> HookDispatcher.settle -> _connect -> TorchHook.set.
 Firing: TorchHook.__call__ -> HookDispatcher._run -> pass_through -> _fire -> _through
 -> the user's hook.
 
-Torch hooks are seen by every thread, so each of ours first asks whether it is in its
-own. The hooks on the model follow from the open blocks: nothing is counted up or down.
+Torch hooks are seen by every thread, so each of ours first asks whether it runs in the
+thread that set it. Which hooks are on the model follows from the open blocks: nothing
+is counted up or down.
 """
 
 from __future__ import annotations
@@ -47,8 +51,6 @@ from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Stack, Wiring
 
 ModuleSide = tuple[str, Side]
-Connection = tuple[ModuleSide, str, float, Callable[..., Any] | None]
-"""(side of a module, key there, rank, function): see :class:`Act`."""
 
 # ranks before and behind those of hook points
 _FIRST = -1.0
@@ -83,7 +85,7 @@ class HookRegistry:
         self.modules = dict(model.named_modules(remove_duplicate=False))
         check_table(model, wiring, self.modules)
         self.points: dict[str, Point] = hook_points(wiring)
-        self.rank = {name: float(position) for position, name in enumerate(self.points)}
+        self.rank = {name: float(index) for index, name in enumerate(self.points)}
         self.hooked: dict[str, OwnedHookPoint] = {
             name: OwnedHookPoint(self, name) for name in self.points
         }
@@ -101,13 +103,13 @@ class HookRegistry:
         return type(self), (self.model, self.wiring)
 
     def gains(self, point: Point) -> tuple[float, float]:
-        """Return the factors that the block puts on a write at a hook point, and on the
-        stream that it is added to.
+        """Return the factors that a block puts on a write and on the stream.
+
+        The write is that of a hook point, the stream the one that it is added to.
         """
         if point.mix:
-            return point.mix(
-                self.modules[self.wiring.stack(point.stack).block(point.layer)]
-            )
+            block = self.wiring.stack(point.stack).block(point.layer)
+            return point.mix(self.modules[block])
         return (1.0, 1.0)
 
     @property
@@ -149,8 +151,9 @@ class HookRegistry:
         return self.session.state
 
     def attach(self) -> AbstractContextManager[None]:
-        """While the block runs, connect hooks that ``add_hook`` set and that no open
-        block has connected.
+        """Connect hooks that ``add_hook`` set, while the block runs.
+
+        They are those that no open block has connected.
         """
         if self.session.unconnected():
             return Block(HookScope(self, None))
@@ -158,8 +161,9 @@ class HookRegistry:
 
 
 class OwnedHookPoint(HookPoint):
-    """Hook point of a registry, which connects it where a hook of a running model sets
-    another hook here.
+    """Hook point of a registry.
+
+    The registry connects it where a hook of a running model sets another hook here.
     """
 
     name: str
@@ -170,37 +174,41 @@ class OwnedHookPoint(HookPoint):
         self.name = name
 
     def add_hook(self, *args: Any, **kwargs: Any) -> LensHandle:
-        """Add a hook as TransformerLens does; it acts from here on, in a pass that is
-        under way, too.
+        """Add a hook as TransformerLens does.
+
+        It acts from here on, also in a pass that is under way.
         """
         handle = super().add_hook(*args, **kwargs)
         self._registry.session.include(self.name)
         return handle
 
     def register_forward_hook(self, hook: Any, **options: Any) -> RemovableHandle:
-        """Register a hook of ``add_hook``; HookError for any other, see
-        :meth:`_refuse_foreign`.
+        """Register a hook of ``add_hook``.
+
+        Raises HookError for any other, see :meth:`_check_origin`.
         """
-        self._refuse_foreign(hook)
+        self._check_origin(hook)
         return super().register_forward_hook(hook, **options)
 
     def register_full_backward_hook(
         self, hook: Any, prepend: bool = False
     ) -> RemovableHandle:
-        """Register a hook of ``add_hook``; HookError for any other, see
-        :meth:`_refuse_foreign`.
+        """Register a hook of ``add_hook``.
+
+        Raises HookError for any other, see :meth:`_check_origin`.
         """
-        self._refuse_foreign(hook)
+        self._check_origin(hook)
         return super().register_full_backward_hook(hook, prepend)
 
     def register_forward_pre_hook(self, hook: Any, **options: Any) -> RemovableHandle:
-        """Refuse the hook, see :meth:`_refuse_foreign`."""
-        self._refuse_foreign(hook)
+        """Refuse the hook, see :meth:`_check_origin`."""
+        self._check_origin(hook)
         return super().register_forward_pre_hook(hook, **options)
 
-    def _refuse_foreign(self, hook: Any) -> None:
-        """Refuse hooks that torch, or a library such as captum, sets: the native model
-        does not call this module.
+    def _check_origin(self, hook: Any) -> None:
+        """Refuse hooks that torch, or a library such as captum, sets.
+
+        The native model does not call this module.
         """
         if not getattr(hook, "__qualname__", "").startswith("HookPoint.add_hook."):
             site = self._registry.points[self.name].site
@@ -223,10 +231,26 @@ class OwnedHookPoint(HookPoint):
         super().add_hook(hook, dir=direction, level=level)
 
 
+@dataclass(frozen=True)
+class Connection:
+    """Function that a hook point needs at one side of a module.
+
+    Hook points that need the same one share it by its ``key``; rank and function are
+    those of :class:`Callback`.
+    """
+
+    side: ModuleSide
+    key: str
+    rank: float
+    call: Callable[..., Any] | None
+
+
 @dataclass
-class Act:
-    """Callback at one side of a module: its rank (lowest first) and the points that it
-    serves; None notes the end.
+class Callback:
+    """Callback at one side of a module, with its rank and the points that it serves.
+
+    The lowest rank comes first. A ``call`` of None notes that the module ran to its
+    end.
     """
 
     rank: float
@@ -235,8 +259,9 @@ class Act:
 
 
 class HookDispatcher:
-    """One thread's hooks on a model: its open blocks, in order of entry, alone
-    determine the torch hooks there.
+    """One thread's hooks on a model.
+
+    Its open blocks, in order of entry, alone determine the torch hooks there.
     """
 
     def __init__(self, registry: HookRegistry) -> None:
@@ -246,23 +271,24 @@ class HookDispatcher:
         self.scopes: tuple[HookScope[Any], ...] = ()
         self.state = RunState(sample_major=registry.wiring.sample_major)
         self._torch_hooks: dict[ModuleSide, TorchHook] = {}
-        self._acts: dict[ModuleSide, list[Act]] = {}
+        self._callbacks: dict[ModuleSide, list[Callback]] = {}
         self._connections: dict[str, list[Connection]] = {}
         self._tracking = list(self._track())
-        # attentions whose calls it looks at, and by path of one that was entered
+        # attentions whose calls it observes, and by path of one that was entered
         # whether it has made its call
         self.attentions: dict[nn.Module, str] = {}
         self.called: dict[str, bool] = {}
         # whether gradients were recorded when the model was entered
         self._gradients = False
-        # by hook point: edits for a write to carry, and the output of heads in this
-        # pass
+        # of this pass, by hook point: edits that a write has to carry, and the output
+        # of heads
         self._edits: dict[str, Tensor] = {}
         self._heads: dict[str, Tensor] = {}
 
     def acting(self) -> list[HookScope[Any]]:
-        """Return the open blocks that act on what runs now; errors as in
-        :meth:`HookScope.acts`.
+        """Return the open blocks that act on what runs now.
+
+        Errors are those of :meth:`HookScope.acts`.
         """
         return [*filter(HookScope.acts, self.scopes)]
 
@@ -298,12 +324,13 @@ class HookDispatcher:
             scopes[-1].include(name)
 
     def across_rows(self, *, parts: bool = True) -> list[str]:
-        """Return the hook points whose hooks may look at several series at once, so
-        that a batch must stay whole.
+        """Return the hook points whose hooks may look at several series at once.
+
+        A batch must not be split then.
 
         A function with a true attribute ``by_row`` treats every row of a batch by
         itself. One with a true attribute ``by_place`` does so if the run's state says
-        which rows run, as in ``parts`` of the lens's own.
+        which rows run, as it does where the lens runs ``parts`` of a batch.
         """
         marks = ("by_row", "by_place") if parts else ("by_row",)
 
@@ -351,8 +378,9 @@ class HookDispatcher:
             )
 
     def _witnesses(self, point: Point) -> tuple[str, ...]:
-        """Return modules that cannot run to their end without passing a hook point: the
-        model, and its block.
+        """Return modules that cannot run to their end without passing a hook point.
+
+        These are the model, and the point's block.
         """
         block = self._wiring.stack(point.stack).block(max(point.layer, 0))
         if point.layer >= 0 or point.name.endswith("hook_embed"):
@@ -360,15 +388,16 @@ class HookDispatcher:
         return ("",)
 
     def settle(self) -> None:
-        """Bring the hooks on the model in line with the open blocks; may be broken off,
-        and called again.
+        """Bring the hooks on the model in line with the open blocks.
+
+        It may be broken off, and called again.
         """
         if self._thread is not threading.current_thread() and self._thread.is_alive():
-            # a block that the collector ends in another thread; its hooks are inert,
-            # and this one's next block settles
+            # the garbage collector ends a block in another thread: its hooks are inert,
+            # and the next block of its own thread settles
             return
         self.scopes = tuple([scope for scope in self.scopes if scope.is_open])
-        activations: dict[ModuleSide, dict[str, Act]] = {}
+        callbacks: dict[ModuleSide, dict[str, Callback]] = {}
         for scope in self.scopes:
             for name in scope.targets:
                 if name not in self._connections:
@@ -376,33 +405,33 @@ class HookDispatcher:
                         *self._tracking,
                         *self._connect(self._registry.points[name]),
                     ]
-                for side, key, rank, call in self._connections[name]:
-                    activations.setdefault(side, {}).setdefault(
-                        key, Act(rank, call)
-                    ).names.add(name)
-        if activations and not self._torch_hooks:
+                for connection in self._connections[name]:
+                    by_key = callbacks.setdefault(connection.side, {})
+                    new = Callback(connection.rank, connection.call)
+                    by_key.setdefault(connection.key, new).names.add(name)
+        if callbacks and not self._torch_hooks:
             self._gradients = torch.is_grad_enabled()
         for side in tuple(self._torch_hooks):
-            if side not in activations:
+            if side not in callbacks:
                 self._torch_hooks[side].remove()
                 self._torch_hooks.pop(side, None)
-        self._acts = {
+        self._callbacks = {
             side: sorted(by_key.values(), key=attrgetter("rank"))
-            for side, by_key in activations.items()
+            for side, by_key in callbacks.items()
         }
-        for side in activations:
+        for side in callbacks:
             if side not in self._torch_hooks:
                 self._torch_hooks[side] = TorchHook(
                     self._registry.modules[side[0]], side[1], partial(self._run, side)
                 )
             self._torch_hooks[side].set()
-        before = self.attentions
+        observed = self.attentions
         self.attentions = {
             self._registry.modules[side[0]]: side[0]
-            for side in activations
-            if "check" in activations[side]
+            for side in callbacks
+            if "check" in callbacks[side]
         }
-        if before or self.attentions:
+        if observed or self.attentions:
             LOCAL.interceptor.listen(self)
         if not self.scopes:
             # remains of a run that was broken off
@@ -412,46 +441,47 @@ class HookDispatcher:
     def _run(
         self, side: ModuleSide, module: nn.Module, args: Any, kwargs: Any, *output: Any
     ) -> Any:
-        """Call the acts at a side of a module in order of rank; torch's own order is
-        that of setting.
+        """Call the callbacks at a side of a module in order of rank.
+
+        Torch's own order is that of setting.
         """
         scopes = self.acting()
         replacement = None
-        activations = self._acts.get(side, [])
+        callbacks = self._callbacks.get(side, [])
         if len(scopes) < len(self.scopes):
             for scope in self.scopes:
                 scope.elsewhere |= scope not in scopes
-            activations = [
-                act
-                for act in activations
-                if any(not act.names.isdisjoint(scope.targets) for scope in scopes)
+            callbacks = [
+                callback
+                for callback in callbacks
+                if any(not callback.names.isdisjoint(scope.targets) for scope in scopes)
             ]
         if scopes:
-            queue = activations
+            queue = callbacks
         else:
             queue = []
         while queue:
             pending = queue
             queue = []
-            settled = self._acts
-            for act in pending:
-                if act.call is None:
+            current = self._callbacks
+            for callback in pending:
+                if callback.call is None:
                     for scope in scopes:
                         scope.full_runs.add(side[0])
                     continue
-                new = act.call(module, args, kwargs, *output)
+                new = callback.call(module, args, kwargs, *output)
                 if new is not None:
                     replacement = new
                     if output:
                         output = (new,)
                     else:
                         args, kwargs = new
-                if settled is not self._acts:
+                if current is not self._callbacks:
                     # a hook has set another one, maybe further down at this side
                     queue = [
                         later
-                        for later in self._acts.get(side, [])
-                        if later.rank > act.rank
+                        for later in self._callbacks.get(side, [])
+                        if later.rank > callback.rank
                     ]
                     break
         return replacement
@@ -460,21 +490,21 @@ class HookDispatcher:
         """Return the connections that one hook point needs on the model."""
         path = point.site.module
         rank = self._registry.rank[point.name]
-        # notes the runs of modules that come to their end torch asks a module for hooks
-        # at its entry, so one that is inside a site may set another at the site's end
+        # torch asks a module for its hooks at its entry: a connection at the end of the
+        # sites around this one lets a hook here set another there
         around = [site for site in self._registry.sites if path.startswith(f"{site}.")]
-        bounds = dict.fromkeys((*self._witnesses(point), *around))
-        connections: list[Connection] = [
-            ((bound, "out"), "ran", _LAST, None) for bound in bounds
+        noted = dict.fromkeys((*self._witnesses(point), *around))
+        # these note which modules ran to their end
+        connections = [
+            Connection((module, "out"), "ran", _LAST, None) for module in noted
         ]
         if point.how == "result":
             connections += self._connect_result(point)
         elif point.how != "site":
             connections += self._connect_attention(path, point.joined)
         else:
-            connections.append(
-                ((path, point.site.side), point.name, rank, self._at_site(point))
-            )
+            side = (path, point.site.side)
+            connections.append(Connection(side, point.name, rank, self._at_site(point)))
         if point.aside:
             return [*connections, self._carry_edits(point)]
         return connections
@@ -482,8 +512,9 @@ class HookDispatcher:
     def _connect_attention(
         self, path: str, joined: Callable[..., Any] | None = None
     ) -> Iterator[Connection]:
-        """Turn the interceptor on around an attention, and refuse one that runs without
-        its attention call.
+        """Turn the interceptor on around an attention.
+
+        An attention that runs without its attention call is refused.
         """
 
         def enter(module: nn.Module, *call: Any) -> Any:
@@ -492,8 +523,8 @@ class HookDispatcher:
             return joined and joined(*call)
 
         def check(module: nn.Module, *_call: Any) -> None:
-            # one that was looked at from its middle on, by the hook of a hook, has not
-            # been entered
+            # an attention that is observed only from its middle on, by the hook of a
+            # hook, has not been entered
             if self.called.pop(path, True) is False:
                 raise WiringError(
                     f"{path} ({type(module).__name__}) computed attention without"
@@ -502,18 +533,18 @@ class HookDispatcher:
                     " or another fused replacement."
                 )
 
-        for at in brackets(path, self._registry.modules[path]):
-            yield (
-                (at, "end"),
+        for bracket in brackets(path, self._registry.modules[path]):
+            yield Connection(
+                (bracket, "end"),
                 "capture",
                 _FIRST,
                 lambda module, *_call: LOCAL.interceptor.leave(module),
             )
-            yield (at, "in"), "capture", _LAST, enter
-        yield (path, "out"), "check", _FIRST, check
+            yield Connection((bracket, "in"), "capture", _LAST, enter)
+        yield Connection((path, "out"), "check", _FIRST, check)
 
     def _track(self) -> Iterator[Connection]:
-        """Keep :attr:`state` true while anything is connected."""
+        """Yield the connections that keep :attr:`state` up to date."""
         state = self.state
         site = self._wiring.sizes_from
 
@@ -530,13 +561,8 @@ class HookDispatcher:
             _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> None:
             assert site is not None
-            lengths = dict(
-                zip(
-                    site.layout.split(),
-                    get_input(args, kwargs, site.arg).shape,
-                    strict=True,
-                )
-            )
+            shape = get_input(args, kwargs, site.arg).shape
+            lengths = dict(zip(site.layout.split(), shape, strict=True))
             state.sizes = {axis: lengths[axis] for axis in ("series", "variate")}
 
         def note_offset(
@@ -548,21 +574,22 @@ class HookDispatcher:
             assert stack.cached is not None
             state.offset[stack.name] = stack.cached(args, kwargs)
 
-        yield ("", "in"), "begun", _FIRST, begin
+        yield Connection(("", "in"), "begun", _FIRST, begin)
         for stack in self._wiring.stacks:
             if stack.cached is not None:
-                yield (
+                yield Connection(
                     (stack.entry, "in"),
                     f"entered {stack.name}",
                     _FIRST,
                     partial(note_offset, stack),
                 )
         if site is not None:
-            yield (site.module, "in"), "sizes", _FIRST, note_sizes
-        yield (self._wiring.unembed.module, "out"), "read out", _FIRST, count_steps
+            yield Connection((site.module, "in"), "sizes", _FIRST, note_sizes)
+        head = self._wiring.unembed.module
+        yield Connection((head, "out"), "read out", _FIRST, count_steps)
 
     def _at_site(self, point: Point) -> Callable[..., Any]:
-        """Make the torch hook for a hook point on a module's inputs, or on its output."""
+        """Make the torch hook of a hook point on a module's inputs or output."""
         arg = point.site.arg
         enters = point.site.side == "in"
         get: Callable[..., Tensor] = get_input if enters else get_output
@@ -583,8 +610,9 @@ class HookDispatcher:
         return pass_through
 
     def _carry_edits(self, point: Point) -> Connection:
-        """Add an edit on the way into a branch to the branch's write, so that the
-        stream has it too.
+        """Add an edit on the way into a branch to the branch's write.
+
+        The stream then has it, too.
         """
         registry = self._registry
         write = self._registry.points[point.aside]
@@ -606,7 +634,7 @@ class HookDispatcher:
             )
 
         # after the hook point of the write itself
-        return (
+        return Connection(
             (write.site.module, "out"),
             f"edits of {point.name}",
             registry.rank[write.name] + 0.5,
@@ -614,17 +642,19 @@ class HookDispatcher:
         )
 
     def _connect_result(self, point: Point) -> Iterator[Connection]:
-        """Compute each head's write, a norm behind it frozen to this pass's scale; only
-        an edit changes the sum.
+        """Compute each head's write.
+
+        A norm behind the heads is frozen to the scale of this pass. The sum changes
+        only if a hook edits a write.
         """
         stack = self._wiring.stack(point.stack)
         rank = self._registry.rank[point.name]
-        row = stack.attention(point.kind, point.layer)
+        writer = stack.attention(point.kind, point.layer)
         path = point.site.module
-        if row.post_norm:
-            layout = row.write.layout
+        if writer.post_norm:
+            layout = writer.write.layout
         else:
-            layout = row.stream_layout
+            layout = writer.stream_layout
 
         def before(
             _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -643,12 +673,11 @@ class HookDispatcher:
             z = to_vocabulary(heads, point.site.layout, HEADS, sizes)
             result = (z.transpose(-2, -3) @ weights.to(z)).transpose(-2, -3)
             tensor = get_output(output, 0)
-            if row.post_norm:
+            if writer.post_norm:
                 scale = rms_scale(norm, get_input(args, {}, 0))
-                wide = fold_leading(scale.expand_as(tensor), layout)
-                result = result * to_vocabulary(
-                    wide, layout, RESIDUAL, sizes
-                ).unsqueeze(-2)
+                expanded = fold_leading(scale.expand_as(tensor), layout)
+                scale = to_vocabulary(expanded, layout, RESIDUAL, sizes)
+                result = result * scale.unsqueeze(-2)
             if factor != 1.0:
                 result = result * factor
             new = self._through(point, result)
@@ -659,14 +688,14 @@ class HookDispatcher:
             )
             return put_output(output, 0, tensor + change.reshape(tensor.shape))
 
-        at = path
-        if row.post_norm:
-            at = f"{stack.block(point.layer)}.{row.post_norm}"
-        yield (at, "out"), point.name, rank, after
-        if row.z_inside:
+        write_path = path
+        if writer.post_norm:
+            write_path = f"{stack.block(point.layer)}.{writer.post_norm}"
+        yield Connection((write_path, "out"), point.name, rank, after)
+        if writer.z_inside:
             yield from self._connect_attention(path)
         else:
-            yield (path, "in"), point.name, rank, before
+            yield Connection((path, "in"), point.name, rank, before)
 
     def in_use_inside(self, path: str, how: str) -> bool:
         """Return whether a hook acts at a point inside an attention."""
@@ -681,8 +710,10 @@ class HookDispatcher:
         )
 
     def fire_inside(self, path: str, how: str, tensor: Tensor) -> Tensor:
-        """Pass "q", "k", "v", "scores", "pattern", "z", or "result", which is z after
-        all its hooks, to the hooks.
+        """Pass a tensor inside an attention to the hooks of its point.
+
+        ``how`` is "q", "k", "v", "scores", "pattern", "z", or "result", which is z
+        after all its hooks.
         """
         if not self.in_use_inside(path, how):
             return tensor
@@ -697,8 +728,9 @@ class HookDispatcher:
         return {**self.state.sizes, "head": self._wiring.stack(point.stack).n_heads}
 
     def _fire(self, point: Point, native: Tensor) -> Tensor:
-        """Pass a native tensor to a hook point's hooks; the very same tensor comes back
-        if nobody changed it.
+        """Pass a native tensor to a hook point's hooks.
+
+        The same tensor comes back if no hook changed it.
         """
         layout = point.site.layout
         axes = point.axes
@@ -707,14 +739,14 @@ class HookDispatcher:
         factor = self._registry.gains(point)[0]
         if factor != 1.0:
             value = value * factor
-        # keys and values that a library repeats for every query head before the call
+        # a library may repeat keys and values for every query head before the call
         copies = 1
         if point.heads:
             copies = value.shape[2] // point.heads
         distinct = value
         if copies > 1:
             distinct = value[:, :, ::copies]
-        # of a pass that was broken off
+        # left by a pass that was broken off
         self._edits.pop(point.name, None)
         new = self._through(point, distinct)
         if new is distinct:
@@ -723,19 +755,21 @@ class HookDispatcher:
             new = new.repeat_interleave(copies, dim=2)
         if point.aside:
             self._edits[point.name] = new - value
-        return to_native(
-            new if factor == 1.0 else new / factor, layout, axes, sizes
-        ).reshape(native.shape)
+        if factor != 1.0:
+            new = new / factor
+        return to_native(new, layout, axes, sizes).reshape(native.shape)
 
     def _through(self, point: Point, value: Tensor) -> Tensor:
+        """Pass a value in the vocabulary's axes through the hooks that act here."""
         refuse_recomputation(point.name, self._gradients)
         scopes = self.acting()
         for scope in scopes:
             scope.trace.add(point.name)
         hook_point = self._registry.hooked[point.name]
-        if hook_point.bwd_hooks and len(
-            acting_hooks(hook_point.bwd_hooks, scopes)
-        ) < len(hook_point.bwd_hooks):
+        backward_hooks = hook_point.bwd_hooks
+        if backward_hooks and (
+            len(acting_hooks(backward_hooks, scopes)) < len(backward_hooks)
+        ):
             raise HookError(
                 f"another thread has backward hooks on {point.name}, or another task"
                 " has, and torch cannot keep them apart. Let one block with backward"
@@ -752,7 +786,7 @@ class HookDispatcher:
         # hooks may write in place, so they get a copy
         copy = value.clone()
         new = hook_point(copy)
-        # of what hooks keep, such as v.retain_grad(), gradients are to come through
+        # what hooks keep must stay in the graph, such as the v of v.retain_grad()
         if new is copy and not copy.requires_grad and same_bits(copy, value):
             return value
         if not isinstance(new, Tensor) or _kind(new) != _kind(value):
@@ -772,6 +806,7 @@ class HookDispatcher:
 
 
 def _kind(tensor: Tensor) -> str:
+    """Describe the shape, type and device of a tensor."""
     return (
         f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')} on"
         f" {tensor.device}"
@@ -793,12 +828,13 @@ class Namespace(nn.Module):
 
 
 def attach_point(root: nn.Module, name: str, point: nn.Module) -> None:
-    """Register a hook point in a tree of plain modules so that its dotted name is its
-    path, and layers are counted.
+    """Register a hook point in a tree of plain modules.
+
+    Its dotted name is its path there; layers are in module lists.
     """
     parts = name.split(".")
-    for part, inside in pairwise(parts):
+    for part, child in pairwise(parts):
         if part not in root._modules:
-            root.add_module(part, nn.ModuleList() if inside.isdigit() else Namespace())
+            root.add_module(part, nn.ModuleList() if child.isdigit() else Namespace())
         root = root.get_submodule(part)
     root.add_module(parts[-1], point)

@@ -1,5 +1,7 @@
-"""Rows that variants share, stored once and handed on as if they had been copied; a few
-functions keep it so.
+"""Rows that variants share, stored once and passed on as if copied.
+
+Read :class:`Repeated`, a tensor subclass. The functions in ``_HANDLERS`` compute on the
+rows stored once; any other function gets the copies.
 """
 
 from __future__ import annotations
@@ -15,24 +17,26 @@ from torch.utils._pytree import tree_map
 
 
 class Repeated(Tensor):
-    """Tensor whose row ``(b * len(single) + r) * each + i`` is row r of ``single``, for
-    every b and i.
+    """Tensor of rows that are stored once.
+
+    Row ``(b * len(single) + r) * repeats + i`` is row r of ``single``, for every b and
+    i.
     """
 
     single: Tensor | None
     times: tuple[int, int]
-    _whole: Tensor | None
+    _copies: Tensor | None
 
     @staticmethod
-    def __new__(cls, single: Tensor, blocks: int, each: int = 1) -> Repeated:
+    def __new__(cls, single: Tensor, blocks: int, repeats: int = 1) -> Repeated:
         """Create the shape of the copies, without them."""
-        shape = (blocks * len(single) * each, *single.shape[1:])
+        shape = (blocks * len(single) * repeats, *single.shape[1:])
         tensor: Repeated = Tensor._make_wrapper_subclass(
             cls, shape, dtype=single.dtype, device=single.device
         )
         tensor.single = single
-        tensor._whole = None
-        tensor.times = (blocks, each)
+        tensor._copies = None
+        tensor.times = (blocks, repeats)
         return tensor
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
@@ -43,19 +47,19 @@ class Repeated(Tensor):
 
     def whole(self) -> Tensor:
         """Return the copies, made once."""
-        if self._whole is None:
+        if self._copies is None:
             assert self.single is not None
             rows = len(self.single)
             rest = self.single.shape[1:]
-            blocks, each = self.times
+            blocks, repeats = self.times
             view = self.single.reshape(1, rows, 1, *rest).expand(
-                blocks, rows, each, *rest
+                blocks, rows, repeats, *rest
             )
-            self._whole = view.reshape(len(self), *rest)
-            if blocks * each == 1:
+            self._copies = view.reshape(len(self), *rest)
+            if blocks * repeats == 1:
                 # a write into copies must not reach the stored rows
-                self._whole = self._whole.clone()
-        return self._whole
+                self._copies = self._copies.clone()
+        return self._copies
 
     def like(self, other: object) -> bool:
         """Return whether another tensor repeats as many rows as often."""
@@ -74,11 +78,9 @@ class Repeated(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func`` on the rows stored once if it treats rows alike, otherwise on
-        the copies.
-        """
+        """Run ``func`` on the rows stored once if it can, else on the copies."""
         kwargs = kwargs or {}
-        if func in _FACTS:
+        if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         handler = _HANDLERS.get(func)
@@ -99,9 +101,7 @@ class Repeated(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run on the copies any function that torch does not offer to
-        ``__torch_function__``.
-        """
+        """Run on the copies any function that ``__torch_function__`` does not see."""
         return func(
             *tree_map(_materialize, args),
             **tree_map(_materialize, _release(func, args, kwargs or {})),
@@ -109,6 +109,7 @@ class Repeated(Tensor):
 
 
 def _materialize(value: Any) -> Any:
+    """Return the copies of repeated rows; another value as it is."""
     if isinstance(value, Repeated):
         return value.whole()
     return value
@@ -117,8 +118,9 @@ def _materialize(value: Any) -> Any:
 def _release(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the keywords; tensors that a function writes into hold their copies from
-    now on.
+    """Return the keywords of a call.
+
+    A tensor that the function writes into holds its copies from now on.
     """
     name = getattr(func, "__name__", "").split(".")[0]
     in_place = (
@@ -126,28 +128,30 @@ def _release(
         or name.startswith("__i")
         or (name.endswith("_") and not name.endswith("__"))
     )
-    for value in (*(args[:1] if in_place else ()), kwargs.get("out")):
+    written = [*args[:1]] if in_place else []
+    for value in (*written, kwargs.get("out")):
         if isinstance(value, Repeated):
             value.whole()
             value.single = None
     return kwargs
 
 
-def _again(tensor: Repeated, single: Tensor) -> Repeated:
+def _repeat_like(tensor: Repeated, single: Tensor) -> Repeated:
+    """Repeat rows as often as those of another tensor."""
     return Repeated(single, *tensor.times)
 
 
-# --- functions that keep rows apart; each returns NotImplemented where it would not
-# ----------------------------------
+# the handlers below treat every row by itself; each returns NotImplemented where the
+# function would not
 
 
-def _each(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+def _elementwise(func: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     """Apply a function of every number, or of the last axis."""
     if not isinstance(tensor, Repeated) or tensor.single is None or tensor.ndim < 2:
         return NotImplemented
     if any(isinstance(value, Repeated) for value in (*args, *kwargs.values())):
         return NotImplemented
-    return _again(tensor, func(tensor.single, *args, **kwargs))
+    return _repeat_like(tensor, func(tensor.single, *args, **kwargs))
 
 
 def _reshape(func: Any, tensor: Any, *shape: Any) -> Any:
@@ -166,21 +170,22 @@ def _reshape(func: Any, tensor: Any, *shape: Any) -> Any:
         -1 not in rest and prod(rest) != prod(tensor.shape[1:])
     ):
         return NotImplemented
-    return _again(tensor, func(tensor.single, len(tensor.single), *rest))
+    return _repeat_like(tensor, func(tensor.single, len(tensor.single), *rest))
 
 
 def _swap(func: Any, tensor: Any, first: int, second: int) -> Any:
     """Swap two axes of every row."""
     if tensor.single is None or 0 in (first % tensor.ndim, second % tensor.ndim):
         return NotImplemented
-    return _again(tensor, func(tensor.single, first, second))
+    return _repeat_like(tensor, func(tensor.single, first, second))
 
 
 def _concatenate(
     func: Any, tensors: Any, dim: int = 0, *, out: Tensor | None = None
 ) -> Any:
-    """Concatenate every row with the same row of others; torch leaves out a list of no
-    numbers.
+    """Concatenate every row with the same row of others.
+
+    As torch does, it ignores an empty vector among them.
     """
     parts = [
         part
@@ -193,11 +198,11 @@ def _concatenate(
     ):
         return NotImplemented
     if dim % first.ndim:
-        return _again(first, func([part.single for part in parts], dim))
+        return _repeat_like(first, func([part.single for part in parts], dim))
     return NotImplemented
 
 
-def _side_by_side(
+def _repeat_rows(
     _func: Any, tensor: Any, repeats: Any, dim: int | None = None, **_kwargs: Any
 ) -> Any:
     """Repeat every row so many times."""
@@ -208,8 +213,8 @@ def _side_by_side(
         or tensor.single is None
     ):
         return NotImplemented
-    blocks, each = tensor.times
-    return Repeated(tensor.single, blocks, each * repeats)
+    blocks, inner = tensor.times
+    return Repeated(tensor.single, blocks, inner * repeats)
 
 
 def _attend(
@@ -222,8 +227,9 @@ def _attend(
     is_causal: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Attend with the queries of all copies folded into the query axis of the rows that
-    they attend to.
+    """Attend with the queries of all copies at once.
+
+    They are folded into the query axis of the rows that they attend to.
     """
     if (
         not isinstance(key, Repeated)
@@ -238,8 +244,8 @@ def _attend(
     mask = _materialize(attn_mask)
     if len(query) != len(key):
         return NotImplemented
-    blocks, each = key.times
-    copies = blocks, len(key.single), each
+    blocks, repeats = key.times
+    copies = blocks, len(key.single), repeats
 
     def fold(rows: Tensor) -> Tensor:
         # (variant · series · path, head, query, d) to (series, head, variant · path ·
@@ -254,11 +260,11 @@ def _attend(
     out = func(
         fold(query), key.single, value.single, mask, dropout_p, is_causal, **kwargs
     )
-    parts = out.unflatten(2, (blocks, each, query.shape[2]))
+    parts = out.unflatten(2, (blocks, repeats, query.shape[2]))
     return parts.permute(2, 0, 3, 1, 4, 5).flatten(0, 2)
 
 
-_FACTS = {
+_METADATA = {
     Tensor.shape.__get__,  # type: ignore[attr-defined]
     Tensor.ndim.__get__,  # type: ignore[attr-defined]
     Tensor.dtype.__get__,  # type: ignore[attr-defined]
@@ -276,15 +282,15 @@ _FACTS = {
     ),
 }
 _HANDLERS: dict[Any, Callable[..., Any]] = {
-    F.linear: _each,
-    Tensor.to: _each,
-    Tensor.float: _each,
-    Tensor.contiguous: _each,
-    Tensor.detach: _each,
+    F.linear: _elementwise,
+    Tensor.to: _elementwise,
+    Tensor.float: _elementwise,
+    Tensor.contiguous: _elementwise,
+    Tensor.detach: _elementwise,
     Tensor.view: _reshape,
     Tensor.reshape: _reshape,
     Tensor.transpose: _swap,
     torch.cat: _concatenate,
-    Tensor.repeat_interleave: _side_by_side,
+    Tensor.repeat_interleave: _repeat_rows,
     F.scaled_dot_product_attention: _attend,
 }

@@ -1,5 +1,9 @@
-"""Native calls, recorded as they are, and modules that hand back stored outputs instead
-of computing them again.
+"""Record native calls, and replay stored outputs in place of modules.
+
+Read :func:`recorded_outputs`, which keeps what modules give in a plain pass, and
+:func:`replayed`, by which modules return it for every variant. :func:`shadowed`
+replaces forwards for one thread. Which modules may be replayed is decided in
+:mod:`tsfm_lens.ablation.engine`.
 """
 
 from __future__ import annotations
@@ -24,8 +28,11 @@ _FEW = 2**16
 
 
 class Turns:
-    """Queue in which one thread at a time holds a turn, by a token; each change is one
-    call of C, for interrupts.
+    """Queue in which one thread at a time holds a turn, by a token.
+
+    Each change is one call of C, which no interrupt divides.
+
+    Each change is one call of C, so that no interrupt comes in the middle of it.
     """
 
     def __init__(self) -> None:
@@ -40,19 +47,20 @@ class Turns:
 
     def give(self, token: object) -> None:
         """Give a turn back; a token that holds none is left alone."""
-        for entry in tuple(self._queue):
-            if entry[1] is token:
+        for turn in tuple(self._queue):
+            if turn[1] is token:
                 with contextlib.suppress(ValueError):
-                    self._queue.remove(entry)
+                    self._queue.remove(turn)
 
 
-# of torch's generators, and of the forwards of modules that hand back what was stored
+# one run at a time: of torch's generators, and of modules that return what was stored
 ONE_RUN = Turns()
 
 
 class OtherCalls(Exception):
-    """Error of a pass that calls a module more or less often than the recorded one, so
-    that nothing can be replayed.
+    """Error of a pass that calls a module more or less often than the recorded one.
+
+    Nothing can be replayed then.
     """
 
 
@@ -72,33 +80,35 @@ class NativeCall(NamedTuple):
         return get_output(self.output, arg)
 
 
-def _noted(
-    model: nn.Module, paths: Iterable[str], side: Side, note: Callable[..., Any]
+def _recorded(
+    model: nn.Module, paths: Iterable[str], side: Side, read: Callable[..., Any]
 ) -> Block[dict[str, list[Any]]]:
-    """Keep ``note(path, args, kwargs[, output])`` of every call of each module, by
-    path, while the block runs.
+    """Keep ``read(path, args, kwargs[, output])`` of every call of each module.
+
+    The result is by path, and fills while the block runs.
     """
-    notes: dict[str, list[Any]] = {path: [] for path in paths}
+    calls: dict[str, list[Any]] = {path: [] for path in paths}
 
     def keep(path: str, _module: nn.Module, *call: Any) -> None:
-        notes[path].append(note(path, *call))
+        calls[path].append(read(path, *call))
 
     return hooked(
         [
             TorchHook(model.get_submodule(path), side, partial(keep, path))
-            for path in notes
+            for path in calls
         ],
-        notes,
+        calls,
     )
 
 
 def recorded_calls(
     model: nn.Module, paths: Iterable[str]
 ) -> Block[dict[str, list[NativeCall]]]:
-    """Keep every call of each module, by dotted path below the model, while the block
-    runs.
+    """Keep every call of each module while the block runs.
+
+    Modules are named by their dotted paths below the model.
     """
-    return _noted(
+    return _recorded(
         model,
         paths,
         "out",
@@ -109,10 +119,11 @@ def recorded_calls(
 def recorded_outputs(
     model: nn.Module, paths: Iterable[str]
 ) -> Block[dict[str, list[Any]]]:
-    """Record the full output of each call of each module, detached, while the block
-    runs.
+    """Record the full output of each call of each module while the block runs.
+
+    Tensors are detached.
     """
-    return _noted(
+    return _recorded(
         model,
         paths,
         "out",
@@ -123,14 +134,18 @@ def recorded_outputs(
 def recorded_inputs(
     model: nn.Module, paths: Iterable[str]
 ) -> Block[dict[str, list[Tensor]]]:
-    """Record the first input of each call of each module, detached, while the block
-    runs.
+    """Record the first input of each call of each module while the block runs.
+
+    Tensors are detached.
     """
-    return _noted(model, paths, "in", lambda _path, args, _kwargs: args[0].detach())
+    return _recorded(model, paths, "in", lambda _path, args, _kwargs: args[0].detach())
 
 
 def called_once(model: nn.Module, path: str) -> Block[None]:
-    """Raise OtherCalls after the block if a module was not called exactly once in it."""
+    """Raise OtherCalls after the block if a module was not called once in it.
+
+    Both no call and several are refused.
+    """
     calls: list[None] = []
     count = TorchHook(
         model.get_submodule(path), "in", lambda *_call: calls.append(None)
@@ -139,8 +154,9 @@ def called_once(model: nn.Module, path: str) -> Block[None]:
 
 
 def only(outputs: Mapping[str, Sequence[Any]], path: str) -> Any:
-    """Return the one call that was recorded of a module; OtherCalls if there are
-    several, or none.
+    """Return the one call that was recorded of a module.
+
+    Raises OtherCalls if there are several, or none.
     """
     calls = outputs.get(path, ())
     if len(calls) != 1:
@@ -158,8 +174,10 @@ def replayed(
     copies: int,
     unfinished: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
 ) -> Block[None]:
-    """Let modules return stored outputs, rows repeated variant-major; an unfinished one
-    runs its last layer alone.
+    """Let modules return stored outputs while the block runs.
+
+    Rows are repeated variant-major. An ``unfinished`` module runs its last layer alone,
+    on a stored input.
     """
     queues: dict[str, Iterator[Any]] = {
         path: iter(calls) for path, calls in outputs.items()
@@ -190,7 +208,7 @@ def replayed(
     def check() -> None:
         for path, calls in queues.items():
             # what lies inside a module that hands back is not called at all
-            inside = any(path.startswith(f"{other}.") for other in queues)
+            inside = any(path.startswith(f"{outer}.") for outer in queues)
             if not inside and next(calls, None) is not None:
                 raise OtherCalls(f"{path} was called less often than in the plain pass")
 
@@ -203,7 +221,7 @@ def replayed(
 
 
 Shadow = tuple[nn.Module, Callable[[Callable[..., Any]], Callable[..., Any]]]
-"""(module, makes its new forward from the one that it has)."""
+"""Module, and the function that makes its new forward from its present one."""
 
 
 def shadowed(
@@ -212,21 +230,23 @@ def shadowed(
     *,
     turn: bool = False,
 ) -> Block[None]:
-    """Shadow forwards of modules in this thread while the block runs; with ``turn``,
-    blocks of threads take turns.
+    """Shadow forwards of modules in this thread while the block runs.
+
+    With ``turn``, blocks of threads take turns.
     """
     token = object()
-    before = list[tuple[nn.Module, Any, Any]]()
+    originals = list[tuple[nn.Module, Any, Any]]()
     shadows = tuple(shadows)
 
     def choose(
-        mine: int,
+        thread: int,
         new: Callable[..., Any],
         forward: Callable[..., Any],
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        return (new if threading.get_ident() == mine else forward)(*args, **kwargs)
+        chosen = new if threading.get_ident() == thread else forward
+        return chosen(*args, **kwargs)
 
     def begin() -> None:
         if turn:
@@ -237,11 +257,11 @@ def shadowed(
             )
             # noted before it is set, so that it is taken off whenever an interrupt
             # comes
-            before.append((module, module.__dict__.get("forward"), new))
+            originals.append((module, module.__dict__.get("forward"), new))
             module.__dict__["forward"] = new
 
     def end() -> None:
-        for module, forward, new in reversed(before):
+        for module, forward, new in reversed(originals):
             if module.__dict__.get("forward") is not new:
                 continue
             if forward is None:
@@ -254,8 +274,9 @@ def shadowed(
 
 
 def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
-    """Repeat a tensor variant-major along its first axis if that axis is the batch;
-    many rows are stored once.
+    """Repeat a tensor variant-major along its first axis, if that is the batch.
+
+    Many rows are stored once.
     """
     if copies == 1 or tensor.ndim == 0 or tensor.shape[0] % rows:
         return tensor
@@ -266,20 +287,21 @@ def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply a function to every tensor of a nested output (tuples, lists, mappings,
-    model outputs).
+    """Apply a function to every tensor of a nested output.
+
+    Tuples, lists, mappings and model outputs may be nested.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, tuple | list):
-        items = [map_tensors(item, function) for item in value]
+        items = [map_tensors(element, function) for element in value]
         # fields of a named tuple are arguments of their own
         if hasattr(value, "_fields"):
             return type(value)(*items)
         return type(value)(items)
     if hasattr(value, "items"):
         return type(value)(
-            **{key: map_tensors(item, function) for key, item in value.items()}
+            **{key: map_tensors(element, function) for key, element in value.items()}
         )
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = {
@@ -288,6 +310,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
             if field.init
         }
         return dataclasses.replace(
-            value, **{key: map_tensors(item, function) for key, item in parts.items()}
+            value,
+            **{key: map_tensors(element, function) for key, element in parts.items()},
         )
     return value

@@ -1,5 +1,9 @@
-"""Residual stream as the sum of its writes, and TransformerLens's ways to take it
-apart, on any model.
+"""Residual stream as the sum of its writes, and its decompositions.
+
+:class:`Decomposed` has TransformerLens's methods for any wired model; read it first.
+:class:`Before` collects the writes before one layer, and :func:`branch_sums` checks
+that they add up. What a write does to the forecast is not here but in
+:mod:`tsfm_lens.probes.attribution`.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Stack, Wiring, Writer
 
-# half precision may not make a deviation of any size pass for rounding
+# half precision may not make a deviation of any size pass for rounding: most of a sum's
+# size that counts as rounding
 _MOST = 0.1
 
 Place = tuple[int, str] | Literal["embed"]
@@ -41,39 +46,48 @@ Recorded = Mapping[Any, Tensor]
 def carry_factors(
     model: Any, stack: Stack, until: tuple[int, int] | None = None
 ) -> dict[Place, float]:
-    """Return the factor with which each write reaches the stack's last
-    ``hook_resid_post``, or an earlier place.
+    """Return the factor with which each write reaches the end of a stack.
+
+    The end is its last ``hook_resid_post``; with ``until``, a layer and a number of its
+    branches, it is the stream there.
     """
     factors: dict[Place, float] = {}
+    # from the end on: the product of the gains of all later branches
     later = 1.0
-    for index, row in reversed(_writers(stack, *(until or (stack.n_layers, 0)))):
-        factors[index, row.kind] = later
-        later *= _stream_gain(model, stack, index, row)
+    for layer, writer in reversed(_writers(stack, *(until or (stack.n_layers, 0)))):
+        factors[layer, writer.kind] = later
+        later *= _stream_gain(model, stack, layer, writer)
     return factors | {"embed": later}
 
 
 def _writers(stack: Stack, layer: int, branches: int) -> list[tuple[int, Writer]]:
-    """Return layer and row of the branches before a layer, and of its own first few, in
-    order.
+    """Return layer and table row of the branches before a layer, in order.
+
+    The first ``branches`` of the layer itself are included.
     """
-    rows = [(index, row) for index in range(layer) for row in stack.rows(index)]
-    return rows + [
-        (layer, row) for row in (stack.rows(layer)[:branches] if branches else ())
+    writers = [
+        (index, writer) for index in range(layer) for writer in stack.rows(index)
     ]
+    # without branches, the layer may be the stack's end, which has no rows
+    if branches:
+        writers += [(layer, writer) for writer in stack.rows(layer)[:branches]]
+    return writers
 
 
-def _stream_gain(model: nn.Module, stack: Stack, layer: int, row: Writer) -> float:
+def _stream_gain(model: nn.Module, stack: Stack, layer: int, writer: Writer) -> float:
     """Return the factor on the stream that a branch adds its write to."""
-    if row.mix is None:
+    if writer.mix is None:
         return 1.0
-    return row.mix(model.get_submodule(stack.block(layer)))[1]
+    return writer.mix(model.get_submodule(stack.block(layer)))[1]
 
 
 def relative_rounding(
     model: nn.Module, wiring: Wiring, recorded: Iterable[Tensor] = ()
 ) -> float:
-    """Estimate the relative rounding error of a forward's numbers: the square root of
-    100 roundings per block.
+    """Estimate the relative rounding error of a forward's numbers.
+
+    It is that of 100 roundings per block, which grow with the square root of their
+    number.
 
     Their precision is the coarsest of weights, of ``torch.autocast`` where it is on,
     and of what a forward ``recorded`` while it was.
@@ -86,17 +100,16 @@ def relative_rounding(
         for parameter in module._parameters.values()
         if parameter is not None
     ]
-    kinds = {
+    dtypes = {
         tensor.dtype for tensor in (*weights, *recorded) if tensor.is_floating_point()
     }
-    coarser = None
+    autocast = None
     if weights:
-        coarser = autocast_dtype(weights[0].device)
-    if coarser is not None:
-        kinds.add(coarser)
-    relative = math.sqrt(100 * blocks) * max(
-        (torch.finfo(kind).eps for kind in kinds), default=float32
-    )
+        autocast = autocast_dtype(weights[0].device)
+    if autocast is not None:
+        dtypes.add(autocast)
+    epsilon = max((torch.finfo(dtype).eps for dtype in dtypes), default=float32)
+    relative = math.sqrt(100 * blocks) * epsilon
     # inside, a coarser format moves what comes out by about one of its own last digits
     if wiring.precision == torch.float32:
         return relative
@@ -106,8 +119,9 @@ def relative_rounding(
 def excess(
     total: Tensor, size: Tensor, stream: Tensor, rounding: float
 ) -> tuple[float, float] | None:
-    """Return the largest deviation of a sum from a stream, and the rounding there; None
-    where no row exceeds it.
+    """Return the largest deviation of a sum from a stream, and the rounding there.
+
+    None where no row deviates by more than rounding.
     """
     same = (total == stream) | (total.isnan() & stream.isnan())
     gap = _by_row((total - stream).abs().masked_fill(same, 0.0)).amax(1)
@@ -120,7 +134,7 @@ def excess(
 
 
 def _by_row(tensor: Tensor) -> Tensor:
-    """Flatten all axes but the row's; all of them where that one is gone."""
+    """Flatten all axes but the rows; all of them where there is no axis of rows."""
     if tensor.ndim > 2:
         return tensor.flatten(1)
     return tensor.reshape(1, -1)
@@ -129,39 +143,41 @@ def _by_row(tensor: Tensor) -> Tensor:
 def branch_sums(
     model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield place, value and the sum that it should equal: of every branch's write, and
-    of the stream after it.
-    """
+    """Yield name, value and expected sum of every write, and of the stream after it."""
     weights = Weights(model, wiring)
-    for layer in range(stack.n_layers) if stack.sums else ():
-        at, rows = f"{stack.prefix}.{layer}", stack.rows(layer)
+    if not stack.sums:
+        return
+    for layer in range(stack.n_layers):
+        block = f"{stack.prefix}.{layer}"
+        writers = stack.rows(layer)
         if layer > 0:
-            before = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
-            yield f"{at}.hook_resid_pre", acts[f"{at}.hook_resid_pre"], before
-        after = (*RESIDUAL_NAMES[1 : len(rows)], "hook_resid_post")
-        for name, row, next_name in zip(RESIDUAL_NAMES, rows, after, strict=False):
-            write = acts[f"{at}.{row.kind}.hook_out"]
-            if isinstance(row, Attention):
-                heads = acts[f"{at}.{row.kind}.hook_result"].sum(dim=-2)
-                position = (layer, row.kind, stack.name)
-                bias = (
-                    0.0
-                    if row.post_norm
-                    else weights.b_O(*position) * weights.scale(*position)
-                )
-                yield f"{at}.{row.kind}: heads", write, heads + bias
-            gain = _stream_gain(model, stack, layer, row)
+            previous = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
+            yield f"{block}.hook_resid_pre", acts[f"{block}.hook_resid_pre"], previous
+        next_names = (*RESIDUAL_NAMES[1 : len(writers)], "hook_resid_post")
+        for name, writer, next_name in zip(
+            RESIDUAL_NAMES, writers, next_names, strict=False
+        ):
+            write = acts[f"{block}.{writer.kind}.hook_out"]
+            if isinstance(writer, Attention):
+                heads = acts[f"{block}.{writer.kind}.hook_result"].sum(dim=-2)
+                branch = (layer, writer.kind, stack.name)
+                bias: float | Tensor = 0.0
+                if not writer.post_norm:
+                    bias = weights.b_O(*branch) * weights.scale(*branch)
+                yield f"{block}.{writer.kind}: heads", write, heads + bias
+            gain = _stream_gain(model, stack, layer, writer)
             yield (
-                f"{at}.{next_name}",
-                acts[f"{at}.{next_name}"],
-                acts[f"{at}.{name}"] * gain + write,
+                f"{block}.{next_name}",
+                acts[f"{block}.{next_name}"],
+                acts[f"{block}.{name}"] * gain + write,
             )
 
 
 def first_deviation(
     model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded
 ) -> str:
-    """Name the first place of :func:`branch_sums` that deviates by more than rounding,
+    """Name the first item of :func:`branch_sums` that deviates by more than rounding.
+
     "" if none does by itself.
     """
     rounding = relative_rounding(model, wiring)
@@ -178,8 +194,9 @@ def no_sum(
     first: str = "",
     points: Sequence[str] = (),
 ) -> LensError:
-    """Compose the error for a stream that is not the sum of the writes that a wiring
-    declares.
+    """Compose the error for a stream that is not the sum of its writes.
+
+    The writes are those that a wiring declares.
     """
     message = (
         f"the writes of the wiring {wiring.architecture!r} do not sum to the residual"
@@ -202,7 +219,7 @@ def no_sum(
 
 
 class Before:
-    """Writes to a stack's stream before one place."""
+    """Writes to a stack's stream before one layer, or before its MLP."""
 
     def __init__(
         self,
@@ -230,11 +247,9 @@ class Before:
                 " for the stack's end"
             )
         self.at_the_end = self.layer == self.stack.n_layers
-        kinds = (
-            []
-            if self.at_the_end
-            else [type(row) for row in self.stack.rows(self.layer)]
-        )
+        kinds: list[type[Writer]] = []
+        if not self.at_the_end:
+            kinds = [type(writer) for writer in self.stack.rows(self.layer)]
         if mlp_input and Mlp not in kinds:
             raise InputError(
                 f"mlp_input=True at layer {self.layer}, which has no MLP; expected a"
@@ -242,19 +257,20 @@ class Before:
             )
         self.branches = kinds.index(Mlp) if mlp_input else 0
         self._end = f"{self.stack.prefix}.{self.stack.n_layers - 1}.hook_resid_post"
-        # layer and row of every branch that has written there, in order
+        # layer and table row of every branch that has written by then, in order
         self.writers = _writers(self.stack, self.layer, self.branches)
         self._carry = carry_factors(
             source.model, self.stack, (self.layer, self.branches)
         )
 
     def streams(self, *, incl_mid: bool) -> dict[str, str]:
-        """Return the hook points of the stream at every layer up to the place, by
-        label.
+        """Return the hook points of the stream at every layer up to this one.
+
+        They are by label.
         """
         names: dict[str, str] = {}
         for layer in range(self.layer + 1):
-            at = f"{self.stack.prefix}.{layer}"
+            block = f"{self.stack.prefix}.{layer}"
             count = len(self.stack.rows(layer)) if incl_mid else 1
             if layer == self.layer:
                 if self.at_the_end:
@@ -262,14 +278,16 @@ class Before:
                 else:
                     count = self.branches + 1
             names |= {
-                f"{layer}_{name.removeprefix('hook_resid_')}": f"{at}.{name}"
+                f"{layer}_{name.removeprefix('hook_resid_')}": f"{block}.{name}"
                 for name in RESIDUAL_NAMES[:count]
             }
-        return names | ({"final_post": self._end} if self.at_the_end else {})
+        if self.at_the_end:
+            names["final_post"] = self._end
+        return names
 
     def cut(self, name: str) -> Tensor:
         """Return one activation at the requested positions."""
-        return self._cut(self._acts[name])
+        return self._select_positions(self._acts[name])
 
     def stream(self) -> Tensor:
         """Return the stream there, (…, pos, d_model)."""
@@ -280,63 +298,66 @@ class Before:
         )
 
     def embed(self) -> Tensor:
-        """Return the stream's first value as it arrives, (…, pos, d_model)."""
-        return (
-            self.cut(f"{self.stack.name}.hook_embed".lstrip(".")) * self._carry["embed"]
-        )
+        """Return the stream's first value as it arrives here, (…, pos, d_model)."""
+        name = f"{self.stack.name}.hook_embed".lstrip(".")
+        return self.cut(name) * self._carry["embed"]
 
-    def branch(self, layer: int, row: Writer) -> Tensor:
-        """Return the write of one branch, as it arrives, (…, pos, d_model)."""
-        return (
-            self.cut(f"{self._at(layer, row)}.hook_out") * self._carry[layer, row.kind]
-        )
+    def branch(self, layer: int, writer: Writer) -> Tensor:
+        """Return the write of one branch as it arrives here, (…, pos, d_model)."""
+        write = self.cut(f"{self._at(layer, writer)}.hook_out")
+        return write * self._carry[layer, writer.kind]
 
     def heads(self) -> tuple[list[str], Tensor]:
-        """Return the labels of all heads, and each head's write as it arrives, (head,
-        …, pos, d_model).
+        """Return the labels of all heads, and each head's write as it arrives here.
+
+        The writes are (head, …, pos, d_model).
         """
         labels = []
         writes = [self.embed()[None][:0]]
-        for layer, row in self.writers:
-            if isinstance(row, Attention):
-                several = sum(1 for _ in self.stack.attentions(layer)) > 1
+        for layer, writer in self.writers:
+            if isinstance(writer, Attention):
+                kind = ""
+                if sum(1 for _ in self.stack.attentions(layer)) > 1:
+                    kind = f".{writer.kind}."
                 labels += [
-                    f"L{layer}{f'.{row.kind}.' if several else ''}H{head}"
-                    for head in range(self.stack.n_heads)
+                    f"L{layer}{kind}H{head}" for head in range(self.stack.n_heads)
                 ]
-                results = self._cut(self._results(layer, row), -3)
-                writes.append(results.movedim(-2, 0) * self._carry[layer, row.kind])
+                results = self._select_positions(self._results(layer, writer), -3)
+                writes.append(results.movedim(-2, 0) * self._carry[layer, writer.kind])
         return labels, torch.cat(writes)
 
-    def neurons(self, layer: int, row: Mlp) -> Tensor:
-        """Return the write of each neuron of one MLP, as it arrives, (neuron, …, pos,
-        d_model).
+    def neurons(self, layer: int, writer: Mlp) -> Tensor:
+        """Return the write of each neuron of one MLP as it arrives here.
+
+        It is (neuron, …, pos, d_model).
         """
-        post = self.cut(f"{self._at(layer, row)}.hook_post")
-        weights = self._weights.mlp(layer, row.kind, self.stack.name)
-        gain = self._gain(layer, row)
+        post = self.cut(f"{self._at(layer, writer)}.hook_post")
+        weights = self._weights.mlp(layer, writer.kind, self.stack.name)
+        gain = self._gain(layer, writer)
         if not isinstance(gain, float):
-            gain = self._cut(gain).unsqueeze(-2)
+            gain = self._select_positions(gain).unsqueeze(-2)
         writes = post[..., None] * weights.W_out.to(post) * gain
-        return writes.movedim(-2, 0) * self._carry[layer, row.kind]
+        return writes.movedim(-2, 0) * self._carry[layer, writer.kind]
 
     def bias(self, *, of_mlps: bool) -> Tensor:
-        """Sum the output biases as they arrive, (…, pos, d_model)."""
+        """Sum the output biases as they arrive here, (…, pos, d_model)."""
         total = torch.zeros_like(self.embed())
-        for layer, row in self.writers:
-            if isinstance(row, Branch) or (isinstance(row, Mlp) and not of_mlps):
+        for layer, writer in self.writers:
+            # the write of a whole branch or MLP has its bias; heads and neurons do not
+            if isinstance(writer, Branch) or (isinstance(writer, Mlp) and not of_mlps):
                 continue
-            bias = self._out(layer, row)[1]
+            bias = self._out(layer, writer)[1]
             if bool(bias.any()):
-                gain = self._gain(layer, row)
+                gain = self._gain(layer, writer)
                 if not isinstance(gain, float):
-                    gain = self._cut(gain)
-                total = total + bias.to(total) * gain * self._carry[layer, row.kind]
+                    gain = self._select_positions(gain)
+                total = total + bias.to(total) * gain * self._carry[layer, writer.kind]
         return total
 
     def scaled(self, parts: Tensor) -> Tensor:
-        """Divide parts of the stream by its scale in the norm that reads it; unchanged
-        where there is none.
+        """Divide parts of the stream by its scale in the norm that reads it.
+
+        They are unchanged where there is no norm.
         """
         norm = self._norm()
         if norm is None:
@@ -345,8 +366,9 @@ class Before:
 
     @torch.no_grad()
     def normed(self, parts: Tensor) -> Tensor:
-        """Pass each part through the norm that reads the stream, with a scale of its
-        own.
+        """Pass each part through the norm that reads the stream.
+
+        Each part is normalised by its own scale.
         """
         norm = self._norm()
         # forward itself, not the module: hooks must not see this
@@ -355,21 +377,24 @@ class Before:
         return torch.stack([norm.forward(part) for part in parts])
 
     def _norm(self) -> Any:
+        """Return the norm that reads the stream here; None if there is none."""
         path = self.stack.ln_final
         if not self.at_the_end:
-            row = self.stack.rows(self.layer)[self.branches]
+            writer = self.stack.rows(self.layer)[self.branches]
             path = ""
-            if row.norm:
-                path = f"{self.stack.block(self.layer)}.{row.norm}"
+            if writer.norm:
+                path = f"{self.stack.block(self.layer)}.{writer.norm}"
         if path:
             return self._model.get_submodule(path)
         return None
 
-    def _at(self, layer: int, row: Writer) -> str:
-        return f"{self.stack.prefix}.{layer}.{row.kind}"
+    def _at(self, layer: int, writer: Writer) -> str:
+        """Return the prefix of a branch's hook points."""
+        return f"{self.stack.prefix}.{layer}.{writer.kind}"
 
-    def _cut(self, tensor: Tensor, axis: int = -2) -> Tensor:
-        # as in TransformerLens, one position takes its axis away
+    def _select_positions(self, tensor: Tensor, axis: int = -2) -> Tensor:
+        # as in TransformerLens, a single position removes the axis
+        """Return the requested positions of a tensor."""
         if isinstance(self._positions, Slice):
             chosen = self._positions
         else:
@@ -377,61 +402,60 @@ class Before:
         part: Tensor = chosen.apply(tensor, dim=axis)
         return part
 
-    def _results(self, layer: int, row: Attention) -> Tensor:
-        name = f"{self._at(layer, row)}.hook_result"
+    def _results(self, layer: int, writer: Attention) -> Tensor:
+        """Return each head's write, computed from z where it was not recorded."""
+        name = f"{self._at(layer, writer)}.hook_result"
         if name in self._acts:
             return self._acts[name]
-        z, (matrix, _) = (
-            self._acts[f"{self._at(layer, row)}.hook_z"],
-            self._out(layer, row),
-        )
-        gain = self._gain(layer, row)
+        z = self._acts[f"{self._at(layer, writer)}.hook_z"]
+        matrix = self._out(layer, writer)[0]
+        gain = self._gain(layer, writer)
         results = torch.einsum("...hd,hdm->...hm", z, matrix.to(z))
-        return results * (gain if isinstance(gain, float) else gain.unsqueeze(-2))
+        if not isinstance(gain, float):
+            gain = gain.unsqueeze(-2)
+        return results * gain
 
-    def _out(self, layer: int, row: Attention | Mlp) -> tuple[Tensor, Tensor]:
-        """Return a branch's output matrix, of all heads or of the neurons, and its
-        bias.
+    def _out(self, layer: int, writer: Attention | Mlp) -> tuple[Tensor, Tensor]:
+        """Return a branch's output matrix and its bias.
+
+        The matrix is of all heads, or of the neurons.
         """
-        if isinstance(row, Mlp):
-            mlp = self._weights.mlp(layer, row.kind, self.stack.name)
+        if isinstance(writer, Mlp):
+            mlp = self._weights.mlp(layer, writer.kind, self.stack.name)
             return mlp.W_out, mlp.b_out
-        heads = self._weights.heads(layer, row.kind, self.stack.name)
+        heads = self._weights.heads(layer, writer.kind, self.stack.name)
         return heads.W_O, heads.b_O
 
     @torch.no_grad()
-    def _gain(self, layer: int, row: Attention | Mlp) -> float | Tensor:
-        """Return the factor between an output matrix and the stream, with the frozen
-        scale of a norm.
+    def _gain(self, layer: int, writer: Attention | Mlp) -> float | Tensor:
+        """Return the factor between an output matrix and the stream.
+
+        It includes the frozen scale of a norm after the branch.
         """
-        factor = float(self._weights.scale(layer, row.kind, self.stack.name))
-        if not row.post_norm:
+        factor = float(self._weights.scale(layer, writer.kind, self.stack.name))
+        if not writer.post_norm:
             return factor
-        matrix, bias = self._out(layer, row)
-        inputs = self._acts[
-            f"{self._at(layer, row)}.{'hook_post' if isinstance(row, Mlp) else 'hook_z'}"
-        ]
+        matrix, bias = self._out(layer, writer)
+        point = "hook_z"
         axes = "...hd,hdm->...m"
-        if isinstance(row, Mlp):
+        if isinstance(writer, Mlp):
+            point = "hook_post"
             axes = "...n,nm->...m"
+        inputs = self._acts[f"{self._at(layer, writer)}.{point}"]
         raw = torch.einsum(axes, inputs, matrix.to(inputs)) + bias.to(inputs)
-        return (
-            rms_scale(
-                self._model.get_submodule(f"{self.stack.block(layer)}.{row.post_norm}"),
-                raw,
-            )
-            * factor
-        )
+        norm = f"{self.stack.block(layer)}.{writer.post_norm}"
+        return rms_scale(self._model.get_submodule(norm), raw) * factor
 
     @torch.no_grad()
     def refuse_other_stream(self) -> None:
-        """Refuse a place whose stream is not the sum of the writes before it; nothing
-        where one was not recorded.
+        """Refuse a stream that is not the sum of the writes before it.
+
+        Nothing is checked where a write was not recorded.
         """
         try:
             stream = self.stream()
             total = self.embed()
-            writes = [self.branch(layer, row) for layer, row in self.writers]
+            writes = [self.branch(layer, writer) for layer, writer in self.writers]
         except UnknownNameError:
             return
         size = total.abs()
@@ -439,24 +463,28 @@ class Before:
             total = total + write
             size = size + write.abs()
         rounding = relative_rounding(self._model, self._wiring, (*writes, stream))
-        separate = excess(total, size, stream, rounding)
-        if separate is not None:
+        deviation = excess(total, size, stream, rounding)
+        if deviation is not None:
             if self.at_the_end:
-                at = "at its end"
+                where = "at its end"
             else:
-                at = f"in layer {self.layer}"
-            raise no_sum(self._wiring, f"of stack {self.stack.name!r} {at}", separate)
+                where = f"in layer {self.layer}"
+            raise no_sum(
+                self._wiring, f"of stack {self.stack.name!r} {where}", deviation
+            )
 
 
 Labelled = Tensor | tuple[Tensor, list[str]]
-"""(component, batch, pos, d_model), with a leading axis "step" after it in rollouts;
-with its labels if asked for.
+"""Tensor (component, batch, pos, d_model), with its labels if asked for.
+
+In rollouts the axis "step" follows the first.
 """
 
 
 class Decomposed(Mapping[Any, Tensor]):
-    """Decomposition of a residual stream with the methods of TransformerLens's
-    ``ActivationCache``.
+    """Decomposition of a residual stream, with TransformerLens's methods.
+
+    They are those of its ``ActivationCache``.
 
     Arguments, order and labels are those of TransformerLens. In models with an encoder
     and a decoder, ``stack`` names a stack; the default is the output stack. If a block
@@ -486,8 +514,9 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """Stack the residual stream at every layer up to the input of one; labels are
-        "0_pre", …, "final_post".
+        """Stack the residual stream at every layer up to the input of one.
+
+        Labels are "0_pre", …, "final_post".
 
         Args:
             layer, mlp_input, pos_slice, return_labels, stack: see the class.
@@ -496,15 +525,15 @@ class Decomposed(Mapping[Any, Tensor]):
                 at the end of the stack, pass each through the last norm, as the output
                 head does (the logit lens).
         """
-        position = self._before(stack, layer, mlp_input, pos_slice)
-        names = position.streams(incl_mid=incl_mid)
-        parts = torch.stack([position.cut(name) for name in names.values()])
+        before = self._before(stack, layer, mlp_input, pos_slice)
+        names = before.streams(incl_mid=incl_mid)
+        parts = torch.stack([before.cut(name) for name in names.values()])
         if apply_ln:
             # at the end each has a scale of its own, as in TransformerLens
-            if position.at_the_end:
-                parts = position.normed(parts)
+            if before.at_the_end:
+                parts = before.normed(parts)
             else:
-                parts = position.scaled(parts)
+                parts = before.scaled(parts)
         if return_labels:
             return (parts, list(names))
         return parts
@@ -521,8 +550,9 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """Stack the write of each branch to the stream that a layer reads; the sum of
-        all of them is that stream.
+        """Stack the write of each branch to the stream that a layer reads.
+
+        All of them sum to that stream.
 
         Args:
             layer, mlp_input, apply_ln, pos_slice, stack: see the class.
@@ -538,17 +568,22 @@ class Decomposed(Mapping[Any, Tensor]):
         """
         if mode not in ("all", "mlp", "attn"):
             raise unknown_name("mode", mode, ("all", "mlp", "attn"))
-        position = self._before(stack, layer, mlp_input, pos_slice, whole=mode == "all")
+        before = self._before(
+            stack, layer, mlp_input, pos_slice, check_sum=mode == "all"
+        )
+        kind: type[Writer] = Mlp if mode == "mlp" else Attention
         labels = ["embed"]
-        writes = [position.embed()]
-        for index, row in position.writers:
-            if mode == "all" or isinstance(row, Mlp if mode == "mlp" else Attention):
-                labels.append(f"{index}_{row.kind}_out")
-                writes.append(position.branch(index, row))
-        labels = labels[not incl_embeds :]
-        parts = torch.stack(writes)[not incl_embeds :]
+        writes = [before.embed()]
+        for index, writer in before.writers:
+            if mode == "all" or isinstance(writer, kind):
+                labels.append(f"{index}_{writer.kind}_out")
+                writes.append(before.branch(index, writer))
+        parts = torch.stack(writes)
+        if not incl_embeds:
+            labels = labels[1:]
+            parts = parts[1:]
         if apply_ln:
-            parts = position.scaled(parts)
+            parts = before.scaled(parts)
         if return_labels:
             return (parts, labels)
         return parts
@@ -563,8 +598,9 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """Stack each head's write to the stream before a layer, from ``hook_result`` or
-        else from ``hook_z`` and W_O.
+        """Stack each head's write to the stream before a layer.
+
+        It is ``hook_result``, or else computed from ``hook_z`` and W_O.
 
         Args:
             layer, pos_slice, apply_ln, stack: see the class.
@@ -572,13 +608,13 @@ class Decomposed(Mapping[Any, Tensor]):
             incl_remainder: also the rest of the stream: its first value, the MLPs and
                 the biases.
         """
-        position = self._before(stack, layer, False, pos_slice)
-        labels, heads = position.heads()
+        before = self._before(stack, layer, False, pos_slice)
+        labels, heads = before.heads()
         if incl_remainder:
             labels.append("remainder")
-            heads = torch.cat([heads, (position.stream() - heads.sum(0))[None]])
+            heads = torch.cat([heads, (before.stream() - heads.sum(0))[None]])
         if apply_ln:
-            heads = position.scaled(heads)
+            heads = before.scaled(heads)
         if return_labels:
             return (heads, labels)
         return heads
@@ -595,8 +631,9 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Labelled:
-        """Stack the writes of heads, neurons, embedding and biases to the stream that a
-        layer reads; they sum to it.
+        """Stack the writes of heads, neurons, embedding and biases.
+
+        They sum to the stream that a layer reads.
 
         Args:
             layer, mlp_input, apply_ln, pos_slice, stack: see the class.
@@ -605,39 +642,36 @@ class Decomposed(Mapping[Any, Tensor]):
             project_output_onto: (d_model,) or (d_model, any) to multiply every write
                 with, which spares memory.
         """
-        position = self._before(stack, layer, mlp_input, pos_slice, whole=True)
+        before = self._before(stack, layer, mlp_input, pos_slice, check_sum=True)
 
         def project(part: Tensor) -> Tensor:
             if apply_ln:
-                part = position.scaled(part)
+                part = before.scaled(part)
             if project_output_onto is None:
                 return part
             return part @ project_output_onto.to(part)
 
-        labels, heads = position.heads()
+        labels, heads = before.heads()
         parts = [project(heads)]
-        for index, row in position.writers:
-            if isinstance(row, Attention):
+        for index, writer in before.writers:
+            if isinstance(writer, Attention):
                 continue
-            neurons = (
-                position.neurons(index, row)
-                if isinstance(row, Mlp) and expand_neurons
-                else None
-            )
-            of = position.branch(index, row)[None] if neurons is None else neurons
-            full = [f"{index}_{row.kind}_out"]
-            labels += (
-                full
-                if neurons is None
-                else [f"L{index}N{neuron}" for neuron in range(len(of))]
-            )
-            parts.append(project(of))
+            if isinstance(writer, Mlp) and expand_neurons:
+                writes = before.neurons(index, writer)
+                labels += [f"L{index}N{neuron}" for neuron in range(len(writes))]
+            else:
+                writes = before.branch(index, writer)[None]
+                labels.append(f"{index}_{writer.kind}_out")
+            parts.append(project(writes))
         parts += [
-            project(position.embed()[None]),
-            project(position.bias(of_mlps=expand_neurons)[None]),
+            project(before.embed()[None]),
+            project(before.bias(of_mlps=expand_neurons)[None]),
         ]
-        writes, labels = torch.cat(parts), [*labels, "embed", "bias"]
-        return (writes, labels) if return_labels else writes
+        labels += ["embed", "bias"]
+        decomposition = torch.cat(parts)
+        if return_labels:
+            return (decomposition, labels)
+        return decomposition
 
     def apply_ln_to_stack(
         self,
@@ -649,8 +683,9 @@ class Decomposed(Mapping[Any, Tensor]):
         recompute_ln: bool = False,
         stack: str | None = None,
     ) -> Tensor:
-        """Scale parts of a stream as the norm of a layer does, with the scale of the
-        whole stream.
+        """Scale parts of a stream as the norm of a layer does.
+
+        The scale is that of the full stream.
 
         As in TransformerLens the norm's gain is left out: ``lens.weights.heads(layer,
         fold_norm=True)`` has it, and ``lens.weights.W_U`` has neither it nor the head's
@@ -667,15 +702,15 @@ class Decomposed(Mapping[Any, Tensor]):
         Raises:
             WiringError: the norm is neither a LayerNorm nor a root-mean-square one.
         """
-        position = self._before(stack, layer, mlp_input, pos_slice)
-        if residual_stack.shape[-1] != position.stack.d_model:
+        before = self._before(stack, layer, mlp_input, pos_slice)
+        if residual_stack.shape[-1] != before.stack.d_model:
             raise InputError(
                 f"the stack has shape {tuple(residual_stack.shape)}, expected a last"
-                f" axis of {position.stack.d_model}"
+                f" axis of {before.stack.d_model}"
             )
-        if recompute_ln and position.at_the_end:
-            return position.normed(residual_stack)
-        return position.scaled(residual_stack)
+        if recompute_ln and before.at_the_end:
+            return before.normed(residual_stack)
+        return before.scaled(residual_stack)
 
     def stack_activation(
         self,
@@ -685,15 +720,16 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Tensor:
-        """Stack one activation of every layer before one, by its short name and, if
-        needed, its kind of attention.
+        """Stack one activation of every layer before one.
+
+        It is found by its short name and, if needed, its kind of attention.
         """
-        position = self._before(stack, layer, False, None)
-        name = position.stack.name
+        before = self._before(stack, layer, False, None)
+        name = before.stack.name
         return torch.stack(
             [
                 self[activation_name, index, name, sublayer_type]
-                for index in range(position.layer)
+                for index in range(before.layer)
             ]
         )
 
@@ -704,14 +740,18 @@ class Decomposed(Mapping[Any, Tensor]):
         mlp_input: bool,
         pos_slice: Any,
         *,
-        whole: bool = False,
+        check_sum: bool = False,
     ) -> Before:
+        """Return the writes before a layer.
+
+        With ``check_sum``, they must sum to the stream there.
+        """
         if self.source is None:
             raise HookError(
                 "these activations do not know their model, whose weights and norms"
                 " this needs; take those that lens.run_with_cache or run.record gave"
             )
-        position = Before(self, self.source, stack, layer, mlp_input, pos_slice)
-        if whole:
-            position.refuse_other_stream()
-        return position
+        before = Before(self, self.source, stack, layer, mlp_input, pos_slice)
+        if check_sum:
+            before.refuse_other_stream()
+        return before

@@ -1,4 +1,9 @@
-"""Hooks of a block, which act only in the thread and task that opened it."""
+"""Hooks of a block, which act only in the thread and task that opened it.
+
+Read :class:`HookScope`; :class:`ScopedHook` is one of its hooks, and :class:`RunState`
+says which rows and steps run. :func:`resolve_hooks` finds the hook points of a user's
+hooks. Torch hooks themselves are set by :mod:`tsfm_lens.hooks.registry`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ from tsfm_lens.hooks.tl_names import find_point
 
 Direction = Literal["fwd", "bwd"]
 Hook = tuple[str, Callable[..., Any], Direction]
-"""(exact name of a hook point, function of an activation and ``hook=``, direction)."""
+"""Exact name of a hook point, function of an activation and ``hook=``, direction."""
 T = TypeVar("T")
 
 # open blocks of the running task or thread; a task begins with those that were open at
@@ -34,8 +39,9 @@ _CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", def
 
 
 class HookScope(Scope[T]):
-    """Hooks of one block, for its thread and task; they act in the order in which a
-    model passes their points.
+    """Hooks of one block, for its thread and task.
+
+    They act in the order in which a model passes their points.
     """
 
     def __init__(
@@ -49,7 +55,7 @@ class HookScope(Scope[T]):
         self._value = value
         self._hooks = tuple(hooks)
         self._after = after
-        # points that it connects and that the model must pass, and with those the
+        # points that it connects and that the model must pass; and these with the
         # writes that carry their edits
         self.names = list[str]()
         self.targets = set[str]()
@@ -86,14 +92,12 @@ class HookScope(Scope[T]):
         return self._value
 
     def include(self, name: str) -> None:
-        """Connect a hook point on which a hook of the running model has just set
-        another hook.
-        """
+        """Connect a hook point on which a running hook has just set another hook."""
         if name not in self.targets:
             self._connect([name], self.targets)
 
     def _connect(self, names: Iterable[str], connected: Collection[str]) -> None:
-        """Connect hook points that others of them do not connect already."""
+        """Connect those hook points that are not connected already."""
         registry = self._registry
         # a write that carries edits of the stream is shown first, as it is without them
         targets = {
@@ -110,12 +114,14 @@ class HookScope(Scope[T]):
         self._dispatcher.settle()
 
     def close(self) -> None:
-        """Take everything off; another thread than the block's leaves the functions
-        that torch calls to that one.
+        """Take everything off.
+
+        In another thread than the block's, torch's own hooks are left for that one to
+        take off.
         """
         if self._is_closed:
             return
-        # what reset_hooks() took off waits for no gradient
+        # a hook that reset_hooks() took off need not have met a gradient
         listed = [
             hook
             for name, hook in self._scoped
@@ -151,6 +157,7 @@ class HookScope(Scope[T]):
             )
 
     def _lists(self, name: str, hook: ScopedHook) -> bool:
+        """Return whether a hook is still in the list of its hook point."""
         return any(
             handle.user_hook is hook
             for handle in tuple(self._registry.hooked[name].bwd_hooks)
@@ -162,8 +169,9 @@ class HookScope(Scope[T]):
         return bool(self._hooks)
 
     def acts(self) -> bool:
-        """Return whether the block is open where the running code stands; HookError if
-        in a generator that waits.
+        """Return whether the block is open where the running code stands.
+
+        Raises HookError for a block that is open in a waiting generator.
         """
         if (
             not self.is_open
@@ -172,8 +180,8 @@ class HookScope(Scope[T]):
         ):
             return False
         if self not in _CURRENT.get():
-            # of a task that ended without leaving its block, as a notebook's cell does,
-            # the thread takes it over
+            # the thread takes over the block of a task that ended without leaving it,
+            # as a notebook's cell does
             if self._task is None:
                 task = None
             else:
@@ -227,8 +235,9 @@ class RunState:
         block_rows: int | None = None,
         part: tuple[int, int | None] = (0, None),
     ) -> None:
-        """Go to the beginning of a run; without ``n_series``, of one that the lens did
-        not start.
+        """Go to the beginning of a run.
+
+        Without ``n_series``, it is a run that the lens did not start.
         """
         self.n_series = n_series
         self.step = 0
@@ -243,14 +252,15 @@ class RunState:
         place: tuple[int, int | None] = (0, None),
         block_rows: int | None = None,
     ) -> Block[None]:
-        """Count steps and rows of one run of the lens's own while the block runs."""
+        """Count steps and rows of a run of the lens while the block runs."""
         return Block(
             Steps(None, lambda: self.restart(rows, block_rows, place), self.restart)
         )
 
     def own(self, rows: Tensor) -> Tensor:
-        """Return the rows of the part that runs, of a tensor with the rows of the whole
-        batch.
+        """Return the rows of the part of a batch that runs.
+
+        ``rows`` is a tensor with the rows of the full batch.
         """
         if self.whole is None:
             return rows
@@ -264,8 +274,9 @@ class RunState:
 
 
 class ScopedHook:
-    """Hook of a block; as a forward hook it leaves the runs of other threads and tasks
-    alone.
+    """Hook of a block.
+
+    As a forward hook it ignores the runs of other threads and tasks.
     """
 
     def __init__(
@@ -275,8 +286,8 @@ class ScopedHook:
         self.scope = scope
         self.direction = direction
         self.calls = 0
-        # never changes what it sees; treats every row of a batch by itself; does so
-        # once it knows which rows run
+        # it never changes what it sees; it treats every row of a batch by itself; it
+        # does so once it knows which rows run
         marks = [
             bool(getattr(function, mark, False))
             for mark in ("reads_only", "by_row", "by_place")
@@ -295,15 +306,20 @@ class ScopedHook:
         """Call the function, or nothing in another thread or task."""
         # backward hooks run in threads of autograd's own, and torch keeps them as long
         # as the graph
-        if not (self.scope.acts() if self.direction == "fwd" else self.scope.is_open):
+        if self.direction == "fwd":
+            is_active = self.scope.acts()
+        else:
+            is_active = self.scope.is_open
+        if not is_active:
             return None
         self.calls += 1
         return self.function(value, hook=hook)
 
 
 def nesting_levels(scopes: Iterable[HookScope[Any]]) -> int:
-    """Return how deep blocks with hooks are nested, TransformerLens's
-    ``context_level``.
+    """Return how deep blocks with hooks are nested.
+
+    TransformerLens calls this ``context_level``.
     """
     return sum(scope.sets_hooks for scope in scopes)
 
@@ -311,8 +327,9 @@ def nesting_levels(scopes: Iterable[HookScope[Any]]) -> int:
 def acting_hooks(
     handles: Iterable[LensHandle], scopes: Collection[HookScope[Any]]
 ) -> list[Any]:
-    """Return the hooks of a hook point that act here: those of acting blocks, and those
-    that belong to the lens.
+    """Return the hooks of a hook point that act here.
+
+    They are those of acting blocks, and those that belong to the lens.
     """
     # another thread may take a hook out of the list meanwhile
     hooks = [handle.user_hook for handle in tuple(handles)]
@@ -328,8 +345,9 @@ def resolve_hooks(
     hooks: Iterable[tuple[str | Callable[[str], bool], Callable[..., Any]]],
     direction: Direction,
 ) -> list[Hook]:
-    """Resolve globs and predicates to hooks with exact names; UnknownNameError if one
-    matches no hook point.
+    """Resolve globs and predicates to hooks with exact names.
+
+    Raises UnknownNameError if one matches no hook point.
     """
     by_name: list[Hook] = []
     for pair in hooks:
@@ -340,7 +358,7 @@ def resolve_hooks(
             )
         name = get_name(pair[0])
         hook = pair[1]
-        _refuse_other_arguments(hook)
+        _check_arguments(hook)
         if callable(name):
             matches = list(filter(name, names))
         else:
@@ -358,7 +376,7 @@ def resolve_hooks(
     return by_name
 
 
-def _refuse_other_arguments(hook: Any) -> None:
+def _check_arguments(hook: Any) -> None:
     """Refuse what cannot be called as a hook."""
     try:
         inspect.signature(hook).bind(None, hook=None)
@@ -379,7 +397,7 @@ def detach(point: HookPoint, hook: ScopedHook) -> None:
                 is_listed = True
                 handle.hook.remove()
                 # in place and without a lock: another thread may set a hook meanwhile
-                while any(other is handle for other in tuple(handles)):
+                while any(listed is handle for listed in tuple(handles)):
                     with contextlib.suppress(ValueError):
                         handles.remove(handle)
     if is_listed:
@@ -387,12 +405,13 @@ def detach(point: HookPoint, hook: ScopedHook) -> None:
     # an interrupt came between torch's hook and its place in the list
     ids = {handle.hook.id for handle in (*point.fwd_hooks, *point.bwd_hooks)}
     for table in (point._forward_hooks, point._backward_hooks):
-        for key, other in tuple(table.items()):
-            if key not in ids and other.__qualname__.startswith("HookPoint.add_hook."):
+        for key, native in tuple(table.items()):
+            if key not in ids and native.__qualname__.startswith("HookPoint.add_hook."):
                 table.pop(key, None)
 
 
 def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
+    """Return the running asyncio task; None outside of one."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
@@ -403,8 +422,10 @@ def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
 
 
 def _open_generator() -> tuple[int, str] | None:
-    """Return frame and name of the generator whose ``with`` statement enters a block,
-    if it is no context manager.
+    """Return frame and name of the generator that enters a block.
+
+    None if its ``with`` statement stands in no generator, or in one that contextlib
+    drives.
     """
     frame: FrameType | None = sys._getframe(1)
     package = __name__.rpartition(".")[0]
@@ -420,18 +441,15 @@ def _open_generator() -> tuple[int, str] | None:
                 frame.f_back is None
                 or frame.f_back.f_globals.get("__name__") != "contextlib"
             ):
-                return (
-                    id(frame),
-                    (
-                        f"{frame.f_code.co_qualname}"
-                        f" ({frame.f_code.co_filename}:{frame.f_lineno})"
-                    ),
-                )
+                code = frame.f_code
+                name = f"{code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
+                return id(frame), name
         frame = frame.f_back
     return None
 
 
 def _is_running(frame_id: int) -> bool:
+    """Return whether a frame is among the callers of this one."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and id(frame) != frame_id:
         frame = frame.f_back

@@ -1,5 +1,8 @@
-"""TransformerLens's names of hook points and members: short names, tuples, its own
-spellings, and replacements.
+"""Names of TransformerLens: hook points, members, and what replaces those that lack.
+
+Read :func:`full_name`, which finds the hook point that a short name, a tuple or another
+spelling means. The tables say, for each member that has no counterpart here, what to
+use instead; errors quote them. Our own names are in :mod:`tsfm_lens.hooks.names`.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from transformer_lens.utilities import get_act_name
 from tsfm_lens.core.errors import UnknownNameError
 
 Key = str | tuple[str | int | None, ...]
-"""A hook point's name, or (short name, layer, …) with its stack and kind of attention
-where several have one.
+"""Name of a hook point, or (short name, layer, …).
+
+The tuple has the stack and the kind of attention where several have such a point.
 """
 
 _NORMS = (
@@ -274,7 +278,9 @@ PATCHING = (
 
 
 class _Parts(NamedTuple):
-    """Parts of a name: ``decoder_blocks.3.cross_attn.hook_z`` is ("z", 3, "decoder",
+    """Parts of a hook point's name.
+
+    Those of ``decoder_blocks.3.cross_attn.hook_z`` are ("z", 3, "decoder",
     "cross_attn").
     """
 
@@ -285,8 +291,9 @@ class _Parts(NamedTuple):
 
 
 def refuse_logits(thing: Any, name: str) -> Any:
-    """Stand in for ``__getattr__`` of runs and forecasts: AttributeError, which says
-    where logits are.
+    """Stand in for ``__getattr__`` of runs and forecasts.
+
+    Raises AttributeError, which for "logits" says where they are.
     """
     if name != "logits":
         return object.__getattribute__(thing, name)
@@ -298,8 +305,9 @@ def refuse_logits(thing: Any, name: str) -> Any:
 
 
 def refuse_shape(encoded: Any, name: str) -> Any:
-    """Stand in for ``__getattr__`` of encoded batches: AttributeError, which says what
-    patches series.
+    """Stand in for ``__getattr__`` of encoded batches.
+
+    Raises AttributeError, which for "shape" says how series are patched.
     """
     if name != "shape":
         return object.__getattribute__(encoded, name)
@@ -309,14 +317,15 @@ def refuse_shape(encoded: Any, name: str) -> Any:
 
 
 def is_of_patching(hook: Any) -> bool:
-    """Whether one of TransformerLens's functions of patching made a hook."""
+    """Return whether one of TransformerLens's functions of patching made a hook."""
     function = getattr(hook, "func", hook)
     return getattr(function, "__module__", "") == "transformer_lens.patching"
 
 
 def find_point(component: str) -> tuple[str, str]:
-    """Return name or glob of the hook point that a component writes at, and its head;
-    ("", "") for other text.
+    """Return the hook point that a component writes at, and its head.
+
+    The point is a name or glob; both are "" for other text.
 
     A head is part of "hook_z", a branch is "hook_out", a layer "hook_resid_post".
     """
@@ -334,8 +343,9 @@ def find_point(component: str) -> tuple[str, str]:
 
 
 def find_component(point: str) -> str:
-    """Return the component, or glob, that a hook point is the write of; other text as
-    it is.
+    """Return the component, or glob, whose write a hook point is.
+
+    Other text is returned as it is.
     """
     text = re.sub(
         r"^(?:(\w+)_)?blocks\.", lambda match: f"{match[1]}." if match[1] else "", point
@@ -347,8 +357,9 @@ def find_component(point: str) -> str:
 
 
 def full_name(names: Iterable[str], key: Key) -> str | None:
-    """Return the one hook point that a key of TransformerLens's means; None if it means
-    none.
+    """Return the hook point that a key of TransformerLens's means.
+
+    None if it means none.
     """
     points = {name: parts for name in names if (parts := _split(name)) is not None}
     query = _parse(key, {str(parts.stack) for parts in points.values()} - {""})
@@ -383,6 +394,7 @@ def full_name(names: Iterable[str], key: Key) -> str | None:
 
 
 def _split(name: str) -> _Parts | None:
+    """Split the name of a hook point; None if it does not have the form of one."""
     match = _DOTTED.fullmatch(name)
     if match is None:
         return None
@@ -398,7 +410,10 @@ def _split(name: str) -> _Parts | None:
 
 
 def _parse(key: Key, stacks: set[str]) -> _Parts | None:
-    """Return the parts of a key in the names here; None if it has not the form of one."""
+    """Return the parts that a key asks for, by our names.
+
+    None if the key does not have the form of one.
+    """
     if isinstance(key, str):
         if "." in key or key.startswith("hook_"):
             parts = _split(key)
@@ -414,24 +429,21 @@ def _parse(key: Key, stacks: set[str]) -> _Parts | None:
         stacks = set()
     if not key or not isinstance(key[0], str):
         return None
-    layer = next((entry for entry in key[1:2] if not isinstance(entry, str)), None)
-    texts = [word for word in key[1:] if isinstance(word, str)]
-    stack = next((word for word in texts if word in stacks), None)
-    kind = next((word for word in texts if word != stack), None)
+    layer = next((part for part in key[1:2] if not isinstance(part, str)), None)
+    names = [name for name in key[1:] if isinstance(name, str)]
+    stack = next((name for name in names if name in stacks), None)
+    kind = next((name for name in names if name != stack), None)
     if kind is not None:
         # "blocks.0.attn.hook_in" for "a"
-        kind = (
-            get_act_name("in", 0, kind)
-            .removeprefix("blocks.0.")
-            .removesuffix("hook_in")
-            .rstrip(".")
-        )
+        name = get_act_name("in", 0, kind)
+        kind = name.removeprefix("blocks.0.").removesuffix("hook_in").rstrip(".")
     return _translate(_Parts(key[0].removeprefix("hook_"), layer, stack, kind or None))
 
 
 def _translate(query: _Parts) -> _Parts:
-    """Translate TransformerLens's short names into ours; "mlp_out" is the output of
-    "mlp".
+    """Translate TransformerLens's short names into ours.
+
+    "mlp_out", for example, is the output of "mlp".
     """
     short, layer, stack, kind = query
     if kind is not None and kind.endswith("ln_final") and short == "out":
@@ -450,15 +462,16 @@ def _translate(query: _Parts) -> _Parts:
 
 
 def _matches(point: _Parts, query: _Parts, depth: int) -> bool:
-    layer = (
-        query.layer + depth
-        if query.layer is not None and query.layer < 0
-        else query.layer
-    )
-    if (point.short, point.layer) != (query.short, layer) or query.stack not in (
-        None,
-        point.stack,
-    ):
+    """Return whether a hook point has the parts that a key asks for.
+
+    ``depth`` is the number of layers, from which negative layers count.
+    """
+    layer = query.layer
+    if layer is not None and layer < 0:
+        layer += depth
+    if (point.short, point.layer) != (query.short, layer):
+        return False
+    if query.stack not in (None, point.stack):
         return False
     # "attn" is any attention of a block
     return query.kind in (None, point.kind) or (
@@ -467,16 +480,20 @@ def _matches(point: _Parts, query: _Parts, depth: int) -> bool:
 
 
 def _ambiguous(key: Key, matches: list[str], points: dict[str, _Parts]) -> str:
+    """Compose the message for a key that several hook points match."""
     first = points[matches[-1]]
-    short, layer = (
-        (key[0], first.layer) if isinstance(key, tuple) else (first.short, first.layer)
-    )
-    texts = [short, *([] if layer is None else [layer])]
-    texts += [first.stack] if len({points[name].stack for name in matches}) > 1 else []
-    texts += [first.kind] if len({points[name].kind for name in matches}) > 1 else []
+    full_key: list[str | int | None] = [
+        key[0] if isinstance(key, tuple) else first.short
+    ]
+    if first.layer is not None:
+        full_key.append(first.layer)
+    if len({points[name].stack for name in matches}) > 1:
+        full_key.append(first.stack)
+    if len({points[name].kind for name in matches}) > 1:
+        full_key.append(first.kind)
     message = (
         f"{key!r} could be {', '.join(matches)}. Say which by its name, or as"
-        f" acts{texts!r}."
+        f" acts{full_key!r}."
     )
     # what get_act_name gives, which takes no stack
     by_layer_alone = isinstance(key, str) and key.startswith("blocks.")

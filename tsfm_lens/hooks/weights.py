@@ -1,5 +1,8 @@
-"""Weights of every head and MLP, read through the wiring's layouts; matrices act from
-the right, ``x @ W``.
+"""Weights of every head and MLP, read through the wiring's layouts.
+
+Read :class:`Weights`. Matrices act from the right, ``x @ W``, as in TransformerLens.
+They are views of the native parameters where torch allows; nothing is changed or folded
+unless ``fold_norm`` asks for it.
 """
 
 from __future__ import annotations
@@ -44,15 +47,17 @@ class HeadWeights:
 
     @property
     def W_QK(self) -> FactoredMatrix:
-        """W_Q · W_Kᵀ, (head, d_model, d_model): the match of a query token with a key
-        token (Elhage et al., 2021).
+        """W_Q · W_Kᵀ, (head, d_model, d_model).
+
+        It matches a query token with a key token (Elhage et al., 2021).
         """
         return FactoredMatrix(self.W_Q, self.W_K.transpose(-2, -1))
 
     @property
     def W_OV(self) -> FactoredMatrix:
-        """W_V · W_O, (head, d_model, d_model): a head's write for a token that it
-        attends to (Elhage et al., 2021).
+        """W_V · W_O, (head, d_model, d_model).
+
+        It is a head's write for a token that it attends to (Elhage et al., 2021).
         """
         return FactoredMatrix(self.W_V, self.W_O)
 
@@ -81,8 +86,9 @@ class MlpWeights:
 
 
 class Weights:
-    """Read-only view of a native model's weights, without gradients; what torch can
-    show as a view is not copied.
+    """Read-only view of a native model's weights, without gradients.
+
+    What torch can show as a view is not copied.
     """
 
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
@@ -111,48 +117,52 @@ class Weights:
         Raises:
             UnknownNameError: no such layer, stack or attention.
         """
-        column = self._wiring.stack(stack)
-        row = column.attention(kind, layer)
+        chosen = self._wiring.stack(stack)
+        attention = chosen.attention(kind, layer)
         q, k, v = (
-            self.projection(layer, row.kind, letter, column.name, every_head=True)
+            self.projection(layer, attention.kind, letter, chosen.name, every_head=True)
             for letter in ("q", "k", "v")
         )
         if fold_norm:
-            if row.norm:
-                norm = self._norm(f"{column.block(layer)}.{row.norm}")
+            if attention.norm:
+                norm = self._norm(f"{chosen.block(layer)}.{attention.norm}")
             else:
                 norm = (None, None)
-            other = norm
-            if row.keys_from:
-                other = self._norm(self._wiring.stack(row.keys_from).ln_final)
+            key_norm = norm
+            if attention.keys_from:
+                key_norm = self._norm(self._wiring.stack(attention.keys_from).ln_final)
             q = _fold(q, norm)
-            k = _fold(k, other)
-            v = _fold(v, other)
-        out = head_output_weights(self._model, column, layer, row.kind)
-        bias = self.b_O(layer, row.kind, column.name)
-        scale = self.scale(layer, row.kind, column.name)
+            k = _fold(k, key_norm)
+            v = _fold(v, key_norm)
+        out = head_output_weights(self._model, chosen, layer, attention.kind)
+        bias = self.b_O(layer, attention.kind, chosen.name)
+        scale = self.scale(layer, attention.kind, chosen.name)
         return HeadWeights(
             q[0], k[0], v[0], out.detach(), q[1], k[1], v[1], bias, scale
         )
 
     def b_O(self, layer: int, kind: str, stack: str | None = None) -> Tensor:
-        """Return the bias of an attention's output projection, (d_model,); zero where
-        it has none.
+        """Return the bias of an attention's output projection, (d_model,).
+
+        It is zero where the projection has none.
         """
-        column = self._wiring.stack(stack)
-        row = column.attention(kind, layer)
-        _, bias = self._parameters(f"{column.block(layer)}.{row.o.module}", row.o)
-        return _times_gain(bias, row.o.gain)
+        chosen = self._wiring.stack(stack)
+        attention = chosen.attention(kind, layer)
+        _, bias = self._parameters(
+            f"{chosen.block(layer)}.{attention.o.module}", attention.o
+        )
+        return _times_gain(bias, attention.o.gain)
 
     def scale(self, layer: int, kind: str, stack: str | None = None) -> float:
-        """Return the factor with which a block adds a branch's output to the stream; 1
-        except in Toto 2.
+        """Return the factor with which a block adds a branch's output to the stream.
+
+        It is 1 except in Toto 2.
         """
-        column = self._wiring.stack(stack)
-        mix = column.writer(kind, layer).mix
+        chosen = self._wiring.stack(stack)
+        mix = chosen.writer(kind, layer).mix
         if mix is None:
             return 1.0
-        return mix(self._model.get_submodule(column.block(layer)))[0]
+        return mix(self._model.get_submodule(chosen.block(layer)))[0]
 
     def mlp(
         self,
@@ -163,24 +173,21 @@ class Weights:
         fold_norm: bool = False,
     ) -> MlpWeights:
         """Return the weights of one MLP; arguments and errors as in :meth:`heads`."""
-        column = self._wiring.stack(stack)
-        row = column.mlp(kind, layer)
-        block = column.block(layer)
-        norm = (
-            self._norm(f"{block}.{row.norm}")
-            if fold_norm and row.norm
-            else (None, None)
-        )
-        up = _fold(self._input(block, row.i), norm)
-        gate = (
-            (None, None)
-            if row.gate is None
-            else _fold(self._input(block, row.gate), norm)
-        )
+        chosen = self._wiring.stack(stack)
+        writer = chosen.mlp(kind, layer)
+        block = chosen.block(layer)
+        norm: tuple[Tensor | None, Tensor | None] = (None, None)
+        if fold_norm and writer.norm:
+            norm = self._norm(f"{block}.{writer.norm}")
+        up = _fold(self._input(block, writer.i), norm)
+        gate: tuple[Tensor | None, Tensor | None] = (None, None)
+        if writer.gate is not None:
+            gate = _fold(self._input(block, writer.gate), norm)
         out, bias = (
-            _times_gain(part, row.o_gain)
-            for part in self._parameters(f"{block}.{row.o}")
+            _times_gain(part, writer.o_gain)
+            for part in self._parameters(f"{block}.{writer.o}")
         )
+        # a linear layer holds (out, in), the fields here (in, out)
         return MlpWeights(
             up[0],
             gate[0],
@@ -188,25 +195,26 @@ class Weights:
             up[1],
             gate[1],
             bias,
-            self.scale(layer, row.kind, column.name),
+            self.scale(layer, writer.kind, chosen.name),
         )
 
     @property
     def W_E(self) -> Tensor:
-        """Embedding matrix (d_in, d_model), if the embedding is one matrix; else see
-        :meth:`embedding`.
+        """Embedding matrix (d_in, d_model), if the embedding is one matrix.
+
+        Otherwise see :meth:`embedding`.
         """
         weight = self._single_matrix("embedding", self._wiring.embed)
-        return (
-            weight
-            if isinstance(self._model.get_submodule(self._wiring.embed), nn.Embedding)
-            else weight.T
-        )
+        # a lookup table has its inputs as rows, a linear layer its outputs
+        if isinstance(self._model.get_submodule(self._wiring.embed), nn.Embedding):
+            return weight
+        return weight.T
 
     @property
     def W_U(self) -> Tensor:
-        """Unembedding matrix (d_model, d_out), where it is one; else see
-        :meth:`unembedding`.
+        """Unembedding matrix (d_model, d_out), where it is one.
+
+        Otherwise see :meth:`unembedding`.
 
         It has neither the gain of the norm before it nor the head's factor (T5: d_model
         ** -0.5); ``lens.readout(writes, encoded, like=stream)`` has both.
@@ -222,19 +230,23 @@ class Weights:
         return self._all(self._wiring.unembed.module)
 
     def _all(self, path: str) -> dict[str, Tensor]:
+        """Return every parameter of a module, by name."""
         return {
-            name: item.detach()
-            for name, item in self._model.get_submodule(path).named_parameters()
+            name: parameter.detach()
+            for name, parameter in self._model.get_submodule(path).named_parameters()
         }
 
     def _parameters(
-        self, path: str, part: Projection | None = None
+        self, path: str, projection: Projection | None = None
     ) -> tuple[Tensor, ...]:
+        """Return what :func:`parameters` returns of a layer, without gradients."""
         return tuple(
-            parameter.detach() for parameter in parameters(self._model, path, part)
+            parameter.detach()
+            for parameter in parameters(self._model, path, projection)
         )
 
     def _single_matrix(self, what: str, path: str) -> Tensor:
+        """Return the matrix of a module that has one; InputError for any other."""
         module = self._model.get_submodule(path)
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim == 2:
@@ -255,69 +267,82 @@ class Weights:
         *,
         every_head: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return the matrix (head, d_model, d_head) and bias (head, d_head) of "q", "k"
-        or "v", as in :meth:`heads`.
+        """Return matrix and bias of "q", "k" or "v", as in :meth:`heads`.
+
+        They are (head, d_model, d_head) and (head, d_head).
         """
-        column = self._wiring.stack(stack)
-        row = column.attention(kind, layer)
-        part: Projection = getattr(row, letter)
-        n_heads = row.count_heads(letter, column.n_heads)
+        chosen = self._wiring.stack(stack)
+        attention = chosen.attention(kind, layer)
+        projection: Projection = getattr(attention, letter)
+        n_heads = attention.count_heads(letter, chosen.n_heads)
         weight, bias = self._part(
-            column.block(layer),
-            part,
+            chosen.block(layer),
+            projection,
             "head d_model d_head",
             "head d_head",
             head=n_heads,
         )
-        if every_head and n_heads != column.n_heads:
-            weight, bias = (
-                x.repeat_interleave(column.n_heads // n_heads, dim=0)
-                for x in (weight, bias)
-            )
+        if every_head and n_heads != chosen.n_heads:
+            copies = chosen.n_heads // n_heads
+            weight = weight.repeat_interleave(copies, dim=0)
+            bias = bias.repeat_interleave(copies, dim=0)
         return weight, bias
 
-    def _input(self, block: str, part: Projection) -> tuple[Tensor, Tensor]:
-        weight, bias = self._part(block, part, "d_mlp d_model", "d_mlp")
+    def _input(self, block: str, projection: Projection) -> tuple[Tensor, Tensor]:
+        """Return an input matrix of an MLP, (d_model, d_mlp), and its bias."""
+        weight, bias = self._part(block, projection, "d_mlp d_model", "d_mlp")
         return weight.T, bias
 
     def _part(
-        self, block: str, part: Projection, *axes: str, **sizes: int
+        self, block: str, projection: Projection, *axes: str, **sizes: int
     ) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of one part of a projection, each in the axes that are
-        asked for.
+        """Return weight and bias of one part of a projection.
+
+        Each has the axes that are asked for.
         """
-        weight, bias = self._parameters(f"{block}.{part.module}", part)
-        if part.parts > 1:
-            sizes["part"] = part.parts
+        weight, bias = self._parameters(f"{block}.{projection.module}", projection)
+        if projection.parts > 1:
+            sizes["part"] = projection.parts
             axes = tuple(f"part {side}" for side in axes)
         # an MLP's single part is in order
         if sizes:
-            weight = rearrange(weight, f"{part.layout} d_model -> {axes[0]}", **sizes)
-            bias = rearrange(bias, f"{part.layout} -> {axes[1]}", **sizes)
-        if part.parts > 1:
-            weight = weight[part.part]
-            bias = bias[part.part]
-        return _times_gain(weight, part.gain), _times_gain(bias, part.gain)
+            weight = rearrange(
+                weight, f"{projection.layout} d_model -> {axes[0]}", **sizes
+            )
+            bias = rearrange(bias, f"{projection.layout} -> {axes[1]}", **sizes)
+        if projection.parts > 1:
+            weight = weight[projection.part]
+            bias = bias[projection.part]
+        return _times_gain(weight, projection.gain), _times_gain(bias, projection.gain)
 
     def _norm(self, path: str) -> tuple[Tensor | None, Tensor | None]:
+        """Return gain and bias of a norm; None for what it does not have."""
         norm = self._model.get_submodule(path)
-        own = [getattr(norm, name, None) for name in ("weight", "scale", "bias")]
-        gain, scale, bias = (None if item is None else item.detach() for item in own)
+        held = [getattr(norm, name, None) for name in ("weight", "scale", "bias")]
+        gain, scale, bias = (
+            None if parameter is None else parameter.detach() for parameter in held
+        )
         return scale if gain is None else gain, bias
 
 
 def _fold(
     matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | None]
 ) -> tuple[Tensor, Tensor]:
-    (weight, bias), (gain, shift) = matrix, norm
+    """Fold gain and bias of a norm into the matrix and bias behind it."""
+    weight, bias = matrix
+    gain, shift = norm
+    # with the matrix that the gain has not scaled: norms add their bias after the gain
     if shift is not None:
         bias = bias + shift @ weight
-    return (weight if gain is None else weight * gain[:, None]), bias
+    if gain is not None:
+        weight = weight * gain[:, None]
+    return weight, bias
 
 
 def for_every_head(shared: Tensor, n_heads: int) -> Tensor:
-    """Repeat keys or values (…, head, d_head) where several of ``n_heads`` query heads
-    share one.
+    """Repeat keys or values where several query heads share one.
+
+    They are (…, head, d_head); ``n_heads`` is the number of query heads.
     """
     if shared.shape[-2] != n_heads:
         return shared.repeat_interleave(n_heads // shared.shape[-2], dim=-2)
@@ -325,6 +350,7 @@ def for_every_head(shared: Tensor, n_heads: int) -> Tensor:
 
 
 def _times_gain(weight: Tensor, gain: float) -> Tensor:
+    """Multiply a weight by a gain; return the weight itself for a gain of 1."""
     if gain == 1.0:
         return weight
     return weight * gain
@@ -333,42 +359,49 @@ def _times_gain(weight: Tensor, gain: float) -> Tensor:
 def parameters(
     model: nn.Module, path: str, part: Projection | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return weight (out, in) and bias (out,) of a layer; a bias of zeros where it has
-    none.
+    """Return weight (out, in) and bias (out,) of a layer.
+
+    The bias is zeros where the layer has none.
     """
     # a row may name the block itself by an empty path
     module: Any = model.get_submodule(path.rstrip("."))
-    name, other = ("weight", "bias") if part is None else (part.weight, part.bias)
-    weight = getattr(module, name, None)
-    bias = getattr(module, other, None)
+    weight_name, bias_name = "weight", "bias"
+    if part is not None:
+        weight_name, bias_name = part.weight, part.bias
+    weight = getattr(module, weight_name, None)
+    bias = getattr(module, bias_name, None)
     if not isinstance(weight, Tensor) or weight.ndim != 2:
-        matrices = (
-            ", ".join(
-                key for key, value in module.named_parameters() if value.ndim == 2
-            )
-            or "none"
-        )
+        matrices = [
+            name for name, parameter in module.named_parameters() if parameter.ndim == 2
+        ]
         raise WiringError(
-            f"module {path!r} ({type(module).__name__}) has no weight matrix {name!r};"
-            f" matrices in it: {matrices}"
+            f"module {path!r} ({type(module).__name__}) has no weight matrix"
+            f" {weight_name!r}; matrices in it: {', '.join(matrices) or 'none'}"
         )
     if bias is not None and len(bias) != len(weight):
         raise WiringError(
-            f"{path}.{other} has {len(bias)} entries, expected the {len(weight)} rows"
-            f" of {name!r}"
+            f"{path}.{bias_name} has {len(bias)} entries, expected the"
+            f" {len(weight)} rows of {weight_name!r}"
         )
-    return weight, weight.new_zeros(len(weight)) if bias is None else bias
+    if bias is None:
+        bias = weight.new_zeros(len(weight))
+    return weight, bias
 
 
 def head_output_weights(
     model: nn.Module, stack: Stack, layer: int, kind: str
 ) -> Tensor:
-    """Return W_O of every head, (head, d_head, d_model), so that ``z @ W_O`` is the
-    head's write.
+    """Return W_O of every head, (head, d_head, d_model).
+
+    ``z @ W_O`` is the head's write.
     """
-    part = stack.attention(kind, layer).o
-    weight, _ = parameters(model, f"{stack.block(layer)}.{part.module}", part)
-    heads = rearrange(
-        weight, f"d_model {part.layout} -> head d_head d_model", head=stack.n_heads
+    projection = stack.attention(kind, layer).o
+    weight, _ = parameters(
+        model, f"{stack.block(layer)}.{projection.module}", projection
     )
-    return _times_gain(heads, part.gain)
+    heads = rearrange(
+        weight,
+        f"d_model {projection.layout} -> head d_head d_model",
+        head=stack.n_heads,
+    )
+    return _times_gain(heads, projection.gain)

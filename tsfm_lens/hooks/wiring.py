@@ -1,5 +1,9 @@
-"""Wiring of a model as a table: the module of each activation, one row per writer to
-the residual stream.
+"""Wiring of a model as a table: where each activation is in the native model.
+
+Read :class:`Wiring`, then :class:`Stack`; a stack has one row per writer to the
+residual stream: :class:`Attention`, :class:`Mlp` or :class:`Branch`. A table holds
+names and sizes only: it does not touch a model, and whether it fits one is checked in
+:mod:`tsfm_lens.hooks.hook_checks`.
 """
 
 from __future__ import annotations
@@ -66,8 +70,9 @@ class Projection:
 
 
 Mix = Callable[[Any], tuple[float, float]]
-"""Native block -> (factor on a branch's write, factor on the stream that it is added
-to).
+"""Function of a native block that returns two factors.
+
+They multiply a branch's write, and the stream that it is added to.
 """
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -139,14 +144,17 @@ class Attention:
 
     @property
     def stream_layout(self) -> str:
-        """Axes of the output projection's output: those of z with the heads folded into
-        d_model.
+        """Axes of the output projection's output.
+
+        They are those of z with the heads folded into d_model.
         """
+        # the bracket with the heads may hold other axes, too: "(part d_head head)"
         return re.sub(r"\([^)]*\bhead\b[^)]*\)", "d_model", self.z_layout)
 
     def count_heads(self, letter: str, n_heads: int) -> int:
-        """Return the number of heads of "q", "k", "v" or "gate" in a stack of
-        ``n_heads``.
+        """Return the number of heads of "q", "k", "v" or "gate".
+
+        ``n_heads`` is that of the stack.
         """
         if letter in ("q", "gate"):
             return n_heads
@@ -154,18 +162,22 @@ class Attention:
 
     @property
     def inputs(self) -> dict[str, Projection]:
-        """Projections of the branch's input by name: "q", "k", "v", and "gate" if there
-        is one.
+        """Projections of the branch's input by name.
+
+        They are "q", "k", "v", and "gate" if there is one.
         """
-        return {"q": self.q, "k": self.k, "v": self.v} | (
-            {"gate": self.gate} if self.gate else {}
-        )
+        projections = {"q": self.q, "k": self.k, "v": self.v}
+        if self.gate:
+            projections["gate"] = self.gate
+        return projections
 
     @property
     def row_axis(self) -> int:
-        """Axis of the patterns that counts series: their queries where series attend to
-        each other as rows.
+        """Axis of the patterns that counts series.
+
+        It is that of the queries where series attend to each other as rows.
         """
+        # with tokens as rows, the queries are series
         if self.pattern_layout.startswith("pos "):
             return 2
         return 0
@@ -209,8 +221,9 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Branch:
-    """One writer of another kind: mixing over time or channels, a convolution, a
-    recurrence.
+    """Writer of another kind, such as time mixing, a convolution or a recurrence.
+
+    Mixing may be over time or channels.
 
     Attributes:
         kind: its name in the vocabulary: "time_mix", "conv", "slstm", …
@@ -275,8 +288,9 @@ class Stack:
 
     @property
     def prefix(self) -> str:
-        """Start of this stack's block names: ``encoder_blocks``, ``decoder_blocks`` or
-        ``blocks``.
+        """Start of this stack's block names.
+
+        It is ``encoder_blocks``, ``decoder_blocks`` or ``blocks``.
         """
         if self.name:
             return f"{self.name}_blocks"
@@ -292,19 +306,22 @@ class Stack:
 
     def writer(self, kind: str | None, layer: int = 0) -> Writer:
         """Return the row of one writer; the layer's first if the kind is None.
-        UnknownNameError if there is none.
+
+        Raises UnknownNameError if there is none.
         """
         return self._one(kind, layer, self.rows)
 
     def attention(self, kind: str | None, layer: int = 0) -> Attention:
-        """Return the row of one attention, the first if the kind is None;
-        UnknownNameError if there is none.
+        """Return the row of one attention, the first if the kind is None.
+
+        Raises UnknownNameError if there is none.
         """
         return self._one(kind, layer, self.attentions)
 
     def mlp(self, kind: str | None, layer: int = 0) -> Mlp:
-        """Return the row of one MLP, the first if the kind is None; UnknownNameError if
-        there is none.
+        """Return the row of one MLP, the first if the kind is None.
+
+        Raises UnknownNameError if there is none.
         """
         return self._one(
             kind,
@@ -315,6 +332,7 @@ class Stack:
     def _one(
         self, kind: str | None, layer: int, rows_of: Callable[[int], Iterable[W]]
     ) -> W:
+        """Return the row of a kind among those of a layer."""
         if layer not in range(self.n_layers):
             raise unknown_name("layer", layer, map(str, range(self.n_layers)))
         rows = {row.kind: row for row in rows_of(layer)}
@@ -338,8 +356,9 @@ class Stack:
         )
 
     def find_layers(self, kind: str | None = None) -> tuple[str, list[int]]:
-        """Return a kind of attention (the last if None) and the layers that have it;
-        InputError if there is none.
+        """Return a kind of attention, and the layers that have it.
+
+        The kind is the stack's last if None. Raises InputError if there is none.
         """
         kinds = self.attention_kinds()
         if not kinds:
@@ -352,9 +371,9 @@ class Stack:
         if target not in kinds:
             raise unknown_name("attention", target, kinds)
         return target, [
-            x
-            for x in range(self.n_layers)
-            if any(row.kind == target for row in self.attentions(x))
+            layer
+            for layer in range(self.n_layers)
+            if any(row.kind == target for row in self.attentions(layer))
         ]
 
 
@@ -404,11 +423,14 @@ class Wiring:
     bypass: bool = False
 
     def stack(self, name: str | None) -> Stack:
-        """Return one stack by name, the output stack if None; UnknownNameError if there
-        is none.
+        """Return one stack by name, the output stack if None.
+
+        Raises UnknownNameError if there is none.
         """
-        for stack in self.stacks if name is not None else self.stacks[-1:]:
-            if name in (None, stack.name):
+        if name is None and self.stacks:
+            return self.stacks[-1]
+        for stack in self.stacks:
+            if name == stack.name:
                 return stack
         raise unknown_name("stack", name, [stack.name for stack in self.stacks])
 
@@ -419,8 +441,9 @@ class Wiring:
 
     @property
     def traits(self) -> frozenset[str]:
-        """Those of ``TABLE_TRAITS`` that the table gives the model: heads, a stream
-        that is a sum, derivatives.
+        """Those of ``TABLE_TRAITS`` that the table gives the model.
+
+        They concern heads, a stream that is a sum, and derivatives.
         """
         kinds = self.output_stack.attention_kinds()
         held = {

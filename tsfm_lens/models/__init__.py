@@ -1,4 +1,9 @@
-"""Models behind the lens."""
+"""Native models behind one interface: lenses, runs and forecasts.
+
+Start with :func:`load`, which opens a model as a :class:`Lens`; ``lens.run`` makes a
+:class:`Run`, and ``lens.forecast`` a :class:`Forecast`. A new model is added by
+:func:`register`, which takes an :class:`Architecture` with its :class:`Adapter`.
+"""
 
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import (

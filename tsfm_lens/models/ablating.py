@@ -1,4 +1,9 @@
-"""Interventions that ablate components by replacing their values."""
+"""Interventions that ablate components by replacing their values.
+
+Read :func:`knock_outs` first; it is what ``lens.ablate`` applies. The interventions
+themselves are in :mod:`tsfm_lens.hooks.interventions`, and forecasts of many ablated
+variants at once in :mod:`tsfm_lens.ablation`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ _WITH_REFERENCE = ("mean", "resample")
 
 
 def checked_how(how: str) -> bool:
-    """Return whether an ablation takes its values from other activations."""
+    """Return whether a kind of ablation takes its values from other activations."""
     if how not in KINDS:
         raise InputError(f"how={how!r} is not known, choose one of {', '.join(KINDS)}")
     return how in _WITH_REFERENCE
@@ -36,7 +41,10 @@ def knock_outs(
     horizon: int | None = None,
     **options: Any,
 ) -> list[Intervention]:
-    """Make one intervention per component; arguments as :meth:`Lens.ablate` takes them."""
+    """Make one intervention per component.
+
+    The arguments are those of :meth:`Lens.ablate`.
+    """
     needs_reference = checked_how(how)
     allowed = [
         field.name
@@ -61,8 +69,9 @@ def ablated_variants(
     horizon: int | None = None,
     seed: int = 0,
 ) -> list[tuple[Intervention, ...]]:
-    """Make the interventions that ablate each component by itself, with one reference
-    for all.
+    """Make one variant per component, in which that component alone is ablated.
+
+    A reference is recorded once and shared by all variants.
     """
     activations = None
     if how in _WITH_REFERENCE:
@@ -80,8 +89,10 @@ def ablated_variants(
 def reference_activations(
     lens: LensBase, how: str, reference: Any, horizon: int | None = None
 ) -> Activations:
-    """Return activations; of series, those along their forecasts, so that every
-    position has a mean.
+    """Return the activations from which an ablation takes its values.
+
+    Activations are returned as they are, and an encoded batch is run in one forward.
+    Series are recorded along their own forecasts, so that every position has a mean.
     """
     if reference is None:
         raise InputError(
@@ -89,6 +100,7 @@ def reference_activations(
         )
     if isinstance(reference, Activations):
         return reference
+    # heads are ablated at z, other components at what they add to the stream
     names = select_names(lens, ["**.hook_z", "**.hook_out"], None)
     with torch.no_grad():
         if isinstance(reference, Encoded):

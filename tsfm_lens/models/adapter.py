@@ -1,5 +1,8 @@
-"""Adapters: one opened native model each; what a wiring table already determines stands
-in the base class.
+"""Adapters: the interface between a native model and the lens.
+
+Read :class:`Adapter` first. Its base class does whatever the wiring table determines; a
+subclass in ``wirings/`` encodes series and runs the native forward. The checks below it
+refuse requests that a model cannot meet. Hooks are not set here.
 """
 
 from __future__ import annotations
@@ -110,14 +113,18 @@ class Adapter(ABC):
         """
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Replace categories by the numbers that the model reads; here their codes, so
-        the batch as it is.
+        """Replace categories by the numbers that the model reads.
+
+        The base class returns the batch unchanged, since its values are the codes
+        already.
         """
         return batch
 
     def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
-        """Keep what the model reads for categories by the whole history, of which it
-        sees the end.
+        """Keep the numbers of categories that depend on the whole history.
+
+        They are computed before the history is cut to the context. The base class has
+        none.
         """
         return batch
 
@@ -129,29 +136,30 @@ class Adapter(ABC):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run the native single forward, cut to the horizon; models that roll out
-        override this.
+        """Run one native forward, and keep ``horizon`` steps of it.
+
+        Models that roll out override this.
         """
         with torch.no_grad():
-            quantiles = self.run(self.encode(batch, horizon=horizon).inputs)[
-                ..., :horizon
-            ]
-        return self.at(quantiles.transpose(1, 2).cpu(), levels)
+            quantiles = self.run(self.encode(batch, horizon=horizon).inputs)
+        steps = quantiles[..., :horizon]
+        return self.at(steps.transpose(1, 2).cpu(), levels)
 
     def at(
         self, quantiles: Tensor, levels: Levels, mean: Tensor | None = None
     ) -> Prediction:
-        """Make a prediction at other levels of the model's own quantiles (series, step,
-        quantile).
+        """Make a prediction at the requested levels by interpolation.
+
+        The quantiles, (series, step, quantile), are at the model's own levels.
         """
-        centre = (
-            at_levels(quantiles, self.levels, (0.5,))[..., 0] if mean is None else mean
-        )
-        return Prediction(at_levels(quantiles, self.levels, levels), None, centre)
+        if mean is None:
+            mean = at_levels(quantiles, self.levels, (0.5,))[..., 0]
+        return Prediction(at_levels(quantiles, self.levels, levels), None, mean)
 
     def of_paths(self, samples: Tensor, levels: Levels) -> Prediction:
-        """Make a prediction of the empirical quantiles and the mean of sample paths
-        (series, sample, step).
+        """Make a prediction from the quantiles and the mean of sample paths.
+
+        The paths are (series, sample, step).
         """
         quantiles = torch.quantile(
             samples, torch.tensor(levels, dtype=samples.dtype), dim=1
@@ -159,8 +167,9 @@ class Adapter(ABC):
         return Prediction(quantiles, samples, samples.mean(dim=1))
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
-        """Apply the stack's last norm, if it has one; with ``like`` its scale is frozen
-        to that of another stream.
+        """Apply the last norm of the output stack, if it has one.
+
+        With ``like`` the scale of the norm is frozen to that of another stream.
 
         Raises:
             WiringError: a frozen scale of a norm that is neither a LayerNorm nor a
@@ -179,8 +188,9 @@ class Adapter(ABC):
         return (resid * rms_scale(norm, like)).to(norm.forward(like[..., :1, :]).dtype)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Compute logits, or quantiles in data units (…, batch, quantile, step), of a
-        normalised stream.
+        """Compute the head's output for a normalised residual stream.
+
+        The output is logits, or quantiles in data units (…, batch, quantile, step).
 
         This is the native forward with the output of its last norm (or last block)
         replaced. It works for every patch model; one whose head can be called alone
@@ -202,8 +212,9 @@ class Adapter(ABC):
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 
     def values(self, encoded: Encoded) -> Tensor:
-        """Return the value of every output bin of a token model in data units, (batch,
-        bin); others refuse.
+        """Return the value of every output bin of a token model.
+
+        The values are in data units, (batch, bin). Other models raise InputError.
         """
         raise InputError(
             f"{self.architecture} has no output bins: its head emits forecasts in data"
@@ -211,8 +222,9 @@ class Adapter(ABC):
         )
 
     def number_step(self, values: np.ndarray) -> float:
-        """Return the least difference that the model sees between values (time,) of the
-        context, in data units.
+        """Return the smallest difference between values that the model can see.
+
+        ``values`` (time,) are the context; the difference is in data units.
         """
         return float(np.spacing(np.float32(np.fmax.reduce(np.abs(values)))))
 
@@ -222,8 +234,9 @@ class Adapter(ABC):
         return self.prediction_length
 
     def quantile_paths(self, horizon: int) -> int:
-        """Return the paths that a rollout of quantiles feeds back; 1 where one pass
-        covers the horizon.
+        """Return how many quantile paths a rollout feeds back.
+
+        It is 1 where one pass covers the horizon.
         """
         if horizon > self.longest_pass:
             return len(self.unrolled or self.levels) or 1
@@ -244,38 +257,42 @@ class Adapter(ABC):
         return min(self.padded_length(batch), self.context_length)
 
     def padded_length(self, batch: SeriesBatch) -> int:
-        """Return the steps of the longest series; of the longest of all parts while a
-        batch runs in parts.
+        """Return the number of steps of the longest series.
+
+        While a batch runs in parts, this is the longest series of all parts.
         """
         return max(self.least_steps, *batch.lengths)
 
     def pad_batch(self, steps: int) -> Block[None]:
-        """Pad shorter batches, as if a series of so many steps were in each: padding
-        can change what a library does.
+        """Pad shorter batches as if each had a series of ``steps`` steps.
+
+        Parts of a batch are padded as the whole batch is, because padding can change
+        what a library computes.
         """
-        before: list[int] = []
+        previous: list[int] = []
 
         def begin() -> None:
-            before.append(self.least_steps)
+            previous.append(self.least_steps)
             self.least_steps = steps
 
         def end() -> None:
-            for least in before:
-                self.least_steps = least
+            for least_steps in previous:
+                self.least_steps = least_steps
 
         return Block(Steps(None, begin, end))
 
     def lengthened(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Pad the first of some tensors (…, time) on the left; the library then pads
-        the others to it.
+        """Pad the first tensor (…, time) on the left to the least length.
+
+        The library then pads the others to it.
         """
-        lack = self.least_steps - max(tensor.shape[-1] for tensor in tensors)
-        if lack <= 0:
+        longest = max(tensor.shape[-1] for tensor in tensors)
+        if longest >= self.least_steps:
             return tensors
-        wide = torch.nn.functional.pad(
-            tensors[0], (self.least_steps - tensors[0].shape[-1], 0), value=float("nan")
-        )
-        return [wide, *tensors[1:]]
+        first, *rest = tensors
+        padding = self.least_steps - first.shape[-1]
+        padded = torch.nn.functional.pad(first, (padding, 0), value=float("nan"))
+        return [padded, *rest]
 
 
 def refuse_request(adapter: Adapter, horizon: int, num_samples: int | None) -> None:
@@ -299,14 +316,15 @@ def predicted(
     levels: Levels,
     num_samples: int | None,
 ) -> Prediction:
-    """Return the adapter's prediction; WiringError if it is of another number of steps
-    than was asked for.
+    """Return the adapter's prediction, and check its number of steps.
+
+    Raises:
+        WiringError: the prediction has another number of steps than was asked for.
     """
     prediction = adapter.predict(batch, horizon, levels, num_samples)
     steps = {int(prediction.quantiles.shape[1]), int(prediction.mean.shape[-1])}
-    steps |= (
-        set() if prediction.samples is None else {int(prediction.samples.shape[-1])}
-    )
+    if prediction.samples is not None:
+        steps.add(int(prediction.samples.shape[-1]))
     if steps != {horizon}:
         raise WiringError(
             f"predict of {adapter.architecture} gave"
@@ -319,8 +337,9 @@ def predicted(
 
 
 def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
-    """Apply a LayerNorm with the standard deviation of ``like``; subtracting the mean
-    is linear already.
+    """Apply a LayerNorm with the standard deviation of ``like``.
+
+    The mean is subtracted as usual, since that is linear already.
     """
     out = without_gain(norm, x, like)
     if norm.weight is not None:
@@ -332,45 +351,40 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
 
 def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> None:
     """Refuse covariates that a model does not take."""
+    labels = {
+        "past": "past covariates",
+        "known": "known covariates",
+        "categories": "covariates of text",
+    }
     for name, role, categories in zip(
         batch.ids, batch.roles, batch.categories, strict=True
     ):
+        kinds = [role]
         # truth values are numbers, too
-        for kind in (
-            role,
-            *(("categories",) if categories not in (None, TRUTHS) else ()),
-        ):
+        if categories not in (None, TRUTHS):
+            kinds.append("categories")
+        for kind in kinds:
             if kind != "target" and kind not in adapter.covariates:
-                what = {
-                    "past": "past covariates",
-                    "known": "known covariates",
-                    "categories": "covariates of text",
-                }
                 raise InputError(
-                    f"{adapter.architecture} takes no {what[kind]}, such as {name!r};"
+                    f"{adapter.architecture} takes no {labels[kind]}, such as {name!r};"
                     " batch.targets() leaves them out, and `tsfm-lens models` says"
                     " which models take them"
                 )
 
 
 def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
-    """Return the model's own prediction length, or the reach of all known covariates
-    where that is less.
+    """Return the prediction length, or fewer steps if covariates end earlier.
+
+    Covariates that are known beforehand bound the horizon by the shortest of them.
     """
-    return max(
-        1,
-        min(
-            [
-                adapter.prediction_length,
-                *[len(future) for future in batch.futures if future is not None],
-            ]
-        ),
-    )
+    known = [len(future) for future in batch.futures if future is not None]
+    return max(1, min([adapter.prediction_length, *known]))
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:
-    """Return the horizon of a forward: of covariates as far as they are known, if none
-    is given.
+    """Return the horizon of a forward.
+
+    If none is given and the batch has covariates, it is as long as they are known.
     """
     refuse_covariates(adapter, batch)
     if horizon is None and batch.has_covariates:
@@ -379,17 +393,18 @@ def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | 
 
 
 def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
-    """Refuse levels beyond those that a model emits; its library may give the nearest
-    in their place.
+    """Refuse quantile levels beyond those that a model emits.
+
+    Some libraries give the nearest level in their place.
     """
     low = levels[0]
     high = levels[-1]
     for level in requested:
         if not low - 1e-9 <= level <= high + 1e-9:
+            nearest = low if level < low else high
             raise InputError(
                 f"quantile {level} is outside {low} to {high}, which the model emits,"
-                " and tails are not extrapolated; the nearest is"
-                f" {low if level < low else high}"
+                f" and tails are not extrapolated; the nearest is {nearest}"
             )
 
 
@@ -400,15 +415,17 @@ def at_levels(
     refuse_tails(levels, requested)
     if tuple(requested) == tuple(levels):
         return values
-    out = []
+    interpolated = []
+    # levels that come from arithmetic may be off in their last digits
     for level in requested:
         right = min(int(np.searchsorted(levels, level - 1e-9)), len(levels) - 1)
         if abs(levels[right] - level) < 1e-9:
-            out.append(values[..., right])
+            interpolated.append(values[..., right])
             continue
-        weight = (level - levels[right - 1]) / (levels[right] - levels[right - 1])
-        out.append(torch.lerp(values[..., right - 1], values[..., right], weight))
-    return torch.stack(out, dim=-1)
+        left = right - 1
+        weight = (level - levels[left]) / (levels[right] - levels[left])
+        interpolated.append(torch.lerp(values[..., left], values[..., right], weight))
+    return torch.stack(interpolated, dim=-1)
 
 
 def refuse_dtype(adapter: Adapter, *values: Any) -> None:
@@ -438,8 +455,10 @@ def refuse_gradients(wiring: Wiring) -> None:
 
 
 def default_levels(adapter: Adapter) -> tuple[float, ...]:
-    """Return the deciles, or the levels that the head emits where those do not reach
-    from 0.1 to 0.9.
+    """Return the deciles, or the model's own levels if they span less.
+
+    The model's own are returned where its head emits quantiles that do not reach from
+    0.1 to 0.9.
     """
     levels = tuple(adapter.levels)
     if (
@@ -453,8 +472,9 @@ def default_levels(adapter: Adapter) -> tuple[float, ...]:
 
 @cache
 def versions(package: str) -> str:
-    """List the versions that a result should name: of this package, torch,
-    transformers, and the model library.
+    """List the package versions that a result should name.
+
+    They are those of this package, torch, transformers, and the model's library.
     """
     names = dict.fromkeys(("tsfm-lens-toolbox", "torch", "transformers", package))
     return ", ".join(f"{name} {_version(name)}" for name in names)

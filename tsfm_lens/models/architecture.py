@@ -1,5 +1,9 @@
-"""Contents of an architecture file: a wiring table and the few functions that a table
-cannot hold.
+"""What an architecture is: its entry in the registry, and the input that it makes.
+
+Read :class:`Architecture` first, which :func:`register` makes known to ``load``, and
+then :class:`Encoded`, the native input of a batch. The wiring table is a class of
+:mod:`tsfm_lens.hooks.wiring`, and the functions that a table cannot hold belong to the
+:class:`tsfm_lens.models.Adapter`.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ Levels = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Batch of series as one native forward takes it.
+    """Native input of one forward for a batch of series.
 
     Attributes:
         inputs: keyword arguments of the native model.
@@ -50,8 +54,8 @@ class Encoded:
         ids: names of inputs that say which rows belong together; copies of the batch
             get ids of their own.
         stats: further tensors that the head needs to return to data units.
-        place: of a part of a batch, the place of its first row there, and the rows of
-            the whole; else (0, None).
+        place: of a part of a batch, the index of its first row in the whole batch, and
+            the number of rows of that; else (0, None).
     """
 
     inputs: dict[str, Any]
@@ -70,8 +74,9 @@ class Encoded:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of the rows that hooks see: the series, or the items whose variates
-        share one sequence.
+        """Names of the rows that hooks see.
+
+        These are the series, or the items where variates share one sequence.
         """
         return name_rows(self.batch, self.packed)
 
@@ -81,61 +86,59 @@ class Encoded:
         return len(set(self.batch.groups))
 
     def shown(self, stack: str) -> Tensor:
-        """Return (row, pos): True where a token shows its row; other tokens pad short
-        series to the longest.
+        """Mark the tokens that show their row, (row, pos).
+
+        Unmarked tokens are padding that brings short series to the longest.
         """
         spans = self.spans[stack]
-        lengths = dict(
-            zip(
-                self.batch.groups if self.packed else self.batch.ids,
-                self.batch.lengths,
-                strict=True,
-            )
-        )
-        special = torch.tensor([bool(word) for word in spans.special])
-        return special | (
-            torch.tensor(spans.stop)
-            > -torch.tensor([lengths[row] for row in self.rows])[:, None]
-        )
+        names = self.batch.groups if self.packed else self.batch.ids
+        lengths = dict(zip(names, self.batch.lengths, strict=True))
+        starts = -torch.tensor([lengths[row] for row in self.rows])
+        special = torch.tensor([bool(label) for label in spans.special])
+        return special | (torch.tensor(spans.stop) > starts[:, None])
 
     def part(self, start: int, stop: int) -> Encoded:
-        """Return series ``start`` to ``stop``, whole items, with the padding and the
-        spans of the whole batch.
+        """Return series ``start`` to ``stop`` of the batch, whole items.
+
+        The padding and the spans stay those of the whole batch.
         """
         if self.items is None:
             count = len(self.rows)
         else:
             count = self.items
         series_per_item = len(self.batch) // count
-        cuts = {
+        # inputs have a row for each item or one for each series, told by their length
+        slices = {
             count: slice(start // series_per_item, stop // series_per_item),
             len(self.batch): slice(start, stop),
         }
 
-        def cut(name: str, value: Any) -> Any:
+        def take_rows(name: str, value: Any) -> Any:
             if not isinstance(value, Tensor) or value.ndim == 0:
                 return value
-            if len(value) not in cuts:
+            if len(value) not in slices:
                 raise InputError(
                     f"input {name} has shape {tuple(value.shape)}, not a row for each"
                     f" of {count} items"
                 )
-            return value[cuts[len(value)]]
+            return value[slices[len(value)]]
 
-        series = cuts[len(self.batch)]
-        first, full = self.place
+        series = slices[len(self.batch)]
+        first_row, n_rows = self.place
         before = 0
         if start:
             before = len(name_rows(self.batch.select(range(start)), self.packed))
+        if n_rows is None:
+            n_rows = len(self.rows)
         return replace(
             self,
-            inputs={name: cut(name, value) for name, value in self.inputs.items()},
-            stats={name: cut(name, value) for name, value in self.stats.items()},
+            inputs={k: take_rows(k, value) for k, value in self.inputs.items()},
+            stats={k: take_rows(k, value) for k, value in self.stats.items()},
             loc=self.loc[series],
             scale=self.scale[series],
             batch=self.batch.select(range(series.start, series.stop)),
             items=None if self.items is None else (stop - start) // series_per_item,
-            place=(first + before, len(self.rows) if full is None else full),
+            place=(first_row + before, n_rows),
         )
 
     def in_data_units(self, normalized: Tensor) -> Tensor:
@@ -143,8 +146,10 @@ class Encoded:
         return in_data_units(normalized, self.loc, self.scale)
 
     def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:
-        """Tabulate the tokens of a stack, the first if None: steps from the forecast
-        start, and times of one series.
+        """Tabulate the tokens of a stack, of the first one if None.
+
+        The columns are the steps that a token covers, counted from the start of the
+        forecast, and the times of one series.
         """
         spans = self.spans[next(iter(self.spans)) if stack is None else stack]
         parts = {name: getattr(spans, name) for name in ("start", "stop", "special")}
@@ -168,21 +173,21 @@ class Encoded:
                 ones = [1] * (value.ndim - 1)
                 repeated[key] = value.repeat(copies, *ones)
                 if key in self.ids:
-                    shift = torch.arange(copies, device=value.device).repeat_interleave(
-                        len(value)
-                    ) * (value.max() + 1)
+                    # rows of one id see each other, and copies must not
+                    numbers = torch.arange(copies, device=value.device)
+                    shift = numbers.repeat_interleave(len(value)) * (value.max() + 1)
                     repeated[key] += shift.reshape(-1, *ones).to(value.dtype)
         return repeated
 
 
 def in_data_units(normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-    """Return normalised quantiles (…, batch, quantile, step) in data units, by the
-    means and scales of the series.
+    """Return normalised quantiles (…, batch, quantile, step) in data units.
+
+    ``loc`` and ``scale`` are those of the series, (batch,).
     """
-    return (
-        normalized * scale.to(normalized)[:, None, None]
-        + loc.to(normalized)[:, None, None]
-    )
+    scales = scale.to(normalized)[:, None, None]
+    means = loc.to(normalized)[:, None, None]
+    return normalized * scales + means
 
 
 def name_rows(batch: SeriesBatch, packed: bool) -> tuple[str, ...]:
@@ -210,8 +215,7 @@ Predict = TypeVar("Predict", bound=Callable[..., Prediction])
 
 
 def declare_row_independent(predict: Predict) -> Predict:
-    """Declare that an adapter's ``predict`` may run several variants of a model as rows
-    of one batch.
+    """Declare that ``predict`` may run variants of a model as rows of a batch.
 
     By this its author states that copies of a batch that follow one another have the
     forecasts of the batch, in the same order, and that up to ``longest_pass`` steps the
@@ -223,26 +227,28 @@ def declare_row_independent(predict: Predict) -> Predict:
 
 
 def is_row_independent(adapter: Any) -> bool:
-    """Return whether an adapter's present ``predict`` was declared by
-    :func:`declare_row_independent`.
+    """Return whether an adapter's present ``predict`` is declared row-independent.
+
+    The declaration is :func:`declare_row_independent`.
     """
     function = getattr(adapter.predict, "__func__", adapter.predict)
     return getattr(function, "row_independent", None) is function
 
 
 def adapter_traits(adapter: Any) -> frozenset[str]:
-    """Return the traits that an adapter, or its class, gives a model: what series,
-    tokens and covariates it takes.
+    """Return the traits that an adapter, or its class, gives a model.
+
+    They say what series, tokens and covariates it takes.
     """
     takes_tokens = hasattr(adapter, "encode_tokens")
-    held = {
+    conditions = {
         "token_logits": adapter.readout == "token",
         "decoder_tokens": takes_tokens,
         "vocabulary": takes_tokens or adapter.integers,
         "numeric_series": not adapter.integers,
         "covariates": bool(adapter.covariates),
     }
-    return frozenset(name for name, holds in held.items() if holds)
+    return frozenset(name for name, is_met in conditions.items() if is_met)
 
 
 def _no_config(config: Mapping[str, Any]) -> bool:
@@ -275,12 +281,13 @@ class Architecture:
         save: writes a native object as its own loader reads it; ``save_pretrained`` if
             None.
         library: optional library that it needs.
-        table_traits: of ``TABLE_TRAITS``, those that the tables of its models give;
-            all, so that no model is refused before it is open, unless said.
+        table_traits: of ``TABLE_TRAITS``, those that the tables of its models give; by
+            default all, so that no model is refused before it is open.
         renamed: parts of tensor names in checkpoints -> their names in the library.
         computed: parts of the names of tensors that the library computes and does not
             read from a checkpoint.
-        among: whether an object of a class that architectures share is one of its own.
+        among: whether an object belongs to it, where several architectures share a
+            class.
         inside: name of a published checkpoint -> the folder in which its own library
             ships it, None of others.
         claims_tensors: whether names of tensors belong to it, for checkpoints whose
@@ -342,8 +349,9 @@ class Architecture:
 
     @property
     def traits(self) -> frozenset[str]:
-        """Traits that a model of it can have, before it is open; an open one has
-        ``lens.traits``.
+        """Traits that a model of this architecture can have before it is open.
+
+        An open model has ``lens.traits``.
         """
         return adapter_traits(self.adapter) | self.table_traits | {"training_record"}
 
@@ -358,16 +366,18 @@ class Architecture:
         return self.adapter(self.wrap(native))
 
     def write(self, native: Any, folder: Path) -> None:
-        """Write a native object as its own loader reads it; WiringError where nothing
-        says how.
+        """Write a native object as its own loader reads it.
+
+        Raises:
+            WiringError: the architecture does not say how to write one.
         """
         if self.save is not None:
             self.save(native, folder)
             return
-        writers: tuple[Any, ...] = (native, unwrap_module(native))
-        for writer in writers:
-            if hasattr(writer, "save_pretrained"):
-                writer.save_pretrained(folder)
+        candidates: tuple[Any, ...] = (native, unwrap_module(native))
+        for candidate in candidates:
+            if hasattr(candidate, "save_pretrained"):
+                candidate.save_pretrained(folder)
                 return
         raise WiringError(
             f"{type(native).__name__} has no save_pretrained; the Architecture of"
@@ -421,8 +431,10 @@ def register(entry: Architecture) -> Architecture:
 
 
 def architectures() -> dict[str, Architecture]:
-    """Return every architecture by name: those of ``tsfm_lens.models.wirings``, and
-    those of other packages.
+    """Return every architecture by name.
+
+    These are the files of ``tsfm_lens.models.wirings``, and what other packages
+    register.
 
     Example:
         >>> models.architectures()["chronos-bolt"].published["base"]
@@ -435,6 +447,7 @@ def architectures() -> dict[str, Architecture]:
 
 @cache
 def _import_wirings() -> None:
+    # they import this module
     from tsfm_lens.models import wirings as package
 
     for module in pkgutil.iter_modules(package.__path__):
@@ -451,13 +464,15 @@ def architecture_by_name(name: str) -> Architecture:
 
 def extras() -> dict[str, Extra]:
     """Return the optional library of each extra, by its name."""
+    # several architectures may share a library
     libraries = [entry.library for entry in architectures().values()]
     return {library.name: library for library in libraries if library is not None}
 
 
 def models_meeting(needs: Needs) -> str:
-    """Name the models that meet a requirement, or those that do not where these are
-    fewer.
+    """Name the models that meet a requirement.
+
+    Where fewer models fail it, those are named instead.
     """
     if needs.models:
         return needs.models

@@ -1,5 +1,8 @@
-"""A lens as a torch module: its weights, their precision and the mode are those of the
-native model.
+"""A lens as a torch module.
+
+:class:`NativeModule` passes torch's own methods (``to``, ``train``, ``parameters``,
+``state_dict``) on to the native model, so that its weights, precision and mode are
+those of the lens. Hooks and forwards are in :mod:`tsfm_lens.models.base`.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from tsfm_lens.models.devices import checked_device
 
 
 class NativeModule(HookedRootModule):
-    """Tree of hook points whose calls of :class:`torch.nn.Module` reach the native
-    model, under its own names.
+    """Tree of hook points that acts as the native model does in torch.
+
+    Calls of :class:`torch.nn.Module` reach the native model, under its own names.
 
     What torch builds on these follows: ``eval``, ``half``, ``cuda``, ``to``,
     ``parameters``, ``requires_grad_`` and others. ``modules()`` and ``get_submodule``
@@ -49,8 +53,9 @@ class NativeModule(HookedRootModule):
         return
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the native model; in training mode dropout makes every
-        forecast another.
+        """Set the mode of the native model.
+
+        In training mode dropout makes every forward different.
         """
         super().train(mode)
         self.adapter.model.train(mode)
@@ -62,8 +67,11 @@ class NativeModule(HookedRootModule):
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move the native model; InputError for a device that is not here or a
-        precision that does not run.
+        """Move or cast the native model.
+
+        Raises:
+            InputError: the device is not here, or the model does not run in the
+                precision.
         """
         device = kwargs.get("device", args[0] if args else None)
         if isinstance(device, str | int | torch.device) and str(device) != "meta":
@@ -76,8 +84,10 @@ class NativeModule(HookedRootModule):
         return self.to("cuda" if device is None else device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Replace every weight, which is how torch moves and casts; InputError for a
-        precision that does not run.
+        """Replace every weight, which is how torch moves and casts a module.
+
+        Raises:
+            InputError: the model does not run in the precision.
         """
         weight = next(self.parameters())
         refuse_dtype(self.adapter, fn(weight.detach().new_empty(1)).dtype)
@@ -111,7 +121,8 @@ class NativeModule(HookedRootModule):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Load a state into the native model, as ``lens.model.load_state_dict`` does;
-        runs made before are refused.
+        """Load a state into the native model, as ``lens.model`` itself does.
+
+        Runs that were made before are refused afterwards.
         """
         return self.adapter.model.load_state_dict(state_dict, *args, **kwargs)

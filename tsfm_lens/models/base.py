@@ -1,5 +1,8 @@
-"""Base of a lens: the opened model, its properties, its hook points, and single
-forwards.
+"""Base of a lens: the opened model, its hook points, and single forwards.
+
+Read :class:`LensBase` first: ``encode``, ``forward``, ``hooks`` and ``readout``.
+Forecasts, recordings and ablations, which need several forwards, are in
+:class:`tsfm_lens.models.Lens`, since the modules that make them build on this one.
 """
 
 from __future__ import annotations
@@ -45,8 +48,9 @@ from tsfm_lens.models.as_module import NativeModule
 from tsfm_lens.models.forecast import is_count, refuse_overflow
 
 HookList = Iterable[tuple[Any, Callable[..., Any]]]
-"""(name, glob, predicate on names, or (short name, layer, …); function of an activation
-and ``hook=``).
+"""Pairs of a point, or several, and a function of an activation and ``hook=``.
+
+A point is given by name, glob, predicate on names, or (short name, layer, …).
 """
 
 _OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
@@ -90,13 +94,14 @@ class Config(SimpleNamespace):
 
 
 def _of_adapter(name: str, doc: str) -> Any:
-    """Return a property that every adapter has."""
+    """Make a property that reads an attribute of the adapter."""
     return property(attrgetter(f"adapter.{name}"), doc=doc)
 
 
 class LensBase(NativeModule):
-    """Lens without whole forecasts, which the modules that add them take; see
-    :class:`tsfm_lens.models.Lens`.
+    """Lens without whole forecasts; see :class:`tsfm_lens.models.Lens`.
+
+    The modules that add forecasts take this class.
     """
 
     native = _of_adapter("native", "Pipeline of the model's own library.")
@@ -170,8 +175,9 @@ class LensBase(NativeModule):
         )
 
     def _lasting_hooks(self) -> Lasting:
-        """Return the hooks set by ``add_hook``, as (name of the point, "fwd" or "bwd",
-        handle).
+        """Return the hooks set by ``add_hook``.
+
+        Each is (name of the hook point, "fwd" or "bwd", handle).
         """
         if self.registry.busy:
             raise HookError(
@@ -217,8 +223,10 @@ class LensBase(NativeModule):
         ]
 
     def components(self, *patterns: str | Component) -> list[Component]:
-        """Return components by name or glob, all if none is given; UnknownNameError for
-        one that matches nothing.
+        """Return components by name or glob, all if none is given.
+
+        Raises:
+            UnknownNameError: a pattern matches nothing.
         """
         if patterns:
             return select_components(self.wiring, *patterns)
@@ -236,8 +244,9 @@ class LensBase(NativeModule):
     def describe(
         self, kind: str, title: str, source: str, **parameters: object
     ) -> dict[str, object]:
-        """Return the attributes of a result: kind, title, source, provenance, and the
-        probe's parameters.
+        """Return the attributes of a result.
+
+        These are kind, title, source, provenance, and the probe's parameters.
         """
         names = {"kind": kind, "title": title, "source": source}
         return {**names, **self.provenance(), **parameters}
@@ -245,8 +254,9 @@ class LensBase(NativeModule):
     def running(
         self, rows: int, place: tuple[int, int | None] = (0, None)
     ) -> Block[None]:
-        """Tell hooks which rows run and how far the forecast is; calls of the native
-        object tell them nothing.
+        """Tell hooks which rows run and at which step the forecast is.
+
+        Calls of the native object tell them nothing.
         """
         return self.registry.state.running(rows, place)
 
@@ -289,8 +299,9 @@ class LensBase(NativeModule):
     def frozen_readout(
         self, resid: Tensor, encoded: Encoded, like: Tensor | None, unread: int = 0
     ) -> Tensor:
-        """Apply the native head under the scale of another stream, of which derivatives
-        are taken.
+        """Apply the native head under the frozen norm scale of another stream.
+
+        Derivatives of a forecast are taken through this.
         """
         if resid.shape[-1] != self.d_model:
             raise InputError(
@@ -298,14 +309,15 @@ class LensBase(NativeModule):
                 f" {self.d_model})"
             )
         normed = self.adapter.final_norm(resid, like)
-        return self.adapter.head(
-            nn.functional.pad(normed, (0, 0, unread, 0)) if unread else normed, encoded
-        )
+        if unread:
+            normed = nn.functional.pad(normed, (0, 0, unread, 0))
+        return self.adapter.head(normed, encoded)
 
     @property
     def traits(self) -> frozenset[str]:
-        """What the model has of what measurements can ask for; see
-        :class:`tsfm_lens.models.Architecture`.
+        """Traits of the model that measurements can require.
+
+        See also :class:`tsfm_lens.models.Architecture`.
         """
         traits = self.wiring.traits | adapter_traits(self.adapter)
         if has_training_record(self.model_id):
@@ -338,8 +350,9 @@ class LensBase(NativeModule):
         return int(self.adapter.first_value_token)  # type: ignore[attr-defined]
 
     def bin_values(self, encoded: Encoded) -> Tensor:
-        """Return the value of each value token of a token model, from the lowest on, in
-        data units, (series, bin).
+        """Return the value of each value token of a token model.
+
+        They are ordered from the lowest on, in data units, (series, bin).
         """
         return self.adapter.values(encoded)[:, self.first_value_token :]
 
@@ -451,8 +464,10 @@ class LensBase(NativeModule):
             return self.adapter.run(series.inputs)
 
     def edit(self, *interventions: Intervention) -> Block[Self]:
-        """Apply interventions, in order, to everything that runs inside the block;
-        UnknownNameError for a target.
+        """Apply interventions, in order, to everything that runs inside the block.
+
+        Raises:
+            UnknownNameError: a target matches no component or hook point.
         """
         return edited(self.registry, interventions, self)
 
@@ -460,14 +475,16 @@ class LensBase(NativeModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            instead = LENS.get(name) or PIPELINES.get(name) or _in_stacks(self, name)
-            if not instead:
+            hint = LENS.get(name) or PIPELINES.get(name) or _in_stacks(self, name)
+            if not hint:
                 raise
-        raise AttributeError(f"a lens has no {name!r}: {instead}")
+        raise AttributeError(f"a lens has no {name!r}: {hint}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one forward; InputError for an argument of TransformerLens's that has no
-        counterpart.
+        """Run one forward.
+
+        Raises:
+            InputError: an argument of TransformerLens's has no counterpart here.
         """
         refuse_unknown(
             {name: value for name, value in kwargs.items() if name != "series"},
@@ -494,11 +511,13 @@ class LensBase(NativeModule):
             (f"{stack.block(0)}.{row.norm}" for row in stack.rows(0) if row.norm),
             stack.ln_final,
         )
-        kind = None
+        norm_kind = None
         if norm:
-            kind = (
-                "LN" if isinstance(model.get_submodule(norm), nn.LayerNorm) else "RMS"
-            )
+            is_layer_norm = isinstance(model.get_submodule(norm), nn.LayerNorm)
+            norm_kind = "LN" if is_layer_norm else "RMS"
+        n_key_value_heads = stack.n_heads
+        if attention is not None:
+            n_key_value_heads = attention.count_heads("k", stack.n_heads)
         return Config(
             model_name=self.model_id,
             architecture=wiring.architecture,
@@ -506,21 +525,17 @@ class LensBase(NativeModule):
                 name: getattr(stack, name)
                 for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp")
             },
-            n_key_value_heads=(
-                stack.n_heads
-                if attention is None
-                else attention.count_heads("k", stack.n_heads)
-            ),
+            n_key_value_heads=n_key_value_heads,
             n_ctx=self.context_length,
             d_vocab=self.weights.W_U.shape[1] if self.emits == "token" else None,
             act_fn="" if mlp is None else mlp.act,
             gated_mlp=mlp is not None and mlp.gate is not None,
             attn_only=mlp is None,
-            normalization_type=kind,
+            normalization_type=norm_kind,
             dtype=weights[0].dtype,
             device=self.device,
             n_params=sum(weight.numel() for weight in weights),
-            stacks={item.name: item for item in wiring.stacks},
+            stacks={s.name: s for s in wiring.stacks},
         )
 
     def hooks(
@@ -530,8 +545,9 @@ class LensBase(NativeModule):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Block[Self]:
-        """Set hooks as TransformerLens's ``hooks`` does, with globs as names; all names
-        are resolved first.
+        """Set hooks as TransformerLens's ``hooks`` does, with globs as names.
+
+        All names are resolved before the first hook is set.
 
         Raises:
             UnknownNameError: a name matches no hook point.
@@ -567,15 +583,17 @@ class LensBase(NativeModule):
         )
 
     def clear_contexts(self) -> None:
-        """Clear contexts as TransformerLens's ``clear_contexts``; may be broken off and
-        called again.
+        """Clear contexts as TransformerLens's ``clear_contexts`` does.
+
+        It may be interrupted and called again.
         """
         for point in self.registry.hooked.values():
             point.ctx = {}
 
     def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
-        """Add a hook as TransformerLens's ``add_hook``, with globs as names; it stays
-        until ``reset_hooks()``.
+        """Add a hook as TransformerLens's ``add_hook`` does, with globs as names.
+
+        It stays until ``reset_hooks()``.
         """
         if "bwd" in (*args, kwargs.get("dir")):
             refuse_gradients(self.wiring)
@@ -595,7 +613,7 @@ def _rebuilt(
     files: tuple[Path, ...],
     hooks: Lasting,
 ) -> LensBase:
-    """Build a lens around a copied or unpickled model, with hooks of its own points."""
+    """Build a lens around a copied or unpickled model, and set its hooks again."""
     lens = kind(adapter, model_id, revision, files)
     for name, direction, handle in hooks:
         lens.registry.hooked[name].add_hook(
@@ -605,15 +623,18 @@ def _rebuilt(
 
 
 def _in_stacks(lens: LensBase, name: str) -> str:
-    """Point to the stacks of a model that hold a name of TransformerLens's:
-    "decoder_blocks" for "blocks".
+    """Name the stacks that hold a name of TransformerLens's.
+
+    Of a model with an encoder and a decoder, "blocks" is in "decoder_blocks", for
+    example.
     """
+    # attributes may be asked for before torch's constructor has run
     if "_modules" not in lens.__dict__:
         return ""
-    paths = [other for other in lens._modules if other.endswith(f"_{name}")]
+    paths = [child for child in lens._modules if child.endswith(f"_{name}")]
     paths += [
-        f"{other}.{name}"
-        for other, module in lens._modules.items()
+        f"{child}.{name}"
+        for child, module in lens._modules.items()
         if module and name in module._modules
     ]
     if paths:
@@ -622,10 +643,10 @@ def _in_stacks(lens: LensBase, name: str) -> str:
 
 
 def refuse_unknown(
-    arguments: Iterable[str], what: str, allowed: Sequence[str] = ()
+    arguments: Iterable[str], label: str, allowed: Sequence[str] = ()
 ) -> None:
     """Refuse arguments that a forward, a forecast or something else does not take."""
-    allowed = allowed or {"forecast": OF_A_FORECAST, "forward": _OF_A_FORWARD}[what]
+    allowed = allowed or {"forecast": OF_A_FORECAST, "forward": _OF_A_FORWARD}[label]
     for name in arguments:
         if name in allowed:
             continue
@@ -634,4 +655,4 @@ def refuse_unknown(
             nearest = f"did you mean {near[0]}?"
         else:
             nearest = f"it takes {', '.join(allowed)}"
-        raise InputError(f"a {what} takes no {name!r}; {ARGUMENTS.get(name, nearest)}")
+        raise InputError(f"a {label} takes no {name!r}; {ARGUMENTS.get(name, nearest)}")

@@ -1,5 +1,8 @@
-"""Forecasts of a batch in parts: as many series at once as the memory allows, with the
-draws of the whole batch.
+"""Forecasts of a batch in parts, with the draws of the whole batch.
+
+Read :func:`forecast_in_parts` first: a checked :class:`ForecastRequest` is planned into
+ranges of series, as many at once as memory allows, and a range that still runs out of
+memory is halved. Sizes are estimates from above; nothing is measured.
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ from tsfm_lens.models.draws import (
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
 
 BYTES_AT_ONCE = 2**30
-"""Bytes that a part may need on a CPU, where a larger one is no faster; a GPU says when
-its memory runs out.
+"""Bytes that a part may need on a CPU, where a larger one is no faster.
+
+On a GPU the part is as large as possible, until its memory runs out.
 """
 LITTLE = 2**28
 """Bytes below which the free memory is not looked up."""
@@ -70,8 +74,9 @@ class ForecastRequest:
 
     @property
     def paths(self) -> int:
-        """Rows of a series in the widest pass: sample paths, or quantile paths beyond
-        one pass.
+        """Rows of one series in the widest pass.
+
+        These are sample paths, or quantile paths beyond one pass.
         """
         adapter = self.lens.adapter
         if self.draws:
@@ -80,8 +85,9 @@ class ForecastRequest:
 
     @property
     def most(self) -> int | None:
-        """Most series of a native call, where its cost grows faster than its rows; None
-        for no bound.
+        """Maximum number of series in a native call; None for no bound.
+
+        It is set where the cost of a call grows faster than its number of rows.
         """
         rows = self.lens.adapter.rows_at_once
         if rows is None:
@@ -100,8 +106,9 @@ class ForecastRequest:
 
     @cached_property
     def blocks(self) -> list[Range]:
-        """Ranges of series whose draws are one native call each; the whole batch where
-        nothing is drawn.
+        """Ranges of series whose draws are one native call each.
+
+        Without draws, the whole batch is one block.
         """
         if self.batch_size is not None:
             size = self.batch_size
@@ -113,12 +120,13 @@ class ForecastRequest:
 
     @property
     def joint(self) -> bool:
-        """True if the draws of one series depend on the series before it in the block."""
+        """True if draws of a series depend on the series before it in the block."""
         return self.draws and self.lens.adapter.readout != "token"
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Return the pieces of blocks that some series of the batch are; items count
-        where rows are items.
+        """Return the pieces of blocks that a range of series consists of.
+
+        They count items where rows of the native call are items.
         """
         unit = 1
         if self.lens.adapter.multivariate:
@@ -128,18 +136,21 @@ class ForecastRequest:
             low = max(first, start)
             high = min(last, stop)
             if low < high:
-                count, position, size = (
-                    number // unit for number in (high - low, low - first, last - first)
-                )
                 pieces.append(
-                    Piece(block_seed(self.seed, index), count, position, size)
+                    Piece(
+                        seed=block_seed(self.seed, index),
+                        count=(high - low) // unit,
+                        first=(low - first) // unit,
+                        size=(last - first) // unit,
+                    )
                 )
         return pieces
 
     @property
     def passes(self) -> int:
-        """Forwards of one series: a pass a step of tokens, else as many as cover the
-        horizon, on every path.
+        """Number of forwards of one series, over all its paths.
+
+        It is one pass per step for tokens, else as many as cover the horizon.
         """
         adapter = self.lens.adapter
         if adapter.rollout == "tokens":
@@ -163,24 +174,25 @@ class ForecastRequest:
         adapter = self.lens.adapter
         longest = int(np.argmax(self.batch.lengths))
         group = self.batch.group_index
-        item = self.batch.select(
-            np.flatnonzero(np.asarray(group) == group[longest]).tolist()
-        )
+        members = np.flatnonzero(np.asarray(group) == group[longest])
+        item = self.batch.select(members.tolist())
         ahead = min(self.horizon, adapter.longest_pass)
-        growth = 1 + (self.horizon - ahead) / min(
-            max(item.lengths), adapter.context_length
-        )
+        context = min(max(item.lengths), adapter.context_length)
+        growth = 1 + (self.horizon - ahead) / context
+        encoded = adapter.encode(item, horizon=ahead)
         lengths = {
-            stack: int(size * growth)
-            for stack, size in count_tokens(adapter.encode(item, horizon=ahead)).items()
+            stack: int(size * growth) for stack, size in count_tokens(encoded).items()
         }
+        # a decoder reads the forecast, not the context
         if adapter.rollout == "tokens":
             lengths[self.lens.wiring.output_stack.name] = ahead
         return lengths
 
     def need(self, items: int) -> int:
-        """Guess from above the bytes that one item needs: every step a token, or closer
-        where so many need much.
+        """Estimate from above the bytes that one item needs.
+
+        The first estimate takes every step as a token. Where so many items would need
+        much, it is repeated with the true number of tokens.
         """
         longest = min(max(self.batch.lengths), self.lens.adapter.context_length)
         tokens = (longest + self.horizon + 8) * self.per_item
@@ -217,47 +229,52 @@ def check_request(
     )
 
 
-def cut(batch: SeriesBatch, most: int) -> list[Range]:
-    """Cut a batch into ranges of at most so many series; the variates of an item stay
-    together.
+def cut(batch: SeriesBatch, max_series: int) -> list[Range]:
+    """Cut a batch into ranges of at most ``max_series`` series.
+
+    The variates of an item stay together.
     """
-    starts = [0, *(np.flatnonzero(np.diff(batch.group_index)) + 1).tolist(), len(batch)]
+    changes = np.flatnonzero(np.diff(batch.group_index)) + 1
+    stops = [*changes.tolist(), len(batch)]
     ranges = []
-    begin = 0
-    for here, next_start in zip(starts[1:], [*starts[2:], None], strict=True):
-        if next_start is None or next_start - begin > most:
-            ranges.append((begin, here))
-            begin = here
+    start = 0
+    for stop, next_stop in zip(stops, [*stops[1:], None], strict=True):
+        if next_stop is None or next_stop - start > max_series:
+            ranges.append((start, stop))
+            start = stop
     return ranges
 
 
 def plan(
-    request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0
+    request: ForecastRequest, batch_coupled: Sequence[str] = (), stored_bytes: int = 0
 ) -> list[Range]:
-    """Plan the parts of a forecast."""
-    if whole:
+    """Plan the parts of a forecast.
+
+    ``batch_coupled`` names the hooks that need the batch in one piece; ``stored_bytes``
+    are those of the activations that one item keeps.
+    """
+    if batch_coupled:
         return [(0, len(request.batch))]
     items = -(-max(stop - start for start, stop in request.blocks) // request.per_item)
     if not request.joint:
-        need = request.need(items) + kept
+        need = request.need(items) + stored_bytes
         device = request.lens.device
         items = fitting(need, items, device, costs_more_in_parts=request.draws)
     fit = items * request.per_item
     if request.most is not None:
-        # an item stays in one piece, however many series it has
+        # an item stays in one piece, however many series it has; beyond one pass each
+        # series has a row per quantile
         fit = min(fit, max(request.most, request.per_item))
     ranges = []
     for start, stop in request.blocks:
-        number = -(-(stop - start) // fit)
-        # parts of about equal size
         if stop - start == len(request.batch):
             block = request.batch
         else:
             block = request.batch.select(range(start, stop))
-        ranges += [
-            (start + first, start + last)
-            for first, last in cut(block, -(-len(block) // number))
-        ]
+        n_parts = -(-len(block) // fit)
+        # parts of about equal size
+        size = -(-len(block) // n_parts)
+        ranges += [(start + first, start + last) for first, last in cut(block, size)]
     return ranges
 
 
@@ -265,10 +282,14 @@ def halved(
     run: Callable[[int, int], T],
     batch: SeriesBatch,
     ranges: Iterable[Range],
-    uncut: str = "",
+    unsplittable_reason: str = "",
 ) -> list[T]:
-    """Run ranges of a batch one after the other; one that runs out of memory again as
-    two halves.
+    """Run ranges of a batch one after the other.
+
+    A range that runs out of memory is run again as two halves.
+
+    Raises:
+        InputError: memory runs out for one item, or for a batch that cannot be split.
     """
     results = []
     queue = list(ranges)
@@ -281,32 +302,36 @@ def halved(
             halves = cut(batch.select(range(start, stop)), -(-(stop - start) // 2))
             if not out_of_memory(error):
                 raise
-            if uncut or len(halves) == 1:
+            if unsplittable_reason or len(halves) == 1:
+                hint = unsplittable_reason or (
+                    "shorten context or horizon, draw fewer paths or keep fewer"
+                    " activations"
+                )
                 raise InputError(
                     f"{stop - start} series × {max(batch.lengths)} steps run out of"
-                    " memory; "
-                    f"{uncut or 'shorten context or horizon, draw fewer paths or keep fewer activations'}"
+                    f" memory; {hint}"
                 ) from error
         queue[:0] = [(start + first, start + last) for first, last in halves]
     return results
 
 
-def reason_uncut(request: ForecastRequest, whole: Sequence[str]) -> str:
-    """Explain how a forecast that must stay whole could run in parts; "" if it may be
-    cut.
+def reason_uncut(request: ForecastRequest, batch_coupled: Sequence[str]) -> str:
+    """Explain how a forecast that must stay whole could run in parts.
+
+    The text is "" if the forecast may be cut.
     """
-    if whole:
-        return by_row_hint(whole)
+    if batch_coupled:
+        return by_row_hint(batch_coupled)
     if request.joint:
         return "give batch_size=…, which draws other paths"
     return ""
 
 
-def by_row_hint(whole: Sequence[str]) -> str:
+def by_row_hint(batch_coupled: Sequence[str]) -> str:
     """Explain how a batch that hooks keep whole could run in parts."""
     return (
         "mark what treats each row by itself with tsfm_lens.hooks.by_row (at"
-        f" {whole[0]}), to run in parts"
+        f" {batch_coupled[0]}), to run in parts"
     )
 
 
@@ -317,26 +342,29 @@ def forecast_part(
     *,
     drawing: BlockDraws | None = None,
 ) -> Forecast:
-    """Run the library's own forecast of some series of a batch, with all hooks that are
-    set.
+    """Forecast some series of a batch by the library's own code.
+
+    All hooks that are set act on it.
     """
-    lens, adapter = request.lens, request.lens.adapter
-    full = stop - start == len(request.batch)
-    batch = request.batch if full else request.batch.select(range(start, stop))
-    alike = max(batch.lengths) == max(request.batch.lengths)
-    padding = nullcontext() if alike else adapter.pad_batch(max(request.batch.lengths))
-    position: tuple[int, int | None] = 0, None
-    if not full:
-        position = (
-            len(set(request.batch.groups[:start])) if adapter.packed else start,
-            request.rows,
-        )
+    lens = request.lens
+    adapter = lens.adapter
+    is_full = stop - start == len(request.batch)
+    batch = request.batch if is_full else request.batch.select(range(start, stop))
+    longest = max(request.batch.lengths)
+    same_length = max(batch.lengths) == longest
+    padding = nullcontext() if same_length else adapter.pad_batch(longest)
+    location: tuple[int, int | None] = 0, None
+    if not is_full:
+        # rows of a packed model are items
+        first_row = len(set(request.batch.groups[:start])) if adapter.packed else start
+        location = first_row, request.rows
     pieces = request.pieces(start, stop)
-    if drawing is None and request.draws and not (len(pieces) == 1 and pieces[0].whole):
+    is_one_block = len(pieces) == 1 and pieces[0].is_full_block
+    if drawing is None and request.draws and not is_one_block:
         drawing = request.drawing(pieces)
     seed = pieces[0].seed if drawing is None else drawing.seed
     rows = len(name_rows(batch, adapter.packed))
-    running, draw = lens.running(rows, position), drawing or nullcontext()
+    # a CPU by itself refuses logits that give no probabilities
     guarded = (
         lens.device.type == "cpu"
         or adapter.readout != "token"
@@ -345,10 +373,10 @@ def forecast_part(
     head = adapter.model.get_submodule(lens.wiring.unembed.module)
     with (
         seeded(seed, lens.device),
-        running,
+        lens.running(rows, location),
         padding,
         lens.registry.attach(),
-        draw,
+        drawing or nullcontext(),
         # last, so that it sees what other hooks make of the logits
         nullcontext() if guarded else head.register_forward_hook(refuse_undrawable),
     ):
@@ -364,8 +392,9 @@ def forecast_part(
 def forecast_in_parts(
     request: ForecastRequest, progress: Callable[[int, int], None] | None = None
 ) -> Forecast:
-    """Forecast a batch in parts; ``progress`` gets the series done and their number;
-    errors as in ``lens.forecast``.
+    """Forecast a batch in parts; errors as in ``lens.forecast``.
+
+    ``progress`` is called with the number of series done and the number of all.
     """
 
     def run(start: int, stop: int) -> Forecast:
@@ -375,15 +404,15 @@ def forecast_in_parts(
         return part
 
     with request.lens.registry.attach():
-        full = request.lens.registry.session.across_rows()
-        ranges = plan(request, full)
-        untrimmed = reason_uncut(request, full)
-        parts = halved(run, request.batch, ranges, untrimmed)
+        batch_coupled = request.lens.registry.session.across_rows()
+        ranges = plan(request, batch_coupled)
+        unsplittable_reason = reason_uncut(request, batch_coupled)
+        parts = halved(run, request.batch, ranges, unsplittable_reason)
     return Forecast.joined(parts, request.batch)
 
 
 def memory_limit(device: torch.device) -> int:
-    """Return the bytes that results may take on a device: half of those that are free."""
+    """Return the bytes that results may take on a device: half of the free ones."""
     return int(_SHARE * free_bytes(device))
 
 
@@ -397,23 +426,25 @@ def free_bytes(device: torch.device) -> int:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory ran out, on a GPU or in torch's
-    allocator for the CPU.
+    """Return whether an error says that memory ran out.
+
+    It may be that of a GPU, or of torch's allocator for the CPU.
     """
-    texts = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in texts)
-    )
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    phrases = ("out of memory", "can't allocate memory", "not enough memory")
+    message = str(error)
+    return isinstance(error, RuntimeError) and any(text in message for text in phrases)
 
 
 def fitting(
     need: int, count: int, device: torch.device, *, costs_more_in_parts: bool = False
 ) -> int:
-    """Count the items, of so many that need so many bytes each, that run at once: at
-    least one.
+    """Return how many of ``count`` items run at once, at least one.
 
-    Where parts cost more than the whole, as each draws the random numbers of all, only
-    the free memory asks for them.
+    Each needs ``need`` bytes. ``costs_more_in_parts`` says that a part costs as much as
+    the whole, since it draws the random numbers of all; then a batch is split only
+    where the free memory requires it.
     """
     if device.type == "cuda" or need * count <= BYTES_AT_ONCE:
         return count
@@ -424,7 +455,10 @@ def fitting(
 
 
 def count_tokens(encoded: Encoded) -> dict[str, int]:
-    """Return the tokens of an item by stack; a packed sequence shows every variate's."""
+    """Return the number of tokens of an item, by stack.
+
+    A packed sequence holds those of every variate.
+    """
     if encoded.packed:
         per_item = 1
     else:
@@ -435,8 +469,9 @@ def count_tokens(encoded: Encoded) -> dict[str, int]:
 def estimate_bytes(
     lens: LensBase, lengths: Mapping[str, int], paths: int = 1, variates: int = 1
 ) -> int:
-    """Guess from above the bytes that a run of one item holds at once: attention,
-    stream, cache and output.
+    """Estimate from above the bytes that a run of one item holds at once.
+
+    Counted are attention, stream, cache and output.
     """
     wiring = lens.wiring
     numbers = 6 * paths * variates * width_of_output(lens)
@@ -453,10 +488,10 @@ def estimate_bytes(
 def kept_bytes(
     lens: LensBase, names: Iterable[str], lengths: Mapping[str, int]
 ) -> dict[str, int]:
-    """Guess the bytes of the activations of one item at some hook points, by name."""
+    """Estimate the bytes of one item's activations at some hook points, by name."""
     points = lens.registry.points
     wiring = lens.wiring
-    wide = width_of_output(lens)
+    output_width = width_of_output(lens)
     sizes = {}
     for name in names:
         stack = wiring.stack(points[name].stack)
@@ -473,9 +508,8 @@ def kept_bytes(
             "head": stack.n_heads,
         }
         axes |= {"d_head": stack.d_head, "d_model": stack.d_model, "d_mlp": stack.d_mlp}
-        sizes[name] = 4 * math.prod(
-            [axes.get(axis, wide) for axis in points[name].axes]
-        )
+        shape = [axes.get(axis, output_width) for axis in points[name].axes]
+        sizes[name] = 4 * math.prod(shape)
     return sizes
 
 

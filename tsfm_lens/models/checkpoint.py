@@ -1,5 +1,9 @@
-"""Files of a checkpoint, and refusal of those that are not the model of their
-configuration, whole and as loaded.
+"""Files of a checkpoint, and the checks that they are the model they claim to be.
+
+Read :func:`read_checkpoint` first; it reads names and shapes, no weights.
+:func:`refuse_misfit` compares them with an empty model before the library loads it, and
+:func:`refuse_difference` the loaded weights with the files. Finding and opening a
+checkpoint is in :mod:`tsfm_lens.models.opening`.
 """
 
 from __future__ import annotations
@@ -29,36 +33,41 @@ INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
 COMPRESSION = "compression.json"
-"""Beside weights some of which are factors of the model's matrices; see
-``tsfm_lens.compress``.
+"""File beside weights some of which are factors of the model's matrices.
+
+See ``tsfm_lens.compress``.
 """
 SUFFIX = ".safetensors"
 COMPRESSED = ".compressed"
-"""Of files of weights, and of those beside compression.json: libraries fill missing
-tensors with random numbers, and some of them open any file of their suffix."""
+"""Suffix of files of weights that stand beside ``COMPRESSION``.
+
+It is not ``SUFFIX`` because libraries fill missing tensors with random numbers, and
+some of them open any file with that suffix.
+"""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = ("F64", "F32", "F16", "BF16")
 SPARE = 2**30
-"""Bytes of tables and buffers that a model may hold beside its weights."""
+"""Bytes of tables and buffers that a model may hold in addition to its weights."""
 
 
 class Stored(NamedTuple):
-    """Entry of a header for one tensor."""
+    """Header entry of one tensor."""
 
     file: str
     dtype: str
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        return (
-            f"{list(self.shape)}{'' if self.dtype in FLOATS else f' of {self.dtype}'}"
-        )
+        shape = str(list(self.shape))
+        if self.dtype in FLOATS:
+            return shape
+        return f"{shape} of {self.dtype}"
 
 
 @extensible
 @dataclass(frozen=True)
 class Checkpoint:
-    """Files of a checkpoint."""
+    """Files of a checkpoint, with its settings and the headers of its tensors."""
 
     folder: Path
     files: Mapping[str, Path]
@@ -75,7 +84,7 @@ class Checkpoint:
 
     @contextmanager
     def staged(self) -> Iterator[Path]:
-        """Make a folder that holds these files and nothing else, while the block runs."""
+        """Make a folder of these files alone, which exists while the block runs."""
         with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as name:
             for file, path in self.files.items():
                 try:
@@ -91,26 +100,29 @@ class Checkpoint:
         return frozenset(self.tensors)
 
     def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Give an empty model the layers that a compressed checkpoint has in the place
-        of its own; here none.
+        """Give an empty model the layers of a compressed checkpoint.
+
+        A checkpoint that is not compressed changes nothing.
         """
 
     def building(
         self, kind: type, renamed: Mapping[str, str]
     ) -> AbstractContextManager[None]:
-        """Make the library build models of a class with those layers, while the block
-        runs.
+        """Make the library build models with the layers of a compressed checkpoint.
+
+        While the block runs, this holds for models of the class ``kind``.
         """
         return nullcontext()
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Give an opened model the parts of those layers that are not in the files."""
+        """Give an opened model the parts of compressed layers that are in no file."""
 
 
 @contextmanager
 def in_our_words(doing: str) -> Iterator[None]:
-    """Turn any error of a library into a CheckpointError, with the library's own words
-    and the cause kept.
+    """Turn any error of a library into a CheckpointError.
+
+    The message holds the library's own, and the error is kept as the cause.
     """
     try:
         yield
@@ -142,15 +154,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             read_settings(files[name]) if name in files else {}
             for name in (CONFIG, GENERATION)
         )
-        shards, positions = _weight_files(
-            folder,
-            files,
-            COMPRESSED if os.path.lexists(folder / COMPRESSION) else SUFFIX,
-        )
+        is_compressed = os.path.lexists(folder / COMPRESSION)
+        suffix = COMPRESSED if is_compressed else SUFFIX
+        shards, file_by_tensor = _weight_files(folder, files, suffix)
         files.update(shards)
-        return Checkpoint(
-            folder, files, config, generation, _headers(folder, shards, positions)
-        )
+        tensors = _headers(folder, shards, file_by_tensor)
+        return Checkpoint(folder, files, config, generation, tensors)
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -177,11 +186,12 @@ def _file(folder: Path, name: str) -> Path:
 def _weight_files(
     folder: Path, files: dict[str, Path], suffix: str
 ) -> tuple[dict[str, Path], dict[str, str] | None]:
-    """Return name -> path of the files with weights, and the file of each tensor by the
-    index, if there is one.
+    """Return the files with weights by name, and the file of each tensor by name.
+
+    The second is None where there is no index.
     """
 
-    def find_file(name: str) -> str:
+    def with_suffix(name: str) -> str:
         return name.replace(SUFFIX, suffix)
 
     native = next(
@@ -195,22 +205,23 @@ def _weight_files(
     if native is not None:
         raise CheckpointError(
             f"{folder} holds {native} beside {COMPRESSION}, expected"
-            f" {find_file(native)}: other libraries would open it with random weights"
+            f" {with_suffix(native)}: other libraries would open it with random weights"
             " in the place of compressed ones; write it again with this version"
         )
-    single = os.path.lexists(folder / find_file(WEIGHTS))
-    if not os.path.lexists(folder / find_file(INDEX)):
+    single = os.path.lexists(folder / with_suffix(WEIGHTS))
+    if not os.path.lexists(folder / with_suffix(INDEX)):
         if not single:
             raise _no_weights(folder)
-        return {WEIGHTS: _file(folder, find_file(WEIGHTS))}, None
-    files[INDEX] = _file(folder, find_file(INDEX))
-    positions = read_settings(files[INDEX]).get("weight_map")
-    if not isinstance(positions, dict) or not positions:
+        return {WEIGHTS: _file(folder, with_suffix(WEIGHTS))}, None
+    files[INDEX] = _file(folder, with_suffix(INDEX))
+    file_by_tensor = read_settings(files[INDEX]).get("weight_map")
+    if not isinstance(file_by_tensor, dict) or not file_by_tensor:
         raise CheckpointError(
             f"{folder / INDEX} has no weight_map, expected an object of tensor names"
             " and their files"
         )
-    for tensor, name in positions.items():
+    for tensor, name in file_by_tensor.items():
+        # a name with a folder in it could lead out of the checkpoint
         if not isinstance(name, str) or not re.fullmatch(
             r"[^/\\:\0]+\.safetensors", name
         ):
@@ -219,18 +230,18 @@ def _weight_files(
                 f" {shortened(repr(name), 80)}; expected the name of a .safetensors"
                 " file in the same folder"
             )
-    names = sorted(set(positions.values()))
+    names = sorted(set(file_by_tensor.values()))
     if single and WEIGHTS not in names:
         raise CheckpointError(
             f"{folder} holds both {WEIGHTS} and {INDEX}, which names {names[0]}; remove"
             " the one that is not meant"
         )
-    return {name: _file(folder, find_file(name)) for name in names}, positions
+    return {name: _file(folder, with_suffix(name)) for name in names}, file_by_tensor
 
 
 def _no_weights(folder: Path) -> CheckpointError:
-    inside = sorted(item.name for item in folder.iterdir())
-    pickles = [name for name in inside if name.endswith(PICKLES)]
+    names = sorted(path.name for path in folder.iterdir())
+    pickles = [name for name in names if name.endswith(PICKLES)]
     if pickles:
         return CheckpointError(
             f"{folder} holds weights only as pickle ({', '.join(pickles[:3])}), which"
@@ -238,18 +249,18 @@ def _no_weights(folder: Path) -> CheckpointError:
             " and nothing else. Convert once in a place you trust:"
             " model.save_pretrained(folder, safe_serialization=True)."
         )
-    rest = [name for name in inside if name.endswith(".safetensors")]
+    rest = [name for name in names if name.endswith(".safetensors")]
     if rest:
         return CheckpointError(
             f"{folder} has no {WEIGHTS} and no {INDEX}, but {', '.join(rest[:3])};"
             " rename the file that is meant"
         )
-    if any(name.endswith(COMPRESSED) for name in inside):
+    if any(name.endswith(COMPRESSED) for name in names):
         return CheckpointError(
             f"{folder} holds compressed weights, and {COMPRESSION} is missing; copy it"
             " there, too"
         )
-    contents = ", ".join(inside[:8]) or "nothing"
+    contents = ", ".join(names[:8]) or "nothing"
     return CheckpointError(
         f"{folder} is not a checkpoint: it has no *.safetensors file (found:"
         f" {contents})"
@@ -257,7 +268,7 @@ def _no_weights(folder: Path) -> CheckpointError:
 
 
 def _headers(
-    folder: Path, shards: Mapping[str, Path], places: Mapping[str, str] | None
+    folder: Path, shards: Mapping[str, Path], file_by_tensor: Mapping[str, str] | None
 ) -> dict[str, Stored]:
     tensors: dict[str, Stored] = {}
     for name, path in shards.items():
@@ -279,13 +290,9 @@ def _headers(
                 f"{folder / name} is not a safetensors file ({shortened(str(error))});"
                 " is the download complete, and was it cloned with git-lfs?"
             ) from error
-    if places is not None and places != {
-        key: tensor.file for key, tensor in tensors.items()
-    }:
-        wrong = sorted(
-            set(places.items())
-            ^ {(key, tensor.file) for key, tensor in tensors.items()}
-        )
+    found = {key: tensor.file for key, tensor in tensors.items()}
+    if file_by_tensor is not None and file_by_tensor != found:
+        wrong = sorted(set(file_by_tensor.items()) ^ set(found.items()))
         raise CheckpointError(
             f"{folder / INDEX} does not say what the files hold: {len(wrong)} places"
             f" differ, the first is {shortened(wrong[0][0], 80)!r} in {wrong[0][1]}"
@@ -294,7 +301,7 @@ def _headers(
 
 
 def unwrap_module(native: Any) -> nn.Module:
-    """Return the torch module with a checkpoint's weights, in a library's own object."""
+    """Return the torch module that holds the weights of a library's object."""
     if isinstance(native, nn.Module):
         return native
     inner = getattr(native, "inner_model", None)
@@ -306,8 +313,9 @@ def unwrap_module(native: Any) -> nn.Module:
 def list_expected(
     blank: nn.Module,
 ) -> tuple[dict[str, Tensor], dict[str, frozenset[str]]]:
-    """Return the tensors that a model takes from a checkpoint, and by name all names of
-    the same tensor.
+    """Return the tensors that a model takes from a checkpoint, by name.
+
+    The second dictionary gives all names of the same tensor, for each of its names.
     """
     tie = getattr(blank, "tie_weights", None)
     if callable(tie):
@@ -323,8 +331,9 @@ def list_expected(
 
 
 def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
-    """Translate a name in a file into the model's, by the parts of names that a library
-    renames.
+    """Translate a tensor's name in a file into its name in the model.
+
+    ``renamed`` holds the parts of names that a library renames.
     """
     return reduce(
         lambda translated, pair: translated.replace(*pair), renamed.items(), name
@@ -332,8 +341,10 @@ def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
 
 
 def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
-    """Map names in the files to names in the model; CheckpointError if two tensors have
-    one name there.
+    """Map names in the files to names in the model.
+
+    Raises:
+        CheckpointError: two tensors have one name in the model.
     """
     names = {source: name_in_model(source, renamed) for source in checkpoint.tensors}
     sources: dict[str, str] = {}
@@ -347,8 +358,9 @@ def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str
 
 
 def refuse_layers(checkpoint: Checkpoint) -> None:
-    """Refuse a configuration with more layers than the files have tensors, before it is
-    built.
+    """Refuse a configuration with more layers than the files have tensors.
+
+    This is checked before a model is built from it.
     """
     nodes: list[Mapping[str, Any]] = [checkpoint.config]
     for node in nodes:
@@ -371,8 +383,9 @@ def refuse_misfit(
     renamed: Mapping[str, str],
     computed: tuple[str, ...],
 ) -> None:
-    """Refuse files that lack a tensor of the model, hold another one, or hold one of
-    another shape or type.
+    """Refuse files that are not the tensors of the model.
+
+    A tensor is missing, is unknown to the model, or has another shape or type.
     """
     state, tied = list_expected(blank)
     names = _model_names(checkpoint, renamed)
@@ -380,16 +393,16 @@ def refuse_misfit(
     ignored = getattr(blank, "_keys_to_ignore_on_load_unexpected", None) or ()
     unread = re.compile("|".join((*ignored, *map(re.escape, computed))) or r"(?!)")
     missing = sorted(
-        name for name in state if not (tied[name] & have or _among(name, computed))
+        name for name in state if not (tied[name] & have or _has_part(name, computed))
     )
     unknown = sorted(name for name in have - set(state) if not unread.search(name))
     wrong = [
         f"{name} is {tensor} and not {list(state[names[name]].shape)}"
         for name, tensor in checkpoint.tensors.items()
-        if (own := state.get(names[name])) is not None
+        if (expected := state.get(names[name])) is not None
         and (
-            tensor.shape != tuple(own.shape)
-            or (tensor.dtype in FLOATS) != own.is_floating_point()
+            tensor.shape != tuple(expected.shape)
+            or (tensor.dtype in FLOATS) != expected.is_floating_point()
         )
     ]
     kinds = {
@@ -398,12 +411,14 @@ def refuse_misfit(
         "of another form": wrong,
     }
     if any(kinds.values()):
-        complaint = "; ".join(
-            f"{len(few)} {kind}"
-            f" ({', '.join([shortened(name, 100) for name in few[:3]] + ['…'] * (len(few) > 3))})"
-            for kind, few in kinds.items()
-            if few
-        )
+        complaints = []
+        for kind, faults in kinds.items():
+            examples = [shortened(fault, 100) for fault in faults[:3]]
+            if len(faults) > 3:
+                examples.append("…")
+            if faults:
+                complaints.append(f"{len(faults)} {kind} ({', '.join(examples)})")
+        complaint = "; ".join(complaints)
         # names of one tensor count once
         numbers = {tied[name]: tensor.numel() for name, tensor in state.items()}
         raise CheckpointError(
@@ -414,13 +429,12 @@ def refuse_misfit(
             " one model?"
         )
     tensors: list[Tensor] = [*blank.parameters(), *blank.buffers()]
-    bytes_of = {
-        id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors
-    }
-    if sum(bytes_of.values()) > 8 * checkpoint.numbers + SPARE:
+    sizes = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
+    n_bytes = sum(sizes.values())
+    if n_bytes > 8 * checkpoint.numbers + SPARE:
         raise CheckpointError(
             f"{checkpoint.folder}: the model that {CONFIG} describes takes"
-            f" {sum(bytes_of.values()):,} bytes, for {checkpoint.numbers:,} parameters"
+            f" {n_bytes:,} bytes, for {checkpoint.numbers:,} parameters"
             f" in the files; a length in {CONFIG} is far too large"
         )
 
@@ -431,42 +445,37 @@ def refuse_difference(
     renamed: Mapping[str, str],
     computed: tuple[str, ...],
 ) -> None:
-    """Refuse a loaded model whose weights are not those of the files, in the type it
-    was loaded in, or not numbers.
+    """Refuse a loaded model whose weights are not those of the files.
+
+    They are compared in the type in which the model was loaded, and have to be finite.
     """
     names = _model_names(checkpoint, renamed)
     # tensors that a library computes need not be in its state
     state = {**dict(loaded.named_buffers()), **loaded.state_dict()}
     for file in dict.fromkeys(tensor.file for tensor in checkpoint.tensors.values()):
         with safe_open(checkpoint.files[file], framework="pt") as weights:
-            for name in (
-                name
-                for name, tensor in checkpoint.tensors.items()
-                if tensor.file == file
-            ):
-                if names[name] in state:
-                    values = weights.get_tensor(name)
-                    _refuse_other(
+            for name, tensor in checkpoint.tensors.items():
+                if tensor.file == file and names[name] in state:
+                    _check_loaded(
                         checkpoint.folder,
                         name,
-                        values,
-                        state[names[name]],
-                        _among(name, computed),
+                        stored=weights.get_tensor(name),
+                        loaded=state[names[name]],
+                        close=_has_part(name, computed),
                     )
 
 
-def _among(name: str, parts: tuple[str, ...]) -> bool:
+def _has_part(name: str, parts: tuple[str, ...]) -> bool:
     return any(part in name for part in parts)
 
 
-def _refuse_other(
+def _check_loaded(
     folder: Path, name: str, stored: Tensor, loaded: Tensor, close: bool
 ) -> None:
     param = loaded.detach().cpu()
     # the extremes are NaN if one value is, and cost no memory
-    if param.numel() and not all(
-        bool(torch.isfinite(extreme)) for extreme in param.aminmax()
-    ):
+    extremes = param.aminmax() if param.numel() else ()
+    if not all(bool(torch.isfinite(extreme)) for extreme in extremes):
         bad = int((~torch.isfinite(param)).sum())
         raise CheckpointError(
             f"{folder}: {name} has {bad} of {param.numel()} weights that are not finite"

@@ -1,9 +1,8 @@
-"""Conditions of a run: what its forecast depends on beside the series, noticed without
-reading all weights.
+"""Conditions of a run: what its forecast depends on apart from the series.
 
 Read :class:`Conditions` first. A run keeps those under which it was made and refuses to
 go on under others, since it would mix the forecast of one model with the measurements
-of another.
+of another. Changes are noticed without reading all weights.
 """
 
 from __future__ import annotations
@@ -81,8 +80,9 @@ class Conditions:
 
 
 def snapshot_hooks(lens: Lens) -> tuple[object, ...]:
-    """Return the hooks that are set on a lens, for comparison with those of another
-    time.
+    """Return the hooks that are set on a lens.
+
+    Two snapshots are equal if no hook was added or removed in between.
     """
     return tuple(
         handle
@@ -102,8 +102,9 @@ def _mode(lens: Lens) -> str:
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
-    """List the parameters and buffers of a model's state; other buffers are caches of
-    its library.
+    """List the parameters and buffers of a model's state.
+
+    Buffers outside its state are caches of the library.
     """
     weights: list[Tensor | None] = []
     for module in list_modules(model):
@@ -118,8 +119,9 @@ def _weights(model: nn.Module) -> list[Tensor]:
 
 
 def _writes(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Return the memory of each weight, and the number of writes to it that torch
-    counted.
+    """Return the memory address and the number of writes of each weight.
+
+    The number is torch's own count.
     """
     try:
         return [(tensor.data_ptr(), tensor._version) for tensor in weights]
@@ -133,14 +135,14 @@ def _writes(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 @torch.no_grad()
 def _last_numbers(weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return the last numbers of some weights, each as a view of its weight's memory."""
+    """Return the last numbers of some weights, as views of their memory."""
     chosen = weights[:: 1 + len(weights) // _SAMPLED]
     return [tensor[(-1,) * tensor.ndim] for tensor in chosen if tensor.numel()]
 
 
 @torch.no_grad()
 def _format_numbers(numbers: Sequence[Tensor]) -> str:
-    """Return numbers as text, in which NaN equals itself."""
+    """Format numbers as text, in which NaN equals itself."""
     if len({(number.device, number.dtype) for number in numbers}) == 1:
         # one transfer from the device
         return str(torch.stack([*numbers]).tolist())

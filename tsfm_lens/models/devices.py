@@ -10,7 +10,11 @@ from tsfm_lens.core.errors import InputError
 
 
 def checked_device(device: Any) -> torch.device:
-    """Return a device that is here and holds numbers; InputError names those that are."""
+    """Return a device that is here and can hold numbers.
+
+    Raises:
+        InputError: it is not; the message names the devices that are here.
+    """
     try:
         checked = torch.device(device)
         torch.zeros(1, device=checked).item()

@@ -1,5 +1,8 @@
-"""Random numbers of a run: generators under a seed, and blocks of rows that draw what
-each draws alone.
+"""Random numbers of a run, the same whether its batch is split or not.
+
+Read :class:`BlockDraws` first: under it, every block of rows draws what it would draw
+alone. :func:`seeded` seeds torch's generators for the time of a block of code. Which
+series make a block is decided in :mod:`tsfm_lens.models.batching`.
 """
 
 from __future__ import annotations
@@ -24,20 +27,17 @@ _WITHOUT_DRAWS = ("attention", "dropout")
 
 
 def seeded(seed: int, device: torch.device) -> Block[None]:
-    """Seed torch's generators of the CPU and of a device while the block runs; their
-    state is left as it was.
+    """Seed torch's generators of the CPU and of a device while the block runs.
+
+    Their state is restored afterwards.
     """
     token = object()
     states = list[tuple[Tensor, Tensor | None]]()
 
     def begin() -> None:
         ONE_RUN.take(token)
-        states.append(
-            (
-                torch.get_rng_state(),
-                torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-            )
-        )
+        on_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        states.append((torch.get_rng_state(), on_cuda))
         torch.manual_seed(seed)
 
     def end() -> None:
@@ -51,8 +51,9 @@ def seeded(seed: int, device: torch.device) -> Block[None]:
 
 
 def refuse_undrawable(_head: nn.Module, _args: Any, logits: Tensor) -> None:
-    """Raise torch's error of a CPU for logits without probabilities: drawing from them
-    ends all work on a GPU.
+    """Raise for logits that give no probabilities, as torch does on a CPU.
+
+    On a GPU, drawing from them would end all work there.
     """
     # NaN, or infinite where all or one are
     if not bool(logits.detach().amax(dim=-1).isfinite().all()):
@@ -62,17 +63,20 @@ def refuse_undrawable(_head: nn.Module, _args: Any, logits: Tensor) -> None:
 
 
 def block_seed(seed: int, block: int) -> int:
-    """Return the seed of one block of series; that of the first is the caller's own."""
+    """Return the seed of a block of series; the first has the caller's own."""
     if block == 0:
         return seed
-    return (
-        int(np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)[0]) >> 1
-    )
+    state = np.random.SeedSequence((seed, block)).generate_state(1, np.uint64)
+    # seeds of forecasts are below 2**63
+    return int(state[0]) >> 1
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive units (series, items or variants) of a run that belong to one block."""
+    """Consecutive units of a run that belong to one block.
+
+    Units are series, items or variants.
+    """
 
     seed: int
     count: int
@@ -80,7 +84,7 @@ class Piece:
     size: int
 
     @property
-    def whole(self) -> bool:
+    def is_full_block(self) -> bool:
         """True if the block has no other units."""
         return self.count == self.size
 
@@ -90,8 +94,9 @@ class Unsplittable(HookError):
 
 
 class BlockDraws(TorchDispatchMode):
-    """Dispatch mode under which every block of rows draws what a native call on it
-    alone draws.
+    """Dispatch mode under which blocks of rows draw independently.
+
+    Every block draws what a native call on it alone would draw.
     """
 
     def __init__(
@@ -108,8 +113,10 @@ class BlockDraws(TorchDispatchMode):
         self._outer = outer
         self.guarded = guarded
         self._stops = list(accumulate(piece.count for piece in pieces))
-        self._alone = len(self._pieces) == 1 and self._pieces[0].whole
-        self._alike = len(set(self._pieces)) == 1 and self._pieces[0].whole
+        self._is_one_block = len(self._pieces) == 1 and self._pieces[0].is_full_block
+        self._equal_blocks = (
+            len(set(self._pieces)) == 1 and self._pieces[0].is_full_block
+        )
         self._states: dict[torch.device, list[Tensor]] = {}
         self.seed = self._pieces[0].seed
         self.failures: set[int] = set()
@@ -133,14 +140,14 @@ class BlockDraws(TorchDispatchMode):
         axis = 0 if of_indices else self._axis
         shape = _shape(args)
         units = self._outer * self._stops[-1]
-        if not self._alone and (axis >= len(shape) or shape[axis] % units):
+        if not self._is_one_block and (axis >= len(shape) or shape[axis] % units):
             raise Unsplittable(
                 f"{name} draws {tuple(shape)}: axis {axis} is not a multiple of {units}"
                 " units"
             )
         if of_indices and self.guarded:
             args = (self._drawable(args[0]), *args[1:])
-        if self._alone:
+        if self._is_one_block:
             return func(*args, **kwargs)
         device = next(
             (arg.device for arg in args if isinstance(arg, Tensor)),
@@ -151,7 +158,7 @@ class BlockDraws(TorchDispatchMode):
             for index in range(len(self._pieces))
         ]
         states = self._at(device)
-        in_step = self._alike and all(state is states[0] for state in states)
+        in_step = self._equal_blocks and all(state is states[0] for state in states)
         if of_indices and args[1] == 1 and args[0].ndim == 2 and in_step:
             parts = self._indices(func, device, args_of)
         else:
@@ -168,27 +175,23 @@ class BlockDraws(TorchDispatchMode):
             part.unflatten(axis, (self._outer, count, -1))
             for part, count in zip(parts, counts, strict=True)
         ]
-        together = torch.cat(blocks, dim=axis + 1).flatten(axis, axis + 2)
+        joined = torch.cat(blocks, dim=axis + 1).flatten(axis, axis + 2)
         # an operation in place hands its first argument back
-        return args[0].copy_(together) if name.endswith("_") else together
+        return args[0].copy_(joined) if name.endswith("_") else joined
 
     def _drawable(self, probabilities: Tensor) -> Tensor:
-        """Put all on the last index where probabilities (…, index) are invalid, and
-        note the pieces of such rows.
+        """Replace invalid probabilities (…, index) by certainty of the last index.
+
+        The pieces of such rows are noted in ``failures``.
         """
-        wrong = ~((probabilities >= 0) & probabilities.isfinite()).all(-1) | (
-            probabilities.sum(-1) <= 0
-        )
+        in_range = ((probabilities >= 0) & probabilities.isfinite()).all(-1)
+        wrong = ~in_range | (probabilities.sum(-1) <= 0)
         if bool(wrong.any()):
-            if self._alone:
+            if self._is_one_block:
                 units = [0]
             else:
-                units = (
-                    wrong.unflatten(0, (self._outer, self._stops[-1], -1))
-                    .any(2)
-                    .any(0)
-                    .nonzero()
-                )
+                by_unit = wrong.unflatten(0, (self._outer, self._stops[-1], -1))
+                units = by_unit.any(2).any(0).nonzero()
             self.failures |= {
                 int(np.searchsorted(self._stops, int(unit), side="right"))
                 for unit in units
@@ -198,8 +201,9 @@ class BlockDraws(TorchDispatchMode):
         return torch.where(wrong[..., None], last, probabilities)
 
     def _at(self, device: torch.device) -> list[Tensor]:
-        """Return the random state at which each block stands; equal ones are one
-        object.
+        """Return the present random state of each block.
+
+        Equal states are one object.
         """
         if device not in self._states:
             seeds = {piece.seed for piece in self._pieces}
@@ -213,8 +217,10 @@ class BlockDraws(TorchDispatchMode):
     def _indices(
         self, func: Any, device: torch.device, args_of: list[tuple[Any, ...]]
     ) -> list[Tensor]:
-        """Draw one index a row, as the largest ratio of a probability to an exponential
-        variate that blocks share.
+        """Draw one index per row for all blocks with shared random numbers.
+
+        The index is that of the largest ratio of a probability to an exponential
+        variate, as torch draws it.
         """
         # the first block of every draw checks that torch does the same, with as many
         # random numbers
@@ -232,8 +238,9 @@ class BlockDraws(TorchDispatchMode):
         return [part for part, _ in draws]
 
     def _part(self, arg: Any, shape: tuple[int, ...], axis: int, index: int) -> Any:
-        """Return the rows of one piece of an argument, in the order in which they stand
-        alone.
+        """Return the rows of one piece of an argument.
+
+        They are in the order in which they would be without the other pieces.
         """
         units = self._stops[-1]
         count = self._pieces[index].count
@@ -252,8 +259,8 @@ class BlockDraws(TorchDispatchMode):
             and all(isinstance(size, int) for size in arg)
         ):
             return [
-                size // units * count if position == axis else size
-                for position, size in enumerate(arg)
+                size // units * count if dim == axis else size
+                for dim, size in enumerate(arg)
             ]
         return arg
 
@@ -265,29 +272,30 @@ class BlockDraws(TorchDispatchMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Tensor:
-        """Draw for one piece; for a part of a block as the whole block draws, with even
-        probabilities for the rest.
+        """Draw for one piece.
+
+        A part of a block draws as the whole block does, with equal probabilities for
+        the rest.
         """
-        if piece.whole:
+        if piece.is_full_block:
             return func(*args, **kwargs)
         if name != "multinomial":
             raise Unsplittable(
                 f"{name} cannot be drawn for a part of a batch: how many random numbers"
                 " it takes depends on the rows"
             )
-        own = args[0].unflatten(0, (self._outer, piece.count, -1))
-        block = own.new_ones(self._outer, piece.size, *own.shape[2:])
-        block.narrow(1, piece.first, piece.count).copy_(own)
-        numbers = func(block.flatten(0, 2), *args[1:], **kwargs).unflatten(
-            0, (self._outer, piece.size, -1)
-        )
-        return numbers.narrow(1, piece.first, piece.count).flatten(0, 2)
+        weights = args[0].unflatten(0, (self._outer, piece.count, -1))
+        block = weights.new_ones(self._outer, piece.size, *weights.shape[2:])
+        block.narrow(1, piece.first, piece.count).copy_(weights)
+        drawn = func(block.flatten(0, 2), *args[1:], **kwargs)
+        by_unit = drawn.unflatten(0, (self._outer, piece.size, -1))
+        return by_unit.narrow(1, piece.first, piece.count).flatten(0, 2)
 
 
 def _draw(
     device: torch.device, state: Tensor, draw: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Draw from a random state, and return the state after it, too."""
+    """Draw from a random state, and return the draw and the state after it."""
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
         return draw(), torch.cuda.get_rng_state(device)
@@ -296,8 +304,9 @@ def _draw(
 
 
 def _shape(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the shape of an operation's draw: that of its tensors together, or the
-    requested one.
+    """Return the shape of what an operation draws.
+
+    It is that of its tensors after broadcasting, or else the requested one.
     """
     tensors = [arg.shape for arg in args if isinstance(arg, Tensor)]
     if tensors:

@@ -1,5 +1,7 @@
-"""Optional model libraries: their needs, installation and presence, without importing
-them.
+"""Optional model libraries: whether they are installed, and how to install them.
+
+Read :class:`Extra` first, which the wiring that needs a library declares. Nothing is
+imported until :meth:`Extra.require`.
 """
 
 from __future__ import annotations
@@ -58,15 +60,14 @@ class Extra:
 
     @property
     def versions(self) -> dict[str, str | None]:
-        """Installed version of each package of the library, None of one that is
-        missing.
-        """
+        """Installed version of each package of the library, None of missing ones."""
         return {package: installed(package) for package in self.distributions}
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Packages and modules that it needs and that are not there; nothing is
-        imported.
+        """Packages and modules that the library needs and that are not there.
+
+        Nothing is imported to find out.
         """
         packages = (*self.distributions, *self.needs)
         names = [package for package in packages if installed(package) is None]
@@ -89,11 +90,11 @@ class Extra:
             if self.before is not None:
                 self.before()
             for proof in self.proofs:
-                home, _, attribute = proof.partition(":")
+                proof_module, _, attribute = proof.partition(":")
                 # another library's wheel leaves empty folders of this name, which
                 # import as empty packages
-                if not hasattr(import_module(home), attribute):
-                    raise ImportError(f"{home} has no {attribute}")
+                if not hasattr(import_module(proof_module), attribute):
+                    raise ImportError(f"{proof_module} has no {attribute}")
             return import_module(module or self.imports[0])
         except ImportError as error:
             commands = " && ".join(self.install)
@@ -117,8 +118,9 @@ def require_packages(extra: str, purpose: str) -> None:
 
 
 def missing_packages(extra: str) -> list[str]:
-    """List the packages of an extra, as the package's own metadata has them, that are
-    not installed.
+    """List the packages of an extra that are not installed.
+
+    The packages are those that this package's own metadata declares.
     """
     return [
         package
@@ -128,8 +130,9 @@ def missing_packages(extra: str) -> list[str]:
 
 
 def packages_of_extras() -> dict[str, list[str]]:
-    """Return the packages that each extra adds, by its name; none where this package
-    itself is not installed.
+    """Return the packages that each extra adds, by its name.
+
+    There are none where this package itself is not installed.
     """
     try:
         lines = metadata.requires(DISTRIBUTION) or []

@@ -1,4 +1,8 @@
-"""Forecast in data units."""
+"""Forecasts in data units, and the checks of what is asked and of what comes back.
+
+Read :class:`Forecast` first. :func:`context_dataset` makes the labelled part that every
+result shares. Forecasts are made in :mod:`tsfm_lens.models.batching`.
+"""
 
 from __future__ import annotations
 
@@ -77,9 +81,9 @@ class Forecast:
         )
 
     def __repr__(self) -> str:
-        paths = (
-            "" if self.samples is None else f", {self.samples.shape[1]} sample paths"
-        )
+        paths = ""
+        if self.samples is not None:
+            paths = f", {self.samples.shape[1]} sample paths"
         levels = f"quantiles {min(self.levels):g} to {max(self.levels):g}"
         return (
             f"Forecast({len(self.context)} series × {self.horizon} steps,"
@@ -102,8 +106,8 @@ class Forecast:
         Raises:
             InputError: the level was not forecast.
         """
-        for index, other in enumerate(self.levels):
-            if abs(other - level) < 1e-9:
+        for index, known in enumerate(self.levels):
+            if abs(known - level) < 1e-9:
                 return self.quantiles[:, index]
         raise InputError(
             f"quantile {level} was not forecast; levels are"
@@ -126,18 +130,20 @@ class Forecast:
         return replace(self, **parts, context=batch)
 
     def targets(self) -> Forecast:
-        """Return the forecast without the model's output for covariates: of known ones
-        the future is given.
+        """Return the forecast of the targets alone.
+
+        What the model emits for covariates is left out, since the future of known ones
+        is given.
         """
         return self.of_rows(
             np.flatnonzero(self.context.is_target).tolist(), self.context.targets()
         )
 
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
-        """Return a labelled dataset of kind "forecast", with the context and, where
-        known, the truth (series, step).
+        """Return a labelled dataset of kind "forecast".
 
-        Its quantiles are in ascending order.
+        It holds the context and, where known, the truth (series, step). Its quantiles
+        are in ascending order.
         """
         data = context_dataset(self.context, self.horizon, truth)
         seasons = list(self.context.seasonalities)
@@ -155,8 +161,10 @@ class Forecast:
         return data
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table of id, group and variate if multivariate, step, timestamp if
-        known, mean, and quantiles.
+        """Return a table with a row per series and step.
+
+        The columns are id, group and variate if the batch is multivariate, step,
+        timestamp if known, mean, and the quantiles.
         """
         frames = []
         for index, name in enumerate(self.context.ids):
@@ -179,6 +187,7 @@ class Forecast:
 
 def is_count(value: Any) -> bool:
     """Return whether a value is an integer from 1 to ``MOST``."""
+    # True is an int in Python
     return (
         isinstance(value, int | np.integer)
         and not isinstance(value, bool)
@@ -189,7 +198,7 @@ def is_count(value: Any) -> bool:
 def checked_request(
     horizon: Any, quantiles: Iterable[float], num_samples: Any, seed: Any
 ) -> tuple[int, tuple[float, ...]]:
-    """Check the steps, and the quantile levels, which stay in their order."""
+    """Check horizon, sample count and seed, and the levels, which keep their order."""
     if not is_count(horizon):
         raise InputError(
             f"horizon {horizon!r} is not a number of steps; expected an integer from 1"
@@ -251,13 +260,13 @@ def over_steps(truth: np.ndarray, horizon: int) -> np.ndarray:
 
 
 def checked_values(
-    source: Any, shape: tuple[int, int], what: str = "the truth"
+    source: Any, shape: tuple[int, int], label: str = "the truth"
 ) -> np.ndarray:
     """Return a truth, or a path, as numbers (series, step)."""
-    values = to_floats(source, what)
+    values = to_floats(source, label)
     if values.shape != shape:
         raise InputError(
-            f"{what} has shape {values.shape}, expected (series, step) = {shape}"
+            f"{label} has shape {values.shape}, expected (series, step) = {shape}"
         )
     return values
 
@@ -265,8 +274,9 @@ def checked_values(
 def context_dataset(
     batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None
 ) -> xr.Dataset:
-    """Return the part that all results share: the context, the truth, their times,
-    units, groups and variates.
+    """Return the dataset that all results share.
+
+    It holds the context, the truth, their times, units, groups and variates.
     """
     width = max(len(series) for series in batch.values)
     context = np.full((len(batch), width), np.nan)

@@ -1,4 +1,9 @@
-"""Lens: a native model with hook points."""
+"""Lens: a native model with hook points.
+
+Read :class:`Lens` first, the class that ``load`` returns. This module adds what takes
+whole forecasts: recordings, ablations and patches. Hook points, single forwards and the
+readout are in its base class, :class:`tsfm_lens.models.base.LensBase`.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +34,9 @@ from tsfm_lens.models.recording import Capture, refuse_run, select_names
 from tsfm_lens.models.unread import unread_notes
 
 READING = [name for name in signature(as_series).parameters if name != "data"]
-"""Arguments of ``as_series`` beside the series, which ``forecast`` and ``run`` take,
-too.
+"""Arguments of ``as_series`` apart from the series.
+
+``forecast`` and ``run`` take them, too.
 """
 
 
@@ -129,8 +135,9 @@ class Lens(LensBase):
         rollout: bool = False,
         **run: Any,
     ) -> Tensor | Forecast:
-        """Run :meth:`forward` once with hooks, or :meth:`forecast` with
-        ``rollout=True``; ``run`` are its arguments.
+        """Run :meth:`forward` once with hooks, or :meth:`forecast` for rollouts.
+
+        ``run`` are the arguments of that method.
         """
         refuse_unknown(run, "forecast" if rollout else "forward")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
@@ -183,9 +190,7 @@ class Lens(LensBase):
         """
         refuse_unknown(run, "forecast" if rollout else "forward")
         refuse_run(self, rollout, incl_bwd, loss)
-        if device is None:
-            device = None
-        else:
+        if device is not None:
             device = checked_device(device)
         if pos_slice is not None and reduce is not None:
             raise InputError(
@@ -229,30 +234,32 @@ class Lens(LensBase):
                 if run.get("horizon") is not None:
                     remark = ""
                     run["future"] = self.median_path(batch, run["horizon"])
-            output, activations = capture.forward(
-                series if isinstance(series, Encoded) else self.encode(batch, **run)
-            )
+            if isinstance(series, Encoded):
+                encoded = series
+            else:
+                encoded = self.encode(batch, **run)
+            output, activations = capture.forward(encoded)
             activations.remark = remark
-        return (
-            output,
-            activations.remove_batch_dim() if remove_batch_dim else activations,
-        )
+        if remove_batch_dim:
+            return output, activations.remove_batch_dim()
+        return output, activations
 
     def median_path(self, batch: SeriesBatch, horizon: int) -> np.ndarray:
-        """Return a token model's path on which each step is the median of its next
-        value, (series, step).
+        """Return the path on which each step is the median of its next value.
+
+        It is the path of a token model, (series, step).
         """
         first: int = self.adapter.first_value_token  # type: ignore[attr-defined]
 
         @by_row
-        def settle(logits: Tensor, hook: Any) -> Tensor:
+        def choose_median(logits: Tensor, hook: Any) -> Tensor:
             mass = torch.softmax(logits[..., first:].double(), dim=-1).cumsum(-1)
             median = first + (mass < 0.5 * mass[..., -1:]).sum(-1, keepdim=True)
-            return torch.full_like(logits, torch.finfo(logits.dtype).min / 4).scatter(
-                -1, median, 0.0
-            )
+            lowest = torch.finfo(logits.dtype).min / 4
+            return torch.full_like(logits, lowest).scatter(-1, median, 0.0)
 
-        with self.hooks([("unembed.hook_out", settle)]):
+        # the library draws, and is left one token to draw
+        with self.hooks([("unembed.hook_out", choose_median)]):
             forecast = self.forecast(batch, horizon, num_samples=1)
         assert forecast.samples is not None
         return forecast.samples[:, 0].astype(float)
@@ -294,8 +301,9 @@ class Lens(LensBase):
         rows: Rows = None,
         positions: Rows = None,
     ) -> Block[Lens]:
-        """Replace activations at the targets by another run's, in everything that runs
-        inside the block.
+        """Replace activations at the targets by those of another run.
+
+        This holds for everything that runs inside the block.
         """
         return self.edit(
             *(PatchFrom(target, source, rows, positions) for target in targets)

@@ -1,8 +1,8 @@
-"""Adapters of peft (LoRA and its like), read as what they add to the matrices of their
-base.
+"""Adapters of peft (such as LoRA), read as what they add to the model's matrices.
 
-Two kinds: those that a folder holds in files of their own (:class:`StoredAdapter`), and
-those that an opened model holds beside its matrices (:func:`merged`).
+There are two kinds: those that a folder holds in files of their own
+(:class:`StoredAdapter`), and those that an opened model holds beside its matrices
+(:func:`merged`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class StoredAdapter:
 
     @property
     def base(self) -> str | None:
-        """Folder or hub id of the model that the adapter was trained on, as its
-        configuration names it.
+        """Model that the adapter was trained on, a folder or a hub id.
+
+        It is the name in the adapter's configuration; None where that has none.
         """
         name = self.settings.get("base_model_name_or_path")
         if name:
@@ -89,8 +90,9 @@ class StoredAdapter:
 
     @contextmanager
     def _staged(self) -> Iterator[Path]:
-        """Make a folder with the two files of the adapter and nothing else, while the
-        block runs.
+        """Make a folder with the two files of the adapter and nothing else.
+
+        It exists while the block runs.
         """
         with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as name:
             for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
@@ -132,21 +134,23 @@ def read_adapter(folder: Path) -> StoredAdapter | None:
 
 
 def has_own_weights(folder: Path) -> bool:
-    """Test if a folder of an adapter also holds a model of its own, as transformers
-    tests it.
+    """Return whether a folder of an adapter also holds a full model.
+
+    The test is that of transformers.
     """
     return os.path.lexists(folder / CONFIG)
 
 
 @contextmanager
 def _embeddings_named(module: nn.Module) -> Iterator[None]:
-    """Answer peft's question for tied embeddings where a model of transformers does not
-    know them.
+    """Answer peft's question for embeddings, while the block runs.
+
+    Some models of transformers have none and raise when asked for them.
     """
-    question = getattr(module, "get_input_embeddings", None)
+    get_embeddings = getattr(module, "get_input_embeddings", None)
     try:
-        if question is not None:
-            question()
+        if get_embeddings is not None:
+            get_embeddings()
     except NotImplementedError:
         # such a model has no embeddings by transformers' names, so that none of them is
         # tied
@@ -170,8 +174,7 @@ def beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def merged(native: Any) -> tuple[Any, list[str]]:
-    """Return a native model without adapters beside its matrices, and the paths of
-    those that it has.
+    """Return a native model without separate adapters, and the paths of those it had.
 
     The model itself is returned where it has none, else a copy in which they are added
     to the matrices; a ``PeftModel`` gives the model inside.

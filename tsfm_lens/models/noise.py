@@ -1,4 +1,10 @@
-"""Uncertainty of a run's forecast before anything is changed in the model."""
+"""Uncertainty of a run's forecast when nothing is changed in the model.
+
+Read :func:`noise_floor` first, against which effects are compared: rounding where the
+forecast is deterministic, else the difference between two draws. :func:`flat_series`
+marks the degenerate series that statistics leave out. Uncertainty over series is in
+:mod:`tsfm_lens.core.estimates`.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +23,16 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
 Measure = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Two forecasts (series, step) -> how far they are apart, (series,)."""
+"""Two forecasts (series, step) -> their distance, (series,)."""
 
 # every library scales series in float32 or better
 _OUTER = torch.finfo(torch.float32).eps
 
 
 def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
-    """Bound the rounding errors of the forecasts ``plain`` (series, step) of a run, in
-    data units, (series,).
+    """Bound the rounding errors of the forecasts ``plain`` (series, step) of a run.
+
+    The bound is in data units, (series,).
 
     The bound is a sum. Scaling in and out takes 4 roundings in float32 of the largest
     value of context and forecast. The blocks take the square root of 100 roundings
@@ -40,14 +47,15 @@ def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
 
 
 def _float_step(values: np.ndarray) -> float:
-    """Return the range below which finite values are one value to a library that scales
-    them in float32.
+    """Return the smallest range of finite values that a library can see.
+
+    Values within it are one value to a library that scales them in float32.
     """
     return float(4 * _OUTER * np.abs(values).max(initial=0.0))
 
 
 def _values(run: Run, plain: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the numbers of each context and its forecast in ``plain`` (series, step)."""
+    """Yield the finite numbers of each context and its forecast in ``plain``."""
     for context, forecast in zip(run.batch.values, plain, strict=True):
         values = np.concatenate([np.ravel(context), forecast]).astype(float)
         yield values[np.isfinite(values)]
@@ -62,8 +70,9 @@ def own_rounding(run: Run) -> np.ndarray:
 
 
 def with_noise(run: Run, sizes: Sequence[float], seed: int) -> Run:
-    """Repeat a run with normal noise of such ``sizes`` (series,), data units, on past
-    and future; categories stay.
+    """Return a run of the same series with normal noise on past and future.
+
+    ``sizes`` (series,) are standard deviations in data units. Categories stay.
     """
     batch = run.batch
     values = list(batch.values)
@@ -79,8 +88,10 @@ def with_noise(run: Run, sizes: Sequence[float], seed: int) -> Run:
 
 
 def measured_rounding(run: Run) -> np.ndarray:
-    """Measure how far quantiles move, (series,), if all values of the series move by
-    their :func:`own_rounding`.
+    """Measure how far the quantiles move under rounding of the series.
+
+    All values of a series move by its :func:`own_rounding`. The result is in data
+    units, (series,).
 
     A forecast is the exact one of series that are off by the rounding of a forward.
     Where values on the way are large, as the scores of sharp attention or a small
@@ -94,20 +105,22 @@ def measured_rounding(run: Run) -> np.ndarray:
     # from
     alone = replace(run, full_batch=None, forced_path=None, _of=None)
     moved = with_noise(alone, own_rounding(alone).tolist(), seed=0)
-    separate = np.abs(moved.forecast.quantiles - alone.forecast.quantiles)
-    return np.asarray(separate.max((1, 2)))
+    distances = np.abs(moved.forecast.quantiles - alone.forecast.quantiles)
+    return np.asarray(distances.max((1, 2)))
 
 
 def relative_rounding(lens: Lens) -> float:
-    """Estimate the rounding error of a number that a forward ends in, relative to the
-    size of its terms.
+    """Estimate the relative rounding error of a number at the end of a forward.
+
+    It is relative to the size of the terms that the number sums.
     """
     return residual.relative_rounding(lens.adapter.model, lens.wiring)
 
 
 def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
-    """Compute the range of each context and its forecast in ``plain`` (series, step),
-    data units, (series,).
+    """Compute the range of each context and its forecast in ``plain``.
+
+    ``plain`` is (series, step); ranges are in data units, (series,).
     """
     return np.array(
         [np.ptp(values) if values.size else 0.0 for values in _values(run, plain)]
@@ -129,10 +142,10 @@ def own_flat_contexts(run: Run) -> np.ndarray:
 def flat_contexts(
     lens: Lens, batch: SeriesBatch, encoded: Encoded | None = None
 ) -> np.ndarray:
-    """Mark the series (series,) that a model sees as one value: their range is below
-    the float step, or one bin.
+    """Mark the series (series,) that a model sees as one value.
 
-    What the batch is ``encoded`` as need not be computed again.
+    Their range is below the float step, or within one bin of a token model. Give what
+    the batch is ``encoded`` as if it is at hand, so that it is not computed again.
     """
     finite = [
         values[np.isfinite(values)]
@@ -143,20 +156,15 @@ def flat_contexts(
     if lens.adapter.readout == "token":
         if encoded is None:
             encoded = lens.encode(batch, future=np.zeros((len(batch), 1)))
-        steps = np.fmax(
-            steps,
-            _bin_widths(
-                lens,
-                encoded,
-                [values.mean() if values.size else 0.0 for values in finite],
-            ),
-        )
+        levels = [values.mean() if values.size else 0.0 for values in finite]
+        steps = np.fmax(steps, _bin_widths(lens, encoded, levels))
     return np.asarray(ranges <= steps)
 
 
 def _bin_widths(lens: Lens, encoded: Encoded, levels: list[float]) -> np.ndarray:
-    """Return the width of the bin of a token model that holds the level of each series,
-    data units, (series,).
+    """Return the width of the bin that holds the level of each series.
+
+    Bins are those of a token model, widths in data units, (series,).
     """
     bins = np.sort(lens.bin_values(encoded).double().cpu().numpy())
     nearest = [
@@ -169,8 +177,9 @@ def _bin_widths(lens: Lens, encoded: Encoded, levels: list[float]) -> np.ndarray
 
 
 def flat_series(run: Run) -> np.ndarray:
-    """Mark degenerate series of a run, (series,): a context without variation that the
-    model sees, or a flat forecast.
+    """Mark the degenerate series of a run, (series,).
+
+    Either the context has no variation that the model sees, or the forecast is flat.
 
     A flat forecast varies by no more than its :func:`rounding`. It has no order of
     steps, no scale and no shape, and what is divided by these means nothing. Statistics
@@ -181,16 +190,17 @@ def flat_series(run: Run) -> np.ndarray:
         flat = own_flat_contexts(run)
         if run.horizon > 1:
             flat |= np.ptp(run.point, axis=-1) <= own_rounding(run)
-        run.cache["flat"] = (
-            flat if run.original is None else flat | flat_series(run.original)
-        )
+        if run.original is not None:
+            flat = flat | flat_series(run.original)
+        run.cache["flat"] = flat
     marks: np.ndarray = run.cache["flat"]
     return marks
 
 
 def marked_dataset(run: Run, **coords: Any) -> xr.Dataset:
-    """Return what all results of a run share, with the coordinate ``flat`` of its
-    :func:`flat_series`, and others.
+    """Return the dataset that all results share, with the coordinate ``flat``.
+
+    The coordinate is :func:`flat_series` of the run; ``coords`` are added to it.
     """
     return run.dataset().assign_coords(flat=("series", flat_series(run)), **coords)
 
@@ -198,33 +208,40 @@ def marked_dataset(run: Run, **coords: Any) -> xr.Dataset:
 def keep_above_rounding(
     run: Run, forecasts: np.ndarray, plain: np.ndarray
 ) -> np.ndarray:
-    """Replace forecasts (…, series, step) by ``plain`` (series, step) where they differ
-    by rounding alone.
+    """Replace forecasts by ``plain`` where they differ by rounding alone.
+
+    The forecasts are (…, series, step), ``plain`` (series, step).
     """
     same = np.abs(forecasts - plain).max(-1) <= rounding(run, plain)
     return np.where(same[..., None], plain, forecasts)
 
 
 def noise_floor(run: Run, measure: Measure) -> np.ndarray:
-    """Compute the comparison of two forecasts when nothing in the model was changed,
-    (series,).
+    """Measure two forecasts of an unchanged model against each other, (series,).
+
+    In a rollout that draws, they are the medians of two draws. Else they differ by
+    rounding, all steps in one direction or in alternating ones, whichever measures
+    more.
     """
     plain = run.point
     if run.rollout and run.forecast.samples is not None:
         return measure(run.redraw().forecast.median, plain)
-    off = own_rounding(run)[:, None]
-    turn = np.where(np.arange(run.horizon) % 2, 1.0, -1.0)
-    return np.fmax(measure(plain + off * turn, plain), measure(plain + off, plain))
+    bounds = own_rounding(run)[:, None]
+    signs = np.where(np.arange(run.horizon) % 2, 1.0, -1.0)
+    alternating = measure(plain + bounds * signs, plain)
+    return np.fmax(alternating, measure(plain + bounds, plain))
 
 
-def share_floor(run: Run, way: np.ndarray) -> np.ndarray:
-    """Compute the :func:`noise_floor` of a share of the way from the run's forecast to
-    another, (…, series).
+def share_floor(run: Run, difference: np.ndarray) -> np.ndarray:
+    """Compute the :func:`noise_floor` of a share of the way to another forecast.
+
+    ``difference`` (…, series, step) leads from the run's forecast to the other one; the
+    floor is (…, series).
     """
-    length = np.square(way).sum(-1)
+    length = np.square(difference).sum(-1)
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
-        along = (other - plain) * way
+        along = (other - plain) * difference
         size = np.fmax(np.abs(along.sum(-1)), np.sqrt(np.square(along).sum(-1)))
         return np.divide(
             size, length, out=np.full(length.shape, np.inf), where=length > 0

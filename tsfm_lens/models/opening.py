@@ -1,4 +1,10 @@
-"""Opening of models by hub id, local folder, native object, or embedded checkpoint."""
+"""Opening of models: hub id, local folder, native object, or embedded checkpoint.
+
+Read :func:`load` first. It locates the files, finds the architecture that claims them,
+checks them before and after the library loads them, and wraps the result in a
+:class:`tsfm_lens.models.Lens`. The checks themselves are in
+:mod:`tsfm_lens.models.checkpoint`.
+"""
 
 from __future__ import annotations
 
@@ -116,9 +122,9 @@ def _from_object(native: object) -> Lens:
                 entry.adapt(native),
                 getattr(config, "_name_or_path", "") or type(native).__name__,
             )
-    own = getattr(native, "lens_adapter", None)
-    if own is not None:
-        return Lens(own(), type(native).__name__)
+    make_adapter = getattr(native, "lens_adapter", None)
+    if make_adapter is not None:
+        return Lens(make_adapter(), type(native).__name__)
     raise WiringError(
         f"no wiring knows an object of type {type(native).__name__}. load() takes a hub"
         " id, a folder, a model with a method lens_adapter() that gives an adapter of"
@@ -128,8 +134,10 @@ def _from_object(native: object) -> Lens:
 
 
 def _check_adapters(lens: Lens) -> None:
-    """Refuse layers with a low-rank adapter beside their matrix, which peft shows under
-    the layer's own name.
+    """Refuse layers with an adapter beside their matrix.
+
+    Peft shows the matrix under the layer's own name, so that the adapter would be left
+    out.
     """
     names = [name for name, _ in adapters_beside(lens.model)]
     if names:
@@ -142,34 +150,34 @@ def _check_adapters(lens: Lens) -> None:
 
 
 def _base_folder(adapter: StoredAdapter) -> Path:
-    """Locate the model that an adapter of a folder is merged into.
+    """Locate the model into which an adapter of a folder is merged.
 
     Transformers takes the model beside the adapter, Chronos-2's pipeline the one that
     the adapter names. Where both are at hand and differ, the caller has to say which is
     meant.
     """
-    beside = None
+    same_folder = None
     if has_own_weights(adapter.folder):
-        beside = adapter.folder
+        same_folder = adapter.folder
     if adapter.base is None:
-        if beside is None:
+        if same_folder is None:
             raise CheckpointError(
                 f"{adapter.folder} holds an adapter alone, and its {ADAPTER_CONFIG}"
                 " names no model that it was trained on (base_model_name_or_path is"
                 " empty); write the folder or the hub id of that model there"
             )
-        return beside
+        return same_folder
     try:
         named, _, _ = _locate(adapter.base, None)
     except (CheckpointError, UnknownNameError) as error:
-        if beside is not None:
-            return beside
+        if same_folder is not None:
+            return same_folder
         raise CheckpointError(
             f"{adapter.folder} holds an adapter for {adapter.base}, which is not at"
             f" hand ({error}) Put that model there, or write the folder where it is"
             f" into base_model_name_or_path of {ADAPTER_CONFIG}"
         ) from error
-    if beside is None or _same_weights(beside, named):
+    if same_folder is None or _same_weights(same_folder, named):
         return named
     raise CheckpointError(
         f"{adapter.folder} holds a model and an adapter that was trained on another"
@@ -181,16 +189,16 @@ def _base_folder(adapter: StoredAdapter) -> Path:
 
 
 def _same_weights(folder: Path, other: Path) -> bool:
-    """Test if two folders hold the same model: the same files of weights, byte for
-    byte.
+    """Return whether two folders hold the same model.
+
+    Their files of weights have to be the same, byte for byte.
     """
     if folder.resolve() == other.resolve():
         return True
-    one = checkpoint.read_checkpoint(folder)
-    two = checkpoint.read_checkpoint(other)
-    return one.files.keys() == two.files.keys() and all(
-        filecmp.cmp(path, two.files[name], shallow=False)
-        for name, path in one.files.items()
+    first = checkpoint.read_checkpoint(folder).files
+    second = checkpoint.read_checkpoint(other).files
+    return first.keys() == second.keys() and all(
+        filecmp.cmp(path, second[name], shallow=False) for name, path in first.items()
     )
 
 
@@ -226,6 +234,7 @@ def _open(
         with checkpoint.in_our_words(
             f"{model_id}: no {entry.title} can be built from its configuration"
         ):
+            # without memory for weights, which the configuration may make huge
             with torch.device("meta"):
                 blank = entry.blank(files.config)
                 files.fit(blank, entry.renamed)
@@ -255,16 +264,19 @@ def _open(
 def _weight_files(
     files: checkpoint.Checkpoint, adapter: StoredAdapter | None
 ) -> tuple[Path, ...]:
-    """List the files of weights that a lens was opened from, those of an adapter last."""
+    """List the files of weights that a lens was opened from, an adapter's last."""
     weights = [
         files.folder / name for name in files.files if name.endswith(checkpoint.SUFFIX)
     ]
-    return (*weights, *(() if adapter is None else (adapter.folder / ADAPTER_WEIGHTS,)))
+    if adapter is not None:
+        weights.append(adapter.folder / ADAPTER_WEIGHTS)
+    return tuple(weights)
 
 
 def _quiet() -> Block[None]:
-    """Send to stderr what libraries print on loading, which may be among a command's
-    JSON; threads take turns.
+    """Send to stderr what libraries print on loading, while the block runs.
+
+    It could otherwise end up in the JSON of a command. Threads take turns.
     """
     token = object()
     before = list[TextIO]()
@@ -285,8 +297,9 @@ def _quiet() -> Block[None]:
 def find_architecture(
     config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()
 ) -> Architecture:
-    """Return the architecture that claims a configuration or else the names of the
-    tensors.
+    """Return the architecture that claims a checkpoint.
+
+    It claims the configuration, or else the names of the tensors.
     """
     for entry in architectures().values():
         if entry.claims(config) or entry.claims_tensors(tensors):
@@ -300,8 +313,10 @@ def find_architecture(
 
 
 def architecture_named(source: str) -> Architecture | None:
-    """Return the architecture of an embedded checkpoint, a local folder or a published
-    hub id, without its weights.
+    """Return the architecture of a named source, without its weights.
+
+    The source is an embedded checkpoint, a local folder or a published hub id. None
+    where the architecture cannot be told.
     """
     for entry in architectures().values():
         if source in entry.published.values():
@@ -351,22 +366,13 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
                 " hub id (owner/name)."
             ),
         )
-    if revision:
-        shipped = None
-    else:
-        shipped = next(
-            filter(
-                None,
-                (
-                    architecture.inside(source)
-                    for architecture in architectures().values()
-                ),
-            ),
-            None,
-        )
-    if shipped is None:
-        return _from_hub(source, revision)
-    return (shipped, source, None)
+    if not revision:
+        # some libraries ship the weights of a published checkpoint
+        for architecture in architectures().values():
+            shipped = architecture.inside(source)
+            if shipped is not None:
+                return shipped, source, None
+    return _from_hub(source, revision)
 
 
 def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | None]:
@@ -399,8 +405,9 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
 
 
 def _missing_library(model_id: str) -> str:
-    """Say what installs the library of a published model, in a sentence; "" where it is
-    there or needs none.
+    """Return a sentence with the commands that install a model's library.
+
+    It is "" where the library is there, or the model needs none.
     """
     for entry in architectures().values():
         library = entry.library

@@ -1,5 +1,8 @@
-"""Running a lens once and keeping activations, in parts of the batch if memory is
-short.
+"""Recording of activations, in parts of the batch if memory is short.
+
+Read :class:`Capture` first: what one run keeps, and how. :func:`select_names` resolves
+the hook points, and :func:`rollout_spans` gives the time steps of the tokens of every
+pass. The hooks that record are set in :mod:`tsfm_lens.hooks.recorder`.
 """
 
 from __future__ import annotations
@@ -54,7 +57,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Capture:
-    """Activations that one run keeps."""
+    """Activations that one run keeps, and the ways to run it."""
 
     lens: LensBase
     batch: SeriesBatch
@@ -71,32 +74,38 @@ class Capture:
         return select_reducers(self.names, self.reduce)
 
     @property
-    def whole(self) -> list[str]:
+    def batch_coupled(self) -> list[str]:
         """Hook points that need the batch to run in one piece."""
         points = self.lens.registry.points
-        marked = {
+        # a reducer may mix rows, unless it is marked
+        row_wise = {
             name
             for name, function in self.reducers.items()
             if getattr(function, "by_row", False)
         }
-        across = [
+        coupled = [
             name
             for name in self.names
-            if points[name].row_axis or (name in self.reducers and name not in marked)
+            if points[name].row_axis or (name in self.reducers and name not in row_wise)
         ]
-        return [*self.lens.registry.session.across_rows(), *across]
+        return [*self.lens.registry.session.across_rows(), *coupled]
 
-    def kept(self, lengths: Mapping[str, int], times: int = 1) -> int:
-        """Guess the bytes of one item that are kept; what a reducer leaves is not
-        counted.
+    def item_bytes(self, lengths: Mapping[str, int], times: int = 1) -> int:
+        """Estimate the bytes of activations that one item keeps.
+
+        What a reducer leaves is not counted.
+
+        Raises:
+            InputError: all items together take more than the memory allows.
         """
         lens = self.lens
         items = len(set(self.batch.groups))
         names = [name for name in self.names if name not in self.reducers]
-        sizes = kept_bytes(lens, names, lengths)
+        # gradients are as large as the activations
+        copies = times if self.loss is None else 2 * times
         sizes = {
-            name: size * times * (1 if self.loss is None else 2)
-            for name, size in sizes.items()
+            name: size * copies
+            for name, size in kept_bytes(lens, names, lengths).items()
         }
         total = items * sum(sizes.values())
         if total > LITTLE:
@@ -124,12 +133,13 @@ class Capture:
         encoded: Encoded,
         read: Callable[[Tensor, Encoded], Tensor] = lambda output, _part: output,
     ) -> tuple[Tensor, Activations]:
-        """Return the output, or what is read of it, and the activations of a forward,
-        in parts.
+        """Return the output and the activations of a forward, run in parts.
+
+        ``read`` may take something else out of the output of each part.
         """
         lens = self.lens
-        full = self.whole
-        stored = self.kept(count_tokens(encoded))
+        batch_coupled = self.batch_coupled
+        stored_bytes = self.item_bytes(count_tokens(encoded))
 
         def run(start: int, stop: int) -> Tensor:
             if stop - start == len(encoded.batch):
@@ -143,22 +153,23 @@ class Capture:
 
         # gradients are requested, whatever the caller's setting
         with torch.enable_grad() if self.loss is not None else nullcontext():
-            graph = torch.is_grad_enabled() and any(
+            has_graph = torch.is_grad_enabled() and any(
                 weight.requires_grad for weight in lens.parameters()
             )
-            if full:
-                untrimmed = by_row_hint(full)
-            elif graph:
-                untrimmed = "run it under torch.no_grad(), to run in parts"
+            if batch_coupled:
+                unsplittable_reason = by_row_hint(batch_coupled)
+            elif has_graph:
+                unsplittable_reason = "run it under torch.no_grad(), to run in parts"
             else:
-                untrimmed = ""
-            if untrimmed:
+                unsplittable_reason = ""
+            if unsplittable_reason:
                 ranges = [(0, len(encoded.batch))]
             else:
-                ranges = forward_ranges(lens, encoded, stored)
-            outputs, activations = self._run(ranges, run, uncut=untrimmed)
+                ranges = forward_ranges(lens, encoded, stored_bytes)
+            outputs, activations = self._run(ranges, run, unsplittable_reason)
             activations.spans = encoded.spans
-            return outputs[0] if len(outputs) == 1 else torch.cat(outputs), activations
+            output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            return output, activations
 
     def forecast_recorded(self, **run: Any) -> tuple[Forecast, Activations]:
         """Return a forecast and the activations of all its passes."""
@@ -171,22 +182,20 @@ class Capture:
                 " lens.adapter.clampsym of Timestral False"
             )
         request = check_request(lens, batch, **run)
-        full = self.whole
+        batch_coupled = self.batch_coupled
         passes = 1
         if lens.adapter.rollout == "refeed":
             passes = -(-request.horizon // lens.adapter.longest_pass)
-        ranges = plan(
-            request, full, self.kept(request.lengths(), request.paths * passes)
-        )
+        stored_bytes = self.item_bytes(request.lengths(), request.paths * passes)
+        ranges = plan(request, batch_coupled, stored_bytes)
         outer = 1
         if lens.wiring.sample_major:
             outer = request.paths
-        untrimmed = reason_uncut(request, full)
         parts, activations = self._run(
             ranges,
             lambda *part: forecast_part(request, *part),
-            uncut=untrimmed,
-            outer=outer,
+            reason_uncut(request, batch_coupled),
+            outer,
         )
         activations.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
         forecast = Forecast.joined(parts, batch)
@@ -197,86 +206,86 @@ class Capture:
         self,
         ranges: Iterable[Range],
         run: Callable[[int, int], T],
-        *,
-        uncut: str,
+        unsplittable_reason: str,
         outer: int = 1,
     ) -> tuple[list[T], Activations]:
-        """Run ranges of the batch and record each; ``outer`` sample paths stand outside
-        the rows of a part.
+        """Run ranges of the batch, and record each.
+
+        ``outer`` sample paths vary more slowly than the rows of a part.
         """
 
-        def one(start: int, stop: int) -> tuple[T, Activations]:
+        def record_range(start: int, stop: int) -> tuple[T, Activations]:
             activations = self._empty()
-            how: dict[str, Any] = {
+            options: dict[str, Any] = {
                 "device": self.device,
                 "reduce": self.reduce,
                 "gradients": self.loss is not None,
             }
-            with record(self.lens.registry, self.names, activations, **how):
+            with record(self.lens.registry, self.names, activations, **options):
                 return run(start, stop), activations
 
-        results = halved(one, self.batch, ranges, uncut)
+        results = halved(record_range, self.batch, ranges, unsplittable_reason)
         outputs = [output for output, _ in results]
         records = [activations for _, activations in results]
-        return outputs, (
-            records[0] if len(records) == 1 else self._joined(records, outer)
-        )
+        if len(records) == 1:
+            return outputs, records[0]
+        return outputs, self._joined(records, outer)
 
     def _empty(self) -> Activations:
-        lens, rows = self.lens, name_rows(self.batch, self.lens.adapter.packed)
-        major = lens.wiring.sample_major
-        attrs = lens.provenance()
+        lens = self.lens
         return Activations(
             lens.registry.points,
             self.rollout,
-            rows,
-            sample_major=major,
-            attrs=attrs,
+            name_rows(self.batch, lens.adapter.packed),
+            sample_major=lens.wiring.sample_major,
+            attrs=lens.provenance(),
             source=lens.registry,
         )
 
     def _joined(self, parts: Sequence[Activations], outer: int) -> Activations:
-        """Join activations of parts, which are emptied; HookError if their passes
-        differ in number.
+        """Join the activations of parts, which are emptied.
+
+        Raises:
+            HookError: the parts made different numbers of passes.
         """
-        full = self._empty()
-        full.reduced |= parts[0].reduced
+        joined = self._empty()
+        joined.reduced |= parts[0].reduced
         for name in list(parts[0].recorded):
-            calls = [part.recorded.pop(name) for part in parts]
-            if len({len(part) for part in calls}) > 1:
-                raise HookError(
-                    f"{name} ran {', '.join(str(len(part)) for part in calls)} times in"
-                    " parts of one batch"
-                )
-            full.recorded[name] = []
-            for same in zip(*calls, strict=True):
-                values = [call.value.unflatten(0, (outer, -1)) for call in same]
-                full.recorded[name].append(
-                    replace(same[0], value=torch.cat(values, dim=1).flatten(0, 1))
-                )
-        return full
+            calls_by_part = [part.recorded.pop(name) for part in parts]
+            if len({len(calls) for calls in calls_by_part}) > 1:
+                counts = ", ".join(str(len(calls)) for calls in calls_by_part)
+                raise HookError(f"{name} ran {counts} times in parts of one batch")
+            joined.recorded[name] = []
+            for calls in zip(*calls_by_part, strict=True):
+                values = [call.value.unflatten(0, (outer, -1)) for call in calls]
+                value = torch.cat(values, dim=1).flatten(0, 1)
+                joined.recorded[name].append(replace(calls[0], value=value))
+        return joined
 
 
 def select_names(
     lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None
 ) -> list[str]:
-    """Return the hook points that a run keeps; errors as in
-    :meth:`Lens.run_with_cache`.
+    """Return the names of the hook points that a run keeps.
+
+    Errors are those of :meth:`Lens.run_with_cache`.
     """
     points = lens.registry.points
-    selection = set[str]()
+    selected = set[str]()
     names_filter = get_name(names_filter)
     if names_filter is None:
         names = [name for name in points if not name.endswith("hook_result")]
     elif callable(names_filter):
         names = [*filter(names_filter, points)]
     else:
-        for name in [names_filter] if isinstance(names_filter, str) else names_filter:
+        patterns = [names_filter] if isinstance(names_filter, str) else names_filter
+        for name in patterns:
             if isinstance(name, str) and find_point(name)[1].isdigit():
                 # refuses a head that does not exist
                 lens.components(name)
-            selection.update(select(points, name))
-        names = [*filter(selection.__contains__, points)]
+            selected.update(select(points, name))
+        # in the registry's order, whatever that of the patterns
+        names = [name for name in points if name in selected]
     if not names:
         raise UnknownNameError(
             f"names_filter={names_filter!r} selects no hook point; lens.hook_table()"
@@ -294,18 +303,20 @@ def select_names(
     return [name for name in names if name in reachable]
 
 
-def forward_ranges(lens: LensBase, encoded: Encoded, kept: int = 0) -> list[Range]:
+def forward_ranges(
+    lens: LensBase, encoded: Encoded, stored_bytes: int = 0
+) -> list[Range]:
     """Plan the parts of a single forward, of about equal size."""
     items = encoded.n_items
     series = len(encoded.batch)
     if items == 1:
         return [(0, series)]
     per_item = -(-series // items)
-    need = estimate_bytes(lens, count_tokens(encoded), 1, per_item) + kept
+    need = estimate_bytes(lens, count_tokens(encoded), 1, per_item) + stored_bytes
     fit = fitting(need, items, lens.device)
-    most = lens.adapter.rows_at_once
-    if most is not None:
-        fit = min(fit, max(1, most // per_item))
+    max_rows = lens.adapter.rows_at_once
+    if max_rows is not None:
+        fit = min(fit, max(1, max_rows // per_item))
     number = -(-items // fit)
     return cut(encoded.batch, -(-items // number) * per_item)
 
@@ -316,8 +327,9 @@ def refuse_run(
     gradients: bool,
     loss: Callable[[Tensor], Tensor] | None,
 ) -> None:
-    """Refuse to record a run that cannot be recorded; errors as in
-    :meth:`Lens.run_with_cache`.
+    """Refuse to record a run that cannot be recorded.
+
+    Errors are those of :meth:`Lens.run_with_cache`.
     """
     if gradients and (rollout or loss is None):
         raise InputError(
@@ -329,42 +341,43 @@ def refuse_run(
 
 
 SpansAt = Callable[[str, int, int, int, int], TokenSpans]
-"""(stack, forecast steps read out before, position of the first token, tokens, tokens
-of the first pass) -> spans.
+"""Function that gives the spans of the tokens of a pass.
+
+It takes the stack, the number of forecast steps read out before, the position of the
+first token, the number of tokens, and that of the first pass.
 """
 
 
 def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
-    """Return a function for the time steps of every pass of a forecast."""
+    """Return a function that gives the time steps of every pass of a forecast."""
     spans_of_step: dict[int, dict[str, TokenSpans]] = {}
 
     def shift_spans(step: int) -> dict[str, TokenSpans]:
-        """Return the spans of a pass whose context has grown by ``step`` steps, from
-        the first forecast start.
+        """Return the spans of a pass whose context has grown by ``step`` steps.
+
+        They are counted from the start of the whole forecast.
         """
         if step not in spans_of_step:
             longer = tuple(np.zeros(length + step) for length in batch.lengths)
             visible = replace(batch, values=longer).tail(adapter.context_length)
-            example = getattr(adapter, "example", None)
+            if getattr(adapter, "example", None) is not None:
+                visible = batch
             remainder = max(1, min(adapter.longest_pass, horizon - step))
-            spans = adapter.encode(
-                visible if example is None else batch, horizon=remainder
-            ).spans
+            spans = adapter.encode(visible, horizon=remainder).spans
             spans_of_step[step] = {
                 stack: tokens.shifted(step) for stack, tokens in spans.items()
             }
         return spans_of_step[step]
 
-    def at(
+    def spans_at(
         stack: str, step: int, offset: int, n_tokens: int, n_first: int
     ) -> TokenSpans:
         output = adapter.wiring.output_stack.name
         if adapter.rollout == "tokens":
             # beyond the native horizon the context grows by whole forecasts, and
             # decoding starts anew
-            restarts = adapter.restarts
             growth = 0
-            if restarts:
+            if adapter.restarts:
                 growth = step // adapter.prediction_length * adapter.prediction_length
             if stack == output:
                 return TokenSpans.patches(growth + offset, n_tokens, 1)
@@ -376,10 +389,10 @@ def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
             # long a context it was given
             return TokenSpans.patches(width * (offset - n_first), n_tokens, width)
         spans = shift_spans(step if adapter.rollout == "refeed" else 0)[stack]
-        lack = n_tokens - len(spans)
-        if lack > 0:
+        n_missing = n_tokens - len(spans)
+        if n_missing > 0:
             width = spans.stop[-1] - spans.start[-1]
-            spans += TokenSpans.patches(spans.stop[-1], lack, width)
+            spans += TokenSpans.patches(spans.stop[-1], n_missing, width)
         return spans
 
-    return at
+    return spans_at

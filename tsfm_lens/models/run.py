@@ -1,4 +1,10 @@
-"""Run: one forecast of a model, recorded once, for every probe, figure and section."""
+"""Run: one forecast of a model, recorded once, for all probes, figures and pages.
+
+Read :class:`Run` first, and :func:`run`, which is ``lens.run``. A run holds the
+forecast, the path that single passes follow, recorded activations, and the runs that
+differ from it in one setting. Probes and figures attach themselves to it from their own
+modules; none is known here.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +57,9 @@ _SMALL = 2**26  # bytes of a model whose twins are kept
 @extensible
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Forecast of a batch by a model, and the model's activations, all computed on
-    first use and then shared.
+    """Forecast of a batch by a model, with the model's activations.
+
+    All of it is computed on first use and then shared.
 
     A run is of the model as it was when the run was made. It refuses to go on under
     other hooks, and after a change of weights, as far as
@@ -95,7 +102,7 @@ class Run:
     original: Run | None = None
     _conditions: Conditions | None = None
     _of: tuple[Run, list[int]] | None = None
-    _others: dict[Hashable, Run] = field(init=False, default_factory=dict)
+    _variants: dict[Hashable, Run] = field(init=False, default_factory=dict)
     _records: list[Activations] = field(init=False, default_factory=list)
     cache: dict[Hashable, Any] = field(init=False, default_factory=dict)
     cost: dict[str, float] = field(init=False, default_factory=dict)
@@ -123,7 +130,6 @@ class Run:
         )
 
     # --- forecast
-    # ----------------------------------------------------------------------------------------
 
     @cached_property
     def forecast(self) -> Forecast:
@@ -139,8 +145,9 @@ class Run:
 
     @cached_property
     def path(self) -> np.ndarray:
-        """Values that a token model's decoder reads as its own past, (series, step); of
-        others the median forecast.
+        """Values that a token model's decoder reads as its own past, (series, step).
+
+        For other models it is the median forecast.
         """
         if not self.tokens_read:
             return self.forecast.median
@@ -155,8 +162,9 @@ class Run:
 
     @property
     def tokens_read(self) -> bool:
-        """True if the model reads its own past values as tokens, so that a single
-        forward follows a path.
+        """True if the model reads its own past values as tokens.
+
+        A single forward then follows a path.
         """
         return self.lens.adapter.readout == "token"
 
@@ -187,8 +195,9 @@ class Run:
 
     @cached_property
     def spans(self) -> dict[str, TokenSpans]:
-        """Time steps that the tokens of a single forward, or of a rollout's first pass,
-        cover, by stack.
+        """Time steps that the tokens of each stack cover, by stack.
+
+        They are those of a single forward, or of the first pass of a rollout.
         """
         if not self.rollout:
             return self.encoded.spans
@@ -201,14 +210,19 @@ class Run:
 
     @property
     def first_step(self) -> int:
-        """First step of averages: 1 where a decoder of more than 2 steps reads a start
-        token at its first, else 0.
+        """First forecast step that averages over steps include.
+
+        It is 1 where a decoder reads a start token at its first of more than 2 steps,
+        else 0.
         """
         return int(self.tokens_read and self.horizon > 2)
 
     @property
     def statistic(self) -> str:
-        """Name of the statistic in :attr:`point`: "median", "mean" or "expected value"."""
+        """Name of the statistic in :attr:`point`.
+
+        It is "median", "mean" or "expected value".
+        """
         if self.rollout:
             return "median"
         return {"token": "expected value", "distribution": "mean"}.get(
@@ -217,8 +231,9 @@ class Run:
 
     @cached_property
     def point(self) -> np.ndarray:
-        """Forecast in one value per step, (series, step), with which variants of the
-        model are compared.
+        """Forecast in one value per step, (series, step).
+
+        Variants of the model are compared with it.
         """
         if self.rollout:
             return self.forecast.median
@@ -228,8 +243,10 @@ class Run:
     def _forward(
         self, names: Sequence[str], last: int | None = None
     ) -> tuple[np.ndarray, Activations]:
-        """Return the point forecast of the single forward and its activations at hook
-        points.
+        """Run the single forward once.
+
+        Returns:
+            The point forecast, and the activations at the hook points.
         """
         encoded = self.encoded
         names = select_names(self.lens, names, None) if names else []
@@ -243,8 +260,9 @@ class Run:
             return output.cpu().double().numpy(), activations
 
     def read(self, output: Tensor, part: Encoded | None = None) -> Tensor:
-        """Read point forecasts in data units out of a forward of the batch, or of a
-        part of it; differentiable.
+        """Read point forecasts in data units out of a forward; differentiable.
+
+        The forward is of the whole batch, or of a part of it.
 
         Args:
             output: (…, series, step, vocabulary) logits, or (…, series, quantile,
@@ -260,21 +278,20 @@ class Run:
         output = output.to(torch.promote_types(output.dtype, torch.float32))
         if adapter.readout == "token":
             first: int = adapter.first_value_token  # type: ignore[attr-defined]
-            values = adapter.values(self.encoded if part is None else part)[
-                :, None, first:
-            ].to(output)
+            values = adapter.values(self.encoded if part is None else part)
+            value_bins = values[:, None, first:].to(output)
             # among the value tokens alone, whose share may be too small to be divided
             # by
             mass = torch.softmax(output[..., first:], dim=-1)
-            return (mass * values).sum(-1)[..., : self.horizon]
-        return output[
-            ..., int(np.argmin(np.abs(np.array(adapter.levels) - 0.5))), : self.horizon
-        ]
+            return (mass * value_bins).sum(-1)[..., : self.horizon]
+        middle = int(np.argmin(np.abs(np.array(adapter.levels) - 0.5)))
+        return output[..., middle, : self.horizon]
 
     @property
     def work(self) -> int:
-        """Forwards that the model has made so far, of any of its runs, times its
-        parameters.
+        """Forwards that the model has made so far, times its parameters.
+
+        Forwards of all runs of the lens count.
         """
         parameters = sum(
             parameter.numel() for parameter in self.lens.adapter.model.parameters()
@@ -282,11 +299,11 @@ class Run:
         return parameters * self.lens.registry.state.forwards
 
     # --- activations
-    # -------------------------------------------------------------------------------------
 
     def record(self, names: Iterable[str], last: int | None = None) -> Activations:
-        """Return activations at these hook points at least: of the single forward, or
-        of every pass of a rollout.
+        """Return activations at these hook points, and possibly at more.
+
+        They are those of the single forward, or of every pass of a rollout.
 
         With ``last``, a single forward made for this keeps so many last positions and
         queries alone.
@@ -297,7 +314,7 @@ class Run:
                 made under other hooks or weights.
         """
         requested = {get_name(name) for name in names}
-        wrong = [item for item in requested if not isinstance(item, str)]
+        wrong = [name for name in requested if not isinstance(name, str)]
         if wrong:
             raise InputError(
                 f"{wrong[0]!r} names no hook point; expected a name or glob,"
@@ -307,9 +324,9 @@ class Run:
             raise InputError(
                 "no hook point is given to record; lens.hook_table() lists them"
             )
-        there = self.find_record(requested)
-        if there is not None:
-            return there
+        known = self.find_record(requested)
+        if known is not None:
+            return known
         self.refuse_change()
         if self.rollout:
             options: dict[str, Any] = {
@@ -323,14 +340,16 @@ class Run:
                 )
         else:
             output, activations = self._forward(sorted(requested), last)
+        # the cached property of this name then needs no forward of its own
         self.__dict__.setdefault("forecast" if self.rollout else "point", output)
         if last is None:
             self._keep(activations)
         return activations
 
     def find_record(self, names: Iterable[str]) -> Activations | None:
-        """Return the result of :meth:`record` where that takes no further forward, else
-        None.
+        """Return what :meth:`record` gives, if that takes no further forward.
+
+        It is None otherwise.
         """
         if not self._records:
             return None
@@ -345,13 +364,14 @@ class Run:
             holding = [
                 activations
                 for activations in holding
-                if self._looks_inside(activations) == self._looks_inside(requested)
+                if self._reads_attention(activations)
+                == self._reads_attention(requested)
             ]
         if holding:
             return holding[0]
         return None
 
-    def _looks_inside(self, names: Iterable[str]) -> bool:
+    def _reads_attention(self, names: Iterable[str]) -> bool:
         """Return whether some of the names are hook points inside attention."""
         points = self.lens.registry.points
         return any(
@@ -361,38 +381,39 @@ class Run:
         )
 
     @contextmanager
-    def _clock(self, what: str) -> Iterator[None]:
+    def _clock(self, part: str) -> Iterator[None]:
         began = time.perf_counter()
         try:
             yield
         finally:
-            self.cost[what] = self.cost.get(what, 0.0) + time.perf_counter() - began
+            self.cost[part] = self.cost.get(part, 0.0) + time.perf_counter() - began
 
-    def _keep(self, acts: Activations) -> None:
+    def _keep(self, activations: Activations) -> None:
         limit = _RECORD_SHARE * memory_limit(self.lens.device)
-        self._records.insert(0, acts)
+        self._records.insert(0, activations)
         # the oldest go first; what does not fit by itself is not kept at all
-        while self._records and sum(acts.nbytes for acts in self._records) > limit:
+        while self._records and sum(record.nbytes for record in self._records) > limit:
             self._records.pop()
 
     @property
     def conditions(self) -> Conditions:
-        """Hooks, weights, mode and precision of the lens under which the run was made."""
+        """Hooks, weights, mode and precision of the lens when the run was made."""
         assert self._conditions is not None
         return self._conditions
 
     def refuse_change(self) -> None:
-        """Refuse to run the lens under other conditions than those of the run; see
-        :class:`Conditions`.
+        """Refuse to run the lens under other conditions than those of the run.
+
+        See :class:`Conditions`.
         """
         self.conditions.refuse_change()
 
     # --- other runs
-    # --------------------------------------------------------------------------------------
 
     def following(self, forced_path: Any) -> Run:
-        """Return the same run with its decoder teacher-forced by (series, step) values;
-        the forecast is shared.
+        """Return the same run with its decoder teacher-forced by given values.
+
+        ``forced_path`` is (series, step). The forecast is shared.
         """
         values = checked_values(
             forced_path, (len(self.batch), self.horizon), "forced_path"
@@ -410,19 +431,20 @@ class Run:
         """Return the same run in the library's own rollout."""
         if self.rollout:
             return self
-        return self._other(rollout=True)
+        return self._variant(rollout=True)
 
     def in_one_pass(self) -> Run:
         """Return the same run in one forward over the whole horizon."""
         if self.rollout:
-            return self._other(rollout=False)
+            return self._variant(rollout=False)
         return self
 
     def redraw(self) -> Run:
-        """Return the same run under the next seed, with draws and a forecast of its
-        own; made once.
+        """Return the same run under the next seed, made once.
+
+        It has draws and a forecast of its own.
         """
-        return self._other(
+        return self._variant(
             seed=self.seed + 1,
             _of=None if self._of is None else (self._of[0].redraw(), self._of[1]),
         )
@@ -430,54 +452,53 @@ class Run:
     def alone(self) -> Run:
         """Return the same run without twins."""
         if self.n_twins:
-            return self._other(n_twins=0)
+            return self._variant(n_twins=0)
         return self
 
     def compared(self) -> Run:
-        """Return the same run, with as many twins as a claim takes if nobody said how
-        many and they are little work.
+        """Return the same run, with untrained twins unless their number was chosen.
+
+        There are as many as a claim takes, where they are little work.
         """
         if self.n_twins is None:
-            return self._other(n_twins=QUICK)
+            return self._variant(n_twins=QUICK)
         return self
 
     def twin(self, number: int) -> Run:
-        """Return the same run of an untrained twin of the model, kept where the model
-        is small.
+        """Return the same run of an untrained twin of the model.
 
         Of every five twins four have the model's own weights in random order, and one
-        has new ones.
+        has new ones. It is kept where the model is small.
         """
         key = ("twin", number)
-        if key in self._others:
-            return self._others[key]
+        if key in self._variants:
+            return self._variants[key]
         lens = make_twin(self.lens, number)
-        other = replace(
+        twin = replace(
             self, lens=lens, forced_path=None, n_twins=0, original=self, _of=None
         )
-        if (
-            sum(parameter.nbytes for parameter in lens.adapter.model.parameters())
-            < _SMALL
-        ):
-            self._others[key] = other
-        return other
+        weights = lens.adapter.model.parameters()
+        if sum(weight.nbytes for weight in weights) < _SMALL:
+            self._variants[key] = twin
+        return twin
 
-    def _other(self, **changes: Any) -> Run:
-        """Return a run that differs in one field, made once; its forecast is this one's
-        unless ``_of`` says more.
+    def _variant(self, **changes: Any) -> Run:
+        """Return a run that differs in one field, made once.
+
+        Its forecast is that of this run, unless ``_of`` is among the changes.
         """
-        key = (
-            next(iter(changes.items())) if "n_twins" in changes else next(iter(changes))
-        )
-        if key not in self._others:
-            self._others[key] = replace(
-                self, **{"_of": (self, list(range(len(self.batch)))), **changes}
-            )
-        return self._others[key]
+        key: Hashable = next(iter(changes))
+        if "n_twins" in changes:
+            key = next(iter(changes.items()))
+        if key not in self._variants:
+            every_row = list(range(len(self.batch)))
+            self._variants[key] = replace(self, **{"_of": (self, every_row), **changes})
+        return self._variants[key]
 
     def select(self, which: str | int | Sequence[str | int]) -> Run:
-        """Return the same run of some of its series, by ids or positions; their
-        forecast and path are this run's.
+        """Return the same run of some of its series, by ids or positions.
+
+        Their forecast and path are those of this run.
 
         An item whose series the model reads together, such as a target and its
         covariates, comes as a whole, whether one of its series is named or the item.
@@ -500,15 +521,19 @@ class Run:
             full = None
         else:
             full = self.full_batch.select(rows)
-        parts: dict[str, Any] = {
-            "truth": truth,
-            "forced_path": forced_path,
-            "full_batch": full,
-        }
-        parts["original"] = (
-            None if self.original is None else self.original.select(rows)
+        if self.original is None:
+            original = None
+        else:
+            original = self.original.select(rows)
+        return replace(
+            self,
+            batch=self.batch.select(rows),
+            truth=truth,
+            forced_path=forced_path,
+            full_batch=full,
+            original=original,
+            _of=(self, rows),
         )
-        return replace(self, batch=self.batch.select(rows), **parts, _of=(self, rows))
 
     def item(self, item: Item = None) -> Run:
         """Select one item: one series, or the variates that the model reads together.
@@ -538,8 +563,10 @@ class Run:
         return season
 
     def shifted_pair(self) -> tuple[Run, Run]:
-        """Return runs of these series without gaps, and of the same with their season
-        half a period later.
+        """Return two runs that differ in the phase of their season.
+
+        The first is of these series without gaps, the second of the same with their
+        season half a period later.
         """
         gapless = tuple(
             pd.Series(values).interpolate(limit_direction="both").to_numpy()
@@ -547,15 +574,17 @@ class Run:
         )
         clean = replace(self.batch, values=gapless)
         late = shift_phase(clean, self.season() // 2)
-        how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
+        settings: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
         clean_run, late_run = (
-            self.lens.run(batch, self.horizon, **how) for batch in (clean, late)
+            self.lens.run(batch, self.horizon, **settings) for batch in (clean, late)
         )
         return clean_run, late_run
 
     def shift_facts(self) -> dict[str, int]:
-        """Return what :meth:`shifted_pair` does: steps of the shift and of the season,
-        and gaps that it fills.
+        """Return the settings of :meth:`shifted_pair`.
+
+        They are the steps of the shift and of the season, and the number of gaps
+        filled.
         """
         missing = sum(int(np.isnan(values).sum()) for values in self.batch.values)
         season = self.season()
@@ -566,29 +595,34 @@ class Run:
         }
 
     def within_pass(self) -> Run:
-        """Return this run over at most one pass of the model, for measurements beside a
-        longer rollout.
+        """Return this run over at most one pass of the model.
+
+        It is for measurements that stand beside a longer rollout.
         """
         return self.at(min(self.horizon, self.lens.adapter.longest_pass))
 
     def at(self, horizon: int) -> Run:
-        """Return a run of the same series over another horizon, made once; the truth is
-        held out anew, or cut.
+        """Return a run of the same series over another horizon, made once.
+
+        The truth is held out anew, or cut.
 
         Raises:
             InputError: a series is too short, or the horizon is not a number of steps.
         """
         if horizon == self.horizon:
             return self
-        if horizon not in self._others:
-            how: dict[str, Any] = {"num_samples": self.num_samples, "seed": self.seed}
+        if horizon not in self._variants:
+            settings: dict[str, Any] = {
+                "num_samples": self.num_samples,
+                "seed": self.seed,
+            }
             if self.rollout and self.horizon <= self.lens.adapter.longest_pass:
                 rollout = True
             else:
                 rollout = None
             if self.full_batch is not None:
                 other = self.lens.run(
-                    self.full_batch, horizon, holdout=True, rollout=rollout, **how
+                    self.full_batch, horizon, holdout=True, rollout=rollout, **settings
                 )
             else:
                 if self.truth is None:
@@ -596,17 +630,17 @@ class Run:
                 else:
                     truth = over_steps(self.truth, horizon)
                 other = self.lens.run(
-                    self.batch, horizon, truth=truth, rollout=rollout, **how
+                    self.batch, horizon, truth=truth, rollout=rollout, **settings
                 )
             if self.original is None:
                 original = None
             else:
                 original = self.original.at(horizon)
             other = replace(other, original=original)
-            self._others[horizon] = replace(
+            self._variants[horizon] = replace(
                 other, explicit_horizon=self.explicit_horizon, n_twins=self.n_twins
             )
-        return self._others[horizon]
+        return self._variants[horizon]
 
     def shortened(self, horizon: int) -> Run:
         """Return a run of the same context over at most ``horizon`` steps."""
@@ -615,11 +649,11 @@ class Run:
         return replace(self, full_batch=None).at(horizon)
 
     # --- results
-    # -----------------------------------------------------------------------------------------
 
     def dataset(self) -> xr.Dataset:
-        """Return the part that all results share: context, truth, times, units, groups
-        and variates.
+        """Return the dataset that all results share.
+
+        It holds the context, the truth, their times, units, groups and variates.
 
         Raises:
             InputError: the weights of the model have changed since the run was made, or
@@ -633,8 +667,9 @@ class Run:
         return context_dataset(self.batch, self.horizon, self.truth)
 
     def to_dataset(self) -> xr.Dataset:
-        """Return the whole run as a dataset: series, truth, forecast, path, settings,
-        provenance and cost.
+        """Return the whole run as a dataset.
+
+        It holds series, truth, forecast, path, settings, provenance and cost.
         """
         batch = self.batch
         data = self.forecast.to_dataset(self.truth)
@@ -654,9 +689,9 @@ class Run:
             f"seconds_{part}": round(seconds, 3) for part, seconds in self.cost.items()
         }
         title = f"Forecast of {len(batch)} series over {self.horizon} steps"
-        about = self.describe("run", title, "tsfm-lens: one forecast, recorded once")
+        attrs = self.describe("run", title, "tsfm-lens: one forecast, recorded once")
         data.attrs = {
-            **about,
+            **attrs,
             "rollout": int(self.rollout),
             "statistic": self.statistic,
             **cost,
@@ -672,13 +707,8 @@ class Run:
         target = Path(path)
         data = self.to_dataset()
         # netCDF 3 has neither 64-bit integers nor timestamps of its own
-        data = data.drop_vars(
-            [
-                name
-                for name in ("context_timestamp", "forecast_timestamp")
-                if name in data.coords
-            ]
-        )
+        timestamps = ("context_timestamp", "forecast_timestamp")
+        data = data.drop_vars([name for name in timestamps if name in data.coords])
         with name_write_errors(target), replacing(target) as part:
             data.to_netcdf(part, engine="scipy")
         return target
@@ -686,8 +716,9 @@ class Run:
     def describe(
         self, kind: str, title: str, source: str, **parameters: object
     ) -> dict[str, object]:
-        """Return the attributes of a result: kind, title, source, provenance, settings,
-        and the probe's parameters.
+        """Return the attributes of a result.
+
+        These are kind, title, source, provenance, settings, and the probe's parameters.
         """
         adapter = self.lens.adapter
         metadata: dict[str, object] = {"seed": self.seed, "horizon": self.horizon}
@@ -722,8 +753,9 @@ def run(
     twins: int | None = None,
     **columns: Any,
 ) -> Run:
-    """Make a run: a forecast that is computed once, on first use, and shared by all
-    probes.
+    """Make a run: a forecast that is computed once and shared by all probes.
+
+    It is computed on first use.
 
     Args:
         lens: the model.
@@ -759,13 +791,16 @@ def run(
     refuse_unknown(
         columns.keys() - {*READING}, "run", [*READING, "holdout", "truth", "windows"]
     )
-    batch, full = as_series(series, future=future, **columns), None
+    batch = as_series(series, future=future, **columns)
+    full_batch = None
     adapter = lens.adapter
     refuse_covariates(adapter, batch)
-    own = adapter.prediction_length if holdout else default_horizon(adapter, batch)
-    steps, _ = checked_request(
-        own if horizon is None else horizon, (0.5,), num_samples, seed
-    )
+    requested = horizon
+    if horizon is None and holdout:
+        requested = adapter.prediction_length
+    elif horizon is None:
+        requested = default_horizon(adapter, batch)
+    steps, _ = checked_request(requested, (0.5,), num_samples, seed)
     if rollout not in (None, True, False):
         raise InputError(f"rollout is {rollout!r}, expected True, False or None")
     if not is_count(windows) or not (twins is None or twins == 0 or is_count(twins)):
@@ -782,32 +817,42 @@ def run(
         if horizon is None:
             # as much context as truth at least
             shortest = min(batch.lengths)
-            steps = max(
-                1,
-                min(
-                    steps,
-                    max(shortest - adapter.context_length, shortest // (1 + windows)),
-                ),
-            )
-        full = batch.windows(windows, steps, steps)
-        batch, truth = hold_out(full, steps)
+            spare = max(shortest - adapter.context_length, shortest // (1 + windows))
+            steps = max(1, min(steps, spare))
+        full_batch = batch.windows(windows, steps, steps)
+        batch, truth = hold_out(full_batch, steps)
     elif windows > 1:
-        last = (
-            np.full((len(batch), steps), np.nan)
-            if truth is None
-            else checked_values(truth, (len(batch), steps))
-        )
-        later = [
+        if truth is None:
+            latest = np.full((len(batch), steps), np.nan)
+        else:
+            latest = checked_values(truth, (len(batch), steps))
+        earlier = [
             batch.split(number * steps)[1][:, :steps] for number in range(1, windows)
         ]
-        batch, truth = batch.windows(windows, steps), np.concatenate([last, *later])
+        batch = batch.windows(windows, steps)
+        truth = np.concatenate([latest, *earlier])
     batch = batch.noted(unread_notes(adapter, batch))
     if max(batch.lengths) > adapter.context_length:
         batch = adapter.with_level_numbers(batch).tail(adapter.context_length)
-    values = None if truth is None else checked_values(truth, (len(batch), steps))
-    if values is not None and not np.isfinite(values[batch.is_target]).any():
-        values = None
-    rolls = steps > adapter.longest_pass if rollout is None else rollout
-    settings = (num_samples, seed, rolls, None, full, horizon is not None, twins)
-    new = Run(lens, batch, steps, values, *settings)
-    return new if forced_path is None else new.following(forced_path)
+    values = None
+    if truth is not None:
+        values = checked_values(truth, (len(batch), steps))
+        if not np.isfinite(values[batch.is_target]).any():
+            values = None
+    if rollout is None:
+        rollout = steps > adapter.longest_pass
+    made = Run(
+        lens,
+        batch,
+        steps,
+        values,
+        num_samples,
+        seed,
+        rollout,
+        full_batch=full_batch,
+        explicit_horizon=horizon is not None,
+        n_twins=twins,
+    )
+    if forced_path is None:
+        return made
+    return made.following(forced_path)

@@ -1,4 +1,8 @@
-"""Untrained twins: copies of a model whose weights are in random order, or drawn anew."""
+"""Untrained twins: copies of a model with shuffled or newly drawn weights.
+
+Read :func:`untrained_twin` first. An effect that the twins have, too, is not learned.
+The comparison itself is in :mod:`tsfm_lens.core.estimates`.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,17 @@ import torch
 from tsfm_lens.models.lens import Lens
 
 QUICK = -1
-"""Number of twins that stands for as many as a claim takes, where each takes little
-work.
+"""Number of twins that stands for as many as a claim takes.
+
+They are made only where each takes little work.
 """
 _NEW = 5  # every so many twins have new weights
 
 
 def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
-    """Copy a model with the entries of each matrix and bias in random order; only sizes
-    and gains of norms remain.
+    """Copy a model with the entries of each matrix and bias in random order.
+
+    Only sizes and the gains of norms remain.
 
     Returns:
         The twin, on the same device; its ``model_id`` names the order.
@@ -44,10 +50,10 @@ def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
 
 
 def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
-    """Copy a model with the weights that its own code draws for a new one.
+    """Copy a model with new weights, drawn by its own code.
 
-    Matrices that no code of the model draws are normal, of the size that they have. The
-    twin is on the same device.
+    Matrices that no code of the model draws become normal, of the standard deviation
+    that they have. The twin is on the same device.
     """
     control = copy.deepcopy(lens)
     control.model_id = f"{lens.model_id} (new weights, seed {seed})"
@@ -72,8 +78,9 @@ def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
 
 
 def make_twin(lens: Lens, number: int) -> Lens:
-    """Make the twin of a number: every fifth has new weights, the others the model's
-    own in random order.
+    """Make the twin of a number.
+
+    Every fifth has new weights, the others the model's own in random order.
     """
     if number % _NEW == _NEW - 1:
         return reinitialised_twin(lens, number)

@@ -1,5 +1,7 @@
-"""What a model does not read of its series: steps before its context, and variation
-below the step of its numbers.
+"""Notes on what a model does not read of its series.
+
+These are steps before its context, and variation below the step of its numbers.
+:func:`unread_notes` writes them; they go with a forecast and refuse nothing.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ import numpy as np
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.models.adapter import Adapter
 
-_MOST_NAMES = 3  # series that a note lists
+_MAX_NAMES = 3  # series that a note lists
 
 
 def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
-    """Tell which histories are longer than the model's context, and which variation its
-    numbers are too coarse for.
+    """Write notes on what a model does not read of a batch.
+
+    They name histories longer than its context, and series whose variation is too small
+    for the model's numbers.
     """
     limit = adapter.context_length
     trimmed = []
@@ -46,18 +50,18 @@ def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
     if trimmed:
         notes.append(
             f"{adapter.architecture} reads the last steps of a longer history:"
-            f" {_listed(trimmed)}"
+            f" {_list_first(trimmed)}"
         )
     if hidden:
         notes.append(
             f"the level hides how series vary from {adapter.architecture}:"
-            f" {_listed(hidden)}; subtract the level"
+            f" {_list_first(hidden)}; subtract the level"
         )
     return notes
 
 
-def _listed(words: Sequence[str]) -> str:
+def _list_first(series: Sequence[str]) -> str:
     more = ""
-    if len(words) > _MOST_NAMES:
-        more = f", … ({len(words)} series)"
-    return ", ".join(words[:_MOST_NAMES]) + more
+    if len(series) > _MAX_NAMES:
+        more = f", … ({len(series)} series)"
+    return ", ".join(series[:_MAX_NAMES]) + more

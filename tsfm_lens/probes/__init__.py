@@ -1,4 +1,8 @@
-"""Probes: functions from a run to a labelled dataset."""
+"""Probes: functions from a run, or from a model, to a labelled dataset.
+
+:mod:`tsfm_lens.core.registry` lists them as measurements; figures are in
+:mod:`tsfm_lens.viz`.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -31,4 +35,5 @@ if TYPE_CHECKING:
 
 __all__ = export(__name__)
 
+# after the exports: the check wraps every function that the package exports
 _refuse_others(__name__)

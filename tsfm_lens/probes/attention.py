@@ -1,4 +1,10 @@
-"""Attention patterns with their time axes, and how sharply each head attends."""
+"""Attention patterns with their time axes, and how sharply each head attends.
+
+:func:`attention_patterns` shows one forward pass; ``rollout`` follows a forecast over
+several. The functions without a probe choose stacks, kinds of attention and token axes
+for the other probes of attention. Patterns show where heads attend, not what the
+forecast depends on, which ``zero_ablation`` tests.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +30,16 @@ SHARP_BELOW = 0.38
 
 
 def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
-    """Select the attention that a report shows, by name of the result: all over time of
-    the output stack.
+    """Select the attention that a report shows, by name of the result.
+
+    It is all attention over time of the output stack.
     """
     stack = lens.wiring.output_stack
     kinds = dict.fromkeys(stack.attention_kinds())
     # one decoder token attends to itself alone, which shows nothing
     single = stack.name == "decoder" and lens.emits == "quantile"
-    # attention between variates has no time axis, and one series has nobody to attend
-    # to
+    # attention between variates has no time axis, and a single series has no other to
+    # attend to
     selection = [
         kind
         for kind in kinds
@@ -59,8 +66,9 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
 def attention_patterns(
     run: Run, *, kind: str | None = None, stack: str | None = None
 ) -> xr.Dataset:
-    """Compute the attention of every head on one series, each token placed at the time
-    steps that it covers.
+    """Compute the attention of every head on one series.
+
+    Each token is placed at the time steps that it covers.
 
     Patterns show where heads attend, not what determines the forecast.
 
@@ -92,13 +100,13 @@ def attention_patterns(
     return data
 
 
-def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
+def _patterns(run: Run, stack: Stack, kind: str, layers: list[int]) -> xr.Dataset:
     """Compute :func:`attention_patterns` without the forecast."""
-    points = [f"{row.prefix}.{layer}.{kind}.hook_pattern" for layer in layers]
+    points = [f"{stack.prefix}.{layer}.{kind}.hook_pattern" for layer in layers]
     activations = run.in_one_pass().record(points)
     # the target is the first row of its item
     pattern = torch.stack([activations[point][0] for point in points]).cpu().double()
-    data = run.dataset().assign_coords(pattern_coords(run, row, kind, layers))
+    data = run.dataset().assign_coords(pattern_coords(run, stack, kind, layers))
     data["pattern"] = (
         ("layer", "head", "query", "key"),
         pattern.numpy().astype(np.float32),
@@ -108,24 +116,23 @@ def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
         row_entropy(pattern.numpy()).mean(axis=-1),
         {"units": "nats"},
     )
-    title = f"{kind} of the {row.name or 'model'}"
-    return data.assign_attrs(title=title, **attention_facts(run, row, kind))
+    title = f"{kind} of the {stack.name or 'model'}"
+    return data.assign_attrs(title=title, **attention_facts(run, stack, kind))
 
 
 def token_steps(spans: TokenSpans) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the first steps of tokens, the ends, and a mask of those that are not
-    special, (token,) each.
-    """
+    """Return first steps, end steps and the mask of ordinary tokens, (token,) each."""
     return (
         np.array(spans.start),
         np.array(spans.stop),
-        np.array([not word for word in spans.special]),
+        np.array([not label for label in spans.special]),
     )
 
 
 def span_coords(**axes: TokenSpans) -> dict[str, Any]:
-    """Return coordinates of tokens along each axis: ``AXIS_start``, ``AXIS_stop`` in
-    steps, and ``AXIS_special``.
+    """Return coordinates of tokens along each axis.
+
+    They are ``AXIS_start`` and ``AXIS_stop`` in steps, and ``AXIS_special``.
     """
     return {
         f"{axis}_{part}": (axis, list(getattr(spans, part)))
@@ -135,22 +142,23 @@ def span_coords(**axes: TokenSpans) -> dict[str, Any]:
 
 
 def pattern_coords(
-    run: Run, row: Stack, kind: str, layers: list[int]
+    run: Run, stack: Stack, kind: str, layers: list[int]
 ) -> dict[str, Any]:
-    """Return the coordinates of attention patterns (layer, head, query, key) of one
-    forward.
+    """Return the coordinates of attention patterns of one forward pass.
+
+    The patterns are (layer, head, query, key).
     """
-    keys = row.attention(kind, layers[0]).keys_from or row.name
-    heads = {"layer": list(map(str, layers)), "head": range(row.n_heads)}
+    keys = stack.attention(kind, layers[0]).keys_from or stack.name
+    heads = {"layer": list(map(str, layers)), "head": range(stack.n_heads)}
     return heads | span_coords(
-        query=run.encoded.spans[row.name], key=run.encoded.spans[keys]
+        query=run.encoded.spans[stack.name], key=run.encoded.spans[keys]
     )
 
 
-def attention_facts(run: Run, row: Stack, attention: str) -> dict[str, str]:
-    """Return what attributes say of a result on one series' attention."""
+def attention_facts(run: Run, stack: Stack, attention: str) -> dict[str, str]:
+    """Return the attributes of a result on the attention of one series."""
     return {
-        "stack": row.name,
+        "stack": stack.name,
         "attention": attention,
         "series": run.batch.ids[0],
         "units": run.batch.units[0],
@@ -160,13 +168,14 @@ def attention_facts(run: Run, row: Stack, attention: str) -> dict[str, str]:
 def pick_attention(
     lens: Lens, stack: str | None, kind: str | None
 ) -> tuple[Stack, str, list[int]]:
-    """Return a stack, one of its kinds of attention, and the layers in which that kind
-    attends over time.
+    """Return a stack, a kind of its attention, and the layers where it is over time.
+
+    None stands for the output stack, and for its last kind of attention over time.
     """
-    row = lens.wiring.stack(stack)
-    kinds = row.attention_kinds()
+    chosen = lens.wiring.stack(stack)
+    kinds = chosen.attention_kinds()
     if kind is None and kinds:
-        attention = attention_over_time(row)
+        attention = attention_over_time(chosen)
     else:
         attention = str(kind)
     if not kinds:
@@ -174,19 +183,23 @@ def pick_attention(
             f"{lens.model_id} has no attention there, so it has no heads to look at"
         )
     if attention not in kinds:
-        raise unknown_name(f"attention in the {row.name or 'model'}", attention, kinds)
-    layers = layers_in_time(row, attention)
+        raise unknown_name(
+            f"attention in the {chosen.name or 'model'}", attention, kinds
+        )
+    layers = layers_in_time(chosen, attention)
     if not layers:
         raise InputError(
             f"{attention} attends over variates, not over time; read its pattern with "
             f"lens.run_with_cache(series, names_filter='**.{attention}.hook_pattern')"
         )
-    return row, attention, layers
+    return chosen, attention, layers
 
 
 def forecast_queries(maps: xr.Dataset) -> np.ndarray:
-    """Return the tokens that a forecast is read from, (query,): those of its steps, or
-    the last one of the context.
+    """Return the tokens that a forecast is read from, (query,).
+
+    They are the tokens of its steps, or the last token of the context if there are
+    none.
     """
     start = maps["query_start"].values
     stop = maps["query_stop"].values
@@ -200,6 +213,7 @@ def forecast_queries(maps: xr.Dataset) -> np.ndarray:
 
 def normalise(entropy: xr.DataArray) -> xr.DataArray:
     """Scale entropies to 0 … 1 over all heads."""
+    # equal entropies have no range to divide by
     return (entropy - entropy.min()) / (float(entropy.max() - entropy.min()) or 1.0)
 
 
@@ -207,15 +221,19 @@ def layers_in_time(stack: Stack, kind: str) -> list[int]:
     """Return the layers in which a kind of attention is between tokens in time."""
     layers = range(stack.n_layers)
     return [
-        x
-        for x in layers
-        if any(row.kind == kind and row.over == "time" for row in stack.attentions(x))
+        layer
+        for layer in layers
+        if any(
+            attention.kind == kind and attention.over == "time"
+            for attention in stack.attentions(layer)
+        )
     ]
 
 
 def attention_over_time(stack: Stack) -> str:
-    """Return a stack's last kind of attention between tokens in time; its last kind if
-    there is none.
+    """Return a stack's last kind of attention between tokens in time.
+
+    If there is none, it is the stack's last kind.
     """
     kinds = stack.attention_kinds()
     return next(
@@ -233,8 +251,10 @@ def refuse_several(run: Run, what: str, *, covariates: bool = False) -> None:
 
 
 def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
-    """Refuse variates; return rows of targets, beside which ``covariates`` may stand
-    where rows are series.
+    """Refuse variates that attend to one another, and return the rows of targets.
+
+    With ``covariates``, targets may have covariates, if the model keeps each series in
+    a row of its own.
     """
     if covariates and not run.lens.packed:
         batch = run.batch.targets()
@@ -250,11 +270,13 @@ def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
 
 
 def row_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Compute the entropy in nats of attention rows, normalised, (…, query, key) -> (…,
-    query); 0 of empty rows.
+    """Compute the entropy in nats of attention rows, (…, query, key) -> (…, query).
+
+    Rows are normalised first; an empty row has entropy 0.
     """
     total = pattern.sum(axis=-1, keepdims=True)
     p = ratio(pattern, total, 0.0)
+    # 0 log 0 is 0
     return -np.sum(p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1)
 
 
@@ -277,11 +299,10 @@ def head_entropy(
     sharp_below: float = SHARP_BELOW,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure how widely each head of the output stack spreads its attention along a
-    forecast.
+    """Measure how widely each head of the output stack spreads its attention.
 
-    By the scaling over heads, every model has sharp heads, untrained ones too, and a
-    sharp head may do nothing.
+    Entropies are means along a forecast. By the scaling over heads, every model has
+    sharp heads, untrained ones too, and a sharp head may do nothing.
 
     Args:
         run: the forecast to explain.
@@ -307,12 +328,12 @@ def head_entropy(
         ('layer', 'head')
     """
     rows = refuse_variates(run, covariates=True)
-    row, attention, layers = pick_attention(run.lens, None, kind)
+    stack, attention, layers = pick_attention(run.lens, None, kind)
     entropies = []
-    for position in rows:
+    for target in rows:
         # the patterns of one series at a time are held
         entropies.append(
-            _patterns(run.select(position), row, attention, layers)["entropy"]
+            _patterns(run.select(target), stack, attention, layers)["entropy"]
         )
         if progress is not None:
             progress(len(entropies), len(rows))
@@ -320,5 +341,5 @@ def head_entropy(
     data = xr.Dataset({"entropy": entropy, "normalised": normalise(entropy)})
     data["sharp"] = data["normalised"] < sharp_below
     return data.assign_attrs(
-        stack=row.name, attention=attention, sharp_below=sharp_below
+        stack=stack.name, attention=attention, sharp_below=sharp_below
     )

@@ -1,5 +1,10 @@
-"""Direct attribution (of logits: direct logit attribution, DLA): how much each
-component's write moves the forecast.
+"""Direct attribution: how much each component's write moves the forecast.
+
+The residual stream is a sum of what components write. :func:`attribution` splits the
+forecast along that sum; of logits this is direct logit attribution (DLA). Read it
+first, then :func:`component_writes`, which gives the sum itself. What a component does
+through later components is not seen here: ``effects`` and ``path_patching`` measure
+that.
 """
 
 from __future__ import annotations
@@ -7,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -38,18 +44,19 @@ from tsfm_lens.probes.secants import Secants, push_forward
 
 __all__ = ["attribution", "component_writes", "stream_shares"]
 
-# most numbers in the streams that are read out at once
+# bounds the memory: most numbers in the streams that are read out at once
 _NUMBERS = 2**21
 TOLERANCE = 1e-3
-"""Of the largest total: error of a path integral, by default."""
+"""Default error of a path integral, as a share of the largest total."""
 _NODES = (1, *(2**power for power in range(2, 11)))
 DECOMPOSITIONS = {
     "token": ("logit", "probability", "expected_value"),
     "quantile": ("integrated", "linearised", "lens_difference"),
     "distribution": ("integrated", "linearised", "lens_difference"),
 }
-"""By the kind of output head; the one that scores best on planted models
-(``docs/planted.csv``) comes first.
+"""Decompositions by the kind of output head.
+
+The first of each scores best on planted models (``docs/planted.csv``).
 """
 
 
@@ -82,8 +89,9 @@ def attribution(
     decompositions: str | Sequence[str] | None = None,
     tolerance: float = TOLERANCE,
 ) -> xr.Dataset:
-    """Split the forecast among the embedding, heads, MLPs and output biases of the
-    output stack.
+    """Split the forecast among the components of the output stack.
+
+    These are the embedding, heads, MLPs and output biases.
 
     Parts lead from the output head's value at an empty stream to the model's own
     forecast. The default is ``logit`` for token models and ``integrated`` for others;
@@ -147,22 +155,24 @@ def decomposed(
     decompositions: str | Sequence[str] | None = None,
     tolerance: float = TOLERANCE,
 ) -> xr.Dataset:
-    """Compute :func:`attribution` without its statistics, each decomposition once for
-    all probes of a run.
+    """Compute :func:`attribution` without its statistics.
+
+    Each decomposition is computed once for all probes of a run.
     """
     if not tolerance > 0:
         raise InputError(f"tolerance is {tolerance}, expected more than 0")
     allowed = list_decompositions(run.lens)
-    names = (
-        [decompositions or allowed[0]]
-        if isinstance(decompositions, str | None)
-        else list(decompositions)
-    )
-    names = list(allowed) if names == ["all"] else names
+    if isinstance(decompositions, str | None):
+        names = [decompositions or allowed[0]]
+    else:
+        names = list(decompositions)
+    if names == ["all"]:
+        names = list(allowed)
     for name in names:
         if name not in allowed:
             raise unknown_name("attribution decomposition", name, allowed)
     cache = run.cache.setdefault("attribution", {})
+    # only the path integral depends on the tolerance
     keys = {name: (name, tolerance) if name == "integrated" else name for name in names}
     lacking = [name for name, key in keys.items() if key not in cache]
     if lacking:
@@ -170,28 +180,28 @@ def decomposed(
             split = _Split(run, tolerance)
             cache["components"] = split.components
             for name in lacking:
-                parts, total, *path = getattr(split, name)()
-                cache[keys[name]] = (
-                    *(item.cpu().double().numpy() for item in (parts, total)),
-                    *path,
+                decomposition = getattr(split, name)()
+                cache[keys[name]] = replace(
+                    decomposition,
+                    attribution=decomposition.attribution.cpu().double(),
+                    total=decomposition.total.cpu().double(),
                 )
     coords = component_coords(cache["components"])
     coords["unit"] = (
         "decomposition",
         [name if name in ("logit", "probability") else "data units" for name in names],
     )
-    axes = (
-        ("series", "step") if run.tokens is not None else ("series", "quantile", "step")
-    )
     if run.tokens is None:
+        axes: tuple[str, ...] = ("series", "quantile", "step")
         coords["quantile"] = list(run.lens.levels)
-    attribution, total, nodes, errors = (
-        np.stack(item) for item in zip(*map(cache.get, keys.values()), strict=True)
-    )
+    else:
+        axes = ("series", "step")
+    found: list[_Decomposition] = [cache[key] for key in keys.values()]
+    attribution = np.stack([part.attribution.numpy() for part in found])
+    total = np.stack([part.total.numpy() for part in found])
     over = tuple(range(2, total.ndim))
-    gap, size = (
-        np.abs(item).max(axis=over) for item in (attribution.sum(axis=1) - total, total)
-    )
+    gap = np.abs(attribution.sum(axis=1) - total).max(axis=over)
+    size = np.abs(total).max(axis=over)
     data = marked_dataset(run, decomposition=list(keys), **coords)
     data = data.assign(
         attribution=(("decomposition", "component", *axes), attribution),
@@ -200,15 +210,16 @@ def decomposed(
             ("decomposition", "series"),
             gap / np.where(size > 0, size, 1.0),
         ),
-        nodes=("decomposition", nodes),
-        path_error=("decomposition", errors),
+        nodes=("decomposition", [part.nodes for part in found]),
+        path_error=("decomposition", [part.path_error for part in found]),
     )
     return data.assign_attrs(tolerance=tolerance, first_step=run.first_step)
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
-    """Add sizes and means over steps, their shares and signs, and what
-    ``estimates.judge`` adds.
+    """Add sizes, means over steps, shares and signs, and test the sizes.
+
+    The tests are those of ``estimates.judge``.
     """
     parts, total = (
         of_median(data[name]).values[..., run.first_step :]
@@ -218,12 +229,12 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
     sizes = np.abs(parts).mean(-1)
     size = sizes.sum(1, keepdims=True)
     size = np.where(size > 0, size, np.nan)
-    # parts round as the whole that they sum to does, and values in data units at their
-    # own level, too
-    level = np.where(
+    # parts round as the total that they sum to does; values in data units also round
+    # as the forecast does
+    scaling = np.where(
         data["unit"].values[:, None] == "data units", own_rounding(run), 0.0
     )
-    floor = relative_rounding(run.lens) * np.abs(total).max(-1) + level
+    floor = relative_rounding(run.lens) * np.abs(total).max(-1) + scaling
     axes = ("decomposition", "component", "series")
     compared = ~data["flat"].values
     if "role" in data.coords:
@@ -240,30 +251,39 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
         series_agreement=(axes[:2], np.maximum(up, down)),
     )
     groups = [
-        f"{value} {of}"
-        for value in data["decomposition"].values
-        for of in head_or_kind(data)
+        f"{name} {group}"
+        for name in data["decomposition"].values
+        for group in head_or_kind(data)
     ]
     floors = xr.DataArray(floor / size[:, 0], dims=("decomposition", "series"))
     return judge(data, "size_share", floor=floors, groups=groups)
 
 
 def of_median(parts: xr.DataArray) -> xr.DataArray:
-    """Return the parts of the quantile nearest to the median, where there are several."""
+    """Return the parts of the quantile nearest to the median, if there are several."""
     if "quantile" in parts.dims:
         return parts.sel(quantile=0.5, method="nearest")
     return parts
 
 
-Parts = tuple[Tensor, Tensor, int, float]
-"""Attribution (component, …), total (…), nodes, error of the path."""
+@dataclass(frozen=True, eq=False)
+class _Decomposition:
+    """Parts of the forecast, (component, …), and the total (…) that they lead to.
+
+    ``nodes`` and ``path_error`` are of a path integral.
+    """
+
+    attribution: Tensor
+    total: Tensor
+    nodes: int = 0
+    path_error: float = 0.0
 
 
 class _Split:
-    """Last stream of a run's single forward, where the head reads it, and the writes
-    that sum to it.
+    """Residual stream of a single forward pass, and the writes that sum to it.
 
-    Every decomposition is a method of its name.
+    It is the last stream, at the positions that the output head reads. Every
+    decomposition is a method of its name.
     """
 
     def __init__(self, run: Run, tolerance: float) -> None:
@@ -292,54 +312,60 @@ class _Split:
         """Read out streams under the full stream's scale in the norm."""
         return self.readout(streams, self.last)
 
-    def _each(self, function: Callable[[Tensor], Tensor], streams: Tensor) -> Tensor:
-        """Apply a function to streams (stream, …), as many at once as keep the memory
-        small.
+    def _in_parts(
+        self, function: Callable[[Tensor], Tensor], streams: Tensor
+    ) -> Tensor:
+        """Apply a function to streams (stream, …), a few at a time.
+
+        As many are taken at once as keep the memory small.
         """
         return torch.cat([function(part) for part in streams.split(self._at_once)])
 
     def _telescope(self, readout: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute the output head's value after each write minus that before, in order
-        of writing.
+        """Compute the output head's value after each write minus that before it.
+
+        Writes are in order of writing.
         """
-        return self._each(
+        return self._in_parts(
             readout, torch.cat([self.empty[None], self.writes.cumsum(0)])
         ).diff(dim=0)
 
-    def logit(self) -> Parts:
+    def logit(self) -> _Decomposition:
         # the frozen readout is linear, so each write goes through it alone, less the
         # readout of an empty stream
         empty = self._centred(self.frozen(self.empty))
         full = self._centred(self.output)
-        parts = self._each(
+        parts = self._in_parts(
             lambda streams: self._centred(self.frozen(streams)), self.writes
         )
-        return parts - empty, full - empty, 0, 0.0
+        return _Decomposition(parts - empty, full - empty)
 
     def _centred(self, logits: Tensor) -> Tensor:
-        return self._of_token(logits) - logits.mean(-1)
+        # a constant added to all logits changes no probability
+        return self._select_token(logits) - logits.mean(-1)
 
-    def _of_token(self, numbers: Tensor) -> Tensor:
-        """Take what belongs to the token on the run's path, (…, vocabulary) -> (…)."""
+    def _select_token(self, numbers: Tensor) -> Tensor:
+        """Select the token on the run's path, (…, vocabulary) -> (…)."""
         assert self.run.tokens is not None
         tokens = self.run.tokens.to(numbers.device)[..., None]
         return numbers.gather(-1, tokens.expand(*numbers.shape[:-1], 1))[..., 0]
 
     @cached_property
-    def _of_distribution(self) -> tuple[Tensor, Tensor]:
-        """Parts (component, …) and whole of the token's probability and of the expected
-        value, (…, 2).
+    def _distribution_parts(self) -> tuple[Tensor, Tensor]:
+        """Parts and total of the token's probability and the expected value, (…, 2).
+
+        Parts are (component, …).
         """
         first = self.lens.first_value_token
         values = self.lens.bin_values(self.run.encoded)[:, None].to(self.last)
 
         def read(logits: Tensor) -> Tensor:
-            # among the value tokens alone, whose share may be too small to be divided
-            # by
+            # a softmax over the value tokens alone: their share of all tokens may be
+            # too small to divide by
             mass = torch.softmax(logits[..., first:], dim=-1)
             return torch.stack(
                 [
-                    self._of_token(torch.softmax(logits, dim=-1)),
+                    self._select_token(torch.softmax(logits, dim=-1)),
                     (mass * values).sum(-1),
                 ],
                 dim=-1,
@@ -348,29 +374,29 @@ class _Split:
         parts = self._telescope(lambda streams: read(self.readout(streams)))
         return parts, read(self.output) - read(self.readout(self.empty))
 
-    def probability(self, place: int = 0) -> Parts:
-        parts, full = self._of_distribution
-        return parts[..., place], full[..., place], 0, 0.0
+    def probability(self, index: int = 0) -> _Decomposition:
+        parts, full = self._distribution_parts
+        return _Decomposition(parts[..., index], full[..., index])
 
-    def expected_value(self) -> Parts:
+    def expected_value(self) -> _Decomposition:
         return self.probability(1)
 
     @cached_property
-    def _whole(self) -> Tensor:
+    def _total(self) -> Tensor:
         return self.output - self.readout(self.empty)
 
-    def lens_difference(self) -> Parts:
-        return self._telescope(self.readout), self._whole, 0, 0.0
+    def lens_difference(self) -> _Decomposition:
+        return _Decomposition(self._telescope(self.readout), self._total)
 
-    def linearised(self) -> Parts:
+    def linearised(self) -> _Decomposition:
         parts = push_forward(self.frozen, self.last, self.writes, self._at_once)
-        return parts, self._whole, 1, 0.0
+        return _Decomposition(parts, self._total, nodes=1)
 
-    def integrated(self) -> Parts:
-        tiny = torch.finfo(self._whole.dtype).tiny
-        size = self._whole.abs().flatten(1).amax(1).clamp(min=tiny)
-        own = float(np.nanmax(own_rounding(self.run) / size.cpu().double().numpy()))
-        rounding = 10 * (relative_rounding(self.lens) + own)
+    def integrated(self) -> _Decomposition:
+        tiny = torch.finfo(self._total.dtype).tiny
+        size = self._total.abs().flatten(1).amax(1).clamp(min=tiny)
+        scaling = float(np.nanmax(own_rounding(self.run) / size.cpu().double().numpy()))
+        rounding = 10 * (relative_rounding(self.lens) + scaling)
         for nodes in _NODES:
             path = Secants(self.frozen, self.last, nodes)
             # one node is exact with one hidden layer, whose parts add up to rounding,
@@ -378,21 +404,24 @@ class _Split:
             if nodes == 1 and not path.one_hidden:
                 continue
             # nothing is emitted for some covariates
-            gap = (
-                (path.apply(self.last[None], 1)[0] - self._whole)[size.isfinite()]
-                .abs()
-                .flatten(1)
-                .amax(1)
-            )
-            separate = float((gap / size[size.isfinite()]).nan_to_num(math.inf).max())
-            if separate <= (max(self.tolerance, rounding) if nodes > 1 else rounding):
+            deviation = (path.apply(self.last[None], 1)[0] - self._total)[
+                size.isfinite()
+            ]
+            gap = deviation.abs().flatten(1).amax(1)
+            error = float((gap / size[size.isfinite()]).nan_to_num(math.inf).max())
+            allowed = rounding
+            if nodes > 1:
+                allowed = max(self.tolerance, rounding)
+            if error <= allowed:
                 break
-        return path.apply(self.writes, self._at_once), self._whole, nodes, separate
+        parts = path.apply(self.writes, self._at_once)
+        return _Decomposition(parts, self._total, nodes, error)
 
 
 def count_read(run: Run) -> int:
-    """Count the last positions of the stream that the output head reads; earlier ones
-    change no value.
+    """Count the last positions of the stream that the output head reads.
+
+    Earlier positions change no value of the output.
     """
     encoded = run.encoded
     lens = run.lens
@@ -400,6 +429,8 @@ def count_read(run: Run) -> int:
     positions = len(encoded.spans[stack.name])
     if run.tokens is not None:
         return positions
+    # if the head reads none of the first positions, other noise there leaves its output
+    # the same to the last bit
     noise = torch.randn(
         2,
         len(encoded.rows),
@@ -434,8 +465,9 @@ def count_read(run: Run) -> int:
     needs="sums",
 )
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
-    """List the writers of the output stream, in order of writing, with the size of
-    their attribution.
+    """List the writers of the output stream with the size of their attribution.
+
+    Writers are in order of writing.
 
     Args:
         run: the forecast to explain.
@@ -445,7 +477,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     Returns:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn",
         …) and ``series``: ``size``, mean over steps (a token decoder's first left out)
-        of the whole branch's absolute attribution, in ``attrs["unit"]``; ``share``, the
+        of the full branch's absolute attribution, in ``attrs["unit"]``; ``share``, the
         same over the sum of all, with what :func:`.estimates.judge` adds; ``head_size``
         (writer, head, series), NaN where a writer has none. Coordinates
         ``layer_index``, ``kind``, and ``keys_from``, the stack that an attention reads.
@@ -469,18 +501,22 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     parts = (
         of_median(result["attribution"]).transpose("component", "series", "step").values
     )
-    positions = [*zip(result["layer_index"].values, result["kind"].values, strict=True)]
-    order = list(dict.fromkeys(positions))
-    branch = np.array(list(map(order.index, positions)))
+    part_writers = [
+        *zip(result["layer_index"].values, result["kind"].values, strict=True)
+    ]
+    order = list(dict.fromkeys(part_writers))
+    branch = np.array(list(map(order.index, part_writers)))
     heads = result["head"].values
     size = np.stack(
-        [np.abs(parts[branch == row].sum(0)).mean(-1) for row in range(len(order))]
+        [np.abs(parts[branch == index].sum(0)).mean(-1) for index in range(len(order))]
     )
     head_size = np.full((len(order), stack.n_heads, parts.shape[1]), np.nan)
     head_size[branch[heads >= 0], heads[heads >= 0]] = np.abs(parts[heads >= 0]).mean(
         axis=-1
     )
-    rows = [stack.writer(kind, layer) if layer >= 0 else None for layer, kind in order]
+    sublayers = [
+        stack.writer(kind, layer) if layer >= 0 else None for layer, kind in order
+    ]
     total = size.sum(axis=0)
     data = xr.Dataset(
         {
@@ -500,7 +536,10 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
             "kind": ("writer", [kind for _, kind in order]),
             "keys_from": (
                 "writer",
-                [row.keys_from if isinstance(row, Attention) else "" for row in rows],
+                [
+                    sublayer.keys_from if isinstance(sublayer, Attention) else ""
+                    for sublayer in sublayers
+                ],
             ),
             "series": result["series"],
             "flat": result["flat"],
@@ -514,10 +553,9 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         "d_model": stack.d_model,
         "steps": parts.shape[-1],
     }
-    full = np.abs(of_median(result["total"]).transpose("series", "step").values).mean(
-        -1
-    )
-    floor = relative_rounding(lens) * ratio(full, total, 1.0)
+    forecast_change = of_median(result["total"]).transpose("series", "step").values
+    forecast_size = np.abs(forecast_change).mean(-1)
+    floor = relative_rounding(lens) * ratio(forecast_size, total, 1.0)
     return judge(data, "share", floor=floor, contexts=result)
 
 
@@ -525,8 +563,9 @@ _SUMMED = ("hook_out", "hook_result", *RESIDUAL_NAMES, "hook_resid_post")
 
 
 def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
-    """Return what the embedding, heads, MLPs and output biases write: names and
-    (component, series, pos, d_model).
+    """Return the names and writes of the embedding, heads, MLPs and output biases.
+
+    Writes are (component, series, pos, d_model).
 
     Raises:
         WiringError: the writes do not sum to the model's own last stream; names where
@@ -544,10 +583,10 @@ def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
 def writes_and_stream(
     run: Run, count: int | None = None
 ) -> tuple[list[Component | str], Tensor, Tensor]:
-    """Return names and writes of :func:`component_writes`, and the model's own last
-    stream (series, pos, d_model).
+    """Return the result of :func:`component_writes`, and the model's own last stream.
 
-    Of all positions, or of so many last ones.
+    The stream is (series, pos, d_model). With a ``count``, writes and stream are those
+    of so many last positions.
     """
     lens = run.lens
     stack = run.lens.wiring.output_stack
@@ -555,19 +594,19 @@ def writes_and_stream(
     refuse_no_sums(lens.wiring, stack)
     embed = f"{stack.name}.hook_embed".lstrip(".")
     end = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
-    # a head's place is its z, which the output projection has yet to write
+    # the point of a head is its z, which the output projection has yet to write
     points = [
         find_place(lens.wiring, item).point.replace("hook_z", "hook_result")
         for item in components
     ]
     activations = run.in_one_pass().record([embed, *points, end], last=count)
-    trimmed = slice(None if count is None else -count, None)
+    read_positions = slice(None if count is None else -count, None)
     with torch.no_grad():
         # where blocks rescale the stream, every later scale is part of a write
         factors = carry_factors(lens.model, stack)
-        parts = [activations[embed][:, trimmed] * factors["embed"]]
+        parts = [activations[embed][:, read_positions] * factors["embed"]]
         for component, point in zip(components, points, strict=True):
-            write = activations[point][:, trimmed]
+            write = activations[point][:, read_positions]
             if component.head is not None:
                 write = write[..., component.head, :]
             parts.append(write * factors[component.layer, str(component.kind)])
@@ -577,11 +616,11 @@ def writes_and_stream(
             names.append("bias")
             parts.append(bias.expand_as(parts[0]))
         writes = torch.stack(parts)
-        last = activations[end][:, trimmed]
-        separate = excess(
+        last = activations[end][:, read_positions]
+        deviation = excess(
             writes.sum(0), writes.abs().sum(0), last, relative_rounding(lens)
         )
-        if separate is not None:
+        if deviation is not None:
             start = f"{stack.prefix}."
             points = [
                 name
@@ -590,22 +629,23 @@ def writes_and_stream(
             ]
             sums = run.in_one_pass().record(points)
             first = first_deviation(lens.model, lens.wiring, stack, sums)
-            what = f"that is read out ({end})"
+            label = f"that is read out ({end})"
             edited = edited_points(lens)
-            raise no_sum(lens.wiring, what, separate, first, edited)
+            raise no_sum(lens.wiring, label, deviation, first, edited)
     return names, writes, last
 
 
 def own_readout(run: Run, output: Tensor) -> Tensor:
-    """Return the readout of the model's own last stream; refuse it if it is not the
-    model's forecast.
+    """Return the readout of the model's own last stream.
+
+    It is refused if it is not the model's forecast.
     """
     single = run.in_one_pass()
     forecast = single.read(output.detach()).cpu().double().numpy()
     same = (forecast == single.point) | (np.isnan(forecast) & np.isnan(single.point))
-    separate = np.where(same, 0.0, np.abs(forecast - single.point))
+    deviation = np.where(same, 0.0, np.abs(forecast - single.point))
     bound = own_rounding(single)
-    wrong = ~(separate.max(-1) <= bound)
+    wrong = ~(deviation.max(-1) <= bound)
     if not wrong.any():
         return output
     row = int(wrong.argmax())
@@ -613,7 +653,7 @@ def own_readout(run: Run, output: Tensor) -> Tensor:
     message = (
         f"the output head of {run.lens.wiring.architecture!r} on the last stream"
         f" differs from the model's own forecast of series {run.batch.ids[row]!r} by up"
-        f" to {separate[row].max():.3g}, but rounding allows {bound[row]:.1g}"
+        f" to {deviation[row].max():.3g}, but rounding allows {bound[row]:.1g}"
     )
     if hooked:
         raise InputError(
@@ -628,21 +668,25 @@ def own_readout(run: Run, output: Tensor) -> Tensor:
 
 
 def edited_points(lens: Lens) -> list[str]:
-    """Return hook points that have a hook now."""
+    """Return the hook points that have a hook now."""
     return [name for name, point in lens.registry.hooked.items() if point.fwd_hooks]
 
 
 def _biases(lens: Lens, factors: Mapping[Place, float]) -> Tensor | None:
-    """Sum what the attentions' output projections add whatever their heads do, None
-    where there is no bias.
+    """Sum what the attentions' output projections add, whatever their heads do.
+
+    It is None where there is no bias.
     """
     stack = lens.wiring.output_stack
     biases = [
-        lens.weights.b_O(layer, row.kind, stack.name)
-        * (lens.weights.scale(layer, row.kind, stack.name) * factors[layer, row.kind])
+        lens.weights.b_O(layer, attention.kind, stack.name)
+        * (
+            lens.weights.scale(layer, attention.kind, stack.name)
+            * factors[layer, attention.kind]
+        )
         for layer in range(stack.n_layers)
-        for row in stack.attentions(layer)
-        if not row.post_norm
+        for attention in stack.attentions(layer)
+        if not attention.post_norm
     ]
     if any(map(torch.any, biases)):
         return sum(biases[1:], biases[0])

@@ -1,4 +1,10 @@
-"""Minimal circuits: components are removed, one by one and in pairs, until none can go."""
+"""Minimal circuits: components that keep a behaviour while all others are ablated.
+
+Components are removed one by one and in pairs, until no other can go. Read
+:func:`minimal_circuit` first; ``_Bench`` says how faithful a set of components is, and
+``_Search`` removes them. The search is greedy, so it finds one circuit of possibly
+several, and three components that can only go together may remain.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +42,9 @@ __all__ = ["minimal_circuit"]
 
 Ablations = dict[Component, tuple[Intervention, ...]]
 Behaviour = Callable[[np.ndarray], np.ndarray]
-"""Map of forecasts (…, series, step) to the features that a circuit keeps, (…, series,
-feature).
+"""Features of forecasts that a circuit keeps.
+
+The function maps (…, series, step) to (…, series, feature), or to (…, series).
 """
 
 
@@ -105,7 +112,7 @@ def minimal_circuit(
 
     Returns:
         Dataset of kind "minimal_circuit": ``in_circuit`` (component); ``taken``
-        (component), the place in the order of removal, -1 for those that stay; ``cost``
+        (component), the index in the order of removal, -1 for those that stay; ``cost``
         (component), the mean faithfulness that its removal lost, of several at once in
         equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size,
         NaN for sizes not reached; ``faithfulness`` and ``completeness`` (series), 1 -
@@ -127,11 +134,13 @@ def minimal_circuit(
         UnknownNameError: no such component.
 
     Example:
-        >>> data = probes.minimal_circuit(run, nodes=["decoder.*.mlp"], ranking="effects")
+        >>> data = probes.minimal_circuit(
+        ...     run, nodes=["decoder.*.mlp"], ranking="effects"
+        ... )
         >>> bool((data["faithfulness"] >= 0.9).all())
         True
     """
-    _refuse(ranking, tolerance, per_round, behaviour, smallest)
+    _check_options(ranking, tolerance, per_round, behaviour, smallest)
     if corrupted is not None and (how != "zero" or reference is not None):
         raise InputError(
             "give either corrupted=… or how=… with its reference, not both: each"
@@ -141,13 +150,13 @@ def minimal_circuit(
         raise InputError(
             "ranking='edges' compares a clean with a corrupted series; give corrupted=…"
         )
-    positions = _nodes(clean, nodes)
-    components = [position.component for position in positions]
+    sites = _nodes(clean, nodes)
+    components = [site.component for site in sites]
     sources = [clean]
     if corrupted is None:
         ablations = make_ablations(clean, components, how, reference)
     else:
-        pair = contrast(clean, corrupted, positions, direction="noise")
+        pair = contrast(clean, corrupted, sites, direction="noise")
         sources.append(pair.source)
         ablations = {node: (PatchFrom(node, pair.source_acts),) for node in components}
     bench = _Bench(clean, ablations, behaviour, sources, smallest)
@@ -179,13 +188,14 @@ def minimal_circuit(
     return data
 
 
-def _refuse(
+def _check_options(
     ranking: str,
     tolerance: object,
     per_round: object,
     behaviour: object,
     smallest: object,
 ) -> None:
+    """Check the options of :func:`minimal_circuit`."""
     refuse_word("ranking", ranking, ("greedy", "effects", "edges"))
     if (
         not isinstance(tolerance, int | float)
@@ -205,21 +215,24 @@ def _refuse(
 
 
 def _nodes(run: Run, nodes: Sequence[str | Component] | None) -> list[Place]:
-    """Return the heads and branches to choose from, none of which is part of another."""
-    positions = list_nodes(run.lens, nodes, "nodes")
-    components = [position.component for position in positions]
-    for position in positions:
-        if position.head is not None and position.branch in components:
+    """Return the heads and branches to choose from; none is part of another."""
+    sites = list_nodes(run.lens, nodes, "nodes")
+    components = [site.component for site in sites]
+    for site in sites:
+        if site.head is not None and site.branch in components:
             raise InputError(
-                f"{position.target} is part of {position.branch}; name either the"
+                f"{site.target} is part of {site.branch}; name either the"
                 " branch or its heads"
             )
-    return positions
+    return sites
 
 
 class _Bench:
-    """Run with sets of nodes ablated, their faithfulness, and by series the gap, its
-    noise, and no verdict.
+    """Run whose nodes can be ablated, and the faithfulness of what then remains.
+
+    By series it holds the gap of the behaviour between the full model and one with
+    every node ablated, the noise of that gap, and whether it is too small for a
+    verdict.
     """
 
     def __init__(
@@ -233,16 +246,17 @@ class _Bench:
         self.run = run
         self.ablations = ablations
         self.behaviour: Behaviour = behaviour or (lambda forecasts: forecasts)
-        self.whole = self.nothing = np.empty(0)
-        # side by side, so that both have the same rounding
-        self.whole, nothing = self.forecasts([set(), set(ablations)])
-        self.nothing = keep_above_rounding(run, nothing, self.whole)
+        # empty until both are known, as forecasts() compares with them
+        self.full = self.nothing = np.empty(0)
+        # in one call, so that both have the same rounding
+        self.full, nothing = self.forecasts([set(), set(ablations)])
+        self.nothing = keep_above_rounding(run, nothing, self.full)
         self.noise = np.max(
             [noise_floor(source, self._distance) for source in sources], axis=0
         )
-        self.gap = self._distance(self.nothing, self.whole)
-        wide = ranges(run, self.whole)
-        self.gap_share = _rms(self.nothing, self.whole) / np.where(wide > 0, wide, 1.0)
+        self.gap = self._distance(self.nothing, self.full)
+        spans = ranges(run, self.full)
+        self.gap_share = _rms(self.nothing, self.full) / np.where(spans > 0, spans, 1.0)
         # a flat forecast of a context that varies has a circuit: faithfulness is a
         # share of the gap, not of the shape
         self.flat = own_flat_contexts(run)
@@ -257,31 +271,34 @@ class _Bench:
                 " another behaviour or a stronger corruption, of a sampling model more"
                 " sample paths, or a lower smallest=…"
             )
+        # NaN leaves series without a verdict out of every statistic
         self.usable_gap = np.where(self.no_verdict, np.nan, self.gap)
 
     def forecasts(self, sets: Sequence[set[Component]]) -> np.ndarray:
         """Forecast with each set of nodes ablated, (set, series, step)."""
-        together = [
+        ablations = [
             [parts for node, parts in self.ablations.items() if node in members]
             for members in sets
         ]
-        variants = [Variant("ablated", tuple(chain(*parts))) for parts in together]
+        variants = [Variant("ablated", tuple(chain(*parts))) for parts in ablations]
         forecasts = point_forecasts(self.run, variants)
         # faithfulness and rankings by it must not depend on rounding
-        for plain in (self.nothing, self.whole):
+        for plain in (self.nothing, self.full):
             if plain.size:
                 forecasts = keep_above_rounding(self.run, forecasts, plain)
         return forecasts
 
     def faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
-        """Compute the faithfulness of forecasts (…, series, step), (…, series); NaN
-        without a verdict.
+        """Compute the faithfulness of forecasts (…, series, step), (…, series).
+
+        It is NaN for series without a verdict.
         """
-        return 1.0 - self._distance(forecasts, self.whole) / self.usable_gap
+        return 1.0 - self._distance(forecasts, self.full) / self.usable_gap
 
     def mean_faithfulness(self, forecasts: np.ndarray) -> np.ndarray:
-        """Average the faithfulness of forecasts (…, series, step) over series that have
-        a verdict, (…).
+        """Average the faithfulness of forecasts (…, series, step), (…).
+
+        The mean is over the series that have a verdict.
         """
         return self.faithfulness(forecasts)[..., ~self.no_verdict].mean(-1)
 
@@ -289,6 +306,7 @@ class _Bench:
         return _rms(self._features(one), self._features(other))
 
     def _features(self, forecasts: np.ndarray) -> np.ndarray:
+        """Apply the behaviour to forecasts, and check what it returns."""
         try:
             features = np.asarray(self.behaviour(forecasts), dtype=float)
         except (TypeError, ValueError) as error:
@@ -319,8 +337,9 @@ def _rms(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 class _Search:
-    """Circuit under search: nodes that remain, those removed in order with what each
-    cost, and faithfulness by size.
+    """Search for a circuit: the nodes that remain, and the cost of those removed.
+
+    Removed nodes are in order of removal; the curve is the faithfulness by size.
     """
 
     def __init__(
@@ -329,14 +348,15 @@ class _Search:
         self.bench = bench
         self.required = 1 - tolerance
         self.progress = progress
-        self.kept = list(bench.ablations)
+        self.remaining = list(bench.ablations)
         self.cost: dict[Component, float] = {}
-        self.curve = {len(self.kept): 1.0}
+        self.curve = {len(self.remaining): 1.0}
 
     def take_shortest(self, scores: dict[Component, float]) -> None:
-        """Remove nodes of the lowest scores, as many as leave the rest faithful enough."""
-        order = sorted(self.kept, key=lambda node: scores[node])
+        """Remove as many nodes of the lowest scores as leave the rest faithful."""
+        order = sorted(self.remaining, key=lambda node: scores[node])
         values = self.values([order[:count] for count in range(1, len(order) + 1)])
+        # the longest removal that is faithful: values need not fall steadily
         faithful = np.flatnonzero(values >= self.required)
         count = 0
         if len(faithful):
@@ -348,39 +368,40 @@ class _Search:
         }
 
     def prune(self, per_round: int, pairs: bool) -> None:
-        """Remove the node that costs least, as long as one can go; then the pair that
-        costs least, and so on.
+        """Remove the node that costs least, as long as one can go.
+
+        If no single node can go, remove the pair that costs least, and go on.
         """
-        while self.kept:
-            singles = [[node] for node in self.kept]
+        while self.remaining:
+            singles = [[node] for node in self.remaining]
             values = self.values(singles)
             order = np.argsort(-values, kind="stable")
             best = singles[order[0]]
             value = float(values[order[0]])
             if value >= self.required and per_round > 1:
-                together = [self.kept[index] for index in order[:per_round]]
-                value_together = float(self.values([together])[0])
-                if value_together >= self.required:
-                    best = together
-                    value = value_together
-            if value < self.required and pairs and len(self.kept) > 1:
+                several = [self.remaining[index] for index in order[:per_round]]
+                value_of_several = float(self.values([several])[0])
+                if value_of_several >= self.required:
+                    best = several
+                    value = value_of_several
+            # pairs are many, so they are tried only where no single node can go
+            if value < self.required and pairs and len(self.remaining) > 1:
                 best, value = self.best_pair()
             if value < self.required:
                 return
             self.remove(best, value)
 
     def best_pair(self) -> tuple[list[Component], float]:
-        """Return the pair without which the rest is most faithful, and how faithful
-        that is.
-        """
-        candidates = [list(pair) for pair in combinations(self.kept, 2)]
+        """Return the pair without which the rest is most faithful, and how faithful."""
+        candidates = [list(pair) for pair in combinations(self.remaining, 2)]
         values = self.values(candidates)
         index = int(np.argmax(values))
         return candidates[index], float(values[index])
 
     def values(self, candidates: Sequence[Sequence[Component]]) -> np.ndarray:
-        """Compute the mean faithfulness of what remains without each group of nodes
-        too, (group,).
+        """Compute the mean faithfulness of what remains without each group, (group,).
+
+        The nodes removed so far are left out too.
         """
         return self.bench.mean_faithfulness(
             self.bench.forecasts([{*self.cost, *group} for group in candidates])
@@ -388,10 +409,10 @@ class _Search:
 
     def remove(self, group: Sequence[Component], value: float) -> None:
         """Remove nodes; the value is how faithful the rest is."""
-        lost = self.curve[len(self.kept)] - value
+        lost = self.curve[len(self.remaining)] - value
         self.cost |= dict.fromkeys(group, lost / len(group))
-        self.kept = [node for node in self.kept if node not in self.cost]
-        self.curve[len(self.kept)] = value
+        self.remaining = [node for node in self.remaining if node not in self.cost]
+        self.curve[len(self.remaining)] = value
         if self.progress is not None:
             self.progress(len(self.cost), len(self.bench.ablations))
 
@@ -399,38 +420,40 @@ class _Search:
 def _scores(
     bench: _Bench, corrupted: Run | None, ranking: str
 ) -> dict[Component, float]:
+    """Score each node by single ablation, or by the size of its outgoing edges."""
     nodes = list(bench.ablations)
     if ranking == "effects" or corrupted is None:
-        alone = bench.forecasts([{node} for node in nodes])
-        return dict(zip(nodes, 1.0 - bench.mean_faithfulness(alone), strict=True))
+        single = bench.forecasts([{node} for node in nodes])
+        return dict(zip(nodes, 1.0 - bench.mean_faithfulness(single), strict=True))
     edges = edge_attribution(bench.run, corrupted, nodes=nodes)
     change = (
         abs(edges["clean_forecast"] - edges["corrupted_forecast"]).max("step").values
     )
     scores = np.abs(edges["score"].values)
+    # the order must not depend on rounding
     above_rounding = np.where(
-        scores * change > rounding(bench.run, bench.whole), scores, 0.0
+        scores * change > rounding(bench.run, bench.full), scores, 0.0
     )
-    return dict(
-        zip(nodes, above_rounding.sum(1)[:, ~bench.no_verdict].mean(-1), strict=True)
-    )
+    outgoing = above_rounding.sum(1)[:, ~bench.no_verdict].mean(-1)
+    return dict(zip(nodes, outgoing, strict=True))
 
 
 def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Dataset:
+    """Return the circuit that a search found, with its forecasts."""
     order = list(search.cost)
-    inside = set(search.kept)
-    circuit, complement = bench.forecasts([set(order), inside])
+    remaining = set(search.remaining)
+    circuit, complement = bench.forecasts([set(order), remaining])
     data = bench.run.dataset()
     data = data.assign_coords(component_coords(nodes)).assign_coords(
         flat=("series", bench.flat),
         size=range(len(nodes) + 1),
         part=["model", "circuit", "complement", "nothing"],
     )
-    taken = [-1 if node in inside else order.index(node) for node in nodes]
+    taken = [-1 if node in remaining else order.index(node) for node in nodes]
     curve = [search.curve.get(int(size), np.nan) for size in data["size"]]
-    forecasts = np.stack([bench.whole, circuit, complement, bench.nothing])
+    forecasts = np.stack([bench.full, circuit, complement, bench.nothing])
     return data.assign(
-        in_circuit=("component", [node in inside for node in nodes]),
+        in_circuit=("component", [node in remaining for node in nodes]),
         taken=("component", taken),
         cost=("component", [search.cost.get(node, np.nan) for node in nodes]),
         curve=("size", curve),

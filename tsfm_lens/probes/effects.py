@@ -1,4 +1,9 @@
-"""Direct, indirect and total effects of components."""
+"""Direct, indirect and total effects of components.
+
+:func:`causal_effects` ablates each component twice: later components either respond or
+are frozen at what they wrote. The difference shows self-repair. Effects through one
+chosen component are in ``path_patching``.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +58,7 @@ def causal_effects(
     smallest: float = SMALLEST_SHARE,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Ablate each component twice: with all later branches free to respond, and with
-    them frozen.
+    """Ablate each component with later branches free to respond, and with them frozen.
 
     The total effect is the change of the forecast if later branches respond. The direct
     effect is the change if they are frozen, and the indirect effect is the difference.
@@ -99,12 +103,17 @@ def causal_effects(
         targets = writers(lens.wiring)
     else:
         targets = lens.components(*listed(components, "components"))
-    behind = {
-        c: [b for b in later_branches(lens.wiring, c) if b.stack == c.stack]
-        for c in targets
+    later_by_target = {
+        target: [
+            branch
+            for branch in later_branches(lens.wiring, target)
+            if branch.stack == target.stack
+        ]
+        for target in targets
     }
-    later = {branch for branches in behind.values() for branch in branches}
+    later = {branch for branches in later_by_target.values() for branch in branches}
     branches = sorted(find_place(lens.wiring, branch).point for branch in later)
+    # the last component has no later branch, but a recording needs a point
     activations = run.record(branches or ["unembed.hook_out"])
     free = make_ablations(run, targets, how, reference)
     variants = [
@@ -112,7 +121,10 @@ def causal_effects(
             f"direct {component}",
             (
                 *ablations,
-                *(PatchFrom(branch, activations) for branch in behind[component]),
+                *(
+                    PatchFrom(branch, activations)
+                    for branch in later_by_target[component]
+                ),
             ),
         )
         for component, ablations in free.items()
@@ -136,21 +148,24 @@ def causal_effects(
         "smallest": smallest,
         "first_step": run.first_step,
     }
+    # a token model's decoder reads no value at its first step
     steps = slice(run.first_step, None)
-    wide = ranges(run, plain)
+    spans = ranges(run, plain)
     heads = head_or_kind(data)
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         size = np.abs(other - plain)[..., steps].mean(-1)
-        return ratio(size, wide)
+        return ratio(size, spans)
 
     floor = noise_floor(run, share)
     for name, part in (("total_share", total), ("direct_share", direct)):
         data[name] = (axes[:2], share(part, np.zeros(run.horizon)))
         data = judge(data, name, floor=floor, groups=heads)
-    none = data["direct_share"].values <= np.fmax(floor, smallest)
-    repair = self_repair(total[..., steps], direct[..., steps], none)
+    # a quotient of a direct effect within the noise means nothing
+    undefined = data["direct_share"].values <= np.fmax(floor, smallest)
+    repair = self_repair(total[..., steps], direct[..., steps], undefined)
     data["self_repair"] = (axes[:2], repair)
+    # the first step counts in no floor either; the result has a copy of the effects
     direct[..., : run.first_step] = 0.0
     floors = xr.DataArray(share_floor(run, direct), dims=axes[:2])
     return judge(data, "self_repair", floor=floors, signed=True, groups=heads)

@@ -21,8 +21,9 @@ __all__ = ["forecast"]
     computes="the forecast of all series",
 )
 def forecast(run: Run) -> xr.Dataset:
-    """Return the run's forecast with the truth, where there is one, and the steps of
-    each series' season.
+    """Return the run's forecast, with the truth where there is one.
+
+    It also holds the steps of each series' season.
 
     Args:
         run: what was forecast.

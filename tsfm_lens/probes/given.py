@@ -1,4 +1,8 @@
-"""Checks of a probe's arguments, which are a run, a lens or another probe's result."""
+"""Checks of a probe's arguments: runs, lenses and results of other probes.
+
+:func:`refuse_others` wraps all functions of a package once, by their annotations;
+probes call the other checks themselves.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,8 @@ from tsfm_lens.models.run import Run
 
 __all__ = []
 
-# annotation -> the type of the argument, and its name in messages
+# annotation -> the type of the argument, and its description in messages; annotations
+# are texts, as every module has postponed evaluation
 _TYPES: dict[str, tuple[Any, str]] = {
     "Run": (Run, "a Run, as lens.run(...) gives"),
     "Run | None": (Run | None, "a Run, as lens.run(...) gives, or None"),
@@ -25,17 +30,18 @@ _TYPES: dict[str, tuple[Any, str]] = {
 }
 
 
-def refuse_word(name: str, value: object, words: Sequence[str]) -> None:
-    """Refuse an option that is none of these words."""
-    if value not in words:
+def refuse_word(name: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse an option that is none of the words given."""
+    if value not in choices:
         raise InputError(
-            f"{name}={value!r} is not known, choose {' or '.join(map(repr, words))}"
+            f"{name}={value!r} is not known, choose {' or '.join(map(repr, choices))}"
         )
 
 
 def refuse_others(package: str) -> None:
-    """Let the functions of a package refuse what is not a run or lens, where an
-    annotation asks for one.
+    """Let the functions of a package refuse what is not a run or lens.
+
+    An argument is checked where its annotation asks for one.
     """
     namespace = vars(sys.modules[package])
     for name in namespace["__all__"]:
@@ -47,6 +53,7 @@ def refuse_others(package: str) -> None:
 
 
 def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function with the checks of its arguments, if it has any."""
     call = signature(probe)
     checks = {
         parameter: _TYPES[str(declared.annotation)]
@@ -63,13 +70,13 @@ def _guard(name: str, probe: Callable[..., Any]) -> Callable[..., Any]:
             value = values[argument]
             is_first = argument == next(iter(call.parameters))
             if is_first:
-                what = requirement
+                label = requirement
             else:
-                what = f"as {argument} {requirement}"
-            cure = ""
+                label = f"as {argument} {requirement}"
+            advice = ""
             if expected is Lens and isinstance(value, Run):
-                cure = "; its .lens is one"
-            raise InputError(f"{name} takes {what}; this is {called(value)}{cure}")
+                advice = "; its .lens is one"
+            raise InputError(f"{name} takes {label}; this is {called(value)}{advice}")
         return probe(*args, **options)
 
     if checks:
@@ -82,11 +89,11 @@ def of_kind(result: Any, kind: str, probe: str) -> xr.Dataset:
     if isinstance(result, xr.Dataset) and result.attrs.get("kind") == kind:
         return result
     if isinstance(result, xr.Dataset):
-        text = f"of kind {result.attrs.get('kind')!r}"
+        label = f"of kind {result.attrs.get('kind')!r}"
     else:
-        text = called(result)
+        label = called(result)
     requirement = f"a Dataset of kind {kind!r}, as probes.{kind}(...) gives"
-    raise InputError(f"probes.{probe} takes {requirement}; this is {text}")
+    raise InputError(f"probes.{probe} takes {requirement}; this is {label}")
 
 
 def called(value: object) -> str:

@@ -1,5 +1,8 @@
-"""Data of the linked view: of every head what it reads and writes, of every component
-the forecast without it.
+"""Data of the linked view of all heads.
+
+:func:`head_states` gathers, of every head, what it reads and writes, and of every
+component the forecast without it. It computes little: attention, attribution, spectra
+and ablations come from the probes of these names. The view is in ``report.explore``.
 """
 
 from __future__ import annotations
@@ -27,11 +30,15 @@ from tsfm_lens.probes.zero_ablation import ablation_effects
 
 __all__ = ["head_states"]
 
-_MAX_SERIES = 8  # of a report; each brings its attention and its forecasts
+# of a report; each series adds its attention and its forecasts to the page
+_MAX_SERIES = 8
 
 
 def _some_series(results: Any) -> tuple[Run]:
-    """Select the first items of a report's run; all where none may be left out."""
+    """Select the first items of a report's run.
+
+    All series are taken where none may be left out.
+    """
     run = results.run
     if results.item is None:
         return (run,)
@@ -65,8 +72,9 @@ def _some_series(results: Any) -> tuple[Run]:
 def head_states(
     run: Run, *, kind: str | None = None, progress: Progress | None = None
 ) -> xr.Dataset:
-    """Collect the attention, writes and scores of the heads of one kind, and the
-    forecast without each component.
+    """Collect the attention, writes and scores of the heads of one kind.
+
+    The forecast without each component is part of the result.
 
     Args:
         run: the forecast to explain.
@@ -90,7 +98,7 @@ def head_states(
 
         Over ``component`` (every head and MLP of the output stack) and ``series``:
         ``mean_shift`` (with ``_acts`` and ``_floor``), ``spearman_distance`` and
-        ``forecast``, beside ``baseline_forecast``, all as of
+        ``forecast``, and ``baseline_forecast``, all as of
         :func:`tsfm_lens.probes.ablation_effects`: of a token model expected values
         along the run's one path. ``quantile_forecast`` (series, quantile, step) is the
         library's own forecast.
@@ -122,33 +130,33 @@ def head_states(
         .isel(series=rows)
         .assign_coords(layer=first["layer"], head=first["head"])
     )
-    where = ("layer", "head")
+    axes = ("layer", "head")
     heads = [
         [Component(stack, int(layer), attention, int(head)) for head in first["head"]]
         for layer in first["layer"]
     ]
     names = [[str(head) for head in row] for row in heads]
-    data = data.assign_coords(name=(where, names))
-    data.update(_over_series([past_attention(item) for item in maps], data["series"]))
+    data = data.assign_coords(name=(axes, names))
+    data.update(_over_series([past_attention(view) for view in maps], data["series"]))
     data["normalised_entropy"] = data["entropy"].groupby("series").map(normalise)
     data.update(
         head_spectra(run.lens, kind=attention).sel(layer=data["layer"])[
             ["singular_value", "stable_rank"]
         ]
     )
-    # in data units
+    # logits, the default of token models, have no data units
     parts = decomposed(run, "expected_value" if run.tokens_read else None).isel(
         decomposition=0
     )
     decomposition = str(parts["decomposition"].item())
     attribution = of_median(parts["attribution"])
     order = attribution["component"].values.tolist()
-    each_head = [list(map(order.index, row)) for row in names]
+    head_rows = [list(map(order.index, row)) for row in names]
     writes = attribution.transpose("series", "component", "step").values[rows]
     sizes = np.abs(writes[..., run.first_step :]).mean(axis=-1)
-    of_series = ("series", *where)
-    data["write"] = ((*of_series, "step"), writes[:, each_head])
-    data["write_size"] = (of_series, sizes[:, each_head])
+    series_axes = ("series", *axes)
+    data["write"] = ((*series_axes, "step"), writes[:, head_rows])
+    data["write_size"] = (series_axes, sizes[:, head_rows])
     total = sizes.sum(axis=-1)
     data["write_share"] = data["write_size"] / xr.DataArray(
         np.where(total > 0, total, 1.0), dims="series"
@@ -156,7 +164,7 @@ def head_states(
     effects = ablation_effects(
         run, components=writers(run.lens.wiring), progress=progress
     )
-    data = data.merge(_as_of_components(effects.isel(series=rows)))
+    data = data.merge(_select_effects(effects.isel(series=rows)))
     levels = list(run.forecast.levels)
     quantiles = run.forecast.quantiles[rows]
     data = data.assign_coords(quantile=levels).assign(
@@ -175,7 +183,7 @@ def head_states(
     return data
 
 
-_OF_COMPONENTS = (
+_EFFECT_VARIABLES = (
     "mean_shift",
     "mean_shift_acts",
     "mean_shift_floor",
@@ -185,37 +193,41 @@ _OF_COMPONENTS = (
 )
 
 
-def _as_of_components(effects: xr.Dataset) -> xr.Dataset:
-    """Select what the linked view has of an ablation; heads of all kinds have
-    coordinates of their own.
+def _select_effects(effects: xr.Dataset) -> xr.Dataset:
+    """Select what the linked view needs of an ablation.
+
+    Coordinates are renamed, since ``head`` is a dimension of the view.
     """
-    retained = effects[[name for name in _OF_COMPONENTS if name in effects]]
+    retained = effects[[name for name in _EFFECT_VARIABLES if name in effects]]
     coords = {
         "kind": "component_kind",
         "layer_index": "component_layer",
         "head": "component_head",
     }
-    return retained.rename(coords).drop_vars(
-        [name for name in retained.coords if name not in ("component", *coords)]
-    )
+    unused = [name for name in retained.coords if name not in ("component", *coords)]
+    return retained.rename(coords).drop_vars(unused)
 
 
 def _over_series(views: list[xr.Dataset], series: xr.DataArray) -> xr.Dataset:
-    """Put the attention of several series side by side; a short one has fewer tokens,
-    which end where all do.
+    """Join the attention of several series along one dimension.
+
+    A short series has fewer tokens, which end where all others' end.
     """
     shared = views[0][["query_start", "step_query"]]
-    own = [view.drop_vars(list(shared)) for view in views]
+    separate = [view.drop_vars(list(shared)) for view in views]
+    # keys are numbered back from the forecast, so an outer join aligns their ends
     missing = {"attention": 0.0, "key_start": 0, "key_stop": 0}
-    together = xr.concat(
-        own, series.variable, data_vars="all", join="outer", fill_value=missing
+    joined = xr.concat(
+        separate, series.variable, data_vars="all", join="outer", fill_value=missing
     )
-    return together.drop_vars("series").merge(shared)
+    return joined.drop_vars("series").merge(shared)
 
 
 def past_attention(maps: xr.Dataset) -> xr.Dataset:
-    """Measure on which tokens of the past the heads of one series look, and where the
-    mean over steps is largest.
+    """Measure which tokens of the past the heads of one series attend to.
+
+    The result holds the lag and the token where the mean over forecast steps is
+    largest.
     """
     queries = forecast_queries(maps)
     pattern = maps["pattern"].values[:, :, queries].astype(float)
@@ -227,16 +239,20 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
     # what is read from a token of the past begins with the forecast
     begin = np.maximum(maps["query_start"].values[queries], 0)
     step_query = np.searchsorted(begin, np.arange(maps.sizes["step"]), side="right") - 1
-    # every step counts alike
-    counts = np.bincount(step_query, minlength=len(queries)) / maps.sizes["step"]
-    mean = np.einsum("lhqk,q->lhk", pattern, counts)
+    # a query weighs as many steps as it forecasts, so every step has the same weight
+    step_shares = np.bincount(step_query, minlength=len(queries)) / maps.sizes["step"]
+    mean = np.einsum("lhqk,q->lhk", pattern, step_shares)
     weights = pattern[..., past]
-    at_place = mean[..., past]
-    back = begin[:, None] - start[past]
-    lags, index = np.unique(back, return_inverse=True)
+    token_shares = mean[..., past]
+    distances = begin[:, None] - start[past]
+    lags, lag_indices = np.unique(distances, return_inverse=True)
     sums = np.zeros((len(lags), *mean.shape[:2]))
-    for query, at in enumerate(index.reshape(back.shape)):
-        np.add.at(sums, at, counts[query] * np.moveaxis(weights[:, :, query], -1, 0))
+    for query, lag_index in enumerate(lag_indices.reshape(distances.shape)):
+        np.add.at(
+            sums,
+            lag_index,
+            step_shares[query] * np.moveaxis(weights[:, :, query], -1, 0),
+        )
     by_lag = np.moveaxis(sums, 0, -1)
     keys = np.arange(-int(past.sum()), 0)
     heads = ("layer", "head")
@@ -245,8 +261,8 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
         "attention": ((*heads, "query", "key"), weights.astype(np.float32)),
         "lag": (heads, _largest(by_lag, lags)),
         "lag_share": (heads, by_lag.max(axis=-1, initial=0.0)),
-        "place": (heads, _largest(at_place, keys)),
-        "place_share": (heads, at_place.max(axis=-1, initial=0.0)),
+        "place": (heads, _largest(token_shares, keys)),
+        "place_share": (heads, token_shares.max(axis=-1, initial=0.0)),
         "attention_forecast": (heads, mean[..., ahead].sum(axis=-1)),
         "attention_other": (heads, mean[..., ~past & ~ahead].sum(axis=-1)),
         "key_start": ("key", start[past]),
@@ -258,9 +274,7 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
 
 
 def _largest(shares: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the label of the largest share of each head; 0 where there is nothing to
-    look at.
-    """
+    """Return the label of the largest share of each head; 0 if there are no labels."""
     if len(labels):
         return labels[shares.argmax(axis=-1)]
     return np.zeros(shares.shape[:-1], dtype=int)

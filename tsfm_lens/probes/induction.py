@@ -1,4 +1,9 @@
-"""Induction heads of token models: the repeated-random-tokens test."""
+"""Induction heads of token models: the test with repeated random tokens.
+
+:func:`induction_scores` tests which heads find and copy the continuation of a motif;
+:func:`induction_overlap` compares them with the sharp heads of ``head_entropy``. Both
+need value tokens and cross-attention; ``repeated_motif`` asks the same of every model.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +34,9 @@ WITHIN = 1.0124
 
 
 class _Targets(NamedTuple):
-    """Last instance of each decoder token, the token after it, and whether there is
-    one.
+    """Last instance of each decoder token, and the token after it.
+
+    ``valid`` marks the tokens that have such an instance.
     """
 
     keys: Tensor
@@ -70,11 +76,11 @@ def induction_scores(
     copy_from: float = COPY_FROM,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Repeat a random motif and score the cross-attention heads that find and copy its
-    continuation.
+    """Score the cross-attention heads that copy the continuation of a random motif.
 
-    The encoder sees motif × repeats and the end token; the decoder begins with the
-    motif's first token.
+    Each head is scored by its attention to the continuation, and by what it writes. The
+    encoder sees motif × repeats and the end token; the decoder begins with the motif's
+    first token.
 
     Args:
         lens: a token model.
@@ -114,16 +120,17 @@ def induction_scores(
             of its context.
 
     Example:
-        >>> probes.induction_scores(lens, motif=8, n_sequences=8)["prefix_matching"].dims
+        >>> scores = probes.induction_scores(lens, motif=8, n_sequences=8)
+        >>> scores["prefix_matching"].dims
         ('layer', 'head')
     """
-    tokens = _refuse(lens, motif, repeats, offset, decoding, positions)
+    tokens = _check_options(lens, motif, repeats, offset, decoding, positions)
     stack = lens.wiring.output_stack
     ids, motifs = _sequences(lens, motif, repeats, n_sequences, within, seed)
     start = torch.full((n_sequences, 1), tokens.model.config.decoder_start_token_id)
     if decoding == "forced":
         decoder = torch.cat([start, motifs[:, :-1]], dim=1)
-        # the same place in the last repeat: the decoder goes along the motif
+        # the same index in the last repeat: the decoder goes along the motif
         keys = ((repeats - 1) * motif + torch.arange(motif - 1)).expand(n_sequences, -1)
         targets = _Targets(
             keys, motifs[:, 1:], torch.ones(n_sequences, motif - 1, dtype=torch.bool)
@@ -134,10 +141,9 @@ def induction_scores(
         )
         targets = _match_targets(ids[:, : motif * repeats], decoder[:, 1:])
     encoded = tokens.encode_tokens(ids, decoder)
-    indices = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
-    points = [
-        f"{at}.{point}" for at in indices for point in ("hook_pattern", "hook_result")
-    ]
+    prefixes = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
+    names = ("hook_pattern", "hook_result")
+    points = [f"{prefix}.{name}" for prefix in prefixes for name in names]
     with torch.no_grad():
         targets = _Targets(*(part.to(lens.device) for part in targets))
         valid = targets.valid
@@ -159,14 +165,14 @@ def induction_scores(
             encoded, names_filter=points, reduce={"**.hook_result": score}
         )
         patterns, scores = (
-            [activations[f"{at}.{what}"] for at in indices]
-            for what in ("hook_pattern", "hook_result")
+            [activations[f"{prefix}.{name}"] for prefix in prefixes] for name in names
         )
         weights = [_prefix_weights(pattern, selection, offset) for pattern in patterns]
-        parts = (weights, *([score[..., of] for score in scores] for of in (0, 1)))
-        prefix, copy, rest = (
-            np.stack([_by_sequence(one, selection.valid) for one in part])
-            for part in parts
+        right_scores = [score[..., 0] for score in scores]
+        pool_scores = [score[..., 1] for score in scores]
+        prefix_matching, copy, average = (
+            np.stack([_by_sequence(of_layer, selection.valid) for of_layer in layers])
+            for layers in (weights, right_scores, pool_scores)
         )
         entropy = [
             row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2))
@@ -177,7 +183,7 @@ def induction_scores(
         )
     data = xr.Dataset(
         {
-            "prefix_matching": (("layer", "head"), prefix.mean(-1)),
+            "prefix_matching": (("layer", "head"), prefix_matching.mean(-1)),
             "copy_score": (("layer", "head"), copy.mean(-1)),
             "entropy": (("layer", "head"), np.stack(entropy), {"units": "nats"}),
             "copy_accuracy": accuracy,
@@ -203,12 +209,16 @@ def induction_scores(
         "prefix_from": prefix_from,
         "copy_from": copy_from,
     }
-    off = relative_rounding(lens)
+    rounding = relative_rounding(lens)
     axes = ("layer", "head", "sequence")
-    of_chance = xr.DataArray(np.fmax(rest, 0.0) + off * (1 + np.abs(rest)), dims=axes)
+    # a head that raises the average token as much does not copy
+    copy_floor = xr.DataArray(
+        np.fmax(average, 0.0) + rounding * (1 + np.abs(average)), dims=axes
+    )
+    even_spread = (1 + rounding) / patterns[0].shape[-1]
     for name, values, floor in (
-        ("prefix_matching", prefix, (1 + off) / patterns[0].shape[-1]),
-        ("copy_score", copy, of_chance),
+        ("prefix_matching", prefix_matching, even_spread),
+        ("copy_score", copy, copy_floor),
     ):
         data[f"{name}_by_sequence"] = (axes, values)
         data = judge(
@@ -221,9 +231,10 @@ def induction_scores(
     return data
 
 
-def _refuse(
+def _check_options(
     lens: Lens, motif: int, repeats: int, offset: int, decoding: str, positions: str
 ) -> Any:
+    """Check the options of :func:`induction_scores`; return the model's tokens."""
     tokens = lens.tokens
     kinds = lens.wiring.output_stack.attention_kinds()
     if tokens is None or "cross_attn" not in kinds:
@@ -247,8 +258,9 @@ def _refuse(
 
 
 def frequent_tokens(lens: Lens, within: float = WITHIN) -> Tensor:
-    """Return the ids that motifs are drawn from: the bins within ``within`` times the
-    scale around zero.
+    """Return the ids that motifs are drawn from.
+
+    They are the bins within ``within`` times the scale around zero.
     """
     centers = lens.native.tokenizer.centers
     return torch.nonzero(centers.abs() <= within).reshape(-1) + lens.first_value_token
@@ -267,15 +279,16 @@ def _sequences(
 
 
 def _continue_prompts(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
-    """Continue the prompt to (sequence, motif) by its most probable tokens, by the
-    library's own greedy search.
+    """Continue the prompts to (sequence, motif) by their most probable tokens.
+
+    The search is the library's own greedy one.
     """
     with torch.no_grad():
         options: dict[str, Any] = {
             "max_new_tokens": motif - prompt.shape[1],
             "do_sample": False,
+            "attention_mask": torch.ones_like(ids).to(lens.device),
         }
-        options["attention_mask"] = torch.ones_like(ids).to(lens.device)
         inputs = {
             "input_ids": ids.to(lens.device),
             "decoder_input_ids": prompt.to(lens.device),
@@ -290,8 +303,9 @@ def _continue_prompts(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Te
 
 
 def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
-    """Return the last instance of each token that still has another one of the context
-    after it.
+    """Return the last instance of each token that the context continues.
+
+    Another token of the context must come after it.
     """
     # the last token of the context is followed by nothing that could be copied
     same = tokens[:, :, None] == context[:, None, :-1]
@@ -308,16 +322,18 @@ def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
 
 
 def _prefix_weights(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:
-    """Return the attention to the targets, (sequence, position, head); pattern
-    (sequence, head, query, key).
+    """Return the attention to the targets, (sequence, position, head).
+
+    The pattern is (sequence, head, query, key).
     """
     keys = (targets.keys + offset)[:, None, :, None].expand(-1, pattern.shape[1], -1, 1)
     return pattern[:, :, 1:].gather(-1, keys)[..., 0].transpose(1, 2)
 
 
 def _by_sequence(scores: Tensor, valid: Tensor) -> np.ndarray:
-    """Return scores (sequence, position, head) of valid positions, as a sample of
-    sequences (head, sequence).
+    """Average scores over the valid positions of each sequence, (head, sequence).
+
+    The scores are (sequence, position, head).
     """
     totals = (scores * valid[..., None]).sum(1).T
     return ratio_units(
@@ -332,8 +348,10 @@ def _copy_scores(
     unembedding: tuple[Tensor, Tensor],
     pool: Tensor,
 ) -> Tensor:
-    """Compute z-scores of the right token and a pool's mean one, (batch, pos, head, 2),
-    from each head's writes.
+    """Compute how far each head's write raises the right token, as a z-score.
+
+    The result (batch, pos, head, 2) has the right token, and the average token of a
+    pool.
     """
     centred, root = unembedding
     right, valid = (
@@ -357,8 +375,9 @@ def _copy_scores(
 
 
 def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
-    """Return the unembedding less its mean row, (vocabulary, d_model), and its
-    triangular root.
+    """Return the centred unembedding (vocabulary, d_model) and its triangular root.
+
+    Its mean row is subtracted.
     """
     weight = lens.model.get_submodule(lens.wiring.unembed.module).weight.detach()
     centred = weight - weight.mean(0)
@@ -375,7 +394,9 @@ GRIDS = {
     "prefix_threshold": np.round(np.arange(0.0, 1.01, 0.05), 2),
 }
 """Thresholds of the sweeps."""
-_KEEP = "model revision architecture versions motif repeats n_sequences offset decoding".split()
+_SHARED_ATTRIBUTES = (
+    "model revision architecture versions motif repeats n_sequences offset decoding"
+).split()
 
 
 @probe(
@@ -402,11 +423,11 @@ def induction_overlap(
     copy_from: float = COPY_FROM,
     sharp_below: float = SHARP_BELOW,
 ) -> xr.Dataset:
-    """Count the heads that are induction heads, sharp heads, both or neither; then
-    sweep the thresholds.
+    """Count the heads that are induction heads, sharp heads, both or neither.
 
     Both scores of an induction head reach their thresholds; a sharp head's min-max
-    scaled entropy is below its own.
+    scaled entropy is below its own. The shares are also computed at every threshold of
+    a grid.
 
     Args:
         induction: of kind "induction_scores", from
@@ -436,7 +457,8 @@ def induction_overlap(
         InputError: a Dataset of another kind, or two of different heads.
 
     Example:
-        >>> data = probes.induction_overlap(probes.induction_scores(lens, motif=8, n_sequences=8))
+        >>> scores = probes.induction_scores(lens, motif=8, n_sequences=8)
+        >>> data = probes.induction_overlap(scores)
         >>> int(data["count"].sum()) == data["induction"].size
         True
     """
@@ -450,27 +472,27 @@ def induction_overlap(
         normalised = normalise(induction["entropy"]).drop_attrs()
     else:
         normalised = _align(induction, entropy)
-    data = induction[
-        [
-            data_var
-            for data_var in induction.data_vars
-            if str(data_var).startswith(SCORES[:2])
-        ]
-    ]
-    data = data.assign(normalised=normalised).assign_coords(GRIDS)
+    # the scores with their statistics, whose names begin with those of the scores
+    names = [name for name in induction.data_vars if str(name).startswith(SCORES[:2])]
+    data = induction[names].assign(normalised=normalised).assign_coords(GRIDS)
     data["induction"] = (data["prefix_matching"] >= prefix_from) & (
         data["copy_score"] >= copy_from
     )
     data["sharp"] = normalised < sharp_below
     data = _sweeps(_table(data), prefix_from)
-    flat = np.stack(
+    centred = np.stack(
         [data[name].values.ravel() - data[name].values.mean() for name in SCORES]
     )
-    lengths = np.outer(*[np.linalg.norm(flat, axis=1)] * 2)
-    data["correlation"] = (("score", "other_score"), ratio(flat @ flat.T, lengths))
+    norms = np.linalg.norm(centred, axis=1)
+    correlation = ratio(centred @ centred.T, np.outer(norms, norms))
+    data["correlation"] = (("score", "other_score"), correlation)
     data = data.assign_coords(score=list(SCORES), other_score=list(SCORES))
     data.attrs = {
-        **{key: induction.attrs[key] for key in _KEEP if key in induction.attrs},
+        **{
+            key: induction.attrs[key]
+            for key in _SHARED_ATTRIBUTES
+            if key in induction.attrs
+        },
         "entropy_along": "repeated tokens" if entropy is None else "forecasts",
         "prefix_from": prefix_from,
         "copy_from": copy_from,
@@ -507,7 +529,7 @@ def _sweeps(data: xr.Dataset, prefix_from: float) -> xr.Dataset:
     induction = copies & (data["prefix_matching"] >= prefix_from)
     sharp = data["normalised"] < data["entropy_threshold"]
     both, n_induction, n_sharp = (
-        item.sum(heads) for item in (induction & sharp, induction, sharp)
+        mask.sum(heads) for mask in (induction & sharp, induction, sharp)
     )
     return data.assign(
         sweep_sharp_given_induction=_share(both, n_induction),
@@ -520,13 +542,15 @@ def _sweeps(data: xr.Dataset, prefix_from: float) -> xr.Dataset:
     )
 
 
-def _share(part: xr.DataArray, whole: xr.DataArray) -> xr.DataArray:
-    return part / whole.where(whole > 0)
+def _share(part: xr.DataArray, total: xr.DataArray) -> xr.DataArray:
+    # NaN for a share of no heads
+    return part / total.where(total > 0)
 
 
 def _align(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
-    """Return the normalised entropies, if they are of the heads that were tested for
-    induction.
+    """Return the normalised entropies of the heads that were tested for induction.
+
+    Entropies of other heads, or of another model, are refused.
     """
     of_kind(entropy, "head_entropy", "induction_overlap")
     for key in ("model", "attention"):
@@ -539,7 +563,7 @@ def _align(induction: xr.Dataset, entropy: xr.Dataset) -> xr.DataArray:
             )
     for dim in ("layer", "head"):
         ours, theirs = (
-            list(map(str, item[dim].values)) for item in (induction, entropy)
+            list(map(str, data[dim].values)) for data in (induction, entropy)
         )
         if ours != theirs:
             raise InputError(

@@ -1,4 +1,10 @@
-"""Attention as kernel regression, and the concentration bound."""
+"""Attention as kernel regression, and the bound on its concentration.
+
+:func:`kernel_regression` writes the weights of a cross-attention head as a Gaussian
+kernel times a tilt, and checks this against the model's own pattern;
+:func:`concentration_bound` has the proposition. Models whose scores are not products of
+projections are refused.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +23,15 @@ __all__ = ["kernel_regression"]
 
 _TOLERANCE = 1e-3
 Product = tuple[Tensor, Tensor]
-"""Factors W_Q and W_K (d_model, d_head) of M = W_Q W_Kᵀ."""
+"""Factors W_Q and W_K (d_model, d_head) of the product M = W_Q W_Kᵀ."""
 
 
 def spectral_kernel(
     queries: Tensor, keys: Tensor, product: Product
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return log kernel, log tilt, weights softmax(q M kᵀ), and bandwidths in M's
-    singular directions (equation 1).
+    """Return log kernel, log tilt, attention weights, and bandwidths.
+
+    The weights are softmax(q M kᵀ), in the singular directions of M (equation 1).
     """
     u, s, vt = core_svd(product[0], product[1].T)
     q = queries.double() @ u
@@ -39,8 +46,9 @@ def spectral_kernel(
 def concentration_bound(
     queries: Tensor, keys: Tensor, product: Product, rank: int | None = None
 ) -> dict[str, Tensor]:
-    """Bound the weight outside one key, from leading singular directions alone
-    (tsfm-lens paper, proposition C.1).
+    """Bound the weight outside one key, from leading singular directions alone.
+
+    Source: tsfm-lens paper, proposition C.1.
     """
     if len(keys) < 2:
         raise InputError(
@@ -50,6 +58,7 @@ def concentration_bound(
         raise InputError(f"rank is {rank}, expected 1 or more")
     u, s, vt = core_svd(product[0], product[1].T)
     if rank is None:
+        # smaller singular values are rounding
         n_modes = int((s > s[0] * 1e-12).sum())
     else:
         n_modes = min(rank, len(s))
@@ -59,9 +68,11 @@ def concentration_bound(
     exact = (queries.double() @ product[0].double()) @ (
         keys.double() @ product[1].double()
     ).T
+    # the key of the largest truncated score, and its margin over the next one
     top = (scaled @ k.T).topk(2, dim=-1)
     best = top.indices[:, 0]
     margin = top.values[:, 0] - top.values[:, 1]
+    # what the left-out modes can add to the margin of two scores
     tail = s[n_modes:].square().sum().sqrt()
     allowance = (
         2
@@ -99,8 +110,9 @@ def concentration_bound(
     needs="cross_attention",
 )
 def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
-    """Write the cross-attention of every head as kernel regression, with the bound on
-    its concentration.
+    """Write the cross-attention of every head as kernel regression.
+
+    The result also has an upper bound on the weight outside a single key.
 
     Args:
         run: the forecast to explain, of exactly one series, by a model of the T5
@@ -162,12 +174,12 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
                 min=1e-300
             )
             bound = concentration_bound(queries, keys, product, rank)
-            of_head = bound | {
+            measures = bound | {
                 "bandwidth": bandwidth[: stack.d_head],
                 "tilt_share": share,
+                "identity_error": torch.tensor(error),
             }
-            of_head |= {"identity_error": torch.tensor(error)}
-            for name, value in of_head.items():
+            for name, value in measures.items():
                 rows.setdefault(name, []).append(value)
     axes = {"bandwidth": ("mode",)} | dict.fromkeys(bound, ("query",))
     shape = (stack.n_layers, stack.n_heads)
@@ -195,13 +207,18 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
 
 
 def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return normed queries, keys, and the cross-attention pattern of every layer, of
-    the one series.
+    """Return normed queries, keys, and the cross-attention pattern of every layer.
+
+    They are of the run's one series.
     """
     lens = run.lens
     stack = lens.wiring.output_stack
     source = lens.wiring.stack(
-        next(row.keys_from for row in stack.attentions() if row.keys_from)
+        next(
+            attention.keys_from
+            for attention in stack.attentions()
+            if attention.keys_from
+        )
     )
     last = f"{source.name}.ln_final.hook_normalized"
     streams = [
@@ -214,18 +231,18 @@ def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
     activations = run.in_one_pass().record([last, *streams, *patterns])
     # padded tokens are no keys
     visible = activations[patterns[0]][0].sum(dim=(0, 1)) > 0
-    out = []
+    states = []
     for layer, (stream, pattern) in enumerate(zip(streams, patterns, strict=True)):
         norm = lens.model.get_submodule(
             f"{stack.block(layer)}.{stack.attention('cross_attn', layer).norm}"
         )
         with torch.no_grad():
             queries = norm.forward(activations[stream][0])
-        out.append(
+        states.append(
             (
                 queries,
                 activations[last][0][visible],
                 activations[pattern][0][..., visible],
             )
         )
-    return out
+    return states

@@ -1,5 +1,8 @@
-"""Lines of thought: alternative forecasts in a layer; spurious ones do not continue the
-context and end early.
+"""Lines of thought: alternative forecasts that a layer holds besides the final one.
+
+:func:`lines_of_thought` defines modes, lines and threads, and which lines are spurious:
+they do not continue the context, and end before the last layer. :func:`trace_lines`
+finds them in given logit maps, so it needs no model.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ _VARIABLES = ("context", "truth", "native_median", "probability", "value")
 
 @dataclass
 class _Trajectory:
-    """Line of one layer: places, half widths and weights of its modes, (step,); NaN, 0
-    and 0 for none.
+    """Line of one layer: value, half width and weight of its mode at each step.
+
+    All three are (step,); without a mode they are NaN, 0 and 0.
     """
 
     layer: int
@@ -58,7 +62,7 @@ class _Trajectory:
 
     @property
     def spurious(self) -> bool:
-        """Line that neither continues the context nor exists in the last layer."""
+        """Whether it neither continues the context nor exists in the last layer."""
         return not self.continuous and not self.survives
 
 
@@ -78,8 +82,9 @@ class _Trajectory:
     needs="tokens",
 )
 def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
-    """Trace the modes of every layer's logit map over steps and layers; the paper gives
-    no algorithm.
+    """Trace the modes of every layer's logit map over steps and layers.
+
+    The paper gives no algorithm. These are the rules here:
 
     - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is
       the probability between its neighbouring minima, its width the width at half its
@@ -184,28 +189,31 @@ def trace_lines(
     values = maps["value"].transpose("series", "bin").values
     context = maps["context"].values
     n_layers, n_series, steps, _ = probability.shape
-    # steps of the context, and at least the width of a bin
-    steps_of = [np.abs(np.diff(past)) for past in context]
-    highest = [float(item[np.isfinite(item)].max(initial=0.0)) for item in steps_of]
-    bins = [float(np.diff(np.sort(own)).min()) for own in values]
+    # of a constant context every step is 0, so a step has at least the width of a bin
+    changes = [np.abs(np.diff(past)) for past in context]
+    highest = [
+        float(change[np.isfinite(change)].max(initial=0.0)) for change in changes
+    ]
+    bins = [float(np.diff(np.sort(bin_values)).min()) for bin_values in values]
     largest = rules.jump * np.maximum(highest, bins)
     lines: list[_Trajectory] = []
     for series in range(n_series):
         finite = context[series][np.isfinite(context[series])]
         layers = [
-            _lines(one[series], values[series], largest[series], rules)
-            for one in probability
+            _join_modes(layer_map[series], values[series], largest[series], rules)
+            for layer_map in probability
         ]
         for layer, layer_lines in enumerate(layers):
             for line in layer_lines:
                 line.layer = layer
                 line.series = series
-                gaps = [
-                    _apart(line, end, largest[series], rules.overlap)
-                    for end in layers[-1]
+                distances = [
+                    _line_distance(line, final, largest[series], rules.overlap)
+                    for final in layers[-1]
                 ]
-                line.survives = bool(np.isfinite(gaps).any())
+                line.survives = bool(np.isfinite(distances).any())
             _mark_continuous(layer_lines, finite[-1], largest[series])
+        # threads are numbered through all series
         first = max((line.thread + 1 for line in lines), default=0)
         _mark_threads(layers, largest[series], rules.overlap, first)
         lines += [line for layer_lines in layers for line in layer_lines]
@@ -215,10 +223,10 @@ def trace_lines(
         np.zeros((n_layers, n_series), dtype=kind) for kind in (int, int, float)
     )
     for line in lines:
-        at = (line.layer, line.series)
-        count[at] += 1
-        spurious[at] += line.spurious
-        mass[at] += line.spurious * line.mass.sum() / steps
+        cell = (line.layer, line.series)
+        count[cell] += 1
+        spurious[cell] += line.spurious
+        mass[cell] += line.spurious * line.mass.sum() / steps
     for name, values in (
         ("count", count),
         ("spurious_count", spurious),
@@ -226,11 +234,11 @@ def trace_lines(
     ):
         data[name] = (("layer", "series"), values)
     data = _add_table(data, lines, steps)
-    keep = {key: value for key, value in maps.attrs.items() if key != "readout"}
+    metadata = {key: value for key, value in maps.attrs.items() if key != "readout"}
     title = "Lines of thought"
     source = "tsfm-lens paper, section 2.3 and figure 1C"
     data.attrs = {
-        **keep,
+        **metadata,
         "kind": "lines_of_thought",
         "title": title,
         "source": source,
@@ -239,16 +247,17 @@ def trace_lines(
     return data
 
 
-def _modes(
+def _find_modes(
     probability: np.ndarray, values: np.ndarray, largest: float, rules: SimpleNamespace
 ) -> list[tuple[float, float, float]]:
-    """Return value, half width and weight of each mode of one distribution over bins."""
-    # padding lets a mode in the first or last bin count
+    """Return value, half width and weight of each mode of a distribution over bins."""
     bin_width = (values[-1] - values[0]) / (len(values) - 1)
+    # ``largest`` has the factor ``jump`` already
     blur = rules.smooth * largest / (rules.jump * bin_width)
     density = probability
     if blur > 0:
         density = gaussian_filter1d(probability.astype(float), blur, mode="constant")
+    # padding lets a mode in the first or last bin count, and moves indices by one
     padded = np.pad(density, 1)
     top = density.max()
     height = rules.height * top
@@ -259,31 +268,33 @@ def _modes(
     if not len(peaks):
         return []
     _, _, left, right = peak_widths(padded, peaks)
-    positions = np.arange(-1, len(values) + 1)
-    edges = np.interp([left - 1, right - 1], positions[1:-1], values)
-    valleys = [a + int(np.argmin(density[a:b])) for a, b in pairwise(peaks - 1)]
+    edges = np.interp([left - 1, right - 1], np.arange(len(values)), values)
+    valleys = [
+        low + int(np.argmin(density[low:high])) for low, high in pairwise(peaks - 1)
+    ]
+    # weights are of the distribution itself, not of the smoothed one
     weights = np.add.reduceat(probability, [0, *valleys])
     return list(zip(values[peaks - 1], (edges[1] - edges[0]) / 2, weights, strict=True))
 
 
-def _lines(
+def _join_modes(
     probability: np.ndarray, values: np.ndarray, largest: float, rules: SimpleNamespace
 ) -> list[_Trajectory]:
     """Join the modes of one layer's map (step, bin) to lines."""
     steps = len(probability)
     lines: list[_Trajectory] = []
     for step in range(steps):
-        modes = _modes(probability[step], values, largest, rules)
+        modes = _find_modes(probability[step], values, largest, rules)
         open_lines = [line for line in lines if line.stop >= step - rules.gap]
         cost = np.full((len(open_lines), len(modes)), np.inf)
-        for (one, line), (other, (position, width, _)) in product(
+        for (one, line), (other, (value, width, _)) in product(
             enumerate(open_lines), enumerate(modes)
         ):
             last = line.stop - 1
-            distance = abs(line.path[last] - position)
+            distance = abs(line.path[last] - value)
             if distance <= largest * (step - last) + max(line.width[last], width):
                 cost[one, other] = distance
-        matches = {other: open_lines[one] for one, other in _nearest(cost)}
+        matches = {other: open_lines[one] for one, other in _pair_nearest(cost)}
         for number, mode in enumerate(modes):
             line = matches.get(number) or _Trajectory(
                 -1, -1, np.full(steps, np.nan), np.zeros(steps), np.zeros(steps)
@@ -294,9 +305,10 @@ def _lines(
     return [line for line in lines if len(line.steps) >= rules.min_steps]
 
 
-def _nearest(cost: np.ndarray) -> list[tuple[int, int]]:
-    """Pair rows and columns one to one, the cheapest of all pairs first; infinite costs
-    are never paired.
+def _pair_nearest(cost: np.ndarray) -> list[tuple[int, int]]:
+    """Pair rows and columns one to one, the cheapest of all pairs first.
+
+    Pairs of infinite cost are never made.
     """
     pairs = []
     rows = set(range(cost.shape[0]))
@@ -314,6 +326,7 @@ def _mark_continuous(
     lines: Sequence[_Trajectory], last_value: float, largest: float
 ) -> None:
     """Mark lines that begin at the context's end, or branch off one that does."""
+    # by their start, as a line is compared with earlier ones that are marked already
     for line in sorted(lines, key=lambda item: item.start):
         begin = line.path[line.start]
         width = line.width[line.start]
@@ -329,19 +342,20 @@ def _mark_continuous(
         )
 
 
-def _apart(
+def _line_distance(
     one: _Trajectory, other: _Trajectory, largest: float, overlap: float
 ) -> float:
-    """Return the mean distance of two lines over common steps; infinite if they are not
-    at the same place.
+    """Return the mean distance of two lines over common steps.
+
+    It is infinite if they are not at the same place.
     """
     both = np.isfinite(one.path) & np.isfinite(other.path)
     shorter = min(len(line.steps) for line in (one, other))
     if not both.any() or both.sum() < overlap * shorter:
         return float("inf")
     distance = float(np.abs(one.path - other.path)[both].mean())
-    reach = largest + float(np.maximum(one.width, other.width)[both].mean())
-    if distance <= reach:
+    allowed = largest + float(np.maximum(one.width, other.width)[both].mean())
+    if distance <= allowed:
         return distance
     return float("inf")
 
@@ -349,15 +363,15 @@ def _apart(
 def _mark_threads(
     layers: Sequence[Sequence[_Trajectory]], largest: float, overlap: float, first: int
 ) -> None:
-    """Give each thread a number, from ``first`` on."""
+    """Set the thread of each line, numbered from ``first`` on."""
     before: Sequence[_Trajectory] = []
     for layer_lines in layers:
         cost = np.full((len(before), len(layer_lines)), np.inf)
         for (one, line), (other, next_line) in product(
             enumerate(before), enumerate(layer_lines)
         ):
-            cost[one, other] = _apart(line, next_line, largest, overlap)
-        for one, other in _nearest(cost):
+            cost[one, other] = _line_distance(line, next_line, largest, overlap)
+        for one, other in _pair_nearest(cost):
             layer_lines[other].thread = before[one].thread
         for line in layer_lines:
             if line.thread < 0:
@@ -369,7 +383,7 @@ def _mark_threads(
 def _add_table(
     data: xr.Dataset, lines: Sequence[_Trajectory], steps: int
 ) -> xr.Dataset:
-    """Add one entry a line."""
+    """Add the variables that have one entry per line."""
     layers = data["layer"].values
     series = data["series"].values
     bounds: dict[int, tuple[int, int]] = {}
@@ -388,8 +402,8 @@ def _add_table(
     columns["length"] = [len(line.steps) for line in lines]
     columns["mean_value"] = [float(np.nanmean(line.path)) for line in lines]
     columns["mass"] = [float(line.mass.sum() / steps) for line in lines]
-    for name, end in (("birth", 0), ("death", 1)):
-        columns[name] = [str(layers[bounds[line.thread][end]]) for line in lines]
+    for index, name in enumerate(("birth", "death")):
+        columns[name] = [str(layers[bounds[line.thread][index]]) for line in lines]
     for name, column in columns.items():
         data[name] = (("line",), np.array(column))
     data["path"] = (

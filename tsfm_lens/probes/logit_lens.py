@@ -1,5 +1,8 @@
-"""Logit lens: the forecast that the output head reads after every layer, and the gain
-of each layer.
+"""Logit lens: the forecast that the output head reads after every layer.
+
+:func:`logit_lens` applies the model's own final norm and output head to each residual
+stream; :func:`layer_gain` turns its result into the gain of each layer. No readout is
+trained, so early streams may lie outside of what the head was trained on.
 """
 
 from __future__ import annotations
@@ -51,8 +54,7 @@ EFFECTIVE_PROBABILITY = 0.01
 def logit_lens(
     run: Run, *, levels: Sequence[float] = DECILES, logits: bool = False
 ) -> xr.Dataset:
-    """Apply the model's own final norm and output head to every layer's residual
-    stream.
+    """Apply the model's own final norm and output head to every residual stream.
 
     Args:
         run: the forecast to explain.
@@ -62,7 +64,7 @@ def logit_lens(
     Returns:
         Dataset of kind "logit_lens" over ``layer`` ("embed", "0", …), ``series``,
         ``step``, forecasts in data units. Token models: ``probability`` of every value
-        bin, its ``value``, ``entropy`` in nats over the whole vocabulary, ``n_peaks``,
+        bin, its ``value``, ``entropy`` in nats over the full vocabulary, ``n_peaks``,
         ``effective_vocabulary``, ``quantile_forecast`` and ``point_forecast`` (the most
         probable bin). Patch models: ``quantile_forecast`` and its median as
         ``point_forecast``; with a distribution head its mean. The last layer is the
@@ -97,8 +99,9 @@ def logit_lens(
 
 
 def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
-    """Return names and residual streams (series, pos, d_model) before the first and
-    after every block.
+    """Return names and residual streams before the first and after every block.
+
+    Streams are (series, pos, d_model).
     """
     stack = run.lens.wiring.output_stack
     points = [
@@ -119,6 +122,7 @@ def _token_lens(
     *,
     with_logits: bool,
 ) -> xr.Dataset:
+    """Add the distribution over bins after each layer, and what follows from it."""
     lens = run.lens
     first = lens.first_value_token
     values = lens.bin_values(run.encoded).double().numpy()
@@ -127,55 +131,56 @@ def _token_lens(
     for stream in streams:
         with torch.no_grad():
             logits = lens.readout(stream, run.encoded)
+            # the last lens is the model's own output, which also checks the readout
             if stream is streams[-1]:
                 logits = own_readout(run, logits)
             p = torch.softmax(logits.double(), dim=-1).cpu()
         if with_logits:
             bin_logits.append(logits[..., first:].float().cpu().numpy())
         bins = p[..., first:].numpy()
-        wide = (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
+        effective = (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
         entropy = torch.special.entr(p).sum(-1).numpy()
         quantiles = bin_quantiles(bins, values, levels)
         rows.append(
-            (bins.astype(np.float32), entropy, count_peaks(bins), wide, quantiles)
+            (bins.astype(np.float32), entropy, count_peaks(bins), effective, quantiles)
         )
     probability, entropy, peaks, effective, quantiles = (
         np.stack(row) for row in zip(*rows, strict=True)
     )
     best = probability.argmax(axis=-1)
-    where = ("layer", "series", "step")
+    most_probable = np.take_along_axis(values[None, :, None], best[..., None], -1)
+    axes = ("layer", "series", "step")
     if bin_logits:
-        data = data.assign(logit=((*where, "bin"), np.stack(bin_logits)))
+        data = data.assign(logit=((*axes, "bin"), np.stack(bin_logits)))
     return data.assign_coords(quantile=list(levels)).assign(
-        probability=((*where, "bin"), probability),
+        probability=((*axes, "bin"), probability),
         value=(("series", "bin"), values),
-        entropy=(where, entropy, {"units": "nats"}),
-        n_peaks=(where, peaks),
-        effective_vocabulary=(where, effective),
+        entropy=(axes, entropy, {"units": "nats"}),
+        n_peaks=(axes, peaks),
+        effective_vocabulary=(axes, effective),
         quantile_forecast=(("layer", "series", "quantile", "step"), quantiles),
-        point_forecast=(
-            where,
-            np.take_along_axis(values[None, :, None], best[..., None], -1)[..., 0],
-        ),
+        point_forecast=(axes, most_probable[..., 0]),
     )
 
 
 def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Dataset:
+    """Add the quantiles after each layer."""
     lens = run.lens
     with torch.no_grad():
         *below, last = (lens.readout(stream, run.encoded) for stream in streams)
         quantiles = torch.stack([*below, own_readout(run, last)])
-    array = quantiles[..., : run.horizon].cpu().double().numpy()
-    middle = int(np.argmin(np.abs(np.array(lens.levels) - 0.5)))
+    forecasts = quantiles[..., : run.horizon].cpu().double().numpy()
+    median = int(np.argmin(np.abs(np.array(lens.levels) - 0.5)))
     return data.assign_coords(quantile=list(lens.levels)).assign(
-        quantile_forecast=(("layer", "series", "quantile", "step"), array),
-        point_forecast=(("layer", "series", "step"), array[:, :, middle]),
+        quantile_forecast=(("layer", "series", "quantile", "step"), forecasts),
+        point_forecast=(("layer", "series", "step"), forecasts[:, :, median]),
     )
 
 
 def count_peaks(probability: np.ndarray) -> np.ndarray:
-    """Count modes of distributions over bins, (…, bin) -> (…): peaks of at least 0.02,
-    two bins apart.
+    """Count modes of distributions over bins, (…, bin) -> (…).
+
+    A mode is a peak of at least 0.02, at least two bins from the next one.
     """
     flat = probability.reshape(-1, probability.shape[-1])
     # padding lets a mode in the first or last bin count
@@ -190,11 +195,13 @@ def count_peaks(probability: np.ndarray) -> np.ndarray:
 def bin_quantiles(
     probability: np.ndarray, values: np.ndarray, levels: Sequence[float]
 ) -> np.ndarray:
-    """Compute quantiles of distributions over bins: the first value whose cumulative
-    probability reaches the level.
+    """Compute quantiles of distributions over bins.
+
+    A quantile is the first value whose cumulative probability reaches the level.
     """
     cumulative = np.cumsum(probability, axis=-1)
     cumulative /= cumulative[..., -1:]
+    # a sum that reaches the level but for rounding counts as reaching it
     first = [np.argmax(cumulative >= level - 1e-12, axis=-1) for level in levels]
     return np.stack(
         [np.take_along_axis(values, index, axis=-1) for index in first], axis=1
@@ -205,15 +212,14 @@ METRICS = ("sMAPE", "MAE", "RMSE")
 
 
 def _reference(results: Any) -> dict[str, str]:
-    """Choose the reference of the gain: the model's own forecast where there is no
-    truth.
+    """Choose the reference of the gain.
+
+    It is the model's own forecast where there is no truth.
     """
     truth = results.run.truth
-    return {
-        "reference": (
-            "model" if truth is None or not np.isfinite(truth).any() else "truth"
-        )
-    }
+    if truth is None or not np.isfinite(truth).any():
+        return {"reference": "model"}
+    return {"reference": "truth"}
 
 
 @probe(
@@ -280,16 +286,19 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     predictions = forecast.values
     targets = target.transpose("series", "step").values
     error = _errors(predictions[..., first:], targets[..., first:])
-    # each layer's forecast may be off by itself
-    off = np.broadcast_to(lens_result.get("rounding", 0.0), targets.shape[:1])[:, None]
-    turn = np.where(np.arange(targets.shape[-1]) % 2, 1.0, -1.0)
+    # rounding moves each layer's forecast independently; steps move alternately or all
+    # one way, as in a noise floor
+    bounds = lens_result.get("rounding", 0.0)
+    rounding_errors = np.broadcast_to(bounds, targets.shape[:1])[:, None]
+    signs = np.where(np.arange(targets.shape[-1]) % 2, 1.0, -1.0)
     shifts = [
-        _errors((predictions + item)[..., first:], targets[..., first:]) - error
-        for item in (off * turn, off + 0 * turn)
+        _errors((predictions + shift)[..., first:], targets[..., first:]) - error
+        for shift in (rounding_errors * signs, rounding_errors + 0 * signs)
     ]
-    doubt = np.fmax(*np.abs(shifts))
-    # no error before the first layer, and none of more than rounding
-    known = np.where(error > doubt, error, np.nan)[:, :-1]
+    uncertainty = np.fmax(*np.abs(shifts))
+    # an error within rounding cannot be compared with, and the first layer has none
+    # before it
+    known = np.where(error > uncertainty, error, np.nan)[:, :-1]
     before = np.pad(known, ((0, 0), (1, 0), (0, 0)), constant_values=np.nan)
     gain = 100 * (error / before - 1)
     if reference == "model":
@@ -303,8 +312,8 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     result = xr.Dataset({"error": (axes, error), "gain": (axes, gain)}, coords=coords)
     if first:
         result["first_step_error"] = (axes[1:], np.abs(predictions - targets)[..., 0])
-    keep = ("model", "revision", "architecture", "versions", "seed", "horizon")
-    # equal series, and windows of one, count once
+    shared = ("model", "revision", "architecture", "versions", "seed", "horizon")
+    # the tests count equal series, and windows of one, once
     result = result.assign(
         {
             name: lens_result[name]
@@ -314,10 +323,10 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     )
     result.attrs = {
         "reference": reference,
-        **{key: lens_result.attrs[key] for key in keep if key in lens_result.attrs},
+        **{key: lens_result.attrs[key] for key in shared if key in lens_result.attrs},
     }
     floor = np.full(gain.shape, np.nan)
-    floor[:, 1:] = doubt[:, 1:] + doubt[:, :-1] * (1 + gain[:, 1:] / 100)
+    floor[:, 1:] = uncertainty[:, 1:] + uncertainty[:, :-1] * (1 + gain[:, 1:] / 100)
     floor *= 100 / before
     return judge(
         result,
@@ -330,11 +339,12 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
 
 def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Compute sMAPE in percent, MAE and RMSE over known steps, (layer, series, step) ->
-    (metric, layer, series).
+    """Compute sMAPE in percent, MAE and RMSE over known steps.
+
+    (layer, series, step) -> (metric, layer, series).
     """
     deviation = np.abs(forecast - target)
     size = np.abs(forecast) + np.abs(target)
     share = np.where(np.isfinite(deviation), ratio(deviation, size, 0.0), np.nan)
-    means = [over_windows(item) for item in (share, deviation, deviation**2)]
+    means = [over_windows(values) for values in (share, deviation, deviation**2)]
     return np.stack([100 * means[0], means[1], np.sqrt(means[2])])

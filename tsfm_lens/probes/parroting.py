@@ -1,5 +1,9 @@
-"""Repetition in a forecast: context parroting, and the season that it keeps from its
-context.
+"""Repetition in a forecast: context parroting, and the season that it keeps.
+
+:func:`context_parroting` finds the lag at which a forecast copies its context, which
+:func:`best_lag` decides; read these two first. :func:`lag_attention` and
+:func:`head_parroting` ask which heads read there, and which of them the copy needs.
+:func:`seasonality_bias` compares amplitudes instead of copies.
 """
 
 from __future__ import annotations
@@ -32,11 +36,13 @@ from tsfm_lens.probes.zero_ablation import forecast_ablations, make_ablations
 
 __all__ = ["context_parroting", "head_parroting", "lag_attention", "seasonality_bias"]
 
-_LEVEL = 0.01  # chance, over all lags, that noise alone makes one look worse
-_ORDERS = 99  # of a context's values: none may be copied as well, which happens by chance once in a hundred
-_DEVIATION = float(
-    np.sqrt(np.pi / 2 - 1)
-)  # standard deviation of a normal's absolute value, over its mean
+# probability, over all lags, that noise alone makes one look worse
+_LEVEL = 0.01
+# random orders of a context's values: that none is copied as well as the context itself
+# happens by chance once in a hundred
+_ORDERS = 99
+# standard deviation of a normal variable's absolute value, over its mean
+_DEVIATION = float(np.sqrt(np.pi / 2 - 1))
 
 
 @probe(
@@ -51,8 +57,9 @@ _DEVIATION = float(
     source="tsfm-lens paper, sections 4 and 5",
 )
 def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
-    """Measure how close a forecast is to repeating its context at a lag, and to the
-    naive parrot.
+    """Measure how close a forecast is to repeating its context.
+
+    It is compared with the context repeated at every lag, and with the naive parrot.
 
     Args:
         run: the forecast to explain; the median of the library's own is used.
@@ -95,7 +102,10 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         errors[row, : len(values) - 1] = lag_errors(values, forecast[row]) / scales[row]
     best = best_lags(run)
     copy_errors = np.array(
-        [row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)]
+        [
+            by_lag[lag - 1] if lag else np.nan
+            for by_lag, lag in zip(errors, best, strict=True)
+        ]
     )
     data = marked_dataset(run.as_rollout(), lag=np.arange(1, longest))
     data = data.assign(
@@ -130,8 +140,9 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     options=lambda results: {"lag": results.season},
 )
 def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.Dataset:
-    """Measure every head's attention to the tokens a lag, or a multiple of it, before
-    the forecast step.
+    """Measure every head's attention to the tokens a lag before the forecast step.
+
+    Tokens at a multiple of the lag count as well.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -166,6 +177,7 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     # a key that no head gives weight is masked for that query
     past = (maps["key_special"].values == "") & (stops <= 0)
     usable = past[:, None] & (attention.max(axis=(0, 1)) > 0)
+    # whether a multiple of the lag lies between the near and the far distance
     on_band = usable & (far // lag * lag >= np.maximum(near, 1))
     shares = on_band.sum(0)[usable.any(0)] / usable.sum(0)[usable.any(0)]
     chance = 0.0
@@ -182,8 +194,9 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
 
 
 def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
-    """Compute the mean absolute difference of a forecast from the context repeated at
-    every lag.
+    """Compute the error of the context repeated at every lag as the forecast, (lag,).
+
+    It is the mean absolute difference.
     """
     lags = np.arange(1, len(context))[:, None]
     copies = context[len(context) - lags + np.arange(len(forecast)) % lags]
@@ -198,7 +211,11 @@ def repeated(context: np.ndarray, lag: int, steps: int) -> np.ndarray:
 def naive_parrot(
     context: np.ndarray, horizon: int, motif: int
 ) -> tuple[np.ndarray, int] | None:
-    """Repeat what followed the best earlier match of the last steps."""
+    """Repeat what followed the best earlier match of the last steps.
+
+    The result has the repetition (step,), and how many steps back it begins; it is None
+    for a context without such a match.
+    """
     latest = len(context) - motif
     if latest < motif:
         return None
@@ -219,8 +236,9 @@ def naive_parrot(
 def naive_parrots(
     batch: SeriesBatch, horizon: int, motif: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return forecasts (series, step) of :func:`naive_parrot`, and where copies begin
-    (series,); NaN for None.
+    """Return forecasts of :func:`naive_parrot`, and how many steps back copies begin.
+
+    Forecasts are (series, step), beginnings (series,); both are NaN without a match.
     """
     if motif < 2:
         raise InputError(f"motif is {motif}, expected 2 or more steps")
@@ -233,24 +251,21 @@ def naive_parrots(
 
 
 def best_lags(run: Run) -> np.ndarray:
-    """Find the :func:`best_lag` of the library's own forecast of each series,
-    (series,).
-    """
+    """Find the :func:`best_lag` of the library's own forecast, (series,)."""
     return np.array(list(map(best_lag, run.batch.values, run.forecast.median)))
 
 
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
-    """Find the shortest lag at which a forecast copies its context as well as at any,
-    within chance; 0 for none.
+    """Find the shortest lag at which a forecast copies its context best; 0 for none.
 
-    Values are copied as they are, or as they lie about the context's straight line,
-    which the copy goes on with: whichever is nearer to the forecast. There is no lag
-    where the nearest copy is not exact and no nearer than that of the context's values
-    in random order.
+    Lags that copy as well as the best one within chance count as equal. Values are
+    copied as they are, or as they lie about the context's straight line, which the copy
+    goes on with: whichever is nearer to the forecast. There is no lag where the nearest
+    copy is not exact and no nearer than that of the context's values in random order.
     """
     if np.isnan(compute_spread(context)):
         return 0
-    choices = [(context, forecast), _about_line(context, forecast)]
+    choices = [(context, forecast), _subtract_line(context, forecast)]
     errors = [lag_errors(*choice) for choice in choices]
     if not all(np.isfinite(error).any() for error in errors):
         return 0
@@ -261,10 +276,10 @@ def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
     return _shortest_lag(context, forecast, errors[best])
 
 
-def _about_line(
+def _subtract_line(
     context: np.ndarray, forecast: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Take the straight line through a context off it and off its forecast."""
+    """Subtract the straight line through a context from it and from its forecast."""
     times = np.flatnonzero(np.isfinite(context))
     line = np.polyval(
         np.polyfit(times, context[times], min(1, len(times) - 1)),
@@ -276,9 +291,11 @@ def _about_line(
 def _beats_random_order(
     context: np.ndarray, forecast: np.ndarray, error: float
 ) -> bool:
-    """Test whether a copy is exact, or has a smaller error than at any lag of the
-    context in random orders.
+    """Test whether a copy is exact, or nearer than any copy of a shuffled context.
+
+    Each of 99 random orders of the context's values is copied at every lag.
     """
+    # a fixed seed, so that equal series have equal lags
     rng = np.random.default_rng(0)
     observed = np.flatnonzero(np.isfinite(context))
     if error <= _rounding_distance(context):
@@ -292,13 +309,14 @@ def _beats_random_order(
 
 
 def _rounding_distance(context: np.ndarray) -> float:
-    """Return how far equal copies of a context may differ."""
+    """Return how far equal copies of a context may differ by rounding."""
     return float(64 * np.finfo(float).eps * np.nanmax(np.abs(context)))
 
 
 def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray) -> int:
-    """Find the shortest lag that copies as well as the best one, within chance, by the
-    folded context too.
+    """Find the shortest lag that copies as well as the best one, within chance.
+
+    It must also be as good by the folded context; see :func:`_folded_gaps`.
     """
     lags = np.arange(1, len(context))
     rare = _LEVEL / len(context)
@@ -306,49 +324,50 @@ def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray)
     # the best is the smallest of many, and each is compared with it
     tolerance = norm.isf(rare / len(context)) * _DEVIATION * np.sqrt(2 / lengths)
     rounding = _rounding_distance(context)
-    alike = lags[errors <= np.nanmin(errors) * (1 + tolerance) + rounding]
-    alike = alike[alike <= len(context) // 2]
-    if not len(alike):
+    candidates = lags[errors <= np.nanmin(errors) * (1 + tolerance) + rounding]
+    # a longer lag leaves a part of the second half without an earlier copy
+    candidates = candidates[candidates <= len(context) // 2]
+    if not len(candidates):
         return int(np.nanargmin(errors)) + 1
-    gaps = _folded_gaps(context, forecast, alike)
+    gaps = _folded_gaps(context, forecast, candidates)
     best = int(np.nanmean(gaps, axis=1).argmin())
     excess = gaps - gaps[best]
-    doubt = (
-        norm.isf(rare)
-        * np.nanstd(excess, axis=1)
-        / np.sqrt(np.isfinite(excess).sum(axis=1))
-    )
-    equal = alike[np.nanmean(excess, axis=1) <= doubt + rounding]
-    return int(
-        equal[np.isin(equal, np.round(alike[best] / np.arange(1, alike[best] + 1)))][0]
-    )
+    counts = np.isfinite(excess).sum(axis=1)
+    uncertainty = norm.isf(rare) * np.nanstd(excess, axis=1) / np.sqrt(counts)
+    equal = candidates[np.nanmean(excess, axis=1) <= uncertainty + rounding]
+    # the best lag may be a multiple of the true one
+    longest = candidates[best]
+    divisors = np.round(longest / np.arange(1, longest + 1))
+    return int(equal[np.isin(equal, divisors)][0])
 
 
 def _folded_gaps(
     context: np.ndarray, forecast: np.ndarray, lags: np.ndarray
 ) -> np.ndarray:
-    """Compute distances of later half and forecast from the mean of all earlier copies,
-    (lag, time).
+    """Compute how far later values are from the mean of earlier copies, (lag, time).
+
+    The later values are those of the context's second half and of the forecast.
     """
     length = len(context)
     half = len(context) // 2
     full = np.concatenate([context, forecast])
-    out = np.full((len(lags), len(full) - half), np.nan)
+    gaps = np.full((len(lags), len(full) - half), np.nan)
     for row, lag in enumerate(lags):
         # a forecast longer than the lag goes round the same copy
-        at = np.concatenate(
+        times = np.concatenate(
             [np.arange(half, length), length + np.arange(len(forecast)) % lag]
         )
-        source = at - np.arange(int(lag), length + int(lag), int(lag))[:, None]
-        is_there = (source >= 0) & (source < length)
-        copies = np.where(is_there, context[source.clip(0, length - 1)], np.nan)
-        out[row] = np.abs(full[half:] - over_windows(copies.T))
-    return out
+        source = times - np.arange(int(lag), length + int(lag), int(lag))[:, None]
+        in_context = (source >= 0) & (source < length)
+        copies = np.where(in_context, context[source.clip(0, length - 1)], np.nan)
+        gaps[row] = np.abs(full[half:] - over_windows(copies.T))
+    return gaps
 
 
 def compute_spread(context: np.ndarray) -> float:
-    """Compute the standard deviation of a context, NaN if it is constant or has no
-    value.
+    """Compute the standard deviation of a context.
+
+    It is NaN if the context is constant or has no value.
     """
     spread = 0.0
     if np.isfinite(context).any():
@@ -359,8 +378,9 @@ def compute_spread(context: np.ndarray) -> float:
 
 
 def context_spreads(run: Run) -> np.ndarray:
-    """Return the standard deviation of each context, (series,); NaN where the model
-    sees no variation.
+    """Return the standard deviation of each context, (series,).
+
+    It is NaN where the model sees no variation.
     """
     spreads = np.array([compute_spread(values) for values in run.batch.values])
     return np.where(own_flat_contexts(run), np.nan, spreads)
@@ -388,8 +408,7 @@ def head_parroting(
     reference: Any = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure each head's part in parroting by its attention, and by the forecast
-    without it.
+    """Measure each head's part in parroting by its attention and by ablation.
 
     The lag is the one at which the plain forecast copies its context, as in
     :func:`context_parroting`.
@@ -437,16 +456,16 @@ def head_parroting(
             f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has"
             f" {shortest} steps"
         )
-    row, attention, layers = pick_attention(run.lens, None, kind)
+    stack, attention, layers = pick_attention(run.lens, None, kind)
     heads = [
-        Component(row.name, layer, attention, head)
+        Component(stack.name, layer, attention, head)
         for layer in layers
-        for head in range(row.n_heads)
+        for head in range(stack.n_heads)
     ]
     plain = run.point
     ablations = make_ablations(run, heads, how, reference)
     ablated = forecast_ablations(run, ablations, how, progress).reshape(
-        len(layers), row.n_heads, *plain.shape
+        len(layers), stack.n_heads, *plain.shape
     )
     # the lag that the library's forecast copies at, as context_parroting has it
     if lag is None:
@@ -454,14 +473,17 @@ def head_parroting(
     else:
         lags = np.full(len(batch), lag)
     maps = [
-        lag_attention(run.select(i), max(int(item), 1), width=width, kind=attention)
-        for i, item in enumerate(lags)
+        lag_attention(
+            run.select(row), max(int(series_lag), 1), width=width, kind=attention
+        )
+        for row, series_lag in enumerate(lags)
     ]
+    # without a lag there is nothing to attend to
     weight = np.where(lags > 0, 1.0, np.nan)
-    mass = np.stack([item["mass"].values for item in maps], axis=-1) * weight
-    chance = np.array([float(item["chance"]) for item in maps]) * weight
-    vacuous = [bool(item["vacuous"]) for item in maps]
-    data = marked_dataset(run, layer=list(map(str, layers)), head=range(row.n_heads))
+    mass = np.stack([view["mass"].values for view in maps], axis=-1) * weight
+    chance = np.array([float(view["chance"]) for view in maps]) * weight
+    vacuous = [bool(view["vacuous"]) for view in maps]
+    data = marked_dataset(run, layer=list(map(str, layers)), head=range(stack.n_heads))
     data = data.assign(
         mass=(("layer", "head", "series"), mass),
         chance=("series", chance),
@@ -483,7 +505,7 @@ def head_parroting(
             mae(ablated, target) / scales - error,
         )
     data["forecast"], data["copy"], data["parrot"] = (
-        (("series", "step"), item) for item in (plain, copy, parrot)
+        (("series", "step"), values) for values in (plain, copy, parrot)
     )
     data.attrs = {
         "attention": attention,
@@ -495,7 +517,7 @@ def head_parroting(
     }
     data = judge(data, "mass", floor=chance * (1 + relative_rounding(run.lens)))
     for name, target in references.items():
-
+        # the default binds this turn's target, as a closure would see the last one
         def change(
             other: np.ndarray, plain: np.ndarray, target: np.ndarray = target
         ) -> np.ndarray:
@@ -507,9 +529,8 @@ def head_parroting(
     return data
 
 
-_FINENESS = (
-    4  # trial frequencies in the width of a peak, which is one cycle over the horizon
-)
+# trial frequencies in the width of a peak, which is one cycle over the horizon
+_FINENESS = 4
 
 
 @probe(
@@ -524,8 +545,9 @@ _FINENESS = (
     source="tsfm-lens paper, section 5 and figure 20",
 )
 def seasonality_bias(run: Run) -> xr.Dataset:
-    """Measure amplitudes of the forecast at the context's period and at the model's
-    patch length.
+    """Measure the amplitude of the forecast at the context's period.
+
+    For models that read patches, the amplitude at the patch length is measured too.
 
     Args:
         run: the forecast to explain; the median of the library's own is used.
@@ -560,7 +582,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     ahead = amplitudes(forecast, period)
     spread = context_spreads(run)
     relative = ratio(ahead, context)
-    columns = {
+    measures = {
         "period": period.astype(float),
         "context_amplitude": context,
         "forecast_amplitude": ahead,
@@ -569,7 +591,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         "spread_ratio": forecast.std(axis=1) / spread,
     }
     if "truth" in data:
-        columns["truth_amplitude"] = amplitudes(data["truth"].values, period)
+        measures["truth_amplitude"] = amplitudes(data["truth"].values, period)
     spans = run.lens.encode(batch).spans.values()
     widths = [
         stop - start
@@ -579,25 +601,26 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     patch = next((width for width in widths if width > 0), 0)
     if patch > 1:
         patches = np.full(len(batch), patch)
-        columns["patch_amplitude"] = amplitudes(forecast, patches)
-        columns["patch_pull"] = (
-            columns["patch_amplitude"] - amplitudes(batch.values, patches)
-        ) / spread
-    for name, values in columns.items():
+        measures["patch_amplitude"] = amplitudes(forecast, patches)
+        excess = measures["patch_amplitude"] - amplitudes(batch.values, patches)
+        measures["patch_pull"] = excess / spread
+    for name, values in measures.items():
         data[name] = (("series",), values)
     data["forecast"] = (("series", "step"), forecast)
-    trial = (steps / np.arange(1, max(steps / 3, 1) + 1e-9, 1 / _FINENESS))[::-1]
+    cycles = np.arange(1, max(steps / 3, 1) + 1e-9, 1 / _FINENESS)
+    trials = (steps / cycles)[::-1]
     parts: dict[str, Any] = {
         "context": [values[-steps:] for values in batch.values],
         "forecast": forecast,
     }
-    parts |= {"truth": data["truth"].values} if "truth" in data else {}
+    if "truth" in data:
+        parts["truth"] = data["truth"].values
     grid = [
-        [[fit_amplitude(v, p) for p in trial] for v in values]
-        for values in parts.values()
+        [[fit_amplitude(values, trial) for trial in trials] for values in stretches]
+        for stretches in parts.values()
     ]
     data = data.assign_coords(
-        part=list(parts), trial_period=("trial_period", trial, {"units": "steps"})
+        part=list(parts), trial_period=("trial_period", trials, {"units": "steps"})
     )
     data["amplitude"] = (
         ("part", "series", "trial_period"),
@@ -630,8 +653,9 @@ def amplitudes(stretches: Iterable[np.ndarray], periods: Iterable[float]) -> np.
 
 
 def fit_amplitude(values: np.ndarray, period: float) -> float:
-    """Fit the amplitude of the sine of one period, together with a constant and a
-    straight line.
+    """Fit the amplitude of the sine of one period.
+
+    A constant and a straight line are fitted with it.
     """
     finite = np.isfinite(values)
     if len(values) < period or finite.sum() < 5:
@@ -647,21 +671,21 @@ def fit_amplitude(values: np.ndarray, period: float) -> float:
 
 
 def dominant_period(values: np.ndarray) -> float:
-    """Find the period with the largest amplitude, from 2 steps to a third of the
-    series.
+    """Find the period with the largest amplitude, in steps.
+
+    It is at least 2 steps and at most a third of the series.
     """
     finite = np.isfinite(values)
     if finite.sum() < 6:
         return 2.0
     time = np.arange(len(values))
     filled = np.interp(time, time[finite], values[finite])
-    spectrum = np.abs(
-        np.fft.rfft(filled - np.polyval(np.polyfit(time, filled, 1), time))
-    )
-    lowest = 3  # cycles in the series
-    position = lowest + int(spectrum[lowest:].argmax())
-    near = np.linspace(
-        max(position - 1, lowest), min(position + 1, len(spectrum) - 1), 41
-    )
+    trend = np.polyval(np.polyfit(time, filled, 1), time)
+    spectrum = np.abs(np.fft.rfft(filled - trend))
+    # in cycles per series, so that a period occurs three times or more
+    lowest = 3
+    peak = lowest + int(spectrum[lowest:].argmax())
+    # a period need not divide the length, so frequencies between the bins are tried
+    near = np.linspace(max(peak - 1, lowest), min(peak + 1, len(spectrum) - 1), 41)
     amplitudes = [fit_amplitude(values, len(values) / frequency) for frequency in near]
     return float(len(values) / near[int(np.nanargmax(amplitudes))])

@@ -1,5 +1,9 @@
-"""Patching: activations of one run inserted into another, exactly or to first order,
-and the share recovered.
+"""Patching: activations of one run inserted into another, and the share recovered.
+
+:func:`activation_patching` patches exactly, one forward pass per site and group of
+tokens; :func:`attribution_patching` estimates all of it from one gradient. Both rest on
+:class:`RunPair`, which :func:`contrast` makes of a clean and a corrupted run. Effects
+of one component through another are in ``path_patching``.
 """
 
 from __future__ import annotations
@@ -73,13 +77,13 @@ def activation_patching(
     direction: Direction = "denoise",
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Patch every place and token position of a clean run into the corrupted one, or
-    the other way round.
+    """Patch every site and token position of one run into the other.
 
-    The corruption should keep the mean and scale of a series, because patches do not
-    carry them over. Where a token model's decoder is teacher-forced, both runs follow
-    the path of the run that is patched, so they differ in the context alone; the
-    other's forecast is then not its own.
+    Clean activations are put into the corrupted run, or the other way round. The
+    corruption should keep the mean and scale of a series, because patches do not carry
+    them over. Where a token model's decoder is teacher-forced, both runs follow the
+    path of the run that is patched, so they differ in the context alone; the forecast
+    of the other run is then not the one that it would make by itself.
 
     Args:
         clean: the run to explain.
@@ -87,7 +91,7 @@ def activation_patching(
             lengths (see :mod:`tsfm_lens.data.corruption`), with the same options as the
             clean run.
         at: "stream" (residual stream around each layer), "branches", "heads", or names
-            and globs of places.
+            and globs of sites.
         stack: the stack whose tokens are patched; the first if None.
         positions: "all" tokens at once, "each" token, or that many tokens at a time;
             None makes at most 32 groups. In rollouts a group is the tokens that cover
@@ -112,52 +116,58 @@ def activation_patching(
 
     Raises:
         InputError: the runs have other options, ids or lengths, the corruption does
-            nothing, or places of several stacks are patched by position.
-        UnknownNameError: no such place.
+            nothing, or sites of several stacks are patched by position.
+        UnknownNameError: no such site.
 
     Example:
         >>> data = probes.activation_patching(run, corrupted, positions="all")
         >>> dict(data["recovered"].sizes)
         {'component': 4, 'position': 1, 'series': 1}
     """
-    indices = parse_places(clean.lens, at, stack)
-    pair = contrast(clean, corrupted, indices, direction=direction)
-    groups, where = make_grid(pair, indices, positions)
-    forecasts = point_forecasts(pair.base, patches(pair, indices, groups), progress)
-    forecasts = forecasts.reshape(len(indices), len(groups), *forecasts.shape[1:])
-    data = pair.result(forecasts, {**place_coords(indices), **where})
+    sites = parse_places(clean.lens, at, stack)
+    pair = contrast(clean, corrupted, sites, direction=direction)
+    groups, position_coords = make_grid(pair, sites, positions)
+    forecasts = point_forecasts(pair.base, patches(pair, sites, groups), progress)
+    forecasts = forecasts.reshape(len(sites), len(groups), *forecasts.shape[1:])
+    data = pair.result(forecasts, {**place_coords(sites), **position_coords})
     return data.assign_attrs(positions=str(positions))
 
 
 def patches(
     pair: RunPair, places: Sequence[Place], groups: Sequence[list[int] | None]
 ) -> list[Variant]:
-    """Return one variant per place and group of positions (None: all), places first."""
+    """Return one variant per site and group of positions, sites first.
+
+    A group of None is all positions.
+    """
     return [
-        Variant(str(position.target), (_patch(pair, position, group),))
-        for position in places
+        Variant(str(site.target), (_patch(pair, site, group),))
+        for site in places
         for group in groups
     ]
 
 
-def _patch(pair: RunPair, place: Place, group: list[int] | None) -> Intervention:
+def _patch(pair: RunPair, site: Place, group: list[int] | None) -> Intervention:
+    """Return the intervention that patches one site at a group of positions."""
     if group is None or not pair.base.rollout:
-        return PatchFrom(place.target, pair.source_acts, positions=group)
-    spans = pair.base.spans[place.stack]
+        return PatchFrom(site.target, pair.source_acts, positions=group)
+    # in a rollout, a token has another position in every pass, but the same steps
+    spans = pair.base.spans[site.stack]
     ordinary = [token for token in group if not spans.special[token]]
     start = min((spans.start[token] for token in ordinary), default=0)
     stop = max((spans.stop[token] for token in ordinary), default=0)
-    text = frozenset(spans.special[token] for token in group) - {""}
-    return _steps_patch(place.target, pair.source_acts, start, stop, text)
+    special = frozenset(spans.special[token] for token in group) - {""}
+    return _steps_patch(site.target, pair.source_acts, start, stop, special)
 
 
 def make_grid(
     pair: RunPair, places: Sequence[Place], positions: str | int | None
 ) -> tuple[list[list[int] | None], dict[str, Any]]:
-    """Return token groups of the places' stack, [None] for all tokens at once, and
-    their coordinates.
+    """Return groups of the sites' tokens, and their coordinates.
+
+    The groups are [None] where all tokens are patched at once.
     """
-    spans = {position.stack: pair.base.spans[position.stack] for position in places}
+    spans = {site.stack: pair.base.spans[site.stack] for site in places}
     first, *rest = spans.values()
     if positions != "all":
         if rest:
@@ -167,13 +177,13 @@ def make_grid(
             )
         groups = position_groups(first, positions)
         return list(groups), group_coords(first, groups)
-    full = [
+    stack_coords = [
         group_coords(tokens, [list(range(len(tokens)))]) for tokens in spans.values()
     ]
-    edges = {"position_start": min, "position_stop": max}
+    reductions = {"position_start": min, "position_stop": max}
     coords = {
-        name: ("position", [of(coord[name][1][0] for coord in full)])
-        for name, of in edges.items()
+        name: ("position", [reduction(coords[name][1][0] for coords in stack_coords)])
+        for name, reduction in reductions.items()
     }
     return [None], {"position": [0], **coords, "position_special": ("position", [""])}
 
@@ -200,8 +210,10 @@ def _steps_patch(
     stop: int,
     special: frozenset[str],
 ) -> Intervention:
-    """Replace tokens whose middle is from start to stop, and special ones, by those of
-    another run.
+    """Return an intervention that replaces tokens of some steps by another run's.
+
+    Tokens are replaced if their middle is from start to stop, or if they are among the
+    special ones.
     """
 
     def patch(value: Tensor, state: RunState, point: Point) -> Tensor:
@@ -210,13 +222,13 @@ def _steps_patch(
         offset = state.offset.get(point.stack, 0)
         spans = source.spans_at(point.stack, state.step, offset, value.shape[1], first)
         tokens = zip(spans.start, spans.stop, spans.special, strict=True)
-        inside = [
-            word in special if word else start <= (begin + end - 1) / 2 < stop
-            for begin, end, word in tokens
+        replaced = [
+            label in special if label else start <= (begin + end - 1) / 2 < stop
+            for begin, end, label in tokens
         ]
-        if not any(inside):
+        if not any(replaced):
             return value
-        mask = torch.tensor(inside, device=value.device).reshape(
+        mask = torch.tensor(replaced, device=value.device).reshape(
             1, -1, *[1] * (value.ndim - 2)
         )
         return torch.where(
@@ -231,7 +243,7 @@ Direction = Literal["denoise", "noise"]
 
 @dataclass(frozen=True)
 class RunPair:
-    """Two runs, of batches of equal shape."""
+    """Two runs of batches of equal shape, and what was recorded of them."""
 
     base: Run
     source: Run
@@ -240,17 +252,18 @@ class RunPair:
     source_acts: Activations
 
     @property
-    def way(self) -> np.ndarray:
+    def difference(self) -> np.ndarray:
         """Difference of the source's forecast from the base's, (series, step)."""
         return self.source.point - self.base.point
 
     def recovered(self, forecasts: np.ndarray) -> np.ndarray:
-        """Measure the share of the way from base to source that forecasts (…, series,
-        step) cover, (…, series).
+        """Measure the share of the difference that forecasts cover, (…, series).
+
+        It is how far forecasts (…, series, step) have moved from the base's to the
+        source's.
         """
-        return ((forecasts - self.base.point) * self.way).sum(-1) / np.square(
-            self.way
-        ).sum(-1)
+        along = ((forecasts - self.base.point) * self.difference).sum(-1)
+        return along / np.square(self.difference).sum(-1)
 
     def result(
         self,
@@ -258,8 +271,9 @@ class RunPair:
         coords: dict[str, Any],
         dims: tuple[str, ...] = ("component", "position"),
     ) -> xr.Dataset:
-        """Return patched forecasts (…, series, step), the share recovered and the
-        effect in data units, judged.
+        """Return the share recovered and the effect of patched forecasts, with tests.
+
+        Forecasts are (…, series, step), effects in data units.
         """
         axes = (*dims, "series")
         effect = np.abs(forecasts - self.base.point).mean(-1)
@@ -272,31 +286,32 @@ class RunPair:
             .assign_coords(coords)
             .assign(shares | {"forecast": ((*axes, "step"), forecasts)})
         )
-        return self.judged(data)
+        return self.test_effects(data)
 
-    def judged(self, data: xr.Dataset) -> xr.Dataset:
-        """Judge the effects that a result holds, with the floors of both runs."""
+    def test_effects(self, data: xr.Dataset) -> xr.Dataset:
+        """Test the effects that a result holds, with the noise floors of both runs."""
         runs = (self.base, self.source)
         for name in ("recovered", "first_order", "score"):
             if name in data:
-                floor = np.fmax(*(share_floor(run, self.way) for run in runs))
+                floor = np.fmax(*(share_floor(run, self.difference) for run in runs))
                 data = judge(data, name, floor=floor, signed=True)
         if "effect" in data:
-            floor = np.fmax(
-                *(noise_floor(run, lambda a, b: np.abs(a - b).mean(-1)) for run in runs)
-            )
-            data = judge(
-                data, "effect", floor=floor, scale=ranges(runs[0], runs[0].point)
-            )
+            floors = [
+                noise_floor(run, lambda other, plain: np.abs(other - plain).mean(-1))
+                for run in runs
+            ]
+            scale = ranges(self.base, self.base.point)
+            data = judge(data, "effect", floor=np.fmax(*floors), scale=scale)
         return data
 
     def dataset(self) -> xr.Dataset:
         """Return both contexts, both forecasts, and their coordinates."""
-        clean, corrupted = (
-            (self.source, self.base)
-            if self.direction == "denoise"
-            else (self.base, self.source)
-        )
+        if self.direction == "denoise":
+            clean = self.source
+            corrupted = self.base
+        else:
+            clean = self.base
+            corrupted = self.source
         axes = ("series", "step")
         forecasts = {
             "clean_forecast": (axes, clean.point),
@@ -311,22 +326,21 @@ class RunPair:
         return data
 
     def parameters(self) -> dict[str, object]:
-        """Return attributes that say how a result was run."""
+        """Return the attributes that say how a result was run."""
         base = self.base
         path = self.source.forced_path
         shared = (
             path is not None and not base.rollout and np.array_equal(path, base.path)
         )
-        if shared:
-            of_base = {"path": "corrupted" if self.direction == "denoise" else "clean"}
-        else:
-            of_base = {}
-        return {
+        parameters: dict[str, object] = {
             "direction": self.direction,
             "rollout": int(base.rollout),
             "statistic": base.statistic,
-            **of_base,
         }
+        if shared:
+            denoising = self.direction == "denoise"
+            parameters["path"] = "corrupted" if denoising else "clean"
+        return parameters
 
 
 def contrast(
@@ -337,10 +351,20 @@ def contrast(
     base_names: Sequence[str] = (),
     direction: Direction = "denoise",
 ) -> RunPair:
-    """Record both runs, the source at the places."""
+    """Record both runs, the source at the sites.
+
+    A pair whose forecasts are the same is refused.
+    """
     refuse_word("direction", direction, ("denoise", "noise"))
-    _refuse_unlike(clean, corrupted)
-    source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
+    _check_pair(clean, corrupted)
+    if direction == "denoise":
+        source = clean
+        base = corrupted
+    else:
+        source = corrupted
+        base = clean
+    # a teacher-forced decoder reads the path as well, so runs on two paths would differ
+    # in more than the context
     if base.tokens_read and not base.rollout and source.forced_path is None:
         source = source.following(base.path)
     base_acts = _record(base, base_names)
@@ -356,24 +380,26 @@ def contrast(
 
 
 def _record(run: Run, names: Sequence[str]) -> Activations:
+    # a recording needs a name, and would cost a forward pass
     if names:
         return run.record(names)
     return Activations(run.lens.registry.points, run.rollout, run.batch.ids)
 
 
-def _refuse_unlike(clean: Run, corrupted: Run) -> None:
+def _check_pair(clean: Run, corrupted: Run) -> None:
+    """Refuse two runs that differ in more than the values of their series."""
     if clean.lens is not corrupted.lens:
         raise InputError(
             f"the clean run is of {clean.lens.model_id}, the corrupted of"
             f" {corrupted.lens.model_id} as another lens; make both with the same lens"
         )
-    for what in ("horizon", "rollout", "num_samples", "seed"):
-        one = getattr(clean, what)
-        other = getattr(corrupted, what)
+    for name in ("horizon", "rollout", "num_samples", "seed"):
+        one = getattr(clean, name)
+        other = getattr(corrupted, name)
         if one != other:
             raise InputError(
-                f"the clean run has {what} {one}, the corrupted {other}; make both with"
-                f" the same {what}"
+                f"the clean run has {name} {one}, the corrupted {other}; make both with"
+                f" the same {name}"
             )
     batch = clean.batch
     changed = corrupted.batch
@@ -422,10 +448,10 @@ def attribution_patching(
     exact: bool = True,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Estimate the share that patching each place would recover, from the gradient at
-    the unpatched run.
+    """Estimate the share that patching each site would recover, from one gradient.
 
-    A saturated gate or softmax has no gradient, so the estimate misses its part.
+    The gradient is that of the unpatched run. A saturated gate or softmax has no
+    gradient, so the estimate misses its part.
 
     Args:
         clean, corrupted, at, stack, positions, direction: see
@@ -453,27 +479,24 @@ def attribution_patching(
     """
     lens = clean.lens
     refuse_gradients(lens.wiring)
-    indices = parse_places(lens, at, stack)
+    sites = parse_places(lens, at, stack)
     pair = contrast(
-        clean.in_one_pass(), corrupted.in_one_pass(), indices, direction=direction
+        clean.in_one_pass(), corrupted.in_one_pass(), sites, direction=direction
     )
-    activations = slopes(pair, indices)
-    groups, where = make_grid(pair, indices, positions)
+    activations = slopes(pair, sites)
+    groups, position_coords = make_grid(pair, sites, positions)
     first_order = np.array(
         [
-            [
-                _products(position, pair.source_acts, activations, group)
-                for group in groups
-            ]
-            for position in indices
+            [_products(site, pair.source_acts, activations, group) for group in groups]
+            for site in sites
         ]
     )
-    data = pair.dataset().assign_coords({**place_coords(indices), **where})
+    data = pair.dataset().assign_coords({**place_coords(sites), **position_coords})
     axes = ("component", "position", "series")
     data["first_order"] = (axes, first_order)
     data.attrs["positions"] = str(positions)
     if exact:
-        forecasts = point_forecasts(pair.base, patches(pair, indices, groups), progress)
+        forecasts = point_forecasts(pair.base, patches(pair, sites, groups), progress)
         recovered = pair.recovered(forecasts).reshape(first_order.shape)
         data["recovered"] = (axes, recovered)
         data["error"] = (axes, first_order - recovered)
@@ -481,16 +504,17 @@ def attribution_patching(
             "mean_absolute_error": float(np.abs(first_order - recovered).mean()),
             "rank_correlation": rank_correlation(first_order, recovered),
         }
-    return pair.judged(data)
+    return pair.test_effects(data)
 
 
-def _points(places: Sequence[Place]) -> list[str]:
-    return sorted({position.point for position in places})
+def _points(sites: Sequence[Place]) -> list[str]:
+    return sorted({site.point for site in sites})
 
 
 def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
-    """Record the base run with the gradients of the share recovered, under ``name +
-    "_grad"``.
+    """Record the base run with the gradients of the share recovered.
+
+    Gradients are under ``name + "_grad"``.
     """
     run = pair.base
     encoded = pair.base.encoded
@@ -500,8 +524,8 @@ def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
             "gradients of variates that see each other cannot be told apart; patch them"
             " exactly instead"
         )
-    way = torch.as_tensor(pair.way)
-    weight = way / way.square().sum(-1, keepdim=True)
+    difference = torch.as_tensor(pair.difference)
+    weight = difference / difference.square().sum(-1, keepdim=True)
 
     def share(output: Tensor) -> Tensor:
         forecast = run.read(output, encoded)
@@ -523,8 +547,9 @@ def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
 def with_gradients(
     run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]
 ) -> Activations:
-    """Record activations of one forward and a loss's gradients at them; weights get no
-    gradients, to save time.
+    """Record activations of one forward pass, and a loss's gradients at them.
+
+    Weights get no gradients, to save time.
     """
     # the path of a token model is no forecast under these hooks
     lens = run.lens
@@ -533,8 +558,9 @@ def with_gradients(
     refuse_run(lens, rollout=False, gradients=True, loss=loss)
 
     def enter(value: Tensor, hook: HookPoint) -> Tensor:
-        """Continue the forward from a leaf tensor, whether or not the model's weights
-        are frozen.
+        """Continue the forward pass from a leaf tensor.
+
+        The model's weights may be frozen or not.
         """
         if value.requires_grad:
             leaf = value.view_as(value)
@@ -545,27 +571,28 @@ def with_gradients(
 
     with torch.enable_grad(), lens.hooks([(name, enter) for name in names]):
         output, activations = lens.run_with_cache(encoded, names_filter=list(names))
-        positions = [
-            (name, call) for name in names for call in range(len(leaves[name]))
-        ]
-        tensors = [leaves[name][call] for name, call in positions]
+        # a point may be called several times in a forward pass
+        calls = [(name, call) for name in names for call in range(len(leaves[name]))]
+        tensors = [leaves[name][call] for name, call in calls]
         losses = loss(output)
-        of_each = [
+        gradients_by_loss = [
             torch.autograd.grad(
-                one,
+                single_loss,
                 tensors,
                 allow_unused=True,
                 materialize_grads=True,
                 retain_graph=True,
             )
-            for one in losses.reshape(-1)
+            for single_loss in losses.reshape(-1)
         ]
-        gradients = (
-            of_each[0]
-            if not losses.ndim
-            else [torch.stack(parts) for parts in zip(*of_each, strict=True)]
-        )
-    for (name, call), gradient in zip(positions, gradients, strict=True):
+        gradients: Sequence[Tensor]
+        if losses.ndim:
+            gradients = [
+                torch.stack(parts) for parts in zip(*gradients_by_loss, strict=True)
+            ]
+        else:
+            gradients = gradients_by_loss[0]
+    for (name, call), gradient in zip(calls, gradients, strict=True):
         activations.recorded.setdefault(f"{name}_grad", []).append(
             replace(activations.calls(name)[call], value=gradient)
         )
@@ -573,21 +600,24 @@ def with_gradients(
 
 
 def _products(
-    place: Place, source: Activations, base: Activations, group: Sequence[int] | None
+    site: Place, source: Activations, base: Activations, group: Sequence[int] | None
 ) -> np.ndarray:
-    """Sum change times gradient over the tokens of a group, over all of them for None,
-    (series,).
+    """Sum change times gradient over the tokens of a group, (series,).
+
+    A group of None is all tokens.
     """
-    change = source[place.point] - base[place.point]
-    product = change * base[f"{place.point}_grad"]
-    if place.head is not None:
-        product = product[:, :, place.head]
-    total = (product if group is None else product[:, list(group)]).sum(dim=(1, 2))
+    change = source[site.point] - base[site.point]
+    product = change * base[f"{site.point}_grad"]
+    if site.head is not None:
+        product = product[:, :, site.head]
+    if group is not None:
+        product = product[:, list(group)]
+    total = product.sum(dim=(1, 2))
     return total.detach().cpu().double().numpy()
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Compute Spearman's correlation over all cells; 0 where one of them is constant."""
+    """Compute Spearman's correlation over all cells; 0 where either is constant."""
     constant = a.size < 2 or np.ptp(a) == 0 or np.ptp(b) == 0
     if constant:
         return 0.0

@@ -1,4 +1,10 @@
-"""Path patching: effect of one component through another, with every other path frozen."""
+"""Path patching: the effect of one component through another, other paths frozen.
+
+:func:`path_patching` measures it exactly; :func:`edge_attribution` estimates it for all
+pairs from one gradient. Both run the senders in groups, by :func:`heard_in_groups`,
+which also records what each receiver then gets. Effects through all paths are in
+``patching`` and ``effects``.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +42,11 @@ __all__ = ["edge_attribution", "path_patching"]
 
 
 OUTPUT = "output"
-# least senders run together, numbers in memory up to which more of them are, and most
-# paths gathered before a run
+# least senders that run together; more of them do if their activations have no more
+# numbers than this
 _SENDERS = 16
 _NUMBERS = 2**24
+# most paths that are gathered before they run together
 _MOST_PATHS = 256
 
 
@@ -94,54 +101,48 @@ def path_patching(
         UnknownNameError: no such component.
 
     Example:
-        >>> data = probes.path_patching(run, corrupted, senders=["decoder.0.mlp"], receivers=["output"])
+        >>> data = probes.path_patching(
+        ...     run, corrupted, senders=["decoder.0.mlp"], receivers=["output"]
+        ... )
         >>> dict(data["recovered"].sizes)
         {'sender': 1, 'receiver': 1, 'series': 1}
     """
     lens = clean.lens
-    froms = list_nodes(lens, senders, "senders")
+    sender_sites = list_nodes(lens, senders, "senders")
     targets: list[str | Component] = [*writers(lens.wiring), OUTPUT]
     if receivers is not None:
         targets = listed(receivers, "receivers")
     to_output = OUTPUT in targets
     if targets != [OUTPUT]:
-        tos = parse_places(
+        receiver_sites = parse_places(
             lens, [receiver for receiver in targets if receiver != OUTPUT]
         )
     else:
-        tos = []
-    pair = sender_contrast(clean, corrupted, froms, direction=direction)
-    forecasts = np.full(
-        (len(froms), len(tos) + to_output, *pair.base.point.shape), np.nan
-    )
+        receiver_sites = []
+    pair = sender_contrast(clean, corrupted, sender_sites, direction=direction)
+    shape = (len(sender_sites), len(receiver_sites) + to_output)
+    forecasts = np.full((*shape, *pair.base.point.shape), np.nan)
     paths: dict[tuple[int, int], Variant] = {}
-    for row, (sender, direct, receiver_acts) in enumerate(
-        chain.from_iterable(heard_in_groups(pair, froms, tos))
+    for row, (sender, direct, receiver_activations) in enumerate(
+        chain.from_iterable(heard_in_groups(pair, sender_sites, receiver_sites))
     ):
         later = set(later_branches(lens.wiring, sender.component))
-        columns = [
-            column for column, position in enumerate(tos) if position.branch in later
-        ]
-        paths |= {
-            (row, column): Variant(
-                "path", (PatchFrom(tos[column].target, receiver_acts),)
-            )
-            for column in columns
-        }
+        for column, receiver in enumerate(receiver_sites):
+            if receiver.branch in later:
+                patch = PatchFrom(receiver.target, receiver_activations)
+                paths[row, column] = Variant("path", (patch,))
         if to_output:
             forecasts[row, -1] = direct
-        if paths and (len(paths) >= _MOST_PATHS or row + 1 == len(froms)):
-            forecasts[tuple(zip(*paths, strict=True))] = point_forecasts(
-                pair.base, list(paths.values())
-            )
+        if paths and (len(paths) >= _MOST_PATHS or row + 1 == len(sender_sites)):
+            cells = tuple(zip(*paths, strict=True))
+            forecasts[cells] = point_forecasts(pair.base, list(paths.values()))
             paths.clear()
         if progress is not None:
-            progress(row + 1, len(froms))
-    names = [
-        *(str(position.target) for position in tos),
-        *([OUTPUT] if to_output else []),
-    ]
-    coords = {**place_coords(froms, "sender"), "receiver": names}
+            progress(row + 1, len(sender_sites))
+    names = [str(receiver.target) for receiver in receiver_sites]
+    if to_output:
+        names.append(OUTPUT)
+    coords = {**place_coords(sender_sites, "sender"), "receiver": names}
     return pair.result(forecasts, coords, ("sender", "receiver"))
 
 
@@ -152,7 +153,9 @@ def sender_contrast(
     *,
     direction: Direction = "noise",
 ) -> RunPair:
-    """Record a contrast: the senders' activations in the source, every branch's write
+    """Record a contrast of senders.
+
+    It has the senders' activations in the source, and the writes of all later branches
     in the base.
     """
     wiring = clean.lens.wiring
@@ -170,29 +173,30 @@ def sender_contrast(
 def heard_in_groups(
     pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place]
 ) -> Iterator[list[tuple[Place, np.ndarray, Activations]]]:
-    """Yield senders, forecasts (series, step) of their direct effects, and receivers'
-    activations, in groups.
+    """Yield senders, forecasts of their direct effects, and receivers' activations.
+
+    Senders come in groups that run together; forecasts are (series, step).
     """
-    points = len({position.point for position in receivers})
-    tokens = max(len(spans) for spans in pair.base.spans.values()) * len(
-        pair.base.batch
-    )
-    fit = _NUMBERS // (tokens * pair.base.lens.d_model * max(points, 1))
-    step = max(_SENDERS, fit)
-    for first in range(0, len(senders), step):
-        yield _run_together(pair, senders[first : first + step], receivers)
+    points = len({receiver.point for receiver in receivers})
+    positions = max(len(spans) for spans in pair.base.spans.values())
+    tokens = positions * len(pair.base.batch)
+    in_memory = _NUMBERS // (tokens * pair.base.lens.d_model * max(points, 1))
+    size = max(_SENDERS, in_memory)
+    for first in range(0, len(senders), size):
+        yield _run_group(pair, senders[first : first + size], receivers)
 
 
-def _run_together(
+def _run_group(
     pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place]
 ) -> list[tuple[Place, np.ndarray, Activations]]:
+    """Patch each sender with later branches frozen, and record the receivers."""
     run = pair.base
     stores: list[dict[str, list[Call]]] = [{} for _ in senders]
     variants = []
     for sender, store in zip(senders, stores, strict=True):
         later = later_branches(run.lens.wiring, sender.component)
         points = dict.fromkeys(
-            position.point for position in receivers if position.branch in later
+            receiver.point for receiver in receivers if receiver.branch in later
         )
         listeners = [
             _PointEdit(point, partial(_record_call, store), by_place=False)
@@ -208,11 +212,11 @@ def _run_together(
         )
     direct = point_forecasts(run, variants)
     hook_points = run.lens.registry.points
-    receiver_acts = [
+    receiver_activations = [
         Activations(hook_points, run.rollout, run.batch.ids, recorded=store)
         for store in stores
     ]
-    return list(zip(senders, direct, receiver_acts, strict=True))
+    return list(zip(senders, direct, receiver_activations, strict=True))
 
 
 def _record_call(
@@ -272,68 +276,62 @@ def edge_attribution(
             activation patching.
 
     Example:
-        >>> data = probes.edge_attribution(run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"])
+        >>> data = probes.edge_attribution(
+        ...     run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"]
+        ... )
         >>> data["receiver"].values.tolist()
         ['decoder.0.mlp', 'decoder.1.mlp', 'output']
     """
     lens = clean.lens
     refuse_gradients(lens.wiring)
-    positions = list_nodes(lens, nodes, "nodes")
+    sites = list_nodes(lens, nodes, "nodes")
     pair = sender_contrast(
-        clean.in_one_pass(), corrupted.in_one_pass(), positions, direction=direction
+        clean.in_one_pass(), corrupted.in_one_pass(), sites, direction=direction
     )
-    data = pair.dataset().assign_coords(place_coords(positions, "sender"))
-    data = data.assign_coords(
-        receiver=[*(str(position.target) for position in positions), OUTPUT]
-    )
-    scores = edge_scores(pair, positions)
+    data = pair.dataset().assign_coords(place_coords(sites, "sender"))
+    data = data.assign_coords(receiver=[*(str(site.target) for site in sites), OUTPUT])
+    scores = edge_scores(pair, sites)
     axes = ("sender", "receiver", "series")
     # receivers that come after the sender, and the output
-    after = [later_branches(lens.wiring, position.component) for position in positions]
+    later = [later_branches(lens.wiring, site.component) for site in sites]
     possible = np.array(
-        [
-            [*(position.branch in later for position in positions), True]
-            for later in after
-        ]
+        [[*(site.branch in branches for site in sites), True] for branches in later]
     )
-    result = pair.judged(
+    # impossible edges are no tests, but their score is 0
+    result = pair.test_effects(
         data.assign(score=(axes, np.where(possible[..., None], scores, np.nan)))
     )
     return result.assign(score=(axes, scores))
 
 
 def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
-    """Score edges, (sender, receiver and output, series); ``pair`` is from
-    :func:`sender_contrast`.
+    """Score edges, (sender, receiver and output, series).
+
+    ``pair`` is from :func:`sender_contrast`.
     """
-    at = slopes(pair, places)
-    row_of = {position.target: row for row, position in enumerate(places)}
+    base = slopes(pair, places)
+    row_by_target = {site.target: row for row, site in enumerate(places)}
+    # the heads of an attention share a point
     columns: dict[str, list[int]] = {}
-    for column, position in enumerate(places):
-        columns.setdefault(position.point, []).append(column)
+    for column, site in enumerate(places):
+        columns.setdefault(site.point, []).append(column)
     scores = np.zeros((len(places), len(places) + 1, len(pair.base.batch)))
     for group in heard_in_groups(pair, places, places):
-        rows = [row_of[sender.target] for sender, _, _ in group]
+        rows = [row_by_target[sender.target] for sender, _, _ in group]
         scores[rows, -1] = pair.recovered(np.stack([direct for _, direct, _ in group]))
         for point, receivers in columns.items():
-            entries = [
-                (row, receiver_acts[point])
-                for row, (_, _, receiver_acts) in zip(rows, group, strict=True)
-                if point in receiver_acts
-            ]
-            if not entries:
+            recorded = {
+                row: activations[point]
+                for row, (_, _, activations) in zip(rows, group, strict=True)
+                if point in activations
+            }
+            if not recorded:
                 continue
-            changes = torch.stack([value for _, value in entries]) - at[point]
+            changes = torch.stack(list(recorded.values())) - base[point]
             # sums over tokens and width leave (sender, series), and a head axis at
             # heads
-            products = (
-                (changes * at[f"{point}_grad"])
-                .sum(dim=(2, -1))
-                .detach()
-                .cpu()
-                .double()
-                .numpy()
-            )
+            sums = (changes * base[f"{point}_grad"]).sum(dim=(2, -1))
+            products = sums.detach().cpu().double().numpy()
             heads = [
                 head
                 for column in receivers
@@ -343,7 +341,5 @@ def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
                 shares = products[..., heads]
             else:
                 shares = products[..., None]
-            scores[np.ix_([row for row, _ in entries], receivers)] = shares.swapaxes(
-                1, 2
-            )
+            scores[np.ix_(list(recorded), receivers)] = shares.swapaxes(1, 2)
     return scores

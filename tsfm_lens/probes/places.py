@@ -1,4 +1,9 @@
-"""Places to patch: streams, branches and heads, and groups of token positions."""
+"""Sites to patch: streams, branches and heads, and groups of token positions.
+
+:class:`Place` is one site; :func:`parse_places` finds sites by names and globs, and
+:func:`position_groups` divides the tokens of a stack. The other functions label the
+results of probes. Nothing is patched here; see ``patching``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ MOST_GROUPS = 32
 
 @dataclass(frozen=True)
 class Place:
-    """Activation that can be patched."""
+    """Activation that can be patched: a residual stream, a branch or a head."""
 
     target: Component | str
     point: str
@@ -32,7 +37,7 @@ class Place:
 
     @property
     def component(self) -> Component:
-        """Head or branch at this place; a residual stream is refused."""
+        """Head or branch at this site; a residual stream is refused."""
         if isinstance(self.target, str):
             raise InputError(
                 f"{self.target} is a residual stream; paths and circuits are made of"
@@ -42,13 +47,14 @@ class Place:
 
     @property
     def branch(self) -> Component:
-        """Branch that this is, or is a head of."""
+        """Branch that this site is, or is a head of."""
         return Component(self.stack, self.layer, self.component.kind)
 
 
 def list_nodes(lens: Lens, names: Any, what: str) -> list[Place]:
-    """Return heads and branches by name; the heads and MLPs of the output stack for
-    None.
+    """Return heads and branches by name.
+
+    None stands for the heads and MLPs of the output stack.
     """
     return parse_places(
         lens, writers(lens.wiring) if names is None else listed(names, what)
@@ -58,41 +64,45 @@ def list_nodes(lens: Lens, names: Any, what: str) -> list[Place]:
 def parse_places(
     lens: Lens, at: str | Sequence[str | Component], stack: str | None = None
 ) -> list[Place]:
-    """Return places by a word, or by names and globs."""
+    """Return sites by a keyword, or by names and globs.
+
+    Keywords are "stream" (the residual stream around each layer), "branches" and
+    "heads".
+    """
     wiring = lens.wiring
-    row = first_stack(lens, stack)
+    chosen = first_stack(lens, stack)
     if not isinstance(at, str) or at not in ("stream", "branches", "heads"):
-        # two patterns may name one place
+        # without repetition, as two patterns may name one site
         return list(
             dict.fromkeys(
-                position
-                for item in listed(at, "at")
-                for position in _find_places(lens, item)
+                site for name in listed(at, "at") for site in _find_sites(lens, name)
             )
         )
     if at == "stream":
         before = [
-            f"{row.prefix}.{layer}.hook_resid_pre" for layer in range(row.n_layers)
+            f"{chosen.prefix}.{layer}.hook_resid_pre"
+            for layer in range(chosen.n_layers)
         ]
-        return [
-            _stream(lens, name)
-            for name in [*before, f"{row.prefix}.{row.n_layers - 1}.hook_resid_post"]
-        ]
+        last = f"{chosen.prefix}.{chosen.n_layers - 1}.hook_resid_post"
+        return [_stream(lens, name) for name in [*before, last]]
     level = {"branches": "branch", "heads": "head"}[at]
     return [
-        find_place(wiring, c)
-        for c in components(wiring)
-        if c.stack == row.name and c.level == level
+        find_place(wiring, component)
+        for component in components(wiring)
+        if component.stack == chosen.name and component.level == level
     ]
 
 
 def first_stack(lens: Lens, name: str | None) -> Stack:
-    """Return a stack by its name; the first one, which reads the series, if None."""
+    """Return a stack by its name; if None, the first one, which reads the series."""
     return lens.wiring.stack(lens.wiring.stacks[0].name if name is None else name)
 
 
 def listed(names: Any, what: str) -> list[str | Component]:
-    """Return names of components as a list, each once; a single name is a list of one."""
+    """Return names of components as a list, without repetition.
+
+    A single name is a list of one.
+    """
     if isinstance(names, str | Component):
         return [names]
     try:
@@ -110,28 +120,31 @@ def listed(names: Any, what: str) -> list[str | Component]:
     return items
 
 
-def _find_places(lens: Lens, name: str | Component) -> list[Place]:
+def _find_sites(lens: Lens, name: str | Component) -> list[Place]:
+    """Return the sites of one name or glob, of a component or of a hook point."""
     if isinstance(name, str) and "hook_" in name:
-        return [_stream(lens, item) for item in select(lens.registry.points, name)]
-    # a layer is its branches
-    return [
-        find_place(lens.wiring, item)
-        for component in lens.components(name)
-        for item in (
-            [component]
-            if component.kind
-            else _branches(lens.wiring, component.stack, component.layer)
-        )
-    ]
+        return [_stream(lens, point) for point in select(lens.registry.points, name)]
+    sites = []
+    for component in lens.components(name):
+        # a layer is patched by its branches
+        if component.kind:
+            parts = [component]
+        else:
+            parts = _branches(lens.wiring, component.stack, component.layer)
+        sites += [find_place(lens.wiring, part) for part in parts]
+    return sites
 
 
 def _branches(wiring: Wiring, stack: str, layer: int) -> list[Component]:
+    """Return the branches of a layer, in order of writing."""
     return [
-        Component(stack, layer, row.kind) for row in wiring.stack(stack).rows(layer)
+        Component(stack, layer, writer.kind)
+        for writer in wiring.stack(stack).rows(layer)
     ]
 
 
 def _stream(lens: Lens, name: str) -> Place:
+    """Return the site of a residual stream."""
     point = lens.registry.points[name]
     if "hook_resid" not in name and not name.endswith("hook_embed"):
         raise InputError(
@@ -142,14 +155,14 @@ def _stream(lens: Lens, name: str) -> Place:
 
 
 def find_place(wiring: Wiring, component: Component) -> Place:
-    """Return the place of a head or branch."""
-    at = f"{wiring.stack(component.stack).prefix}.{component.layer}.{component.kind}"
-    end = "hook_z"
+    """Return the site of a head or branch."""
+    stack = wiring.stack(component.stack)
+    hook = "hook_z"
     if component.head is None:
-        end = "hook_out"
+        hook = "hook_out"
     return Place(
         component,
-        f"{at}.{end}",
+        f"{stack.prefix}.{component.layer}.{component.kind}.{hook}",
         component.stack,
         component.layer,
         str(component.kind),
@@ -158,42 +171,39 @@ def find_place(wiring: Wiring, component: Component) -> Place:
 
 
 def place_coords(places: Sequence[Place], dim: str = "component") -> dict[str, Any]:
-    """Return coordinates that name places: label, stack, kind, layer_index and head (-1
-    where there is none).
+    """Return coordinates that name sites.
+
+    They are the label, stack, kind, layer_index and head (-1 where there is none).
     """
     return {
-        dim: [str(position.target) for position in places],
-        "stack": (dim, [position.stack for position in places]),
-        "kind": (dim, [position.kind for position in places]),
-        "layer_index": (dim, [position.layer for position in places]),
-        "head": (
-            dim,
-            [-1 if position.head is None else position.head for position in places],
-        ),
+        dim: [str(site.target) for site in places],
+        "stack": (dim, [site.stack for site in places]),
+        "kind": (dim, [site.kind for site in places]),
+        "layer_index": (dim, [site.layer for site in places]),
+        "head": (dim, [-1 if site.head is None else site.head for site in places]),
     }
 
 
 def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
-    """Return :func:`place_coords` of components, and of other writers by name: kind is
-    the name, layer_index -1.
+    """Return :func:`place_coords` of components, and of other writers by name.
+
+    The kind of another writer is its name, its layer_index -1.
     """
-    return place_coords(
-        [
-            (
-                Place(name, "", "", -1, name)
-                if isinstance(name, str)
-                else Place(
-                    name, "", name.stack, name.layer, name.kind or "layer", name.head
-                )
-            )
-            for name in names
-        ]
-    )
+    sites = []
+    for name in names:
+        if isinstance(name, str):
+            site = Place(name, "", "", -1, name)
+        else:
+            kind = name.kind or "layer"
+            site = Place(name, "", name.stack, name.layer, kind, name.head)
+        sites.append(site)
+    return place_coords(sites)
 
 
 def head_or_kind(data: xr.Dataset) -> list[str]:
-    """Return the group in which each component is compared: "head" for heads, the kind
-    for all others.
+    """Return the group in which each component is compared.
+
+    It is "head" for heads, and the kind for all others.
     """
     kinds = data["kind"].values.astype(str)
     heads = data["head"].values
@@ -203,8 +213,9 @@ def head_or_kind(data: xr.Dataset) -> list[str]:
 
 
 def later_branches(wiring: Wiring, component: Component) -> list[Component]:
-    """Return every branch that runs after a component's own, later stacks included, in
-    order.
+    """Return every branch that runs after a component, in order.
+
+    Those of later stacks are included.
     """
     branches = [
         branch
@@ -212,10 +223,11 @@ def later_branches(wiring: Wiring, component: Component) -> list[Component]:
         for layer in range(stack.n_layers)
         for branch in _branches(wiring, stack.name, layer)
     ]
-    own = _branches(wiring, component.stack, component.layer)[-1]
+    # of a layer, the branches after its last one
+    branch = _branches(wiring, component.stack, component.layer)[-1]
     if component.kind is not None:
-        own = Component(component.stack, component.layer, component.kind)
-    return branches[branches.index(own) + 1 :]
+        branch = Component(component.stack, component.layer, component.kind)
+    return branches[branches.index(branch) + 1 :]
 
 
 def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list[int]]:
@@ -224,21 +236,24 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
     if positions == "all":
         return [everything]
     ordinary = [token for token in everything if not spans.special[token]]
-    few = max(-(-len(ordinary) // MOST_GROUPS), 1)
-    size = few if positions is None else 1 if positions == "each" else positions
-    if not is_count(size):
+    requested: Any = positions
+    if positions is None:
+        requested = max(-(-len(ordinary) // MOST_GROUPS), 1)
+    elif positions == "each":
+        requested = 1
+    if not is_count(requested):
         raise InputError(
             f"positions={positions!r} is not known, choose 'all', 'each' or 1 or more"
             " tokens a group"
         )
-    size = int(size)
+    size = int(requested)
     variates = spans.variate or (0,) * len(spans)
     groups = [[token] for token in everything if spans.special[token]]
     for variate in dict.fromkeys(variates[token] for token in ordinary):
-        own = [token for token in ordinary if variates[token] == variate]
-        # counted from the last token, so that the newest group is whole
+        tokens = [token for token in ordinary if variates[token] == variate]
+        # counted from the last token, so that the newest group is full
         groups += [
-            own[max(stop - size, 0) : stop] for stop in range(len(own), 0, -size)
+            tokens[max(stop - size, 0) : stop] for stop in range(len(tokens), 0, -size)
         ]
     return sorted(groups)
 
@@ -246,15 +261,18 @@ def position_groups(spans: TokenSpans, positions: str | int | None) -> list[list
 def group_coords(
     spans: TokenSpans, groups: Sequence[Sequence[int]], dim: str = "position"
 ) -> dict[str, Any]:
-    """Return coordinates of groups: first token, start and stop of the steps covered,
-    and a special token's word.
+    """Return the coordinates of groups of tokens.
+
+    They are the first token, start and stop of the steps covered, and the label of a
+    special token.
     """
 
-    def steps(group: Sequence[int], edge: Any, of: Any) -> int:
+    def covered(group: Sequence[int], bounds: Any, reduction: Any) -> int:
+        # a special token has bounds too, which count only where it is alone
         ordinary = [token for token in group if not spans.special[token]] or list(group)
-        return int(of(edge[token] for token in ordinary))
+        return int(reduction(bounds[token] for token in ordinary))
 
-    texts = [spans.special[group[0]] if len(group) == 1 else "" for group in groups]
+    labels = [spans.special[group[0]] if len(group) == 1 else "" for group in groups]
     if spans.variate:
         variate = {
             f"{dim}_variate": (dim, [spans.variate[group[0]] for group in groups])
@@ -264,7 +282,7 @@ def group_coords(
     return {
         **variate,
         dim: [group[0] for group in groups],
-        f"{dim}_start": (dim, [steps(group, spans.start, min) for group in groups]),
-        f"{dim}_stop": (dim, [steps(group, spans.stop, max) for group in groups]),
-        f"{dim}_special": (dim, texts),
+        f"{dim}_start": (dim, [covered(group, spans.start, min) for group in groups]),
+        f"{dim}_stop": (dim, [covered(group, spans.stop, max) for group in groups]),
+        f"{dim}_special": (dim, labels),
     }

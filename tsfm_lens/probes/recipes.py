@@ -1,5 +1,8 @@
-"""Heavy ablations: the choice of heads to ablate together, and forecasts without many
-parts at once.
+"""Heavy ablations: many heads and MLPs ablated at once, and how they are chosen.
+
+:func:`ablation_recipes` forecasts without the components of each recipe. The functions
+before it choose heads by stable rank, by attention entropy or at random. Ablations of
+one component at a time are in ``zero_ablation``.
 """
 
 from __future__ import annotations
@@ -57,8 +60,9 @@ def heads_by_stable_rank(
     kind: str | None = None,
     paired: bool = True,
 ) -> list[Component]:
-    """Return the heads to ablate, in model order, by stable rank of W_Q W_Kᵀ, so that
-    each layer keeps a number.
+    """Return the heads to ablate by the stable rank of W_Q W_Kᵀ, in model order.
+
+    Each layer keeps a given number of heads.
 
     Args:
         lens: the model; layers are those of the output stack.
@@ -82,17 +86,18 @@ def heads_by_stable_rank(
     """
     refuse_word("order", order, ORDERS)
     attention, n_heads = _check_layers(lens, keep, kind)
-    positions = head_spectra(lens, kind=attention, products=["QK"])["order"].sel(
+    ranks = head_spectra(lens, kind=attention, products=["QK"])["order"].sel(
         product="QK"
     )
     ascending = {
-        layer: np.argsort(positions.sel(layer=str(layer)).values) for layer in keep
+        layer: np.argsort(ranks.sel(layer=str(layer)).values) for layer in keep
     }
-    first = {
-        layer: heads[:: 1 if order == "low" else -1][: n_heads - keep[layer]].tolist()
+    step = 1 if order == "low" else -1
+    chosen = {
+        layer: heads[::step][: n_heads - keep[layer]].tolist()
         for layer, heads in ascending.items()
     }
-    return _heads(lens, first, attention, paired)
+    return _list_heads(lens, chosen, attention, paired)
 
 
 def random_heads(
@@ -103,8 +108,9 @@ def random_heads(
     kind: str | None = None,
     paired: bool = True,
 ) -> list[Component]:
-    """Draw heads at random without replacement, as many in each layer as
-    :func:`heads_by_stable_rank` takes.
+    """Draw heads at random without replacement.
+
+    Each layer loses as many as :func:`heads_by_stable_rank` takes.
 
     Args:
         lens, keep, kind, paired: see :func:`heads_by_stable_rank`.
@@ -120,11 +126,11 @@ def random_heads(
     """
     attention, n_heads = _check_layers(lens, keep, kind)
     rng = np.random.default_rng(seed)
-    first = {
+    chosen = {
         layer: rng.permutation(n_heads)[: n_heads - count].tolist()
         for layer, count in keep.items()
     }
-    return _heads(lens, first, attention, paired)
+    return _list_heads(lens, chosen, attention, paired)
 
 
 def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
@@ -142,26 +148,25 @@ def sharp_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
         >>> len(probes.sharp_heads(probes.head_entropy(run), 2))
         2
     """
-    return _by_entropy(entropy, count, 1.0)
+    return _sort_by_entropy(entropy, count, 1.0)
 
 
 def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
-    """Return the heads of highest attention entropy, the most diffuse first; arguments
-    as in :func:`sharp_heads`.
+    """Return the heads of highest attention entropy, the most diffuse first.
+
+    Arguments are those of :func:`sharp_heads`.
 
     Example:
         >>> len(probes.diffuse_heads(probes.head_entropy(run), 2))
         2
     """
-    return _by_entropy(entropy, count, -1.0)
+    return _sort_by_entropy(entropy, count, -1.0)
 
 
 def _check_layers(
     lens: Lens, keep: Mapping[int, int], kind: str | None
 ) -> tuple[str, int]:
-    """Refuse layers and counts that do not exist; return the kind of attention and its
-    heads a layer.
-    """
+    """Check layers and counts; return the kind of attention and its heads a layer."""
     stack = lens.wiring.output_stack
     attention, layers = stack.find_layers(
         attention_over_time(stack) if kind is None else kind
@@ -176,22 +181,34 @@ def _check_layers(
     return attention, stack.n_heads
 
 
-def _heads(
+def _list_heads(
     lens: Lens, indices: Mapping[int, Sequence[int]], kind: str, paired: bool
 ) -> list[Component]:
-    """Return heads by layer and index, also those of other attentions over time if
-    paired, in model order.
+    """Return heads by layer and index, in model order.
+
+    If ``paired``, heads of the layer's other attentions over time are included.
     """
     stack = lens.wiring.output_stack
     heads = []
-    for layer, own in indices.items():
-        for row in stack.attentions(layer):
-            if row.kind == kind or (paired and row.over == "time"):
-                heads += [Component(stack.name, layer, row.kind, head) for head in own]
-    return sorted(heads, key=lambda item: (item.layer, item.kind or "", item.head or 0))
+    for layer, layer_heads in indices.items():
+        for attention in stack.attentions(layer):
+            if attention.kind == kind or (paired and attention.over == "time"):
+                heads += [
+                    Component(stack.name, layer, attention.kind, head)
+                    for head in layer_heads
+                ]
+    return sorted(
+        heads,
+        key=lambda component: (
+            component.layer,
+            component.kind or "",
+            component.head or 0,
+        ),
+    )
 
 
-def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]:
+def _sort_by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]:
+    """Return heads by entropy, the lowest first for a sign of 1, the highest for -1."""
     is_dataset = isinstance(entropy, xr.Dataset)
     if (
         not is_dataset
@@ -199,14 +216,14 @@ def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]
         or set(entropy["entropy"].dims) != {"layer", "head"}
     ):
         if is_dataset:
-            text = f"of kind {entropy.attrs.get('kind')!r}"
+            label = f"of kind {entropy.attrs.get('kind')!r}"
         else:
-            text = called(entropy)
+            label = called(entropy)
         raise InputError(
             "heads are sorted by a result with entropy (layer, head), such as"
-            f" probes.head_entropy(...) gives; this one is {text}"
+            f" probes.head_entropy(...) gives; this one is {label}"
         )
-    values = entropy["entropy"].stack(place=("layer", "head"))
+    values = entropy["entropy"].stack(layer_head=("layer", "head"))
     if not 1 <= count <= values.size:
         raise InputError(f"count is {count}, expected 1 to {values.size} heads")
     order = np.argsort(sign * values.values, kind="stable")[:count]
@@ -214,7 +231,7 @@ def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]
     kind = str(entropy.attrs["attention"])
     return [
         Component(stack, int(layer), kind, int(head))
-        for layer, head in values["place"].values[order]
+        for layer, head in values["layer_head"].values[order]
     ]
 
 
@@ -265,8 +282,9 @@ def ablation_recipes(
     quantiles: Sequence[float] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Forecast with all components of each recipe ablated together, along the rollout
-    and under the same draws.
+    """Forecast with all components of each recipe ablated together.
+
+    Forecasts go along the rollout, under the same draws.
 
     Args:
         run: the forecast to explain, also beyond one pass; forecasts are the library's
@@ -296,11 +314,12 @@ def ablation_recipes(
         UnknownNameError: a component does not exist.
 
     Example:
-        >>> probes.ablation_recipes(run, {"no MLPs": ["decoder.*.mlp"]})["recipe"].values.tolist()
+        >>> data = probes.ablation_recipes(run, {"no MLPs": ["decoder.*.mlp"]})
+        >>> data["recipe"].values.tolist()
         ['original', 'no MLPs']
     """
     lens = run.lens
-    components_of = _resolve(lens, recipes or {})
+    resolved = _resolve(lens, recipes or {})
     activations = None
     if how in ("mean", "resample"):
         activations = reference_activations(lens, how, reference, run.horizon)
@@ -309,9 +328,9 @@ def ablation_recipes(
             name,
             tuple(knock_outs(lens, components, how, activations)) if components else (),
         )
-        for name, components in components_of.items()
+        for name, components in resolved.items()
     ]
-    # where the run's own levels will do, its forecast is the original
+    # where the run's own levels will do, its forecast is the original, which saves one
     plain = None
     if quantiles is None:
         plain = run.forecast
@@ -334,51 +353,54 @@ def ablation_recipes(
         else:
             samples = np.concatenate([plain.samples[None], samples])
     data = marked_dataset(
-        run.as_rollout(), recipe=list(components_of), quantile=list(result.levels)
+        run.as_rollout(), recipe=list(resolved), quantile=list(result.levels)
     )
     data["quantile_forecast"] = (("recipe", "series", "quantile", "step"), forecasts)
     if samples is not None:
         data["sample"] = (("recipe", "series", "draw", "step"), samples)
-    counts = [ablated_share(lens.wiring, parts) for parts in components_of.values()]
+    counts = [ablated_share(lens.wiring, parts) for parts in resolved.values()]
     n_heads, totals, n_mlps = np.array(counts).T
+    labels = [" ".join(map(str, parts)) for parts in resolved.values()]
     data = data.assign(
-        components=(
-            "recipe",
-            [" ".join(map(str, parts)) for parts in components_of.values()],
-        ),
+        components=("recipe", labels),
         n_heads=("recipe", n_heads),
         heads_share=("recipe", ratio(n_heads, totals, 0.0)),
         n_mlps=("recipe", n_mlps),
     )
-    middle = int(np.argmin(np.abs(np.array(result.levels) - 0.5)))
+    median = int(np.argmin(np.abs(np.array(result.levels) - 0.5)))
     data.attrs = {
         "how": how,
         "num_samples": 0 if samples is None else samples.shape[2],
         "statistic": "median",
     }
-    return _add_effects(data, run.as_rollout(), forecasts[:, :, middle])
+    return _add_effects(data, run.as_rollout(), forecasts[:, :, median])
 
 
 def ablated_share(
     wiring: Wiring, components: Sequence[Component]
 ) -> tuple[int, int, int]:
-    """Count the heads and MLPs that a recipe ablates, and all heads of the kinds of
-    attention concerned.
+    """Count the heads and MLPs that a recipe ablates, and all heads of these kinds.
+
+    The result is the ablated heads, all heads of the kinds of attention concerned, and
+    the MLPs.
     """
+    # sets, as a recipe may name a head, its branch and its layer
     heads = set()
     mlps = set()
     for component in components:
         stack = wiring.stack(component.stack)
-        for row in stack.rows(component.layer):
-            if component.kind not in (None, row.kind):
+        for writer in stack.rows(component.layer):
+            if component.kind not in (None, writer.kind):
                 continue
-            if not isinstance(row, Attention):
+            if not isinstance(writer, Attention):
                 mlps.add((stack.name, component.layer))
                 continue
             indices = (
                 range(stack.n_heads) if component.head is None else [component.head]
             )
-            heads |= {(stack.name, row.kind, component.layer, head) for head in indices}
+            heads |= {
+                (stack.name, writer.kind, component.layer, head) for head in indices
+            }
     total = 0
     for name, kind in {(name, kind) for name, kind, _, _ in heads}:
         stack = wiring.stack(name)
@@ -395,7 +417,7 @@ def _resolve(
             "no recipe is given; expected a name and the components to ablate, such as"
             " {'x': ['0.mlp']}"
         )
-    components_of: dict[str, list[Component]] = {ORIGINAL: []}
+    resolved: dict[str, list[Component]] = {ORIGINAL: []}
     for name, components in recipes.items():
         if name == ORIGINAL:
             raise InputError(
@@ -407,37 +429,38 @@ def _resolve(
                 f"recipe {name!r} is {components!r}, expected a list of components or"
                 " globs"
             )
-        components_of[name] = lens.components(*components)
-    return components_of
+        resolved[name] = lens.components(*components)
+    return resolved
 
 
 def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
-    """Add distances, spreads and errors of median forecasts (recipe, series, step), and
-    judge them.
+    """Add distances, spreads and errors of median forecasts, with tests.
+
+    Medians are (recipe, series, step).
     """
     steps = medians.shape[-1]
-    where = ("recipe", "series")
+    axes = ("recipe", "series")
+    # one step has no order
     if steps > 1:
         measures = {"spearman_distance": rank_distance(run)}
     else:
         measures = {}
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
+    # no spread, so that the ratio to it is undefined
     past = np.where(own_flat_contexts(run), 0.0, past)
-    data["mean_shift"] = (where, np.abs(medians - medians[0]).mean(axis=-1))
+    data["mean_shift"] = (axes, np.abs(medians - medians[0]).mean(axis=-1))
     spread = medians.std(axis=-1)
-    data["spread_ratio"] = (
-        where,
-        ratio(spread, past),
-    )
+    data["spread_ratio"] = (axes, ratio(spread, past))
     if run.truth is not None:
         truth = run.truth
         error = mae(medians, truth)
-        data["mae"] = (where, error)
-        data["mase"] = (where, error / seasonal_scales(run))
+        data["mae"] = (axes, error)
+        data["mase"] = (axes, error / seasonal_scales(run))
         measures["mae_change"] = error_change(run, truth)
     for name, measure in measures.items():
-        data[name] = (where, measure(medians, medians[0]))
+        data[name] = (axes, measure(medians, medians[0]))
         floor = noise_floor(run, compute_size(measure))
+        # the original has no effect on itself, so it is no test
         effect = data[name].where(data["recipe"] != ORIGINAL)
         data = judge(
             data, name, floor=floor, signed=name == "mae_change", values=effect

@@ -1,5 +1,9 @@
-"""Motif matching in values: the repeated-tokens test for every model, patch models
-included.
+"""Motif matching in values: the repeated-tokens test for every model.
+
+:func:`repeated_motif` repeats random values, whole tokens long, so that patch models
+can be tested too; :func:`training_history` follows its scores, or those of
+``induction``, over checkpoints. The test says where heads attend; which of them the
+forecast needs is for ``zero_ablation`` to say.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ __all__ = ["repeated_motif", "training_history"]
 
 
 TARGETS = ("after_last", "last", "after_any")
-LONGEST = 8  # tokens of a motif by default
+# of a motif by default, in tokens
+LONGEST = 8
 _SOURCE = (
     "Olsson et al. 2022 (induction heads), in values; tsfm-lens paper, appendix G"
     " (S3-RRT, S3-PREF)"
@@ -39,8 +44,10 @@ _SOURCE = (
 
 @dataclass(frozen=True)
 class _Plan:
-    """Sizes of a test: bounds of the motifs in tokens, steps of a token and of the
-    forecast.
+    """Sizes of a test.
+
+    ``low`` and ``high`` bound the motifs in tokens; ``patch`` is the steps of a token,
+    ``steps`` those of the forecast.
     """
 
     low: int
@@ -77,12 +84,11 @@ def repeated_motif(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Repeat random values, and measure which heads attend to what followed the last
-    match.
+    """Repeat random values, and measure which heads attend to what followed them.
 
     Motifs are independent standard normal values, a whole number of tokens long. As a
-    control, every head is tested at the same places on series that repeat nothing. The
-    right key of a context token is the patch after its last match. That of a
+    control, every head is tested at the same positions of series that repeat nothing.
+    The right key of a context token is the patch after its last match. That of a
     forecasting token covers its forecast steps, a whole number of motifs earlier.
 
     Args:
@@ -126,8 +132,8 @@ def repeated_motif(
         >>> probes.repeated_motif(lens, n_series=4, num_samples=1)["advantage"].dims
         ('target', 'layer', 'head')
     """
-    row, attention, layers = pick_attention(lens, None, kind)
-    keys_from = row.attention(attention, layers[0]).keys_from or row.name
+    column, attention, layers = pick_attention(lens, None, kind)
+    keys_from = column.attention(attention, layers[0]).keys_from or column.name
     patch = _token_steps(lens, keys_from)
     low, high = _lengths(lens, motif, repeats, patch)
     if n_series < 1:
@@ -146,20 +152,20 @@ def repeated_motif(
     run = lens.run(context, steps, truth=future, forced_path=future, **options)
     context, future, _ = _draw(lens, plan, seed, repeating=False)
     control = lens.run(context, steps, forced_path=future, **options)
-    positions = _targets(run.encoded, row, keys_from, lengths, plan, queries)
-    points = [f"{row.prefix}.{layer}.{attention}.hook_pattern" for layer in layers]
-    plain, entropies, chance = _masses(run, points, positions)
-    other, _, _ = _masses(control, points, positions)
+    targets = _targets(run.encoded, column, keys_from, lengths, plan, queries)
+    points = [f"{column.prefix}.{layer}.{attention}.hook_pattern" for layer in layers]
+    repeating, entropies, chance = _masses(run, points, targets)
+    without, _, _ = _masses(control, points, targets)
     data = run.dataset().assign_coords(
-        target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads)
+        target=list(TARGETS), layer=list(map(str, layers)), head=range(column.n_heads)
     )
-    where = ("target", "layer", "head")
+    axes = ("target", "layer", "head")
     data = data.assign(
-        prefix_matching=(where, plain.mean(-1)),
-        control=(where, other.mean(-1)),
-        advantage=(where, (plain - other).mean(-1)),
+        prefix_matching=(axes, repeating.mean(-1)),
+        control=(axes, without.mean(-1)),
+        advantage=(axes, (repeating - without).mean(-1)),
         chance=("target", chance),
-        entropy_share=(where[1:], entropies),
+        entropy_share=(axes[1:], entropies),
         motif_length=("series", lengths, {"units": "steps"}),
         forecast=(("series", "step"), run.forecast.median),
     )
@@ -182,9 +188,9 @@ def repeated_motif(
         "n_series": n_series,
         "patch": patch,
         "attention": attention,
-        "stack": row.name,
+        "stack": column.name,
     }
-    advantage = xr.DataArray(plain - other, dims=(*where, "series"))
+    advantage = xr.DataArray(repeating - without, dims=(*axes, "series"))
     return judge(
         data,
         "advantage",
@@ -213,8 +219,14 @@ def _lengths(
     """Return the shortest and the longest motif, in tokens."""
     room = lens.context_length // (max(repeats, 1) * patch)
     longest = min(LONGEST, room)
-    bounds = (max(longest // 2, 2), longest) if motif is None else motif
-    low, high = (bounds, bounds) if isinstance(bounds, int) else bounds
+    if motif is None:
+        low = max(longest // 2, 2)
+        high = longest
+    elif isinstance(motif, int):
+        low = motif
+        high = motif
+    else:
+        low, high = motif
     if repeats < 2 or not 2 <= low <= high <= room:
         raise InputError(
             f"motifs of {low} to {high} tokens × repeats {repeats} do not fit: expected"
@@ -226,8 +238,9 @@ def _lengths(
 
 
 def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw independent random values: standard normal, or token ids where a model takes
-    those.
+    """Draw independent random values.
+
+    They are standard normal, or token ids where a model takes those.
     """
     if lens.takes_ids:
         return rng.choice(lens.example_ids, shape)
@@ -237,21 +250,20 @@ def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.
 def _draw(
     lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw contexts (series, time), continuations (series, step) and lengths (series,)
-    of repeated motifs or noise.
+    """Draw contexts (series, time), continuations (series, step) and motif lengths.
+
+    Lengths are (series,), in steps. If not ``repeating``, all values are noise.
     """
     rng = np.random.default_rng(seed)
     # every length equally often, in random order
-    lengths = (
-        rng.permutation(plan.low + np.arange(plan.count) % (plan.high - plan.low + 1))
-        * plan.patch
-    )
+    tokens = plan.low + np.arange(plan.count) % (plan.high - plan.low + 1)
+    lengths = rng.permutation(tokens) * plan.patch
     context = plan.repeats * plan.high * plan.patch
     full = np.empty((plan.count, context + plan.steps))
     for series, length in enumerate(lengths):
-        shape = _values(lens, rng, (length,))
+        motif = _values(lens, rng, (length,))
         # the context ends at the end of a motif, and may begin within one
-        full[series] = shape[np.arange(-context, plan.steps) % length]
+        full[series] = motif[np.arange(-context, plan.steps) % length]
     if not repeating:
         full = _values(lens, rng, full.shape)
     return full[:, :context], full[:, context:], lengths
@@ -259,16 +271,17 @@ def _draw(
 
 def _targets(
     encoded: Encoded,
-    row: Stack,
+    stack: Stack,
     keys_from: str,
     lengths: np.ndarray,
     plan: _Plan,
     queries: str | None,
 ) -> np.ndarray:
-    """Mark the keys that each query should look at, (target, series, query, key); none
-    for queries without a place.
+    """Mark the keys that each query should attend to, (target, series, query, key).
+
+    A query has none if it has nothing to match.
     """
-    starts, stops, ordinary = token_steps(encoded.spans[row.name])
+    starts, stops, ordinary = token_steps(encoded.spans[stack.name])
     key_starts, key_stops, timed = token_steps(encoded.spans[keys_from])
     tokens = {
         "forecast": ordinary & (starts >= 0) & (starts < plan.steps),
@@ -276,18 +289,22 @@ def _targets(
     }
     mode = queries or ("forecast" if tokens["forecast"].any() else "context")
     refuse_word("queries", mode, ("forecast", "context"))
-    possible = tokens["forecast"].any() if mode == "forecast" else keys_from == row.name
+    if mode == "forecast":
+        possible = bool(tokens["forecast"].any())
+        alternative = "context"
+    else:
+        possible = keys_from == stack.name
+        alternative = "forecast"
     if not possible:
-        other = "context" if mode == "forecast" else "forecast"
         raise InputError(
-            f"no token of the {row.name or 'model'} is a {mode} query; choose"
-            f" queries={other!r}"
+            f"no token of the {stack.name or 'model'} is a {mode} query; choose"
+            f" queries={alternative!r}"
         )
-    position = {
-        int(key_starts[index]): int(index)
-        for index in np.flatnonzero(timed & (key_stops <= 0))
+    key_by_start = {
+        int(key_starts[key]): int(key)
+        for key in np.flatnonzero(timed & (key_stops <= 0))
     }
-    out = np.zeros(
+    targets = np.zeros(
         (len(TARGETS), len(lengths), len(starts), len(key_starts)), dtype=bool
     )
     for series, length in enumerate(lengths):
@@ -296,68 +313,78 @@ def _targets(
             first = int(starts[query])
             last = int(stops[query])
             if mode == "context":
+                # only the last repeat
                 if first < -length:
                     continue
                 first = last
                 last = last + plan.patch
             last = min(last, first + int(length))
             _mark(
-                out[:, series, query],
-                position,
+                targets[:, series, query],
+                key_by_start,
                 range(first, last, plan.patch),
                 int(length),
                 plan.patch,
             )
-    return out
+    return targets
 
 
 def _mark(
-    out: np.ndarray, place: dict[int, int], starts: range, length: int, patch: int
+    targets: np.ndarray,
+    key_by_start: dict[int, int],
+    starts: range,
+    length: int,
+    patch: int,
 ) -> None:
-    """Set the targets (target, key) of one query that looks for what came in place of
-    ``starts``.
+    """Set the targets (target, key) of one query that forecasts ``starts``.
+
+    The query should attend to what came a whole number of motifs before them.
     """
     for number, start in enumerate(starts):
-        # the fewest whole motifs back that lie in the context
-        at = start - max(-(-(start + patch) // length), 1) * length
-        matches = []
-        while at in place:
-            matches.append(at)
-            at -= length
-        if not matches:
+        # the fewest motifs back that lie in the context
+        latest = start - max(-(-(start + patch) // length), 1) * length
+        keys = []
+        earlier = latest
+        while earlier in key_by_start:
+            keys.append(key_by_start[earlier])
+            earlier -= length
+        if not keys:
             continue
-        out[0, place[matches[0]]] = True
-        out[2, [place[match] for match in matches]] = True
-        if number == 0 and matches[0] - patch in place:
-            out[1, place[matches[0] - patch]] = True
+        targets[0, keys[0]] = True
+        targets[2, keys] = True
+        # the match itself is the token before the first one that is looked for
+        if number == 0 and latest - patch in key_by_start:
+            targets[1, key_by_start[latest - patch]] = True
 
 
 def _masses(
-    run: Run, points: list[str], places: np.ndarray
+    run: Run, points: list[str], targets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return attention to targets (target, layer, head, series), entropy shares, and
-    uniform attention (target,).
+    """Measure attention to targets, its entropy, and what uniform attention would give.
+
+    They are (target, layer, head, series), shares (layer, head), and (target,).
     """
     activations = run.record(points)
-    series, query = np.nonzero(places[0].any(axis=-1))
-    target_mask = places[:, series, query].astype(float)
-    counts = np.bincount(series, minlength=places.shape[1])
-    within = (series == np.arange(len(counts))[:, None]).astype(float)
+    # queries that have a match
+    series, query = np.nonzero(targets[0].any(axis=-1))
+    target_mask = targets[:, series, query].astype(float)
+    counts = np.bincount(series, minlength=targets.shape[1])
+    membership = (series == np.arange(len(counts))[:, None]).astype(float)
     masses = []
     entropies = []
-    visible = np.zeros(places.shape[2:], dtype=bool)
+    visible = np.zeros(targets.shape[2:], dtype=bool)
     for point in points:
         pattern = activations[point].cpu().double().numpy()
         weights = np.einsum("nhk,tnk->thn", pattern[series, :, query], target_mask)
-        masses.append(ratio_units(weights @ within.T, counts))
+        masses.append(ratio_units(weights @ membership.T, counts))
         entropies.append(row_entropy(pattern[series, :, query]))
+        # a key without any weight is masked
         visible |= (pattern > 0).any(axis=(0, 1))
     keys = visible[query]
-    even = np.log(np.maximum(keys.sum(-1), 2))[:, None]
-    chance = (
-        (places[:, series, query] & keys).sum(-1) / np.maximum(keys.sum(-1), 1)
-    ).mean(axis=-1)
-    return np.stack(masses, axis=1), (np.stack(entropies) / even).mean(axis=1), chance
+    uniform_entropy = np.log(np.maximum(keys.sum(-1), 2))[:, None]
+    shares = (targets[:, series, query] & keys).sum(-1) / np.maximum(keys.sum(-1), 1)
+    entropy_share = (np.stack(entropies) / uniform_entropy).mean(axis=1)
+    return np.stack(masses, axis=1), entropy_share, shares.mean(axis=-1)
 
 
 def training_history(
@@ -398,7 +425,8 @@ def training_history(
         InputError: no checkpoints, they are not of one shape, or as in the probe.
 
     Example:
-        >>> probes.training_history({0: lens}, n_sequences=4, motif=8)["prefix_matching"].dims
+        >>> data = probes.training_history({0: lens}, n_sequences=4, motif=8)
+        >>> data["prefix_matching"].dims
         ('training_step', 'layer', 'head')
     """
     if not checkpoints:
@@ -411,16 +439,18 @@ def training_history(
             lens.tokens is not None
             and "cross_attn" in lens.wiring.output_stack.attention_kinds()
         )
-        score = (_of_tokens if is_token_model else _of_values)(lens, seed, options)
-        shape, first = (
-            tuple(one["entropy_share"].shape) for one in (score, [*scores, score][0])
-        )
+        if is_token_model:
+            score = _score_tokens(lens, seed, options)
+        else:
+            score = _score_values(lens, seed, options)
+        scores.append(score)
+        shape = tuple(score["entropy_share"].shape)
+        first = tuple(scores[0]["entropy_share"].shape)
         if shape != first:
             raise InputError(
                 f"the checkpoint of step {step} has {shape} layers and heads, that of"
                 f" {steps[0]} {first}"
             )
-        scores.append(score)
     data = xr.concat(
         scores, dim="training_step", data_vars="all", combine_attrs="override"
     )
@@ -437,7 +467,8 @@ def training_history(
     return data
 
 
-def _of_tokens(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
+def _score_tokens(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
+    """Compute the scores of a checkpoint by :func:`.induction_scores`."""
     result = induction_scores(
         lens, seed=seed, **{"decoding": "forced", "positions": "all", **options}
     )
@@ -452,13 +483,15 @@ def _of_tokens(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
     )
 
 
-def _of_values(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
+def _score_values(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
+    """Compute the scores of a checkpoint by :func:`repeated_motif`."""
     result = repeated_motif(lens, seed=seed, **options)
-    record = result[_with_interval("advantage")].sel(target="after_last", drop=True)
+    scores = result[_with_interval("advantage")].sel(target="after_last", drop=True)
     if "relative_copy_error" in result:
-        record["copying"] = 1.0 - result["relative_copy_error"].mean("series")
-    return record.assign(entropy_share=result["entropy_share"])
+        scores["copying"] = 1.0 - result["relative_copy_error"].mean("series")
+    return scores.assign(entropy_share=result["entropy_share"])
 
 
 def _with_interval(name: str) -> list[str]:
+    """Return the variables of an effect that figures over training draw."""
     return [name, *(f"{name}_{part}" for part in ("low", "high", "significant"))]

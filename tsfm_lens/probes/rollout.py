@@ -1,4 +1,10 @@
-"""Attention along a forecast: autoregressive, attention rollout, norm-weighted."""
+"""Attention along a forecast: autoregressive, attention rollout, norm-weighted.
+
+:func:`autoregressive_attention` is the one to read first: it joins the forward passes
+of a rollout to one axis of keys and one of queries. :func:`patch_attention` builds on
+it; :func:`attention_rollout` and :func:`norm_weighted_attention` are of one pass.
+Patterns of a single pass are in ``attention``.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +61,7 @@ __all__ = [
 def autoregressive_attention(
     run: Run, *, kind: str | None = None, stack: str | None = None, keys: str = "time"
 ) -> xr.Dataset:
-    """Map the attention of every head over the context, one column per forecast token.
+    """Map the attention of every head over the context, a column per forecast token.
 
     Beyond one pass, models re-read the context with the forecast so far appended
     (Chronos, Chronos-Bolt, Chronos-2, Moirai 2). These passes follow the run's path or
@@ -92,28 +98,34 @@ def autoregressive_attention(
     """
     refuse_several(run, "autoregressive attention is drawn")
     refuse_word("keys", keys, ("time", "window"))
-    row, attention_kind, layers = pick_attention(run.lens, stack, kind)
+    chosen, attention_kind, layers = pick_attention(run.lens, stack, kind)
     passes = _passes(run)
-    key_stack = row.attention(attention_kind, layers[0]).keys_from or row.name
-    key_axis, positions = _join(
-        [x.spans[key_stack].shifted(start * (keys == "time")) for start, x in passes]
-    )
-    query_axis, columns = _columns(passes, row.name)
+    key_stack = chosen.attention(attention_kind, layers[0]).keys_from or chosen.name
+    # by time, the window of a later pass ends later; by window, all passes are alike
+    key_spans = [
+        encoded.spans[key_stack].shifted(start if keys == "time" else 0)
+        for start, encoded in passes
+    ]
+    key_axis, key_indices = _join(key_spans)
+    query_axis, columns = _columns(passes, chosen.name)
     attention = np.zeros(
-        (len(layers), row.n_heads, len(key_axis), len(query_axis)), dtype=np.float32
+        (len(layers), chosen.n_heads, len(key_axis), len(query_axis)), dtype=np.float32
     )
     entropy = np.zeros(attention.shape[:2])
-    points = [f"{row.prefix}.{layer}.{attention_kind}.hook_pattern" for layer in layers]
+    points = [
+        f"{chosen.prefix}.{layer}.{attention_kind}.hook_pattern" for layer in layers
+    ]
     offset = 0
-    for (_, encoded), position, tokens in zip(passes, positions, columns, strict=True):
+    for (_, encoded), indices, tokens in zip(passes, key_indices, columns, strict=True):
         width = slice(offset, offset + len(tokens))
         offset += len(tokens)
         fill = {
             point: partial(
-                _fill, attention[index, :, :, width], entropy[index], position, tokens
+                _fill, attention[index, :, :, width], entropy[index], indices, tokens
             )
             for index, point in enumerate(points)
         }
+        # what the run has recorded already need not be computed again
         activations = None
         if len(passes) == 1:
             activations = run.in_one_pass().find_record(points)
@@ -131,20 +143,21 @@ def autoregressive_attention(
             "entropy": (("layer", "head"), entropy, {"units": "nats"}),
             "sharpness_rank": (("layer", "head"), ranks.reshape(entropy.shape)),
         },
-        coords={"layer": list(map(str, layers)), "head": range(row.n_heads)},
+        coords={"layer": list(map(str, layers)), "head": range(chosen.n_heads)},
     )
     data = data.assign_coords(span_coords(key=key_axis, query=query_axis))
     pass_start = np.repeat(
         [start for start, _ in passes], [len(tokens) for tokens in columns]
     )
     data = data.assign_coords(pass_start=("query", pass_start))
-    metadata = attention_facts(run, row, attention_kind)
+    metadata = attention_facts(run, chosen, attention_kind)
     return data.assign_attrs(metadata, keys=keys, passes=len(passes))
 
 
 def _passes(run: Run) -> list[tuple[int, Encoded]]:
-    """Return the forwards of a rollout: the number of forecast steps known to each, and
-    its input.
+    """Return the forward passes of a rollout.
+
+    Of each pass: the number of forecast steps that it has read, and its input.
     """
     lens = run.lens
     batch = run.batch
@@ -162,6 +175,7 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
         stop = min(start + width, steps)
         context = np.concatenate([batch.values[0], values[0, :start]])
         longer = replace(batch, values=(context,))
+        # a token decoder reads the path, others only the context
         if lens.emits == "token":
             encoded = lens.encode(longer, future=values[:, start:stop])
         else:
@@ -171,53 +185,64 @@ def _passes(run: Run) -> list[tuple[int, Encoded]]:
 
 
 def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
-    """Join the keys of all passes to one axis by the steps that they cover, and return
-    each pass's places on it.
+    """Join the keys of all passes to one axis, by the steps that they cover.
+
+    The result is the axis, and the indices of each pass's keys on it.
     """
     if len(passes) == 1:
         return passes[0], [np.arange(len(passes[0]))]
     labels = [_labels(spans) for spans in passes]
     steps: dict[tuple[str, int, int], tuple[int, int]] = {}
-    for spans, own in zip(passes, labels, strict=True):
-        for label, start, stop in zip(own, spans.start, spans.stop, strict=True):
+    for spans, pass_labels in zip(passes, labels, strict=True):
+        bounds = zip(pass_labels, spans.start, spans.stop, strict=True)
+        for label, start, stop in bounds:
             steps.setdefault(label, (start, stop))
     order = sorted(steps)
-    position = {label: index for index, label in enumerate(order)}
+    index_by_label = {label: index for index, label in enumerate(order)}
     starts, stops = zip(*(steps[label] for label in order), strict=True)
-    axis = TokenSpans(starts, stops, tuple(word for word, *_ in order))
-    return axis, [np.array([position[label] for label in own]) for own in labels]
+    axis = TokenSpans(starts, stops, tuple(special for special, *_ in order))
+    indices = [
+        np.array([index_by_label[label] for label in pass_labels])
+        for pass_labels in labels
+    ]
+    return axis, indices
 
 
 def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
-    """Label each token on the common axis, by the steps that it covers or by which
-    special token it is.
+    """Label each token on the common axis.
+
+    The label is the steps that it covers, or which special token it is.
     """
     counts: Counter[str] = Counter()
     labels = []
-    for start, stop, word in zip(spans.start, spans.stop, spans.special, strict=True):
-        labels.append((word, counts[word], 0) if word else ("", start, stop))
-        counts[word] += 1
+    tokens = zip(spans.start, spans.stop, spans.special, strict=True)
+    for start, stop, special in tokens:
+        labels.append((special, counts[special], 0) if special else ("", start, stop))
+        counts[special] += 1
     return labels
 
 
 def _columns(
     passes: list[tuple[int, Encoded]], stack: str
 ) -> tuple[TokenSpans, list[np.ndarray]]:
-    """Return the axis of queries, and each pass's tokens on it: all of the first, then
-    those that forecast.
+    """Return the axis of queries, and each pass's tokens on it.
+
+    These are all tokens of the first pass, then those that forecast.
     """
     axis = TokenSpans((), (), ())
     tokens = []
     for first, encoded in passes:
         spans = encoded.spans[stack].shifted(first)
         indices = [
-            i
-            for i in range(len(spans))
-            if not first or (spans.start[i] >= first and not spans.special[i])
+            index
+            for index in range(len(spans))
+            if not first or (spans.start[index] >= first and not spans.special[index])
         ]
-        edges = (spans.start, spans.stop)
-        start, stop = (tuple(part[i] for i in indices) for part in edges)
-        axis += TokenSpans(start, stop, tuple(spans.special[i] for i in indices))
+        axis += TokenSpans(
+            tuple(spans.start[index] for index in indices),
+            tuple(spans.stop[index] for index in indices),
+            tuple(spans.special[index] for index in indices),
+        )
         tokens.append(np.array(indices))
     return axis, tokens
 
@@ -229,8 +254,9 @@ def _fill(
     queries: np.ndarray,
     pattern: Tensor,
 ) -> Tensor:
-    """Write a layer's pattern into (head, key, query), and add to the entropies
-    (head,).
+    """Write a layer's pattern into (head, key, query), and add to the entropies.
+
+    Entropies are (head,).
     """
     # head by head, as the entropy needs double precision
     for head, rows in enumerate(pattern[0]):
@@ -254,11 +280,10 @@ def _fill(
     needs="heads",
 )
 def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
-    """Compute Abnar and Zuidema's attention rollout: how much of each input token may
-    have reached each token.
+    """Compute how much of each input token may have reached each token.
 
-    Per layer, half the mean pattern over heads plus half the identity (the residual
-    stream); layers are multiplied.
+    This is Abnar and Zuidema's attention rollout. A layer is half the mean pattern over
+    heads plus half the identity (the residual stream); layers are multiplied.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -282,21 +307,20 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
     """
     lens = run.lens
     refuse_several(run, "attention rollout is computed")
-    kinds = {row.name: _own_kind(row) for row in lens.wiring.stacks}
+    kinds = {column.name: _self_attention(column) for column in lens.wiring.stacks}
     usable = [name for name, kind in kinds.items() if kind]
     if not usable or stack not in (None, *usable):
         raise unknown_name("stack with self-attention over time", str(stack), usable)
-    # nothing flows where one token stands alone, as in the decoder of a model that
-    # forecasts in one
+    # nothing flows in a stack of one token, as in the decoder of a model that forecasts
+    # from a single one
     several = [name for name in usable if len(run.encoded.spans[name]) > 1]
     column = lens.wiring.stack((several or usable)[-1] if stack is None else stack)
-    layers = layers_in_time(column, kinds[column.name])
-    points = [
-        f"{column.prefix}.{layer}.{kinds[column.name]}.hook_pattern" for layer in layers
-    ]
+    kind = kinds[column.name]
+    layers = layers_in_time(column, kind)
+    points = [f"{column.prefix}.{layer}.{kind}.hook_pattern" for layer in layers]
     activations = run.in_one_pass().record(points)
     flows = torch.stack(rolled([activations[point][0].double() for point in points]))
-    coords = pattern_coords(run, column, kinds[column.name], layers)
+    coords = pattern_coords(run, column, kind, layers)
     data = xr.Dataset(
         {"flow": (("layer", "query", "key"), flows.cpu().numpy())}, coords=coords
     ).drop_vars("head")
@@ -304,12 +328,15 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
 
 
 def rolled(patterns: list[Tensor]) -> list[Tensor]:
-    """Multiply (A + I) / 2 over layers, A the mean over heads with its rows normalised."""
+    """Multiply (A + I) / 2 over layers.
+
+    A is the mean over heads, with its rows normalised.
+    """
     flows: list[Tensor] = []
     for pattern in patterns:
         mean = pattern.mean(dim=0)
         total = mean.sum(dim=-1, keepdim=True)
-        # a token that may attend to nothing keeps to itself
+        # a token that attends to nothing reads itself alone
         eye = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
         mean = torch.where(total > 0, mean / total.clamp(min=1e-30), eye)
         step = 0.5 * mean + 0.5 * eye
@@ -330,8 +357,7 @@ def rolled(patterns: list[Tensor]) -> list[Tensor]:
     needs="heads",
 )
 def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
-    """Measure the length of the vector that each key contributes to a query's write,
-    head by head.
+    """Measure how long a vector each key contributes to a query's write, head by head.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -357,28 +383,27 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     lens = run.lens
     refuse_several(run, "norm-weighted attention is computed", covariates=True)
     stack, attention, layers = pick_attention(lens, None, kind)
-    at = [f"{stack.prefix}.{layer}.{attention}" for layer in layers]
+    prefixes = [f"{stack.prefix}.{layer}.{attention}" for layer in layers]
     gated = stack.attention(attention, layers[0]).gate is not None
-    points = ("hook_pattern", "hook_v", *(("hook_gate",) if gated else ()))
-    activations = run.in_one_pass().record(
-        [f"{a}.{what}" for a in at for what in points]
-    )
+    names = ["hook_pattern", "hook_v"]
+    if gated:
+        names.append("hook_gate")
+    points = [f"{prefix}.{name}" for prefix in prefixes for name in names]
+    activations = run.in_one_pass().record(points)
     norms = []
     with torch.no_grad():
-        for layer, position in zip(layers, at, strict=True):
+        for layer, prefix in zip(layers, prefixes, strict=True):
             weights = lens.weights.heads(layer, attention, stack.name)
-            values = for_every_head(activations[f"{position}.hook_v"][0], stack.n_heads)
-            writes = _write_norms(
-                values,
-                weights.W_O,
-                activations[f"{position}.hook_gate"][0] if gated else None,
-            )
+            values = for_every_head(activations[f"{prefix}.hook_v"][0], stack.n_heads)
+            gate = activations[f"{prefix}.hook_gate"][0] if gated else None
+            writes = _write_norms(values, weights.W_O, gate)
             norms.append(
-                activations[f"{position}.hook_pattern"][0] * writes * weights.scale
+                activations[f"{prefix}.hook_pattern"][0] * writes * weights.scale
             )
-    norm = (("layer", "head", "query", "key"), torch.stack(norms).float().cpu().numpy())
+    norm = torch.stack(norms).float().cpu().numpy()
     data = xr.Dataset(
-        {"norm": norm}, coords=pattern_coords(run, stack, attention, layers)
+        {"norm": (("layer", "head", "query", "key"), norm)},
+        coords=pattern_coords(run, stack, attention, layers),
     )
     return data.assign_attrs(
         stack=stack.name, attention=attention, series=run.batch.ids[0]
@@ -386,13 +411,14 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
 
 
 def _write_norms(values: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:
-    """Compute the lengths of v · W_O of values (key, head, …), gated by query if they
-    are, (head, query, key).
+    """Compute the lengths of v · W_O of values (key, head, …), (head, query, key).
+
+    If the values are gated, the gates are by query; else all queries have one row.
     """
     if gate is None:
         return torch.einsum("khc,hcd->hkd", values, out).norm(dim=-1)[:, None]
-    # a triangle in the place of W_O leaves all lengths; head by head, as gated values
-    # take queries times keys
+    # the triangular factor of W_O gives the same lengths, with fewer columns; head by
+    # head, as gated values need memory for queries times keys
     triangles = torch.linalg.qr(out.mT).R.mT
     heads = zip(gate.sigmoid().unbind(1), values.unbind(1), triangles, strict=True)
     return torch.stack(
@@ -403,11 +429,23 @@ def _write_norms(values: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:
     )
 
 
-def _own_kind(stack: Stack) -> str:
-    """Return the attention of a stack over its own tokens in time, "" if it has none."""
-    rows = [row for layer in range(stack.n_layers) for row in stack.attentions(layer)]
+def _self_attention(stack: Stack) -> str:
+    """Return a stack's attention over its own tokens in time.
+
+    It is "" if the stack has none.
+    """
+    attentions = [
+        attention
+        for layer in range(stack.n_layers)
+        for attention in stack.attentions(layer)
+    ]
     return next(
-        (row.kind for row in rows if not row.keys_from and row.over == "time"), ""
+        (
+            attention.kind
+            for attention in attentions
+            if not attention.keys_from and attention.over == "time"
+        ),
+        "",
     )
 
 
@@ -424,8 +462,9 @@ def _own_kind(stack: Stack) -> str:
     needs="heads",
 )
 def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
-    """Compute a matrix per head, forecast × context tokens, its stable rank, and the
-    patch with the most attention.
+    """Compute a matrix of attention per head, forecast × context tokens.
+
+    The stable rank of the head, and the patch with the most attention, come with it.
 
     Beyond one pass, every pass has its own rows, and keys are positions in its window,
     as in the paper.
@@ -466,13 +505,12 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         spectra["stable_rank"].sel(product="QK", drop=True).sel(layer=maps["layer"])
     )
     # special tokens cover no time, so that none of them can be marked in a series
-    timed = np.flatnonzero([not str(word) for word in maps["key_special"].values])
+    timed = np.flatnonzero([not str(label) for label in maps["key_special"].values])
     # a causal model has rows for its context too, which read only what is before them
-    mean = (
-        data["attention"].values[:, :, forecast_queries(data)].mean(axis=2)[..., timed]
-    )
-    most = timed[mean.argmax(axis=-1)]
+    rows = data["attention"].values[:, :, forecast_queries(data)]
+    mean = rows.mean(axis=2)[..., timed]
+    strongest = timed[mean.argmax(axis=-1)]
     data["argmax_weight"] = (("layer", "head"), mean.max(axis=-1))
-    data["argmax_key"] = (("layer", "head"), most)
-    data["argmax_start"] = (("layer", "head"), maps["key_start"].values[most])
+    data["argmax_key"] = (("layer", "head"), strongest)
+    data["argmax_start"] = (("layer", "head"), maps["key_start"].values[strongest])
     return data.assign_attrs(stack=stack, attention=attention)

@@ -1,5 +1,8 @@
-"""Mean derivatives of a readout along a straight path, by the secants of its
-elementwise functions.
+"""Mean derivatives of a readout along a straight path.
+
+:class:`Secants` replaces each elementwise function of a readout by the secants of its
+values along the path, so that a path integral needs few nodes; :func:`push_forward`
+applies the plain derivative at one point. ``attribution`` has the integrals.
 """
 
 from __future__ import annotations
@@ -17,22 +20,24 @@ _ELEMENTWISE = frozenset(
     "relu relu6 silu gelu elu selu celu mish softplus hardswish leaky_relu sigmoid tanh"
     " sinh asinh exp".split()
 )
-# larger parts cost a difference fewer digits
+# factor of the parts: a difference of larger numbers loses fewer digits
 _ENLARGED = 2**8
 Readout = Callable[[Tensor], Tensor]
-# straight lines (node, unit) of a call: values and inputs at the nodes, slopes; None
-# where nothing moves
 _Lines = tuple[Tensor, Tensor, Tensor] | None
+"""Straight lines (node, unit) of a call: values and inputs at the nodes, and slopes.
+
+They are None where no input changes along the path.
+"""
 
 
 class Secants(TorchFunctionMode):
-    """Derivative of a readout along the path from an empty stream to a full one, by
-    Gauss's rule.
+    """Derivative of a readout along the path from an empty stream to a full one.
 
-    At each node an elementwise function gets the mean slope of its secants over short
-    cells, weighted by the node's Lagrange polynomial, so kinks are exact. One hidden
-    layer is exact with one node, whose secant has the mean derivative. All other
-    functions have their own derivative at the node.
+    It is evaluated at the nodes of Gauss's rule. There an elementwise function gets the
+    mean slope of its secants over short cells, weighted by the node's Lagrange
+    polynomial, so kinks are exact. One hidden layer is exact with one node, whose
+    secant has the mean derivative. All other functions have their own derivative at the
+    node.
 
     Args:
         readout: function from streams (point, …) to outputs (point, …).
@@ -58,40 +63,40 @@ class Secants(TorchFunctionMode):
         self._cells = 1 if nodes == 1 else 4 * nodes
         self.at, self.weights = legendre.leggauss(nodes)
         edges = np.linspace(-1, 1, self._cells + 1)
-        over_cells = np.diff(
-            legendre.legval(edges, legendre.legint(np.eye(nodes), axis=0))
-        )
+        antiderivatives = legendre.legint(np.eye(nodes), axis=0)
+        over_cells = np.diff(legendre.legval(edges, antiderivatives))
         # (node, cell): Lagrange polynomials by their Legendre series
-        shares = (
-            legendre.legvander(self.at, nodes - 1)
-            * (np.arange(nodes) + 0.5)
-            @ over_cells
-        )
+        polynomials = legendre.legvander(self.at, nodes - 1)
+        shares = polynomials * (np.arange(nodes) + 0.5) @ over_cells
         self._shares = torch.as_tensor(shares)
         points = torch.as_tensor(np.append(edges, self.at) / 2 + 0.5).to(stop)
+        # one forward over all points records the lines of every elementwise call
         with self:
             readout(points.reshape(-1, *[1] * stop.ndim) * stop)
         below, level, above = self._read(
             torch.stack([-stop, torch.zeros_like(stop), stop])
         ).nan_to_num()
         rounding = 1000 * torch.finfo(level.dtype).eps * above.abs().max()
-        # then a derivative is a difference, which takes a fraction of the time
+        # the derivative of an affine readout is a difference, which takes a fraction of
+        # the time
         self.affine = bool((above + below - 2 * level).abs().max() <= rounding)
         self.one_hidden = (
             self.affine and sum(lines is not None for lines in self._lines) < 2
         )
 
     def apply(self, parts: Tensor, at_once: int) -> Tensor:
-        """Apply the mean derivative to parts of the stream (part, …), so many at once."""
+        """Apply the mean derivative to parts of the stream (part, …).
+
+        ``at_once`` parts are taken at a time.
+        """
         total = torch.zeros(())
         points = zip(self.at, self.weights, strict=True)
         for self._node, (at, weight) in enumerate(points):
             if self.affine:
                 level = self._read(torch.zeros_like(self.stop))
-                some = (parts * _ENLARGED).split(at_once)
-                slopes = (
-                    torch.cat([self._read(part) - level for part in some]) / _ENLARGED
-                )
+                batches = (parts * _ENLARGED).split(at_once)
+                changes = torch.cat([self._read(batch) - level for batch in batches])
+                slopes = changes / _ENLARGED
             else:
                 slopes = push_forward(
                     self._read, (at / 2 + 0.5) * self.stop, parts, at_once
@@ -116,39 +121,38 @@ class Secants(TorchFunctionMode):
                 )
             elif (lines := next(self._calls)) is not None:
                 value, at, slope = (line[self._node] for line in lines)
-                return (value + slope * (x.reshape(-1, len(slope)) - at)).reshape(
-                    x.shape
-                )
+                outputs = value + slope * (x.reshape(-1, len(slope)) - at)
+                return outputs.reshape(x.shape)
         return function(*args, **kwargs)
 
     def _line(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> _Lines:
-        """Return the lines of a call whose inputs lie point by point."""
+        """Return the lines of a call whose inputs are ordered point by point."""
         points = self._cells + 1 + len(self.at)
         if x.numel() % points:
             return None
-        # secants of neighbours keep no digits in the precision of the model
-        edges, at = (
-            x.detach()
-            .reshape(points, -1)
-            .cpu()
-            .double()
-            .tensor_split([self._cells + 1])
-        )
-        run = edges.diff(dim=0)
-        flat = run == 0
+        # in double precision, as secants of close inputs keep no digits in that of the
+        # model
+        inputs = x.detach().reshape(points, -1).cpu().double()
+        edges, at = inputs.tensor_split([self._cells + 1])
+        steps = edges.diff(dim=0)
+        flat = steps == 0
         if bool(flat.all()):
             return None
-        slope = function(edges).diff(dim=0) / run.masked_fill(flat, 1.0)
+        slope = function(edges).diff(dim=0) / steps.masked_fill(flat, 1.0)
+        # an input that does not change has no secant, but a derivative
         still = edges[:-1][flat]
         slope[flat] = torch.func.jvp(function, (still,), (torch.ones_like(still),))[1]
         return function(at).to(x), at.to(x), (self._shares @ slope).to(x)
 
 
 def push_forward(function: Readout, at: Tensor, parts: Tensor, at_once: int) -> Tensor:
-    """Apply the derivative of a readout at a stream to parts of it (part, …), so many
-    at once.
+    """Apply the derivative of a readout at a stream to parts of it (part, …).
+
+    ``at_once`` parts are taken at a time.
     """
-    some = ((at.expand_as(part).contiguous(), part) for part in parts.split(at_once))
+    batches = (
+        (at.expand_as(batch).contiguous(), batch) for batch in parts.split(at_once)
+    )
     return torch.cat(
-        [torch.func.jvp(function, (start,), (part,))[1] for start, part in some]
+        [torch.func.jvp(function, (start,), (batch,))[1] for start, batch in batches]
     )

@@ -1,5 +1,8 @@
-"""Similarity of layers' updates and streams, and the number of directions in which
-heads write.
+"""Similarity of layers, and the number of directions in which heads write.
+
+:func:`layer_similarity` compares streams and updates; :func:`entropic_rank` the writes
+of one layer's heads. :func:`mean_over_tokens` averages any function of head writes
+while the model runs, without storing them.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ def layer_similarity(run: Run) -> xr.Dataset:
         [after - before for before, after in pairwise(streams)]
     ).double()
     visible = run.encoded.shown(run.lens.wiring.output_stack.name).to(updates.device)
+    # an update of length 0 has no direction, and counts as 0
     unit = (updates / updates.norm(dim=-1, keepdim=True).clamp(min=1e-30))[:, visible]
     cosine = torch.einsum("lnd,mnd->lmn", unit, unit).mean(dim=-1)
     flat = [stream[visible].double() for stream in streams]
@@ -75,15 +79,16 @@ def layer_similarity(run: Run) -> xr.Dataset:
 
 
 def linear_cka(representations: list[Tensor]) -> np.ndarray:
-    """Compute linear CKA of every pair of (sample, feature), ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖)
-    (Kornblith et al. 2019).
+    """Compute linear CKA of every pair of representations (sample, feature).
+
+    It is ‖YᵀX‖² / (‖XᵀX‖ ‖YᵀY‖) of centred features (Kornblith et al. 2019).
     """
     centred = [x - x.mean(dim=0, keepdim=True) for x in representations]
     cross = torch.stack(
         [torch.stack([(x.T @ y).square().sum() for y in centred]) for x in centred]
     )
-    own = cross.diagonal().sqrt()
-    return (cross / (own[:, None] * own[None])).cpu().numpy()
+    norms = cross.diagonal().sqrt()
+    return (cross / (norms[:, None] * norms[None])).cpu().numpy()
 
 
 EPSILON = 1e-8
@@ -152,8 +157,10 @@ def mean_over_tokens(
     batch_size: int = 8,
     normed: bool = False,
 ) -> xr.Dataset:
-    """Average a function of head writes over tokens: ``mean`` (layer, series, …),
-    ``over_all`` series, ``tokens``.
+    """Average a function of head writes over tokens.
+
+    The result has ``mean`` (layer, series, …), ``over_all`` series, and ``tokens``,
+    their number.
     """
     lens = run.lens
     if batch_size < 1:
@@ -170,19 +177,19 @@ def mean_over_tokens(
         encoded = group.encoded
         rows += encoded.rows
         with torch.no_grad():
-            # reduced while the model runs: the writes of all heads are never kept
+            # reduced while the model runs, so that the writes are never stored
             _, activations = lens.run_with_cache(
                 encoded, names_filter=list(reducers), reduce=reducers
             )
-        each = torch.stack([activations[point] for point in reducers]).cpu()
+        reduced = torch.stack([activations[point] for point in reducers]).cpu()
         visible = encoded.shown(stack.name)
-        weights = visible.reshape(*visible.shape, *[1] * (each.ndim - 3))
+        weights = visible.reshape(*visible.shape, *[1] * (reduced.ndim - 3))
         tokens.append(visible.sum(dim=1).numpy())
-        means.append(((each * weights).sum(dim=2) / weights.sum(dim=1)).numpy())
+        means.append(((reduced * weights).sum(dim=2) / weights.sum(dim=1)).numpy())
     values = np.concatenate(means, axis=1)
     counts = np.concatenate(tokens)
     parts = ("part",) * (values.ndim - 2)
-    # a series counts by its tokens
+    # every token has the same weight, so a series has that of its tokens
     over_all = np.average(values, axis=1, weights=counts)
     return xr.Dataset(
         {
@@ -203,33 +210,34 @@ def _reducer(
     *,
     normed: bool,
 ) -> tuple[str, Callable[[Tensor], Tensor]]:
-    """Return a hook point of a layer's head writes, and the function that reduces its
-    activations.
-    """
+    """Return a hook point of a layer's head writes, and its reducing function."""
     stack = lens.wiring.output_stack
-    at = f"{stack.prefix}.{layer}.{kind}"
+    prefix = f"{stack.prefix}.{layer}.{kind}"
     if normed or not stack.attention(kind, layer).post_norm:
-        return f"{at}.hook_result", by_row(partial(reduce))
+        return f"{prefix}.hook_result", by_row(partial(reduce))
+    # hook_result comes after the post-norm, so the writes before it are made from z
     project = lens.weights.heads(layer, kind, stack.name).W_O
 
     def reduce_projection(states: Tensor) -> Tensor:
         return reduce(torch.einsum("bphd,hdm->bphm", states, project))
 
-    return f"{at}.hook_z", by_row(reduce_projection)
+    return f"{prefix}.hook_z", by_row(reduce_projection)
 
 
 def item_groups(run: Run, size: int) -> Iterator[Run]:
-    """Split a run into groups of so many items; the variates of an item stay together."""
-    item = run.batch.group_index
-    for first in range(0, int(item.max()) + 1, size):
+    """Split a run into groups of ``size`` items; variates of an item stay together."""
+    items = run.batch.group_index
+    for first in range(0, int(items.max()) + 1, size):
         yield run.select(
-            np.flatnonzero((item >= first) & (item < first + size)).tolist()
+            np.flatnonzero((items >= first) & (items < first + size)).tolist()
         )
 
 
 def head_entropy_of_writes(writes: Tensor) -> Tensor:
-    """Compute the entropy of the normalised singular values of unit-length head writes,
-    (…, head, d_model) -> (…).
+    """Compute the entropy of the singular values of head writes.
+
+    Writes (…, head, d_model) are scaled to length 1, and singular values normalised;
+    the result is (…).
     """
     z = writes.double()
     unit = z / z.norm(dim=-1, keepdim=True).clamp(min=EPSILON)

@@ -1,4 +1,10 @@
-"""Ranks of embedded series, of the stream before each layer, and of each layer's W_Q."""
+"""Ranks of embedded series, of the stream before each layer, and of each layer's W_Q.
+
+:func:`embedding_ranks` is of tokens before the first layer, :func:`flow_of_ranks` of
+the stream at every depth. Both factorise their matrices group by group with
+:class:`StreamedSpectrum`, so memory does not grow with the number of series. Ranks of
+weights alone are in ``weights``.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +113,8 @@ def embedding_ranks(
             family of a reserved name.
 
     Example:
-        >>> int(probes.embedding_ranks(run)["epsilon_rank"].sel(epsilon=0.01, family="zero"))
+        >>> ranks = probes.embedding_ranks(run)["epsilon_rank"]
+        >>> int(ranks.sel(epsilon=0.01, family="zero"))
         1
     """
     levels = checked_levels(epsilon)
@@ -132,7 +139,7 @@ def embedding_ranks(
     table = get_vocabulary(lens)
     if table is not None:
         embeddings[VOCABULARY] = _Tokens(table.shape[1])
-        # in blocks, so that no copy of a whole vocabulary is made
+        # in blocks, so that no copy of the full vocabulary is made
         for rows in table.detach().cpu().split(_FIRST_ROWS):
             embeddings[VOCABULARY].add(rows)
     spectra = [embedding.spectrum for embedding in embeddings.values()]
@@ -140,10 +147,10 @@ def embedding_ranks(
         "rank_share"
     )
     data = data.assign(
-        full=("family", [min(item.rows, item.width) for item in spectra]),
-        tokens=("family", [item.rows for item in spectra]),
-        **_of_signals(embeddings, levels),
-        **_angles(embeddings, tokens),
+        full=("family", [min(spectrum.rows, spectrum.width) for spectrum in spectra]),
+        tokens=("family", [spectrum.rows for spectrum in spectra]),
+        **_signal_ranks(embeddings, levels),
+        **_token_angles(embeddings, tokens),
     ).assign_coords(family=list(embeddings))
     stack = lens.wiring.stacks[0]
     return data.assign_attrs(
@@ -155,12 +162,11 @@ def embedding_ranks(
 
 
 def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
-    """Return sinusoids, exponentials, white noise and zeros, as long as the longest
-    series of a run.
+    """Return sinusoids, exponentials, white noise and zeros as series.
 
-    Each family but the last has 8 to 64 series, so that there are about two tokens per
-    dimension of the stream. For a language model, the only family is sequences of
-    random ids.
+    They are as long as the longest series of a run. Each family but the last has 8 to
+    64 series, so that there are about two tokens per dimension of the stream. For a
+    language model, the only family is sequences of random ids.
 
     Args:
         run: gives the model and the length of series.
@@ -174,8 +180,9 @@ def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
     length = max(run.batch.lengths)
     rng = np.random.default_rng(seed)
     stack = lens.wiring.stacks[0]
-    each = int(_context_mask(lens, lens.encode(run.batch)).sum(1).max())
-    count = int(np.clip(-(-2 * stack.d_model // max(each, 1)), _FEWEST, _MOST))
+    tokens = int(_context_mask(lens, lens.encode(run.batch)).sum(1).max())
+
+    count = int(np.clip(-(-2 * stack.d_model // max(tokens, 1)), _FEWEST, _MOST))
     if lens.takes_ids:
         return {
             "random ids": as_series(
@@ -184,12 +191,9 @@ def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
         }
     steps = np.arange(length)
     periods = np.geomspace(4, max(length, 5), count)[:, None]
-    # over the whole series by factors of e^0.5 to e^5, up or down
-    rates = (
-        np.geomspace(0.5, 5, count)[:, None]
-        * np.where(np.arange(count) % 2, 1, -1)[:, None]
-        / max(length - 1, 1)
-    )
+    # over the full length by factors of e^0.5 to e^5, up or down
+    signs = np.where(np.arange(count) % 2, 1, -1)[:, None]
+    rates = np.geomspace(0.5, 5, count)[:, None] * signs / max(length - 1, 1)
     return {
         "sinusoids": as_series(
             np.sin(2 * np.pi * (steps / periods + rng.random((count, 1))))
@@ -201,8 +205,10 @@ def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
 
 
 class _Tokens:
-    """Embedded tokens of a family: their spectrum, singular values of each signal, and
-    the first (token, d).
+    """Embedded tokens of a family.
+
+    It holds their spectrum, the singular values of each signal, and the first tokens
+    (token, width).
     """
 
     def __init__(self, width: int) -> None:
@@ -220,25 +226,22 @@ class _Tokens:
 
 
 def _embed_series(lens: Lens, batch: SeriesBatch, size: int) -> _Tokens:
-    """Embed series, in groups of whole items."""
+    """Embed series, in groups of items; variates of an item stay together."""
     stack = lens.wiring.stacks[0]
-    item = batch.group_index
+    items = batch.group_index
     tokens = _Tokens(stack.d_model)
     point = f"{stack.name}.hook_embed".lstrip(".")
-    for start in range(0, int(item.max()) + 1, size):
-        encoded = lens.encode(
-            batch.select(
-                np.flatnonzero((item >= start) & (item < start + size)).tolist()
-            )
-        )
+    for start in range(0, int(items.max()) + 1, size):
+        rows = np.flatnonzero((items >= start) & (items < start + size)).tolist()
+        encoded = lens.encode(batch.select(rows))
         with torch.no_grad():
             _, activations = lens.run_with_cache(encoded, names_filter=[point])
         for signal, visible in zip(
             activations[point].cpu(), _context_mask(lens, encoded), strict=True
         ):
-            if len(rows := signal[visible]):
-                tokens.add(rows)
-                tokens.signals.append(torch.linalg.svdvals(rows.double()).numpy())
+            if len(shown := signal[visible]):
+                tokens.add(shown)
+                tokens.signals.append(torch.linalg.svdvals(shown.double()).numpy())
     if not tokens.spectrum.rows:
         raise InputError(
             f"none of the tokens of {', '.join(batch.ids[:3])} shows a series; give"
@@ -262,15 +265,15 @@ def get_vocabulary(lens: Lens) -> Tensor | None:
     return None
 
 
-def _of_signals(
+def _signal_ranks(
     embeddings: Mapping[str, _Tokens], levels: list[float]
 ) -> dict[str, Any]:
-    """Compute ranks of single signals, and their mean over signals with its interval."""
-    most = max(len(item.signals) for item in embeddings.values())
-    ranks = np.full((len(levels), len(embeddings), most), np.nan)
-    for position, embedding in enumerate(embeddings.values()):
+    """Compute ranks of single signals, and their mean over signals with an interval."""
+    n_signals = max(len(embedding.signals) for embedding in embeddings.values())
+    ranks = np.full((len(levels), len(embeddings), n_signals), np.nan)
+    for family, embedding in enumerate(embeddings.values()):
         for signal, values in enumerate(embedding.signals):
-            ranks[:, position, signal] = epsilon_rank(values, levels)
+            ranks[:, family, signal] = epsilon_rank(values, levels)
     bounds = zip(("estimate", "low", "high"), mean_interval(ranks), strict=True)
     summary = {
         f"signal_rank_{name}": (("epsilon", "family"), values)
@@ -279,24 +282,22 @@ def _of_signals(
     return {"signal_rank": (("epsilon", "family", "signal"), ranks), **summary}
 
 
-def _angles(embeddings: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
-    """Compute angles of a few tokens in degrees, and their means over pairs of
-    different ones.
+def _token_angles(embeddings: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
+    """Compute angles of a few tokens in degrees, and their means.
+
+    Means are over pairs of different tokens.
     """
     angle = np.full((len(embeddings), tokens, tokens), np.nan)
     means = np.full(len(embeddings), np.nan)
-    for position, embedding in enumerate(embeddings.values()):
-        # neighbours in time and in a vocabulary are alike
-        rows = embedding.first[
-            np.unique(
-                np.linspace(0, len(embedding.first) - 1, tokens).round().astype(int)
-            )
-        ]
+    for family, embedding in enumerate(embeddings.values()):
+        # evenly spaced, as neighbours in time and in a vocabulary are similar
+        spaced = np.linspace(0, len(embedding.first) - 1, tokens)
+        rows = embedding.first[np.unique(spaced.round().astype(int))]
         degrees = np.degrees(angles(rows.T))
-        angle[position, : len(degrees), : len(degrees)] = degrees
+        angle[family, : len(degrees), : len(degrees)] = degrees
         pairs = degrees[np.triu_indices(len(degrees), 1)]
         finite = pairs[np.isfinite(pairs)]
-        means[position] = finite.mean() if len(finite) else np.nan
+        means[family] = finite.mean() if len(finite) else np.nan
     return {
         "angle": (("family", "token", "other_token"), angle, {"units": "degrees"}),
         "mean_angle": ("family", means, {"units": "degrees"}),
@@ -305,9 +306,7 @@ def _angles(embeddings: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
 
 _E2 = float(np.exp(2.0))
 _AGREES = 1e-3
-"""Largest relative deviation of a head's output from pattern times values by rounding
-alone.
-"""
+"""Largest relative deviation by rounding of a head's output from pattern × values."""
 
 
 @probe(
@@ -337,11 +336,11 @@ def flow_of_ranks(
     batch_size: int = 8,
     apart: int = 16,
 ) -> xr.Dataset:
-    """Compute spectra and ranks of the stream before each layer and after the last, and
-    of each layer's W_Q.
+    """Compute ranks of the stream before each layer and after the last, and of W_Q.
 
-    The matrix of a stream has a row per token of every series. It is factorised group
-    by group in float64, so memory does not grow with the number of series.
+    Spectra come with them. The matrix of a stream has a row per token of every series.
+    It is factorised group by group in float64, so memory does not grow with the number
+    of series.
 
     Args:
         run: the forecast to explain.
@@ -396,12 +395,10 @@ def flow_of_ranks(
     ]
     points.append(f"{column.prefix}.{column.n_layers - 1}.hook_resid_post")
     count = len(run.batch)
-    positions = np.linspace(0, count - 1, min(apart, count)).round().astype(int)
+    chosen = np.linspace(0, count - 1, min(apart, count)).round().astype(int)
     # rows are series, or items whose variates share a sequence
     single = {
-        names[position]
-        for names in (run.batch.ids, run.batch.groups)
-        for position in positions
+        names[index] for names in (run.batch.ids, run.batch.groups) for index in chosen
     }
     spectra = [StreamedSpectrum(column.d_model) for _ in points]
     growths = [
@@ -415,27 +412,28 @@ def flow_of_ranks(
     for group in item_groups(run.in_one_pass(), batch_size):
         visible = group.encoded.shown(column.name)
         # the run itself stores the streams for other probes, a part of it does not
-        is_whole = len(group.batch) == len(run.batch)
+        is_full_run = len(group.batch) == len(run.batch)
         with torch.no_grad():
-            group_acts = lens.run_with_cache(
-                group.encoded, names_filter=around if is_whole else [*points, *around]
+            activations = lens.run_with_cache(
+                group.encoded,
+                names_filter=around if is_full_run else [*points, *around],
             )[1]
-        activations = group_acts
-        if is_whole:
-            activations = group.record(points)
-        streams = [activations[point].cpu() for point in points]
+        stream_activations = activations
+        if is_full_run:
+            stream_activations = group.record(points)
+        streams = [stream_activations[point].cpu() for point in points]
         for spectrum, stream in zip(spectra, streams, strict=True):
             spectrum.add(stream[visible])
         for growth in growths:
-            growth.add(group_acts, visible)
+            growth.add(activations, visible)
         for row, name in enumerate(group.encoded.rows):
             if name in single:
-                own = [
+                row_spectra = [
                     torch.linalg.svdvals(stream[row][visible[row]].double()).numpy()
                     for stream in streams
                 ]
                 ranks[..., len(series)] = np.stack(
-                    [epsilon_rank(values, levels) for values in own], axis=-1
+                    [epsilon_rank(values, levels) for values in row_spectra], axis=-1
                 )
             series.append(name)
     ranks = ranks[..., : len(series)]
@@ -451,14 +449,14 @@ def flow_of_ranks(
     data = data.assign_coords(
         flat=("series", [bool(flat.get(name, False)) for name in series])
     )
-    data = data.assign(_of_weights(lens, column, levels, data["singular_value"].values))
-    around_attention = np.stack([item.spectra() for item in growths])[
-        ..., : data.sizes["mode"]
-    ]
-    for position, name in enumerate(("attention_value", "attention_bound")):
-        data[name] = (("layer", "mode"), around_attention[:, position])
+    stream_spectra = data["singular_value"].values
+    data = data.assign(_weight_spectra(lens, column, levels, stream_spectra))
+    around_attention = np.stack([growth.spectra() for growth in growths])
+    around_attention = around_attention[..., : data.sizes["mode"]]
+    for index, name in enumerate(("attention_value", "attention_bound")):
+        data[name] = (("layer", "mode"), around_attention[:, index])
     # a row of a packed sequence is of several series
-    is_of_series = set(series) <= set(run.batch.ids)
+    rows_are_series = set(series) <= set(run.batch.ids)
     data = judge(
         data,
         "rank_rise",
@@ -466,7 +464,7 @@ def flow_of_ranks(
         signed=True,
         smallest=0.0,
         groups="epsilon",
-        contexts=run.dataset().sel(series=series) if is_of_series else None,
+        contexts=run.dataset().sel(series=series) if rows_are_series else None,
     )
     least = int(np.ceil((2 * _E2 * column.n_heads) ** 2))
     return data.assign_attrs(
@@ -477,19 +475,20 @@ def flow_of_ranks(
     )
 
 
-def _of_weights(
+def _weight_spectra(
     lens: Lens, column: Stack, levels: list[float], streams: np.ndarray
 ) -> dict[str, object]:
-    """Compute spectra of W_Q, the norms of theorem 4, and its bound from singular
-    values (stream, mode).
+    """Compute spectra of W_Q, the norms of theorem 4, and its bound.
+
+    The bound follows from the singular values of the streams (stream, mode).
     """
     first = {
         layer: next(column.attentions(layer)).kind for layer in range(column.n_layers)
     }
     queries = [
-        torch.linalg.svdvals(one.weight.cpu().double()).numpy()
-        for one in weight_matrices(lens, stack=column.name, parts=["W_Q"])
-        if one.kind == first[one.layer]
+        torch.linalg.svdvals(matrix.weight.cpu().double()).numpy()
+        for matrix in weight_matrices(lens, stack=column.name, parts=["W_Q"])
+        if matrix.kind == first[matrix.layer]
     ]
     norms = np.array(
         [_norms(lens, column, layer, kind) for layer, kind in first.items()]
@@ -514,8 +513,9 @@ def _of_weights(
 
 
 def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, float]:
-    """Compute the largest spectral norms over heads of W_Q W_Kᵀ over √d_head, and of
-    W_V W_O.
+    """Compute the largest spectral norms over the heads of a layer.
+
+    They are of W_Q W_Kᵀ over √d_head, and of W_V W_O.
     """
     heads = lens.weights.heads(layer, kind, column.name)
     key = core_singular_values(heads.W_Q, heads.W_K.mT)
@@ -524,8 +524,9 @@ def _norms(lens: Lens, column: Stack, layer: int, kind: str) -> tuple[float, flo
 
 
 def _bound(values: np.ndarray, column: Stack, norms: np.ndarray) -> np.ndarray:
-    """Apply theorem 4 to the singular values before a layer; NaN where it does not
-    apply.
+    """Apply theorem 4 to the singular values before a layer.
+
+    The bound is NaN where the theorem does not apply.
     """
     deep = np.sqrt(column.n_layers) >= 2 * _E2 * column.n_heads
     if not deep or norms.max() > 1 or not values.min() > 0:
@@ -534,8 +535,9 @@ def _bound(values: np.ndarray, column: Stack, norms: np.ndarray) -> np.ndarray:
 
 
 class _AttentionGrowth:
-    """Spectra around the first attention of a layer, and the rank that it can add: the
-    inequality behind theorem 4.
+    """Spectra around the first attention of a layer, and the rank that it can add.
+
+    The bound on the rank is the inequality behind theorem 4.
     """
 
     def __init__(self, lens: Lens, column: Stack, layer: int) -> None:
@@ -555,18 +557,19 @@ class _AttentionGrowth:
     @property
     def points(self) -> list[str]:
         """Hook points that :meth:`add` reads."""
-        dot = f"{self.column.prefix}.{self.layer}."
+        block = f"{self.column.prefix}.{self.layer}"
         return [
-            f"{dot}hook_resid_mid",
-            *(f"{dot}{self.kind}.hook_{part}" for part in ("v", "z", "pattern")),
+            f"{block}.hook_resid_mid",
+            *(f"{block}.{self.kind}.hook_{name}" for name in ("v", "z", "pattern")),
         ]
 
-    def add(self, acts: Activations, visible: Tensor) -> None:
-        """Add a group: its activations, and a mask of the tokens that belong to a
-        series, (row, pos).
+    def add(self, activations: Activations, visible: Tensor) -> None:
+        """Add the activations of a group.
+
+        The mask (row, pos) has the tokens that belong to a series.
         """
         after, values, z, pattern = (
-            acts[point].detach().cpu().double() for point in self.points
+            activations[point].detach().cpu().double() for point in self.points
         )
         heads = pattern.shape[1]
         values = values.repeat_interleave(heads // values.shape[2], dim=2)
@@ -596,8 +599,8 @@ class _AttentionGrowth:
         self.before.add(after[visible] - writes)
         masked = pattern * visible[:, None, :, None]
         attended = masked.sum((1, 2)) > 0
-        # the product of the largest column and row sum is above the squared spectral
-        # norm, and so is Frobenius'
+        # the squared spectral norm is at most the product of the largest column and row
+        # sum, and at most the squared Frobenius norm
         sums = masked.sum(2).amax(-1) * masked.sum(3).amax(-1)
         norms = torch.minimum(sums, masked.square().sum((-2, -1))).sqrt()
         self.norms = np.maximum(self.norms, norms.amax(0).numpy())
@@ -605,8 +608,9 @@ class _AttentionGrowth:
             spectrum.add(values[:, :, head][attended])
 
     def spectra(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return relative singular values after the attention and their bound, (mode,)
-        each; NaN if unknown.
+        """Return relative singular values after the attention, and their bound.
+
+        Both are (mode,), and NaN if unknown.
         """
         width = self.column.d_model
         if not (self.agrees and self.after.rows):
@@ -619,8 +623,10 @@ class _AttentionGrowth:
                 zip(self.norms, self.values, strict=True)
             )
         ]
-        most = max(map(len, writes))
-        padded = np.stack([np.pad(write, (0, most - len(write))) for write in writes])
+        longest = max(map(len, writes))
+        padded = np.stack(
+            [np.pad(write, (0, longest - len(write))) for write in writes]
+        )
         values = self.after.singular_values()
         start = self.before.singular_values()
         # rows fewer than the width have no more singular values
@@ -630,8 +636,9 @@ class _AttentionGrowth:
 
 
 class StreamedSpectrum:
-    """Triangular factor of a QR factorisation of a tall matrix whose rows come in parts
-    (Demmel et al. 2012).
+    """Singular values of a tall matrix whose rows come in parts.
+
+    Only the triangular factor of its QR factorisation is stored (Demmel et al. 2012).
     """
 
     def __init__(self, width: int) -> None:
@@ -651,22 +658,27 @@ class StreamedSpectrum:
                 " singular values"
             )
         self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
+        # float64, so that the factorisation adds nothing to the model's rounding
         part = rows.cpu().double()
         self.rows += len(part)
         self._longest = max(self._longest, float(part.norm(dim=1).max()))
         self._factor = torch.linalg.qr(torch.cat([self._factor, part]), mode="r").R
 
     def singular_values(self, map_of_rows: Tensor | None = None) -> np.ndarray:
-        """Compute all of them, descending: as many as the shorter side of the matrix is
-        long, or of it times a map.
+        """Compute all singular values, descending.
+
+        They are as many as the shorter side of the matrix is long, or of its product
+        with ``map_of_rows``.
         """
-        return torch.linalg.svdvals(
-            self._factor if map_of_rows is None else self._factor @ map_of_rows
-        ).numpy()
+        factor = self._factor
+        if map_of_rows is not None:
+            factor = factor @ map_of_rows
+        return torch.linalg.svdvals(factor).numpy()
 
     def rounding_floor(self, values: np.ndarray, blocks: int) -> float:
-        """Bound how far the rounding of a forward moves singular values, over the
-        largest.
+        """Bound how far rounding moves singular values, relative to the largest.
+
+        The rounding is that of a forward pass of so many blocks.
         """
         longest = self._longest + float(self._factor.norm(dim=0).max())
         error = self._eps / 2 / math.sqrt(3) * math.sqrt(1 + 100 * blocks)
@@ -681,12 +693,13 @@ def ranks_of_rows(
     dim: str,
     blocks: Sequence[int],
 ) -> xr.Dataset:
-    """Compute the ranks of matrices that came in parts, each from a stream after so
-    many blocks.
+    """Compute the ranks of matrices that came in parts.
+
+    Each comes from a stream after as many ``blocks``.
     """
-    values = [item.singular_values() for item in spectra]
+    values = [spectrum.singular_values() for spectrum in spectra]
     floors = [
-        item.rounding_floor(own, count)
-        for item, own, count in zip(spectra, values, blocks, strict=True)
+        spectrum.rounding_floor(descending, count)
+        for spectrum, descending, count in zip(spectra, values, blocks, strict=True)
     ]
     return compute_ranks(values, floors, levels, dim)

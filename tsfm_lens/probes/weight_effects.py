@@ -1,5 +1,8 @@
-"""Effects of fine-tuning: which components' weights differ from the base model's, and
-what setting each back does.
+"""Effects of fine-tuning: which weights differ, and what setting them back does.
+
+:func:`weight_effects` compares a tuned model with its base, component by component.
+``_owners`` divides all parameters among components first; ``_set_back`` then gives one
+component the base's weights while a forecast is made. Nothing is trained here.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from tsfm_lens.probes.places import component_coords, head_or_kind
 __all__ = ["weight_effects"]
 
 Owner = Component | str
-Places = dict[str, "Slice"]
+Slices = dict[str, "Slice"]
 """Parameters by name, and the part of each that belongs to one component."""
 _SOURCE = (
     "fine-tuned weights set back one component at a time; LoRA: Hu et al. 2021,"
@@ -42,11 +45,10 @@ _SOURCE = (
 def weight_effects(
     base: Any, tuned: Any, run: Run, *, progress: Progress | None = None
 ) -> Result:
-    """Compare a fine-tuned model with its base: whose weights differ, and what setting
-    them back does to the forecast.
+    """Compare a fine-tuned model with its base: which weights differ, and what they do.
 
     Components are heads, MLPs and other branches; norms, the embedding, the output head
-    and what is left ("rest") stand beside them. Each is set back to the base's weights
+    and what is left ("rest") have entries too. Each is set back to the base's weights
     alone, and then all of them one after the other, that of the largest share first;
     what then remains is the base model. Every forecast is :attr:`Run.point` of that
     model by itself: a token model follows its own path, unless the run gives one.
@@ -86,59 +88,59 @@ def weight_effects(
         >>> probes.weight_effects(lens, lens, run).attrs["identical"]
         1
     """
-    first, (second, adapters) = _lens(base)[0], _lens(tuned)
-    differences = _differences(first, second)
-    # also of a part of a larger run, whose paths would be drawn together with others
-    subject = _by(second, run)
-    plain = subject.point
-    of_base = _by(first, run).point
-    alone = []
+    base_lens, _ = _open_lens(base)
+    tuned_lens, adapters = _open_lens(tuned)
+    differences = _differences(base_lens, tuned_lens)
+    # rerun, since a part of a larger run draws its paths together with the rest
+    tuned_run = _rerun(tuned_lens, run)
+    plain = tuned_run.point
+    base_forecast = _rerun(base_lens, run).point
+    single = []
     for done, difference in enumerate(differences):
-        with _set_back(second, difference):
-            alone.append(_by(second, run).point)
+        with _set_back(tuned_lens, difference):
+            single.append(_rerun(tuned_lens, run).point)
         if progress is not None:
             progress(done + 1, 2 * len(differences))
-    forecasts = np.array(alone).reshape(len(differences), *plain.shape)
+    forecasts = np.array(single).reshape(len(differences), *plain.shape)
     if differences:
-        sizes = _with_effects(subject, differences, forecasts, plain)[
-            "share_size"
-        ].values
-        order = np.argsort(-np.nan_to_num(sizes), kind="stable")
-        differences = [differences[at] for at in order]
+        effects = _with_effects(tuned_run, differences, forecasts, plain)
+        order = np.argsort(-np.nan_to_num(effects["share_size"].values), kind="stable")
+        differences = [differences[index] for index in order]
         forecasts = forecasts[order]
-    together = [plain]
-    with ExitStack() as opened:
+    cumulative = [plain]
+    with ExitStack() as contexts:
         for difference in differences:
-            opened.enter_context(_set_back(second, difference))
-            together.append(_by(second, run).point)
+            contexts.enter_context(_set_back(tuned_lens, difference))
+            cumulative.append(_rerun(tuned_lens, run).point)
             if progress is not None:
-                progress(len(differences) + len(together) - 1, 2 * len(differences))
-    data = _with_effects(subject, differences, forecasts, plain).assign_coords(
-        back=np.arange(len(together))
+                progress(len(differences) + len(cumulative) - 1, 2 * len(differences))
+    data = _with_effects(tuned_run, differences, forecasts, plain).assign_coords(
+        back=np.arange(len(cumulative))
     )
     axes = ("series", "step")
-    data["cumulative_forecast"] = (("back", *axes), np.array(together))
+    data["cumulative_forecast"] = (("back", *axes), np.array(cumulative))
     data["tuned_forecast"] = (axes, plain)
-    data["base_forecast"] = (axes, of_base)
-    data.attrs = subject.describe(
+    data["base_forecast"] = (axes, base_forecast)
+    data.attrs = tuned_run.describe(
         "weight_effects",
         "Effects of tuned weights",
         _SOURCE,
-        base=first.model_id,
+        base=base_lens.model_id,
         identical=int(not differences),
         adapters=len(adapters),
-        statistic=subject.statistic,
-        base_files=", ".join(map(str, first.files)),
-        tuned_files=", ".join(map(str, second.files)),
+        statistic=tuned_run.statistic,
+        base_files=", ".join(map(str, base_lens.files)),
+        tuned_files=", ".join(map(str, tuned_lens.files)),
     )
     if differences and run.truth is not None and np.isfinite(run.truth).any():
-        data = _with_errors(data, subject, run.truth)
+        data = _with_errors(data, tuned_run, run.truth)
     return Result(data.data_vars, data.coords, data.attrs)
 
 
-def _by(lens: Lens, run: Run) -> Run:
-    """Return a run of the same series by another model, or by one whose weights are
-    others by now.
+def _rerun(lens: Lens, run: Run) -> Run:
+    """Return a run of the same series by another model.
+
+    It may be the same lens, whose weights have changed since.
     """
     return replace(run, lens=lens, _of=None, _conditions=None)
 
@@ -161,8 +163,9 @@ class Slice:
         return values.index_select(self.axis, self.at.to(values.device))
 
     def put(self, parameter: Tensor, values: Tensor) -> None:
-        """Replace these entries, uncounted by torch: they are put back, and runs of the
-        model stay what they are.
+        """Replace these entries, uncounted by torch.
+
+        They are put back later, so stored runs of the model stay what they are.
         """
         data = parameter.data
         if self.at is None:
@@ -173,10 +176,13 @@ class Slice:
 
 @dataclass
 class _Difference:
-    """Weights of one component that differ: where, and the base's parameters."""
+    """Weights of one component that differ.
+
+    It holds their slices, the base's parameters, and the size and rank of the change.
+    """
 
     owner: Owner
-    places: Places = field(default_factory=dict)
+    slices: Slices = field(default_factory=dict)
     values: dict[str, Tensor] = field(default_factory=dict)
     norm: float = 0.0
     relative_norm: float = 0.0
@@ -190,8 +196,9 @@ def _with_effects(
     forecasts: np.ndarray,
     plain: np.ndarray,
 ) -> xr.Dataset:
-    """Label what the weights of components moved by, the forecasts with each set back,
-    and their shares.
+    """Label the sizes of the change by component, the forecasts, and their shares.
+
+    Each forecast is with one component set back.
     """
     data = marked_dataset(
         run, **component_coords([difference.owner for difference in differences])
@@ -206,12 +213,12 @@ def _with_effects(
     data["effect"] = (axes, forecasts - plain)
     if not differences:
         return data
-    wide = ranges(run, plain)
+    spans = ranges(run, plain)
     # a series without a range has no share
-    per = np.where(wide > 0, wide, np.nan)
+    scale = np.where(spans > 0, spans, np.nan)
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
-        return np.abs(other - plain).mean(-1) / per
+        return np.abs(other - plain).mean(-1) / scale
 
     data["share"] = (axes[:2], share(forecasts, plain))
     return judge(
@@ -220,21 +227,21 @@ def _with_effects(
 
 
 def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
-    """Add errors, and how they compare with those of the tuned model, with tests."""
+    """Add errors, and their change from those of the tuned model, with tests."""
     # errors of less than rounding are the same error
-    least = np.maximum(own_rounding(run), np.finfo(float).tiny)
+    smallest = np.maximum(own_rounding(run), np.finfo(float).tiny)
 
     def log_error(forecast: np.ndarray) -> np.ndarray:
-        return np.log(np.maximum(mae(forecast, truth), least))
+        return np.log(np.maximum(mae(forecast, truth), smallest))
 
     def change(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         return log_error(other) - log_error(plain)
 
-    together = data["cumulative_forecast"].values
+    cumulative = data["cumulative_forecast"].values
     tuned = data["tuned_forecast"].values
-    data["cumulative_error"] = (("back", "series"), mae(together, truth))
+    data["cumulative_error"] = (("back", "series"), mae(cumulative, truth))
     data["base_error"] = (("series",), mae(data["base_forecast"].values, truth))
-    data["cumulative_error_change"] = (("back", "series"), change(together, tuned))
+    data["cumulative_error_change"] = (("back", "series"), change(cumulative, tuned))
     data["error_change"] = (
         ("component", "series"),
         change(data["forecast"].values, tuned),
@@ -244,7 +251,8 @@ def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
         change(data["base_forecast"].values, tuned),
     )
     floor = noise_floor(run, lambda other, plain: np.abs(change(other, plain)))
-    # its median alone: tests of every step on the way would cost the others their power
+    # the median alone: tests after every component set back would cost the other tests
+    # their power
     sizes = judge(data, "cumulative_error_change", floor=floor, signed=True)[
         "cumulative_error_change_size"
     ]
@@ -255,66 +263,70 @@ def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
     return judge(data, "base_error_change", floor=floor, signed=True)
 
 
-def _lens(source: Any) -> tuple[Lens, list[str]]:
+def _open_lens(source: Any) -> tuple[Lens, list[str]]:
+    """Return a lens of a model or its files, and the names of unmerged adapters."""
     if isinstance(source, Lens):
         return source, []
-    native, adapters = (
-        (source, [])
-        if isinstance(source, str) or hasattr(source, "__fspath__")
-        else merged(source)
-    )
+    if isinstance(source, str) or hasattr(source, "__fspath__"):
+        return load(source), []
+    native, adapters = merged(source)
     return load(native), adapters
 
 
 def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
     """List the components whose weights differ."""
-    rest, own = (dict(lens.model.named_parameters()) for lens in (base, tuned))
-    is_alike = base.wiring.architecture == tuned.wiring.architecture
-    same = is_alike and set(rest) == set(own)
-    wrong = [name for name in own if same and own[name].shape != rest[name].shape]
-    if not same or wrong:
+    old = dict(base.model.named_parameters())
+    new = dict(tuned.model.named_parameters())
+    same_architecture = base.wiring.architecture == tuned.wiring.architecture
+    same_names = same_architecture and set(old) == set(new)
+    wrong = [name for name in new if same_names and new[name].shape != old[name].shape]
+    if not same_names or wrong:
         if wrong:
-            about = (
-                f"{wrong[0]} has {tuple(rest[wrong[0]].shape)} and"
-                f" {tuple(own[wrong[0]].shape)}"
+            detail = (
+                f"{wrong[0]} has {tuple(old[wrong[0]].shape)} and"
+                f" {tuple(new[wrong[0]].shape)}"
             )
         else:
-            about = (
-                f"{base.wiring.architecture} has {len(rest)} tensors,"
-                f" {tuned.wiring.architecture} {len(own)}"
+            detail = (
+                f"{base.wiring.architecture} has {len(old)} tensors,"
+                f" {tuned.wiring.architecture} {len(new)}"
             )
         raise InputError(
             f"{base.model_id} and {tuned.model_id} are not a model and its fine-tuned"
-            f" version: {about}; expected the same architecture and sizes"
+            f" version: {detail}; expected the same architecture and sizes"
         )
     differences = []
-    for owner, positions in _owners(tuned).items():
-        each = _Difference(owner)
-        before = 0.0
-        for name, part in positions.items():
-            new = part.of(own[name])
-            old = part.of(rest[name]).to(new.device)
-            before += float(old.double().square().sum())
-            change = new.double() - old.double()
+    for owner, slices in _owners(tuned).items():
+        difference = _Difference(owner)
+        base_square = 0.0
+        for name, part in slices.items():
+            tuned_part = part.of(new[name])
+            base_part = part.of(old[name]).to(tuned_part.device)
+            base_square += float(base_part.double().square().sum())
+            change = tuned_part.double() - base_part.double()
             if not bool(change.any()):
                 continue
-            each.places[name] = part
-            each.values[name] = rest[name]
-            each.norm += float(change.square().sum())
-            rank, full = _rank(change, own[name])
-            if rank > each.rank:
-                each.rank = rank
-                each.full_rank = full
-        if each.places:
-            each.norm = each.norm**0.5
-            each.relative_norm = each.norm / before**0.5 if before > 0 else np.inf
-            differences.append(each)
+            difference.slices[name] = part
+            difference.values[name] = old[name]
+            difference.norm += float(change.square().sum())
+            rank, full = _rank(change, new[name])
+            if rank > difference.rank:
+                difference.rank = rank
+                difference.full_rank = full
+        if difference.slices:
+            difference.norm = difference.norm**0.5
+            difference.relative_norm = np.inf
+            if base_square > 0:
+                difference.relative_norm = difference.norm / base_square**0.5
+            differences.append(difference)
     return differences
 
 
 def _rank(change: Tensor, weight: Tensor) -> tuple[int, int]:
-    """Return the rank of a change above the rounding of the weights that it was added
-    to, and the largest there is.
+    """Return the rank of a change, and the largest that there is.
+
+    Singular values count above the rounding of the weights that the change was added
+    to.
     """
     if change.ndim < 2:
         return 0, 0
@@ -327,20 +339,24 @@ def _rank(change: Tensor, weight: Tensor) -> tuple[int, int]:
 @contextmanager
 def _set_back(lens: Lens, difference: _Difference) -> Iterator[None]:
     """Give a component the base's weights while the block runs."""
-    named = dict(lens.model.named_parameters())
-    positions = difference.places
-    backup = {name: part.of(named[name]).clone() for name, part in positions.items()}
+    parameters = dict(lens.model.named_parameters())
+    slices = difference.slices
+    # cloned, since a slice of a full parameter is the parameter itself
+    backup = {name: part.of(parameters[name]).clone() for name, part in slices.items()}
     try:
-        for name, part in positions.items():
-            part.put(named[name], part.of(difference.values[name]))
+        for name, part in slices.items():
+            part.put(parameters[name], part.of(difference.values[name]))
         yield
     finally:
-        for name, part in positions.items():
-            part.put(named[name], backup[name])
+        for name, part in slices.items():
+            part.put(parameters[name], backup[name])
 
 
-class _Claims:
-    """Owners of the parameters of a model; what one has claimed, no other gets."""
+class _Ownership:
+    """Owners of the parameters of a model.
+
+    An entry belongs to the first owner that claims it.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -348,14 +364,16 @@ class _Claims:
             id(parameter): name for name, parameter in model.named_parameters()
         }
         self.free: dict[str, tuple[int, Tensor]] = {}
-        self.owners: dict[Owner, Places] = {}
+        self.owners: dict[Owner, Slices] = {}
 
     def claim(
         self, owner: Owner, parameter: Any, axis: int = 0, at: Tensor | None = None
     ) -> None:
-        """Give an owner entries along an axis of a parameter, or all; those of a
-        parameter are of one axis.
+        """Give an owner the free entries of a parameter, or of a part along an axis.
+
+        All entries of a parameter are claimed along one axis.
         """
+        # a parameter that two modules share has one name, and buffers have none
         name = self.names.get(id(parameter))
         if name is None:
             return
@@ -368,23 +386,23 @@ class _Claims:
         )
         if at is None:
             at = torch.arange(len(free))
-        elif along == axis:
-            at = at
-        else:
+        elif along != axis:
             at = at[:0]
-        mine = at[free[at]]
-        if len(mine):
-            free[mine] = False
-            positions = self.owners.setdefault(owner, {})
-            # queries, keys and values may be one matrix
-            before = None
-            if name in positions:
-                before = positions[name].at
-            positions[name] = (
-                Slice()
-                if full
-                else Slice(along, mine if before is None else torch.cat([before, mine]))
-            )
+        claimed = at[free[at]]
+        if not len(claimed):
+            return
+        free[claimed] = False
+        slices = self.owners.setdefault(owner, {})
+        # queries, keys and values may be one matrix, which one head claims three times
+        earlier = None
+        if name in slices:
+            earlier = slices[name].at
+        if full:
+            slices[name] = Slice()
+        elif earlier is None:
+            slices[name] = Slice(along, claimed)
+        else:
+            slices[name] = Slice(along, torch.cat([earlier, claimed]))
 
     def claim_module(self, owner: Owner, path: str) -> None:
         """Give an owner all that is free in a module."""
@@ -392,74 +410,90 @@ class _Claims:
             self.claim(owner, parameter)
 
 
-def _owners(lens: Lens) -> dict[Owner, Places]:
-    """Divide every entry of every parameter among components, norms, embedding, output
-    head, and the rest.
+def _owners(lens: Lens) -> dict[Owner, Slices]:
+    """Divide every entry of every parameter among owners.
+
+    Owners are components, norms, the embedding, the output head, and the rest.
     """
     model = lens.model
     wiring = lens.wiring
-    statements = _Claims(model)
+    ownership = _Ownership(model)
     layers = [
         (stack, layer) for stack in wiring.stacks for layer in range(stack.n_layers)
     ]
     for stack, layer in layers:
         block = stack.block(layer)
-        for row in stack.rows(layer):
-            branch = Component(stack.name, layer, row.kind)
-            if isinstance(row, Attention):
-                for owner, parameter, axis, at in _of_heads(model, stack, layer, row):
-                    statements.claim(owner, parameter, axis, at)
-            elif isinstance(row, Mlp):
-                for path in dict.fromkeys(
-                    (row.i.module, *((row.gate.module,) if row.gate else ()), row.o)
-                ):
-                    statements.claim_module(branch, f"{block}.{path}")
+        for writer in stack.rows(layer):
+            branch = Component(stack.name, layer, writer.kind)
+            if isinstance(writer, Attention):
+                for part in _head_parts(model, stack, layer, writer):
+                    ownership.claim(part.owner, part.parameter, part.axis, part.at)
+            elif isinstance(writer, Mlp):
+                paths = [writer.i.module, writer.o]
+                if writer.gate:
+                    paths.insert(1, writer.gate.module)
+                # input matrix and gate may be one module
+                for path in dict.fromkeys(paths):
+                    ownership.claim_module(branch, f"{block}.{path}")
             else:
-                statements.claim_module(
-                    branch, f"{block}.{row.reads.module or row.write.module}"
+                ownership.claim_module(
+                    branch, f"{block}.{writer.reads.module or writer.write.module}"
                 )
     for stack, layer in layers:
         norms = f"{stack.name}.{layer} norms".lstrip(".")
-        for row in stack.rows(layer):
-            for path in filter(None, (row.norm, row.post_norm)):
-                statements.claim_module(norms, f"{stack.block(layer)}.{path}")
-    statements.claim_module("embed", wiring.embed)
-    statements.claim_module("unembed", wiring.unembed.module)
-    statements.claim_module("rest", "")
-    return statements.owners
+        for writer in stack.rows(layer):
+            for path in filter(None, (writer.norm, writer.post_norm)):
+                ownership.claim_module(norms, f"{stack.block(layer)}.{path}")
+    ownership.claim_module("embed", wiring.embed)
+    ownership.claim_module("unembed", wiring.unembed.module)
+    ownership.claim_module("rest", "")
+    return ownership.owners
 
 
-def _of_heads(
-    model: nn.Module, stack: Stack, layer: int, row: Attention
-) -> Iterator[tuple[Component, Any, int, Tensor | None]]:
-    """Yield owner, parameter, axis and entries of each head, and of what the heads
-    share.
+@dataclass(frozen=True, eq=False)
+class _HeadPart:
+    """Entries of one parameter that belong to a head, or to what the heads share."""
+
+    owner: Component
+    parameter: Any
+    axis: int
+    at: Tensor | None
+
+
+def _head_parts(
+    model: nn.Module, stack: Stack, layer: int, attention: Attention
+) -> Iterator[_HeadPart]:
+    """Yield owner, parameter, axis and entries of each head.
+
+    What the heads share is yielded with their branch.
     """
-    branch = Component(stack.name, layer, row.kind)
-    for letter, part in [*row.inputs.items(), ("o", row.o)]:
+    branch = Component(stack.name, layer, attention.kind)
+    for letter, part in [*attention.inputs.items(), ("o", attention.o)]:
         module = model.get_submodule(f"{stack.block(layer)}.{part.module}".rstrip("."))
         weight = getattr(module, part.weight)
         bias = getattr(module, part.bias, None)
         if letter == "o":
             heads = stack.n_heads
         else:
-            heads = row.count_heads(letter, stack.n_heads)
+            heads = attention.count_heads(letter, stack.n_heads)
         axis = int(letter == "o")
-        sizes = {"head": heads, **({"part": part.parts} if part.parts > 1 else {})}
-        side = "head d_head"
+        sizes = {"head": heads}
+        target = "head d_head"
         if part.parts > 1:
-            side = "part head d_head"
-        positions = rearrange(
-            torch.arange(weight.shape[axis]), f"{part.layout} -> {side}", **sizes
+            sizes["part"] = part.parts
+            target = "part head d_head"
+        indices = rearrange(
+            torch.arange(weight.shape[axis]), f"{part.layout} -> {target}", **sizes
         )
         if part.parts > 1:
-            positions = positions[part.part]
+            indices = indices[part.part]
         for head in range(heads):
+            # keys and values that several heads share belong to the branch
             owner = branch
             if heads == stack.n_heads:
                 owner = replace(branch, head=head)
-            yield owner, weight, axis, positions[head]
+            yield _HeadPart(owner, weight, axis, indices[head])
             if bias is not None and not axis:
-                yield owner, bias, 0, positions[head]
+                yield _HeadPart(owner, bias, 0, indices[head])
         if bias is not None and axis:
-            yield branch, bias, 0, None
+            yield _HeadPart(branch, bias, 0, None)

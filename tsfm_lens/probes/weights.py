@@ -1,5 +1,9 @@
-"""Spectra, ranks and angles of weight matrices, whole and per head; only weights are
-used.
+"""Spectra, ranks and angles of weight matrices, full and per head.
+
+:func:`head_spectra` is of each head's products W_Q W_Kᵀ and W_V W_O,
+:func:`weight_ranks` of every matrix, :func:`row_angles` of the directions that heads
+read or write. :func:`weight_matrices` yields the matrices. Only weights are used; ranks
+of activations are in ``stream_ranks``.
 """
 
 from __future__ import annotations
@@ -54,8 +58,9 @@ def head_spectra(
     products: Iterable[str] = PRODUCTS,
     fold_norm: bool = False,
 ) -> xr.Dataset:
-    """Compute singular values of W_Q W_Kᵀ and W_V W_O of every head, from a d_head ×
-    d_head core of each product.
+    """Compute singular values of W_Q W_Kᵀ and W_V W_O of every head.
+
+    They come from a d_head × d_head core of each product.
 
     Args:
         lens: the model.
@@ -90,19 +95,20 @@ def head_spectra(
     if not names:
         raise InputError("products is empty; choose QK, OV or both")
     values = np.empty((len(names), len(layers), column.n_heads, column.d_head))
-    for position, layer in enumerate(layers):
+    for layer_index, layer in enumerate(layers):
         weights = lens.weights.heads(layer, attention, column.name, fold_norm=fold_norm)
         factors = {
             "QK": (weights.W_Q, weights.W_K.mT),
             "OV": (weights.W_V, weights.W_O),
         }
         for index, product in enumerate(names):
-            values[index, position] = core_singular_values(*factors[product]).cpu()
+            values[index, layer_index] = core_singular_values(*factors[product]).cpu()
     ranks = stable_rank(values)
     data = xr.Dataset(
         {
             "singular_value": (("product", "layer", "head", "mode"), values),
             "stable_rank": (("product", "layer", "head"), ranks),
+            # sorting the order of a sort gives ranks
             "order": (
                 ("product", "layer", "head"),
                 ranks.argsort(axis=-1).argsort(axis=-1),
@@ -123,8 +129,9 @@ def head_spectra(
 
 
 def stable_rank(singular_values: np.ndarray) -> np.ndarray:
-    """Compute ‖A‖_F² / ‖A‖₂² from singular values, (…, mode) descending -> (…); NaN for
-    zero matrices.
+    """Compute ‖A‖_F² / ‖A‖₂² from singular values, (…, mode) -> (…).
+
+    Singular values are descending; the rank is NaN for zero matrices.
 
     Example:
         >>> float(probes.stable_rank(np.array([1.0, 1.0, 1.0])))
@@ -140,13 +147,15 @@ def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
     """Compute the singular values of ``left @ right``, descending, in float64."""
     a = left.detach().double()
     b = right.detach().double().mT
+    # the orthogonal factors change no singular value, so d_head × d_head is enough
     core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.mT
     return torch.linalg.svdvals(core)
 
 
 def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the singular value decomposition of ``left @ right`` without that
-    product, in float64.
+    """Compute the singular value decomposition of ``left @ right``, in float64.
+
+    The product itself is never made.
     """
     a = left.detach().double()
     b = right.detach().double().mT
@@ -158,6 +167,7 @@ def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 PARTS = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_gate", "W_out")
 EPSILON = (0.5, 0.2, 0.1, 0.01, 0.001)
 DECADES = 5
+# the coarsest first
 _PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -190,12 +200,11 @@ def weight_ranks(
     stack: str | None = None,
     parts: Iterable[str] = PARTS,
 ) -> xr.Dataset:
-    """Compute singular values and ranks of the matrices of every attention and every
-    MLP, in float64.
+    """Compute singular values and ranks of the matrices of attentions and MLPs.
 
-    Rounding to the checkpoint's precision moves singular values by about
-    ``rounding_floor`` times the largest. At a smaller ε a rank is not certain, and
-    ``told`` is false.
+    They are in float64. Rounding to the checkpoint's precision moves singular values by
+    about ``rounding_floor`` times the largest. At a smaller ε a rank is not certain,
+    and ``told`` is false.
 
     Args:
         lens: the model.
@@ -208,7 +217,7 @@ def weight_ranks(
     Returns:
         Dataset of kind "weight_ranks" over ``matrix`` ("decoder.3.cross_attn.W_Q", of
         one head "decoder.3.cross_attn.5.W_Q"), with coordinates ``stack``, ``layer``,
-        ``layer_kind``, ``part``, ``head`` ("" for the whole matrix), ``rows`` and
+        ``layer_kind``, ``part``, ``head`` ("" for the full matrix), ``rows`` and
         ``columns`` (it acts from the right), and ``full``, the largest possible rank.
         ``singular_value`` (matrix, mode), descending, NaN beyond the last;
         ``epsilon_rank`` (epsilon, matrix), ``rank_share``, the same over the largest
@@ -236,7 +245,8 @@ def weight_ranks(
     if not matrices:
         raise InputError(f"{lens.model_id} has none of {', '.join(parts)}")
     precision = stored_precision(lens)
-    spectra, floors = zip(*(_measure(one, precision) for one in matrices), strict=True)
+    measured = [_measure(matrix, precision) for matrix in matrices]
+    spectra, floors = zip(*measured, strict=True)
     name = str(precision).removeprefix("torch.")
     finite = [floor for floor in floors if np.isfinite(floor)]
     if finite and min(levels) < min(finite):
@@ -245,40 +255,32 @@ def weight_ranks(
             f" stored in {name}, whose rounding moves relative singular values by"
             f" {min(finite):.1g}; choose a larger one"
         )
+    counts = [decade_histogram(spectrum, DECADES) for spectrum in spectra]
     data = compute_ranks(spectra, floors, levels, "matrix").assign(
-        decade_count=(
-            ("matrix", "decade"),
-            np.stack([decade_histogram(spectrum, DECADES) for spectrum in spectra]),
-        )
+        decade_count=(("matrix", "decade"), np.stack(counts))
     )
-    names = ("stack", "layer", "layer_kind", "part", "head", "rows", "columns", "full")
-    rows = [
-        (
-            m.stack,
-            str(m.layer),
-            m.kind,
-            m.part,
-            m.head,
-            *m.weight.shape,
-            min(m.weight.shape),
-        )
-        for m in matrices
-    ]
-    columns = {
-        item: ("matrix", list(column))
-        for item, column in zip(names, zip(*rows, strict=True), strict=True)
-    }
     data = data.assign_coords(
-        matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(DECADES)]
+        matrix=list(map(str, matrices)),
+        decade=[10.0**-power for power in range(DECADES)],
     )
-    data = data.assign_coords(columns)
+    data = data.assign_coords(
+        stack=("matrix", [matrix.stack for matrix in matrices]),
+        layer=("matrix", [str(matrix.layer) for matrix in matrices]),
+        layer_kind=("matrix", [matrix.kind for matrix in matrices]),
+        part=("matrix", [matrix.part for matrix in matrices]),
+        head=("matrix", [matrix.head for matrix in matrices]),
+        rows=("matrix", [matrix.weight.shape[0] for matrix in matrices]),
+        columns=("matrix", [matrix.weight.shape[1] for matrix in matrices]),
+        full=("matrix", [min(matrix.weight.shape) for matrix in matrices]),
+    )
     return data.assign_attrs(precision=name, per_head=int(per_head))
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """Weight matrix: its place in the model, and its values (rows, columns), which act
-    from the right.
+    """Weight matrix: where it is in the model, and its values (rows, columns).
+
+    It acts from the right.
     """
 
     stack: str
@@ -289,8 +291,8 @@ class Matrix:
     head: str = ""
 
     def __str__(self) -> str:
-        positions = (self.stack, str(self.layer), self.kind, self.head, self.part)
-        return ".".join(position for position in positions if position)
+        names = (self.stack, str(self.layer), self.kind, self.head, self.part)
+        return ".".join(name for name in names if name)
 
 
 def weight_matrices(
@@ -300,8 +302,9 @@ def weight_matrices(
     parts: Iterable[str] = PARTS,
     per_head: bool = False,
 ) -> Iterator[Matrix]:
-    """Yield the matrices of all attentions and MLPs, in order of writing, each followed
-    by those of its heads.
+    """Yield the matrices of all attentions and MLPs, in order of writing.
+
+    Each is followed by those of its heads, if these are asked for.
     """
     names = list(parts)
     for part in names:
@@ -310,43 +313,43 @@ def weight_matrices(
     wiring = lens.wiring
     for column in wiring.stacks if stack is None else [wiring.stack(stack)]:
         for layer in range(column.n_layers):
-            for row in column.rows(layer):
-                for part, weight in _list_weights(lens, column, layer, row):
-                    position = (column.name, layer, row.kind, part)
+            for writer in column.rows(layer):
+                for part, weight in _list_weights(lens, column, layer, writer):
+                    site = (column.name, layer, writer.kind, part)
                     if part not in names:
                         continue
                     if weight.ndim == 2:
-                        yield Matrix(*position, weight.detach())
+                        yield Matrix(*site, weight.detach())
                         continue
-                    # heads stand side by side where they are read, one below the other
-                    # where they write
+                    # heads are columns of what reads the stream, rows of what writes
                     if part == "W_O":
                         full = weight.flatten(0, 1)
                     else:
                         full = weight.transpose(0, 1).flatten(1)
-                    yield Matrix(*position, full.detach())
-                    for head, head_weight in enumerate(
-                        weight.detach() if per_head else ()
-                    ):
-                        yield Matrix(*position, head_weight, str(head))
+                    yield Matrix(*site, full.detach())
+                    if not per_head:
+                        continue
+                    for head, head_weight in enumerate(weight.detach()):
+                        yield Matrix(*site, head_weight, str(head))
 
 
 def _list_weights(
-    lens: Lens, column: Stack, layer: int, row: Writer
+    lens: Lens, column: Stack, layer: int, writer: Writer
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parts of one writer: of an attention (head, rows, columns), of an MLP
-    (rows, columns).
+    """Yield the parts of one writer.
+
+    Those of an attention are (head, rows, columns), of an MLP (rows, columns).
     """
-    if isinstance(row, Attention):
+    if isinstance(writer, Attention):
         for letter in "qkv":
             yield (
                 f"W_{letter.upper()}",
-                lens.weights.projection(layer, row.kind, letter, column.name)[0],
+                lens.weights.projection(layer, writer.kind, letter, column.name)[0],
             )
-        yield "W_O", head_output_weights(lens.model, column, layer, row.kind)
-    if not isinstance(row, Mlp):
+        yield "W_O", head_output_weights(lens.model, column, layer, writer.kind)
+    if not isinstance(writer, Mlp):
         return
-    mlp = lens.weights.mlp(layer, row.kind, column.name)
+    mlp = lens.weights.mlp(layer, writer.kind, column.name)
     yield "W_in", mlp.W_in
     if mlp.W_gate is not None:
         yield "W_gate", mlp.W_gate
@@ -354,8 +357,9 @@ def _list_weights(
 
 
 def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]:
-    """Compute singular values, and how far the rounding of the entries moves them, over
-    the largest.
+    """Compute singular values, and how far rounding of the entries moves them.
+
+    The latter is relative to the largest.
     """
     weight = matrix.weight.cpu().double()
     if not torch.isfinite(weight).all():
@@ -412,8 +416,9 @@ def compute_ranks(
 def rounding_floor(
     values: np.ndarray, longest: float, error: float, size: int
 ) -> float:
-    """Bound how far errors of the entries move singular values, over the largest; NaN
-    for a matrix of zeros.
+    """Bound how far errors of the entries move singular values.
+
+    The bound is relative to the largest, and NaN for a matrix of zeros.
     """
     if not values[0] > 0:
         return float("nan")
@@ -421,8 +426,9 @@ def rounding_floor(
 
 
 def stored_precision(lens: Lens) -> torch.dtype:
-    """Return the coarsest precision that holds all weights exactly: that of the
-    checkpoint.
+    """Return the coarsest precision that holds all weights exactly.
+
+    It is that of the checkpoint.
     """
     matrices = [
         weight.detach()
@@ -439,12 +445,13 @@ def stored_precision(lens: Lens) -> torch.dtype:
 
 
 def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
-    """Check values of ε, and return them, the largest first, each once."""
+    """Check values of ε, and return them without repetition, the largest first."""
     if isinstance(epsilon, Iterable):
         levels = list(epsilon)
     else:
         levels = [epsilon]
     for level in levels:
+        # bool is a kind of int
         if (
             isinstance(level, bool)
             or not isinstance(level, int | float | np.number)
@@ -491,8 +498,7 @@ def row_angles(
     permutations: int = 199,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute angles between the directions of the stream that the heads of a layer
-    read, or write.
+    """Compute angles between the directions of the stream that heads read, or write.
 
     The statistic of a layer is the difference of angles between heads and within a
     head. A layer is significant if it exceeds 95 % of the largest such differences,
@@ -539,42 +545,41 @@ def row_angles(
     attention, layers = column.find_layers(
         kind or next(iter(column.attention_kinds()), None)
     )
-    matrices = [
-        one
-        for one in weight_matrices(lens, stack=column.name, parts=[part])
-        if one.kind == attention
-    ]
+    # keys and values may be shared by several heads
     n_heads = column.attention(attention, layers[0]).count_heads(
         {"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads
     )
-    layers_rows = [_Rows.of(one, n_heads) for one in matrices]
+    layers_rows = [
+        _Rows.from_matrix(matrix, n_heads)
+        for matrix in weight_matrices(lens, stack=column.name, parts=[part])
+        if matrix.kind == attention
+    ]
     heads = layers_rows[0].heads
     # rows of every head, evenly spaced
     size = len(heads) // n_heads
-    own = np.unique(
-        np.linspace(0, size - 1, min(max(rows // n_heads, 1), size)).round().astype(int)
-    )
-    sample = (np.arange(n_heads)[:, None] * size + own).ravel()
+    per_head = min(max(rows // n_heads, 1), size)
+    offsets = np.unique(np.linspace(0, size - 1, per_head).round().astype(int))
+    sample = (np.arange(n_heads)[:, None] * size + offsets).ravel()
     means = np.array(
-        [one.average_angles(one.heads[one.nonzero]) for one in layers_rows]
+        [layer.average_angles(layer.heads[layer.nonzero]) for layer in layers_rows]
     )
     closer = means[:, 1] - means[:, 0]
-    floors, stands = _shuffle_floors(layers_rows, closer, permutations, seed)
+    floors, significant = _shuffle_floors(layers_rows, closer, permutations, seed)
     data = xr.Dataset(
         {
             "angle": (
                 ("layer", "row", "other_row"),
-                np.stack([one.angle[sample][:, sample] for one in layers_rows]),
+                np.stack([layer.angle[sample][:, sample] for layer in layers_rows]),
             ),
             "block_angle": (
                 ("layer", "head", "other_head"),
-                np.stack([one.blocks() for one in layers_rows]),
+                np.stack([layer.blocks() for layer in layers_rows]),
             ),
             "within": ("layer", means[:, 0]),
             "between": ("layer", means[:, 1]),
             "closer": ("layer", closer),
             "closer_floor": ("layer", floors),
-            "closer_significant": ("layer", stands),
+            "closer_significant": ("layer", significant),
         },
         coords={
             "layer": list(map(str, layers)),
@@ -599,8 +604,9 @@ def row_angles(
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows of one layer's matrix: angles (row, row) in degrees, their heads (row,), and
-    those that are not zero.
+    """Rows of one layer's matrix, and the angles (row, row) between them in degrees.
+
+    ``heads`` (row,) are their heads, ``nonzero`` the rows that are not zero.
     """
 
     angle: np.ndarray
@@ -608,7 +614,8 @@ class _Rows:
     nonzero: np.ndarray
 
     @classmethod
-    def of(cls, matrix: Matrix, n_heads: int) -> _Rows:
+    def from_matrix(cls, matrix: Matrix, n_heads: int) -> _Rows:
+        """Compute the angles between the rows of a matrix of so many heads."""
         weight = matrix.weight.cpu().double().numpy()
         # the stream is the side that all heads share
         lines = weight
@@ -625,14 +632,15 @@ class _Rows:
         return cls(angle, heads, np.flatnonzero(np.linalg.norm(lines, axis=0)))
 
     def _sums(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sum angles over pairs of different nonzero rows, and count the pairs, (label,
-        label).
+        """Sum angles over pairs of different nonzero rows, and count the pairs.
+
+        Both are (label, label).
         """
         groups = (labels[:, None] == np.arange(self.heads.max() + 1)).astype(float)
-        among = self.angle[np.ix_(self.nonzero, self.nonzero)]
-        np.fill_diagonal(among, 0.0)
+        angle = self.angle[np.ix_(self.nonzero, self.nonzero)]
+        np.fill_diagonal(angle, 0.0)
         sizes = groups.sum(0)
-        return groups.T @ among @ groups, np.outer(sizes, sizes) - np.diag(sizes)
+        return groups.T @ angle @ groups, np.outer(sizes, sizes) - np.diag(sizes)
 
     def blocks(self) -> np.ndarray:
         """Average angles over pairs of different rows, (head, head)."""
@@ -640,17 +648,19 @@ class _Rows:
         return ratio(sums, counts)
 
     def average_angles(self, labels: np.ndarray) -> tuple[float, float]:
-        """Average angles over pairs with the same label and with different ones, NaN
-        where there are none.
+        """Average angles over pairs of one label, and over pairs of two labels.
+
+        An average over no pairs is NaN.
         """
         sums, counts = self._sums(labels)
-        own = np.array([np.trace(sums), np.trace(counts)])
-        other = np.array([sums.sum(), counts.sum()]) - own
-        return float(ratio(*own)), float(ratio(*other))
+        same = np.array([np.trace(sums), np.trace(counts)])
+        different = np.array([sums.sum(), counts.sum()]) - same
+        return float(ratio(*same)), float(ratio(*different))
 
     def shuffle(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
-        """Compute between less within for rows shuffled among the heads,
-        (permutation,).
+        """Compute between less within for shuffled rows, (permutation,).
+
+        Rows are shuffled among the heads.
         """
         labels = self.heads[self.nonzero]
         pairs = [
@@ -662,32 +672,33 @@ class _Rows:
 def _shuffle_floors(
     layers: list[_Rows], closer: np.ndarray, permutations: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what shuffling reaches in each layer, and which layers exceed it,
-    (layer,); over all layers at once.
+    """Return what shuffling reaches in each layer, and which layers exceed it.
+
+    Both are (layer,); the threshold holds over all layers at once.
     """
     rng = np.random.default_rng(seed)
-    chance = np.stack([one.shuffle(permutations, rng) for one in layers])
-    # in units of each layer's own spread, so that no layer sets the scale of all
-    middle = chance.mean(1)
+    chance = np.stack([layer.shuffle(permutations, rng) for layer in layers])
+    # in units of each layer's spread, so that no layer sets the scale of all
+    mean = chance.mean(1)
     spread = chance.std(1)
     usable = np.isfinite(spread) & (spread > 0)
     if not usable.any():
         return np.full(len(layers), np.nan), np.zeros(len(layers), dtype=bool)
-    largest = ((chance[usable] - middle[usable, None]) / spread[usable, None]).max(0)
-    # the measured rows are one of the shuffles
-    distance = np.sort(largest)[int(np.ceil(CONFIDENCE * (permutations + 1))) - 1]
-    floors = middle + distance * spread
+    largest = ((chance[usable] - mean[usable, None]) / spread[usable, None]).max(0)
+    # counted with the measured rows, which are one more order
+    index = int(np.ceil(CONFIDENCE * (permutations + 1))) - 1
+    floors = mean + np.sort(largest)[index] * spread
     return floors, usable & (closer > floors)
 
 
 def random_angle(dimensions: int) -> float:
-    """Compute the mean angle in degrees of two random lines: density sin(θ)^(d − 2)
-    from 0 to 90 degrees.
+    """Compute the mean angle in degrees of two random lines.
+
+    The density of the angle is sin(θ)^(d − 2) from 0 to 90 degrees.
     """
     if dimensions < 2:
         return 0.0
     # midpoints, so that nothing is evaluated at the ends
     theta = (np.arange(20000) + 0.5) * (np.pi / 2 / 20000)
-    return float(
-        np.degrees(np.average(theta, weights=np.sin(theta) ** (dimensions - 2)))
-    )
+    density = np.sin(theta) ** (dimensions - 2)
+    return float(np.degrees(np.average(theta, weights=density)))

@@ -1,4 +1,10 @@
-"""Zero ablation of single components."""
+"""Ablation of single components, one at a time.
+
+:func:`ablation_effects` is the probe. The other functions are shared by the probes that
+ablate: :func:`make_ablations` and :func:`forecast_ablations` run the ablated models,
+:func:`rank_distance` and :func:`error_change` compare their forecasts. Many components
+at once are in ``recipes``.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +77,7 @@ def ablation_effects(
 
     Args:
         run: the forecast to explain; with a truth for the errors.
-        components: names or globs; if None every head, MLP and whole layer of the
+        components: names or globs; if None every head, MLP and layer of the
             output stack.
         how: "zero", "mean", "resample" or "noise"; see :meth:`Lens.ablate`.
         reference: activations for mean and resample; draws use the run's seed.
@@ -104,13 +110,14 @@ def ablation_effects(
             *writers(lens.wiring),
             *(Component(stack.name, layer) for layer in range(stack.n_layers)),
         ]
+        # by layer: the heads of each kind, then the branch, and the layer itself last
         targets.sort(
-            key=lambda c: (
-                c.layer,
-                c.kind is None,
-                c.kind or "",
-                c.head is None,
-                c.head or 0,
+            key=lambda component: (
+                component.layer,
+                component.kind is None,
+                component.kind or "",
+                component.head is None,
+                component.head or 0,
             )
         )
     else:
@@ -119,10 +126,11 @@ def ablation_effects(
     plain = run.point
     forecasts = forecast_ablations(run, ablations, how, progress)
     data = marked_dataset(run, **component_coords(targets))
-    where = ("component", "series")
+    axes = ("component", "series")
+    # a token model's decoder reads no value at its first step
     later = slice(run.first_step, None)
     data = data.assign(
-        forecast=((*where, "step"), forecasts),
+        forecast=((*axes, "step"), forecasts),
         baseline_forecast=(("series", "step"), plain),
     )
     data.attrs = {
@@ -131,7 +139,7 @@ def ablation_effects(
         "statistic": run.statistic,
     }
     if later.start:
-        data["first_step_shift"] = (where, np.abs(forecasts - plain)[..., 0])
+        data["first_step_shift"] = (axes, np.abs(forecasts - plain)[..., 0])
     measures = {"spearman_distance": rank_distance(run)} if run.horizon > 1 else {}
     measures["mean_shift"] = lambda other, plain: np.abs(other - plain).mean(axis=-1)
     if run.truth is not None:
@@ -139,7 +147,7 @@ def ablation_effects(
         scale = seasonal_scales(run)
         error = mae(forecasts[..., later], truth)
         baseline = mae(plain[..., later], truth)
-        data = data.assign(mae=(where, error), mase=(where, error / scale))
+        data = data.assign(mae=(axes, error), mase=(axes, error / scale))
         data = data.assign(
             mae_baseline=("series", baseline),
             mase_baseline=("series", baseline / scale),
@@ -150,35 +158,27 @@ def ablation_effects(
         effect = measure(forecasts[..., later], plain[..., later])
         # the scale is the same before and after, so MASE changes as MAE does wherever
         # it is defined
-        data[name] = (
-            where,
-            (
-                np.where(np.isfinite(scale), effect, np.nan)
-                if name == "mase_change"
-                else effect
-            ),
-        )
+        if name == "mase_change":
+            effect = np.where(np.isfinite(scale), effect, np.nan)
+        data[name] = (axes, effect)
         floor = noise_floor(run, compute_size(measure, later))
-        signed = name.endswith("change")
-        wide = ranges(run, plain) if name == "mean_shift" else 1.0
         data = judge(
             data,
             name,
             floor=floor,
-            signed=signed,
-            scale=wide,
+            signed=name.endswith("change"),
+            scale=ranges(run, plain) if name == "mean_shift" else 1.0,
             groups=head_or_kind(data),
         )
     return data
 
 
 def rank_distance(run: Run) -> Measure:
-    """Return Spearman's distance of forecasts (…, series, step) from plain ones of a
-    run.
+    """Return a function of forecasts: Spearman's distance from the plain ones.
 
-    It is NaN for a series of :func:`tsfm_lens.models.noise.flat_series`. A flat
-    forecast where the plain one is not has distance 1: nothing of the order of steps is
-    left.
+    Forecasts are (…, series, step). The distance is NaN for a series of
+    :func:`tsfm_lens.models.noise.flat_series`. A flat forecast where the plain one is
+    not has distance 1: nothing of the order of steps is left.
     """
     flat = flat_series(run)
     rounding = own_rounding(run)
@@ -192,8 +192,9 @@ def rank_distance(run: Run) -> Measure:
 
 
 def error_change(run: Run, truth: np.ndarray) -> Measure:
-    """Return the relative change of the mean absolute error; NaN where the plain one is
-    no more than rounding.
+    """Return a function of forecasts: the relative change of the mean absolute error.
+
+    It is NaN where the error of the plain forecast is no more than rounding.
     """
     rounding = own_rounding(run)
     return lambda other, plain: relative_change(
@@ -211,14 +212,17 @@ def forecast_ablations(
     ablations: Mapping[Component, tuple[Intervention, ...]],
     how: str,
     progress: Progress | None = None,
-    beside: Sequence[Variant] = (),
+    further: Sequence[Variant] = (),
 ) -> np.ndarray:
-    """Forecast without each component, then with further variants, (variant, series,
-    step).
+    """Forecast without each component, then with further variants.
+
+    The result is (variant, series, step). Forecasts of zero ablations are stored for
+    other probes of the run.
     """
-    # the caller's own hooks may change before the next call
-    shares = how == "zero" and not run.lens.registry.in_use
-    if shares:
+    # hooks of the caller may change before the next call, and other ablations depend on
+    # a reference
+    storable = how == "zero" and not run.lens.registry.in_use
+    if storable:
         cache = run.cache.setdefault("ablated", {})
     else:
         cache = {}
@@ -228,7 +232,7 @@ def forecast_ablations(
         if component not in cache
     }
     variants = [Variant(str(component), parts) for component, parts in missing.items()]
-    new = [*variants, *beside]
+    new = [*variants, *further]
     if new:
         forecasts = point_forecasts(run, new, progress)
     else:
@@ -244,6 +248,7 @@ def make_ablations(
 ) -> dict[Component, tuple[Intervention, ...]]:
     """Return the interventions that ablate each component, with the run's seed."""
     ready = reference is None or isinstance(reference, Activations | Encoded)
+    # the decoder of a token model reads tokens, which a run of the reference has
     if not ready and how == "resample" and run.tokens_read and not run.rollout:
         reference = run.lens.run(reference, run.horizon, rollout=False).encoded
     interventions = ablated_variants(
@@ -253,12 +258,13 @@ def make_ablations(
 
 
 def seasonal_scales(run: Run) -> np.ndarray:
-    """Return the scale of MASE of each series, (series,); NaN where the model sees no
-    variation.
+    """Return the scale of MASE of each series, (series,).
+
+    It is NaN where the model sees no variation.
     """
     batch = run.batch
     scales = [
-        seasonal_scale(*item)
-        for item in zip(batch.values, batch.seasonalities, strict=True)
+        seasonal_scale(values, season)
+        for values, season in zip(batch.values, batch.seasonalities, strict=True)
     ]
     return np.where(own_flat_contexts(run), np.nan, scales)

@@ -1,4 +1,8 @@
-"""One self-contained HTML report of labelled results."""
+"""Self-contained HTML reports of labelled results.
+
+Read :func:`build_report` first (any results), then :mod:`tsfm_lens.report.pipeline` (a
+model and series) and :mod:`tsfm_lens.report.explanation` (one forecast).
+"""
 
 from tsfm_lens.report.build import build_report
 

@@ -1,5 +1,8 @@
-"""Report builder: figures, tables, sentences and provenance in one HTML file that opens
-offline.
+"""Report builder: one HTML file, with all results, that opens offline.
+
+Read :func:`build_report` first; :func:`render_page` makes the content of the file.
+Figures, tables and sentences come from the registry of measurements, and the layout is
+in ``template.html.j2``. Nothing is computed from a model.
 """
 
 from __future__ import annotations
@@ -48,8 +51,9 @@ def build_report(
     remarks: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write one self-contained HTML file with all results: figures, readings, tables,
-    provenance.
+    """Write one self-contained HTML file with all results.
+
+    Each has its figures, readings, tables and provenance.
 
     Args:
         results: labelled results by name, in the order of the report.
@@ -71,7 +75,8 @@ def build_report(
 
     Example:
         >>> results = {"forecast": run.forecast.to_dataset(run.truth)}
-        >>> report.build_report(results, folder, title="co2", provenance={"model": lens.model_id}).name
+        >>> head = {"title": "co2", "provenance": {"model": lens.model_id}}
+        >>> report.build_report(results, folder, **head).name
         'index.html'
     """
     for name in remarks or {}:
@@ -134,39 +139,38 @@ def render_page(
     remarks: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> bytes:
-    """Render the page as a file's content; ``panels`` come from :func:`draw_results`."""
+    """Render the page as a file's content.
+
+    ``panels`` come from :func:`draw_results`.
+    """
     script = packed(get_plotlyjs())
     sections: list[Section] = []
-    for position, (name, ds) in enumerate(results.items(), start=1):
-        section = _section(
-            f"s{position}", name, ds, panels[name], (remarks or {}).get(name, "")
-        )
-        if section["heading"] in [other["heading"] for other in sections]:
+    for number, (name, ds) in enumerate(results.items(), start=1):
+        remark = (remarks or {}).get(name, "")
+        section = _section(f"s{number}", name, ds, panels[name], remark)
+        if section["heading"] in [earlier["heading"] for earlier in sections]:
             section["heading"] += f" ({name})"
         sections.append(section)
-    screen = _first_screen(
-        results,
-        {
-            name: section["anchor"]
-            for name, section in zip(results, sections, strict=True)
-        },
-    )
+    anchors = {
+        name: section["anchor"] for name, section in zip(results, sections, strict=True)
+    }
+    screen = _first_screen(results, anchors)
     # the rest of the page: template, provenance, headings
     _fit(sections, LIMIT - len(script) - len(screen["state"]) - 100_000)
     for section in sections:
         _arrange(section, screen["series"])
-    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(
         loader=PackageLoader("tsfm_lens", "."),
         autoescape=True,
         undefined=StrictUndefined,
-        **blocks,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     page = environment.get_template("report/template.html.j2").render(
         title=title,
         sections=sections,
         screen=screen,
-        significance=_said_once(sections),
+        significance=_extract_common(sections),
         notes=[_typeset(note) for note in notes],
         provenance=dict(provenance),
         plotlyjs=script,
@@ -178,51 +182,62 @@ def render_page(
 def _first_screen(
     results: Mapping[str, Any], anchors: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Collect the line of facts, the series, the linked view's state and the cards."""
-    of_runs = [ds for ds in results.values() if isinstance(ds, xr.Dataset)]
+    """Collect the data line, the series, the linked view's state and the cards."""
+    # the results of a sweep are tables
+    datasets = [ds for ds in results.values() if isinstance(ds, xr.Dataset)]
     linked = next(
         (
             ds
-            for ds in of_runs
+            for ds in datasets
             if ds.attrs.get("kind") == "head_states" and "attention" in ds
         ),
         None,
     )
-    cards = make_cards(results, anchors) if len(of_runs) == len(results) else []
+    cards = make_cards(results, anchors) if len(datasets) == len(results) else []
     series = list(dict.fromkeys(name for card in cards for name in card["cards"]))
     metadata: list[str] = []
-    if of_runs:
-        sizes = linked.sizes if linked is not None else {}
-        metadata = (
-            [name_model(of_runs[0]), f"{sizes['layer']} layers × {sizes['head']} heads"]
-            if sizes
-            else []
-        )
-        metadata += [f"{len(series)} series"] * bool(series)
-        steps = next((ds.sizes["step"] for ds in of_runs if "step" in ds.sizes), 0)
-        metadata += [f"{steps} steps"] * bool(steps)
-    state = linked_state(linked) if linked is not None else None
-    ids = [item["name"] for item in state["series"]] if state else []
-    if state and (omitted := [name for name in series if name not in ids]):
-        state["notes"].append(
-            f"The linked view is not precomputed for {shown(omitted)}; their cards are"
-            " below."
-        )
-    text = packed(json.dumps(state, separators=(",", ":"))) if state else ""
-    return {"facts": metadata, "series": series or ids, "state": text, "cards": cards}
+    if linked is not None:
+        sizes = linked.sizes
+        metadata.append(name_model(datasets[0]))
+        metadata.append(f"{sizes['layer']} layers × {sizes['head']} heads")
+    if datasets and series:
+        metadata.append(f"{len(series)} series")
+    steps = next((ds.sizes["step"] for ds in datasets if "step" in ds.sizes), 0)
+    if steps:
+        metadata.append(f"{steps} steps")
+    ids: list[str] = []
+    packed_state = ""
+    if linked is not None:
+        state = linked_state(linked)
+        ids = [line["name"] for line in state["series"]]
+        if omitted := [name for name in series if name not in ids]:
+            state["notes"].append(
+                f"The linked view is not precomputed for {shown(omitted)}; their cards"
+                " are below."
+            )
+        packed_state = packed(json.dumps(state, separators=(",", ":")))
+    return {
+        "facts": metadata,
+        "series": series or ids,
+        "state": packed_state,
+        "cards": cards,
+    }
 
 
-def _said_once(sections: list[Section]) -> list[str]:
-    """Take the sentences that any result may say out of all figures, and return each
-    with the chapters it is of.
+def _extract_common(sections: list[Section]) -> list[str]:
+    """Take the sentences that any result may have out of all figures.
+
+    Each is returned once, with the chapters to which it belongs.
     """
     repeated: dict[str, list[str]] = {}
     for section in sections:
         for figure in section["figures"]:
-            for sentence in [item for item in figure["sentences"] if ONCE.match(item)]:
+            common = [text for text in figure["sentences"] if ONCE.match(text)]
+            for sentence in common:
                 figure["sentences"].remove(sentence)
                 chapters = repeated.setdefault(sentence, [])
-                chapters += [section["heading"]] * (section["heading"] not in chapters)
+                if section["heading"] not in chapters:
+                    chapters.append(section["heading"])
     return [
         f"{', '.join(chapters)}: {sentence}" for sentence, chapters in repeated.items()
     ]
@@ -245,7 +260,7 @@ def _section(
         "anchor": anchor,
         "heading": text[:1].upper() + text[1:],
         "description": entry.description,
-        "subject": entry.describe_subject(ds) or _on_series(ds),
+        "subject": entry.describe_subject(ds) or _describe_series(ds),
         "remark": remark,
         "series": str(ds.attrs.get("series", "")),
         "figures": [
@@ -259,7 +274,8 @@ def _section(
     }
 
 
-def _on_series(ds: xr.Dataset) -> str:
+def _describe_series(ds: xr.Dataset) -> str:
+    """Name the model and the series of a result."""
     series = names(ds, "series") or [
         str(name) for name in [ds.attrs.get("series")] if name
     ]
@@ -269,8 +285,9 @@ def _on_series(ds: xr.Dataset) -> str:
 
 
 def _fit(sections: list[Section], budget: int) -> None:
-    """Leave out what does not fit into ``budget`` bytes: last figures of a section
-    first, overviews last.
+    """Leave out the figures that do not fit into ``budget`` bytes.
+
+    The last figures of each section are left out first, the first ones last.
     """
     entries = [
         (rank, section, figure)
@@ -287,18 +304,17 @@ def _fit(sections: list[Section], budget: int) -> None:
 
 
 def _arrange(section: Section, series: Sequence[str]) -> None:
-    """Sort the figures of a chapter by the tab under which they are shown, and note the
-    series that it does not draw.
+    """Sort the figures of a chapter by the tab under which they are shown.
 
-    The first figure stands open, of every series the first if it is of one; others are
-    folded, by series.
+    The first figure is open; if it is of one series, so is the first of every series.
+    The others are folded, by series. The series that the chapter does not draw are
+    noted.
     """
     figures = section["figures"]
     with_tabs = len(series) > 1
     for figure in figures:
-        figure["series"] = (
-            figure["series"] if with_tabs and figure["series"] in series else ""
-        )
+        if not with_tabs or figure["series"] not in series:
+            figure["series"] = ""
     first = ""
     if figures:
         first = figures[0]["series"]
@@ -322,21 +338,19 @@ def _arrange(section: Section, series: Sequence[str]) -> None:
 
 
 def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
-    """Build one figure in the form of the template; ``spec`` is JSON that is safe
-    inside a script element.
+    """Build one figure in the form of the template.
+
+    ``spec`` is compressed JSON, which is safe inside a script element.
     """
     meta = panel.figure.layout.meta or {}
     if "title_height" in meta:
         bare = untitled(panel.figure)
     else:
-        # a figure that somebody drew with plotly alone
+        # a figure drawn with plotly alone, as a user's measurement may have
         bare = go.Figure(panel.figure)
         meta = {"title": bare.layout.title.text or "", "subtitle": "", "min_width": 0}
         bare.layout.title.text = None
-    if panel.table is None:
-        table = pd.DataFrame()
-    else:
-        table = panel.table
+    table = pd.DataFrame() if panel.table is None else panel.table
     return {
         "anchor": anchor,
         "series": panel.series,
@@ -351,8 +365,9 @@ def _figure(anchor: str, file: str, panel: FigurePanel) -> dict[str, Any]:
 
 
 def download(table: pd.DataFrame, name: str) -> dict[str, str]:
-    """Write a table as CSV with six significant digits, gzipped where long: name, href
-    (a data URI), and a note.
+    """Write a table as CSV with six significant digits, gzipped where long.
+
+    Returns its name, href (a data URI), and a note.
     """
     content = to_csv(table, float_format="%.6g").encode()
     kind = "text/csv;charset=utf-8"
@@ -373,5 +388,5 @@ def download(table: pd.DataFrame, name: str) -> dict[str, str]:
 
 
 def _typeset(text: str) -> str:
-    """Keep a number and its percent sign on one line, and write one kind of minus sign."""
+    """Keep a number and its percent sign on one line, and unify minus signs."""
     return re.sub(r"(?<=\d) (?=%)", "\u00a0", true_minus(text))

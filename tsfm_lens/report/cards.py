@@ -1,5 +1,8 @@
-"""Cards of a report's first screen: what the chapters say of one series, in four small
-drawings.
+"""Cards of a report's first screen: what the chapters say of one series.
+
+Read :func:`make_cards` and the table ``_CARDS`` first: each card is made by one
+function, from the result of one measurement, and may be empty where the result has
+nothing to say.
 """
 
 from __future__ import annotations
@@ -40,10 +43,12 @@ the largest), ``line``.
 def make_cards(
     results: Mapping[str, Any], anchors: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Make the cards that the results allow, each with its title, the chapter it is of,
-    and a card per series.
+    """Make the cards that the results allow.
+
+    Each has its title, the chapter to which it belongs, and a card per series.
     """
     rows = []
+    # a page that explains one forecast has cards of its series alone
     explained = next(
         (
             str(ds.attrs["target"])
@@ -63,14 +68,9 @@ def make_cards(
         else:
             positions = forecast_series(ds, MAX_SERIES)
         cards = {ids[position]: make(ds, position) for position in positions}
-        rows.append(
-            {
-                "title": title,
-                "anchor": anchors[name],
-                "cards": {key: one for key, one in cards.items() if one},
-            }
-        )
-    return [card for card in rows if card["cards"]]
+        cards = {series: card for series, card in cards.items() if card}
+        rows.append({"title": title, "anchor": anchors[name], "cards": cards})
+    return [row for row in rows if row["cards"]]
 
 
 def _kind(ds: Any) -> str:
@@ -80,8 +80,9 @@ def _kind(ds: Any) -> str:
 
 
 def _accuracy(ds: xr.Dataset, series: int) -> Card:
-    """Compare the median with the truth and with the last season repeated, and count
-    steps inside the band.
+    """Compare the median with the truth and with the last season repeated.
+
+    The steps inside the band are counted.
     """
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values = array(ds, "quantile_forecast", "quantile", "step", series=series)
@@ -115,15 +116,16 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
 
 
 def _forming(ds: xr.Dataset, series: int) -> Card:
-    """Follow the entropy of the lens forecast over layers, or its distance from the
-    final one where it has none.
+    """Follow the entropy of the lens forecast over layers.
+
+    Where it has none, its distance from the final forecast is taken.
     """
     if flat_series(ds)[series]:
         return {}
     layers = [layer_name(label) for label in names(ds, "layer")]
     if "entropy" in ds:
         values = array(ds, "entropy", "layer", "step", series=series).mean(axis=-1)
-        what = "entropy"
+        quantity = "entropy"
         unit = "nats"
     else:
         middle = median_position(np.asarray(ds["quantile"].values, dtype=float))
@@ -131,49 +133,53 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
             ds, "quantile_forecast", "layer", "step", series=series, quantile=middle
         )
         values = np.abs(medians - medians[-1]).mean(axis=-1)
-        what = "distance from the final forecast"
+        quantity = "distance from the final forecast"
         unit = find_unit(ds, series) or "data units"
     if len(values) < 2:
         return {}
-    falls = int(np.argmin(np.diff(values))) + 1
-    sinks = values[-1] < values[0]
-    verdict = "it ends no lower than in the embedding, so it names no layer"
-    if sinks:
-        verdict = "it falls most there"
-    note = f"{what} of the lens forecast after each layer, mean over steps; {verdict}"
+    steepest = layers[int(np.argmin(np.diff(values))) + 1]
+    big = f"not told by {quantity}"
+    meaning = "it ends no lower than in the embedding, so it names no layer"
+    if values[-1] < values[0]:
+        big = f"mostly in {steepest}"
+        meaning = "it falls most there"
+    note = (
+        f"{quantity} of the lens forecast after each layer, mean over steps; {meaning}"
+    )
     points = [
         (label, measured(unit)(value), value / (values.max() or 1.0))
         for label, value in zip(layers, values.tolist(), strict=True)
     ]
-    return {
-        "big": f"mostly in {layers[falls]}" if sinks else f"not told by {what}",
-        "note": note,
-        "line": points,
-    }
+    return {"big": big, "note": note, "line": points}
 
 
 def _needs(ds: xr.Dataset, series: int) -> Card:
-    """Rank heads and MLPs by how far the forecast moves without them, marked where
-    significant over series.
+    """Rank heads and MLPs by how far the forecast moves without them.
+
+    Those that are significant over series are marked.
     """
     if flat_series(ds)[series]:
         return {}
-    parts = [place for place, kind in enumerate(ds["kind"].values) if kind != "layer"]
+    parts = [index for index, kind in enumerate(ds["kind"].values) if kind != "layer"]
     labels = names(ds, "component")
     effect = finding(ds, "mean_shift", "component")
     values = array(ds, "mean_shift", "component", series=series)
     unit = find_unit(ds, series) or "data units"
-    order = sorted(parts, key=lambda place: -values[place])[:_MAX_BARS]
+    order = sorted(parts, key=lambda index: -values[index])[:_MAX_BARS]
     if not order or not values[order[0]] > 0:
         return {}
 
-    def mark(place: int) -> str:
+    def mark(index: int) -> str:
         if effect is None:
             return ""
-        learned = effect.learned is not None and bool(effect.learned[place])
-        return " ★" * bool(effect.significant[place]) + " ◆" * learned
+        suffix = ""
+        if effect.significant[index]:
+            suffix += " ★"
+        if effect.learned is not None and effect.learned[index]:
+            suffix += " ◆"
+        return suffix
 
-    bars = _bars([(labels[place] + mark(place), values[place]) for place in order])
+    bars = _bars([(labels[index] + mark(index), values[index]) for index in order])
     marks = {
         " ★": "★ significant over series",
         " ◆": "◆ passes the test beside untrained twins",
@@ -189,42 +195,36 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
     return {"big": labels[order[0]], "note": note, "bars": bars}
 
 
-def _describe_improvement(ds: xr.Dataset, series: int, place: int) -> str:
+def _describe_improvement(ds: xr.Dataset, series: int, index: int) -> str:
     """Say that the forecast of a series is better without a component, where it is."""
-    if (
-        "mae_change" not in ds
-        or not array(ds, "mae_change", "component", series=series)[place]
-        < -WORTH_A_WORD
-    ):
+    if "mae_change" not in ds:
         return ""
-    amount = measured(find_unit(ds, series))
-    before = array(ds, "mae_baseline", series=series)
-    after = array(ds, "mae", "component", series=series)[place]
-    return (
-        f"; without it the error falls from {amount(float(before))} to"
-        f" {amount(float(after))}"
-    )
+    change = array(ds, "mae_change", "component", series=series)[index]
+    # so written that a change that is not a number counts as none
+    if not change < -WORTH_A_WORD:
+        return ""
+    write = measured(find_unit(ds, series))
+    before = write(float(array(ds, "mae_baseline", series=series)))
+    after = write(float(array(ds, "mae", "component", series=series)[index]))
+    return f"; without it the error falls from {before} to {after}"
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:
-    """Say where the heads with the largest effects look most, the one with the largest
-    first.
+    """Say where the heads with the largest effects attend most.
+
+    The head with the largest effect comes first.
     """
-    effect = (
-        effects_of_heads(ds, "mean_shift")
-        .isel(series=series)
-        .transpose("layer", "head")
-        .values
-    )
-    floor = float(ds["mean_shift_floor"].values[series])
+    effects = effects_of_heads(ds, "mean_shift").isel(series=series)
+    effect = effects.transpose("layer", "head").values
+    noise_floor = float(ds["mean_shift_floor"].values[series])
     bars = []
-    positions = []
+    targets = []
     for flat in np.argsort(-effect.ravel(), kind="stable")[:_MAX_BARS]:
-        layer, head = (int(item) for item in np.unravel_index(flat, effect.shape))
-        if effect[layer, head] <= floor:
+        layer, head = (int(index) for index in np.unravel_index(flat, effect.shape))
+        if effect[layer, head] <= noise_floor:
             break
         reading = describe_attention(ds, series, layer, head)
-        positions.append(reading.words)
+        targets.append(reading.words)
         bars.append((f"{head_name(ds, layer, head)}: {reading.words}", reading.most))
     if not bars:
         return {}
@@ -233,7 +233,7 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
         " its attention there"
     )
     return {
-        "big": positions[0],
+        "big": targets[0],
         "note": f"{note} (mean over steps)",
         "bars": _bars(bars, percent),
     }
@@ -242,6 +242,7 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
 def _bars(
     entries: list[tuple[str, float]], write: Callable[[float], str] = number
 ) -> list[tuple[str, str, float]]:
+    """Make bars (label, value, share of the largest)."""
     largest = max(abs(value) for _, value in entries) or 1.0
     return [(label, write(value), abs(value) / largest) for label, value in entries]
 
@@ -258,40 +259,39 @@ def _moving(ds: xr.Dataset, _: int) -> Card:
     unit = find_unit(ds) or "data units"
     labels = names(ds, "segment")
     text = segment_words(ds)
-    groups = ranked(ds, steps)[:_MAX_BARS]
-    effects_of = [moved(steps[group].sum(0)) for group in groups]
-    called = [
-        group_name(labels, group, text).removesuffix(" in total") for group in groups
-    ]
-    arrows = [{"up": "↑", "down": "↓"}.get(way, "↕") for _, way in effects_of]
-    bars = _bars(
-        [
-            (f"{name} {arrow}", size)
-            for name, arrow, (size, _) in zip(called, arrows, effects_of, strict=True)
-        ]
-    )
+    titles = []
+    bars = []
+    for group in ranked(ds, steps)[:_MAX_BARS]:
+        title = group_name(labels, group, text).removesuffix(" in total")
+        size, direction = moved(steps[group].sum(0))
+        arrow = {"up": "↑", "down": "↓"}.get(direction, "↕")
+        titles.append(title)
+        bars.append((f"{title} {arrow}", size))
     return {
-        "big": called[0],
+        "big": titles[0],
         "note": f"mean change of a step ({unit}); ↑ up, ↓ down, ↕ both",
-        "bars": bars,
+        "bars": _bars(bars),
     }
 
 
 def _trust(ds: xr.Dataset, _: int) -> Card:
-    """State the verdict of all faithfulness tests of the page, and the test that
-    decides.
+    """State the verdict of all faithfulness tests of the page.
+
+    The note is of the test that decides.
     """
-    own, reasons = verdict(ds)
-    word = str(ds.attrs.get("verdict", own))
-    note = str(ds.attrs.get("reason", reasons[0])) + " Try another reference." * (
-        word == "fails"
-    )
+    # the page's verdict is of all its tests, this result has one of them
+    test_verdict, reasons = verdict(ds)
+    word = str(ds.attrs.get("verdict", test_verdict))
+    note = str(ds.attrs.get("reason", reasons[0]))
+    if word == "fails":
+        note += " Try another reference."
     return {"big": f"the explanation {word}", "note": note}
 
 
 def _worth(ds: xr.Dataset, _: int) -> Card:
-    """Rank covariates by the accuracy that is lost without them, over all series;
-    nothing without a truth.
+    """Rank covariates by the accuracy that is lost without them, over all series.
+
+    Without a truth there is no such card.
     """
     if "worth_size" not in ds:
         return {}
@@ -304,8 +304,9 @@ def _worth(ds: xr.Dataset, _: int) -> Card:
 
 
 def _shuffling(ds: xr.Dataset, _: int) -> Card:
-    """Rank covariates by how far forecasts move without their order, where no truth
-    says what they are worth.
+    """Rank covariates by how far forecasts move if their order is shuffled.
+
+    This card is made where no truth says what the covariates are worth.
     """
     if "worth_size" in ds:
         return {}
@@ -318,21 +319,19 @@ def _shuffling(ds: xr.Dataset, _: int) -> Card:
 
 
 def _ranked(
-    ds: xr.Dataset, name: str, write: Callable[[float], str], what: str
+    ds: xr.Dataset, name: str, write: Callable[[float], str], description: str
 ) -> Card:
+    """Rank covariates by a statistic of their shuffled values."""
     values = array(ds, name, "covariate", "way")[:, names(ds, "way").index("shuffled")]
-    order = [
-        int(position) for position in np.argsort(-np.nan_to_num(values, nan=-np.inf))
-    ][:_MAX_BARS]
+    order = np.argsort(-np.nan_to_num(values, nan=-np.inf))[:_MAX_BARS].tolist()
     labels = names(ds, "covariate")
-    series = len(forecast_series(ds))
-    over = ""
-    if series > 1:
-        over = f", median over {series} series"
-    bars = _bars(
-        [(labels[position], float(values[position])) for position in order], write
-    )
-    return {"big": labels[order[0]], "note": f"{what} (MASE{over})", "bars": bars}
+    n_series = len(forecast_series(ds))
+    pooling = ""
+    if n_series > 1:
+        pooling = f", median over {n_series} series"
+    bars = _bars([(labels[index], float(values[index])) for index in order], write)
+    note = f"{description} (MASE{pooling})"
+    return {"big": labels[order[0]], "note": note, "bars": bars}
 
 
 _CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (

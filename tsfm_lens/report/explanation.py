@@ -1,5 +1,8 @@
-"""Explanation of one forecast as a page: the inputs that moved it, their routes, and
-the faithfulness tests.
+"""Explanation of one forecast as a page.
+
+Read :func:`explain` first: it measures the effects of the inputs, their routes through
+the heads, and the faithfulness of both. :class:`Explanation` holds the results and
+writes them as files. The measurements themselves are in :mod:`tsfm_lens.explain`.
 """
 
 from __future__ import annotations
@@ -43,24 +46,24 @@ SECTIONS = (*_MASKING_KINDS, "input_effects", "covariate_use", "forecast")
 """Kinds of the measurements that an explanation has unless it is asked for others;
 effects over several items alone.
 """
-# stretches of the target's past over many items, and segments of which all masks are run
+# stretches of the target's past for effects over many items
 _PARTS = 2
+# segments up to which all masks are run
 _EXACT = 6
 
 
 @extensible
 class Explanation(dict[str, xr.Dataset]):
-    """Results of an explanation by name; ``plot()`` draws what moved the forecast,
-    ``plot("dots")`` another figure.
+    """Results of an explanation by name.
+
+    ``plot()`` draws what moved the forecast, ``plot("dots")`` another figure.
     """
 
     def __repr__(self) -> str:
-        return "\n".join(
-            [
-                f"Explanation with {', '.join(self)}",
-                *filter(None, [self.summary()["headline"]]),
-            ]
-        )
+        text = f"Explanation with {', '.join(self)}"
+        if headline := self.summary()["headline"]:
+            text += f"\n{headline}"
+        return text
 
     def summary(self) -> dict[str, Any]:
         """Collect what the explanation says as JSON-able values.
@@ -94,7 +97,9 @@ class Explanation(dict[str, xr.Dataset]):
         }
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write ``explanation.json``, and in ``numbers`` a NetCDF file and the tables
+        """Write the explanation as files into a folder.
+
+        They are ``explanation.json``, and in ``numbers`` a NetCDF file and the tables
         as CSV of each result.
 
         Args:
@@ -106,38 +111,28 @@ class Explanation(dict[str, xr.Dataset]):
         Raises:
             InputError: the folder cannot be written.
         """
-        position = Path(folder)
-        contents = {
-            position / "explanation.json": (
-                json.dumps(self.summary(), indent=1, allow_nan=False).encode()
-            )
-        }
+        summary = json.dumps(self.summary(), indent=1, allow_nan=False)
+        contents = {Path(folder) / "explanation.json": summary.encode()}
+        numbers = Path(folder) / "numbers"
         for name, data in self.items():
-            contents[position / "numbers" / f"{name}.nc"] = bytes(
-                data.to_netcdf(engine="scipy")
-            )
+            contents[numbers / f"{name}.nc"] = bytes(data.to_netcdf(engine="scipy"))
             tables: dict[str, Any] = {}
+            # figures of a result may share their table
             for figure in find(data.attrs["kind"]).figures:
                 if figure.table and figure.table not in tables.values():
                     tables[figure.name if tables else name] = figure.table
             for label, table in (tables or {name: _largest}).items():
-                contents[position / "numbers" / f"{label}.csv"] = to_csv(
-                    table(data)
-                ).encode()
+                contents[numbers / f"{label}.csv"] = to_csv(table(data)).encode()
         return write_together(contents)
 
 
 def _largest(data: xr.Dataset) -> pd.DataFrame:
     """Tabulate the variables with the most dimensions."""
-    most = max(data.data_vars.values(), key=lambda variable: variable.ndim).dims
-    return frame(
-        data,
-        *(
-            str(name)
-            for name, variable in data.data_vars.items()
-            if variable.dims == most
-        ),
-    )
+    dims = max(data.data_vars.values(), key=lambda variable: variable.ndim).dims
+    names = [
+        str(name) for name, variable in data.data_vars.items() if variable.dims == dims
+    ]
+    return frame(data, *names)
 
 
 @saying_once
@@ -161,8 +156,10 @@ def explain(
     progress: Callable[[str, int, int], None] | None = None,
     left_out: dict[str, str] | None = None,
 ) -> Explanation:
-    """Explain a forecast: effects of the inputs, their routes, faithfulness tests, and
-    the use of covariates.
+    """Explain a forecast by its inputs and their routes, and test the explanation.
+
+    The use of covariates is measured as well. Sections that the model or the series do
+    not allow are left out.
 
     Sections that the model or the series do not allow are left out.
 
@@ -204,13 +201,13 @@ def explain(
     if out is not None:
         pipeline.find_page(out)
     if pdf:
-        # before anything runs
+        # a missing browser is an error before anything runs
         locate_browser()
     missing: dict[str, str] = {} if left_out is None else left_out
-    kinds = pipeline.select_defined(
-        run.lens, select_sections(run.batch, sections), missing
-    )
-    if {*kinds} & {*_MASKING_KINDS} or changes or since is not None or item is not None:
+    selection = select_sections(run.batch, sections)
+    kinds = pipeline.select_defined(run.lens, selection, missing)
+    is_of_one_item = changes or since is not None or item is not None
+    if is_of_one_item or {*kinds} & {*_MASKING_KINDS}:
         run = pipeline.with_item_first(run, item)
     items = run.batch.rows_by_group()
     answers = Explanation()
@@ -220,45 +217,49 @@ def explain(
         answers["forecast_change"] = explain_change(
             since, run, item=run.batch.groups[0]
         )
-    own: dict[str, dict[str, Any]] = {
+    defaults: dict[str, dict[str, Any]] = {
         kind: {"reference": reference} for kind in (*_MASKING_KINDS, "input_effects")
     }
-    # over many items few stretches, and no more masks than the segments ask for
-    most = _PARTS + 1 + 2 * max(map(len, items.values()))
-    own["input_effects"] |= {"parts": _PARTS}
+    over_items = defaults["input_effects"]
+    # over many items few stretches, and no more masks than the segments need
+    max_segments = _PARTS + 1 + 2 * max(map(len, items.values()))
+    over_items["parts"] = _PARTS
     if method in (None, "shapley"):
-        own["input_effects"] |= {"exact": _EXACT, "budget": max(2**_EXACT, 4 * most)}
+        over_items["exact"] = _EXACT
+        over_items["budget"] = max(2**_EXACT, 4 * max_segments)
     if parts is not None:
-        own = {
-            kind: entry | ({"parts": parts} if kind != "route_faithfulness" else {})
-            for kind, entry in own.items()
-        }
+        for kind, probe_options in defaults.items():
+            if kind != "route_faithfulness":
+                probe_options["parts"] = parts
     if method is not None:
-        own["input_attribution"]["method"] = own["input_effects"]["method"] = method
-    # a test takes the options of its explanation, even if that has no section of its
-    # own
+        defaults["input_attribution"]["method"] = method
+        over_items["method"] = method
+    # a test takes the options of its explanation, even if that has no section
     arguments = {
-        kind: {**own.get(kind, {}), **(options or {}).get(kind, {})}
-        for kind in {**own, **dict.fromkeys(kinds)}
+        kind: {**defaults.get(kind, {}), **(options or {}).get(kind, {})}
+        for kind in {**defaults, **dict.fromkeys(kinds)}
     }
     computed = pipeline.analyse(
         run, sections=kinds, options=arguments, progress=progress, left_out=missing
     )
     results = Explanation(answers | computed)
     word, reasons = judged(results)
-    for kind in results.keys() & set(_MASKING_KINDS) if word else ():
+    if word:
         # one verdict on all of the page
-        results[kind].attrs |= {
+        page_verdict = {
             "verdict": word,
             "reason": reasons[0],
             "masked": int("deletion_curves" in results),
         }
+        for kind in results.keys() & set(_MASKING_KINDS):
+            results[kind].attrs |= page_verdict
     if out is not None:
+        subject = run.batch.ids[0]
         if item is None and len(items) > 1:
-            of = f"{len(items)} items"
-        else:
-            of = run.batch.ids[0]
-        heading = title or f"Explanation of the forecast of {of} by {run.lens.model_id}"
+            subject = f"{len(items)} items"
+        heading = (
+            title or f"Explanation of the forecast of {subject} by {run.lens.model_id}"
+        )
         page = pipeline.write_page(
             run, results, out, heading, sources, progress, missing
         )
@@ -277,17 +278,21 @@ def select_sections(
 
 
 def judged(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:
-    """Return the joint verdict of the faithfulness tests among results, and its
-    sentences; "" and [] without tests.
+    """Return the joint verdict of the faithfulness tests among results.
+
+    Returned with it are its sentences; "" and [] without tests.
     """
     tests = [results[kind] for kind in _MASKING_KINDS[2:] if kind in results]
     if tests:
         return verdict(*tests)
-    return ("", [])
+    return "", []
 
 
 def refuse_unknown(method: str | None, reference: Reference, parts: Any = None) -> None:
-    """Refuse unknown names of methods, references and parts, before anything runs."""
+    """Raise UnknownNameError for unknown methods, references and parts.
+
+    It is called before anything runs.
+    """
     if isinstance(parts, str) and parts != COMPONENTS:
         raise unknown_name("way to cut the past", parts, [COMPONENTS])
     if method is not None and method not in METHODS:

@@ -1,5 +1,7 @@
-"""Figures by name, for any run: computed, drawn, captioned and written, all files or
-none.
+"""Figures by name, for any run: computed, drawn, captioned and written.
+
+Read :func:`make_figure` and :func:`write_figure` first. All files of a figure are
+written, or none. How a figure is drawn is in :mod:`tsfm_lens.viz`.
 """
 
 from __future__ import annotations
@@ -51,14 +53,15 @@ def requirements(entry: Figure) -> list[Needs]:
 
 
 def check_figure(entry: Figure, lens: Lens) -> None:
-    """Refuse a model that the figure's definition does not allow."""
+    """Raise an error for a model that the figure's definition does not allow."""
     for needs in requirements(entry):
         needs.check(lens, f"figure {entry.name}", _instead(entry))
 
 
 def check_architecture(entry: Figure, architecture: Architecture, model: str) -> None:
-    """Refuse a model that is not open yet by its architecture; see
-    :func:`check_figure`.
+    """Raise an error for a model that is not open yet, by its architecture.
+
+    See :func:`check_figure`.
     """
     for needs in requirements(entry):
         label = f"figure {entry.name}"
@@ -72,18 +75,15 @@ def _instead(entry: Figure) -> str:
 
 
 def _results(entry: Figure, run: Run) -> tuple[xr.Dataset, ...]:
-    """Compute what a figure of one run is drawn of."""
-    if run.explicit_horizon:
-        visible = run
-    else:
-        visible = run.within_pass()
-    cache = Results(visible, {entry.kind: entry.probe_options})
+    """Compute the results from which a figure of one run is drawn."""
+    subject = run if run.explicit_horizon else run.within_pass()
+    cache = Results(subject, {entry.kind: entry.probe_options})
     return tuple(cache[kind] for kind in (entry.kind, *entry.beside))
 
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """Figure that was computed."""
+    """Figure with the results and the run that it shows."""
 
     entry: Figure
     figure: go.Figure
@@ -92,8 +92,9 @@ class DrawnFigure:
     others: tuple[Lens, ...] = ()
 
     def caption(self, sources: Sequence[str] = ()) -> str:
-        """Write title, content, all parameters and provenance; ``sources`` is where the
-        series come from.
+        """Write title, content, all parameters and provenance.
+
+        ``sources`` is where the series come from.
         """
         lines = [f"Figure {self.entry.name}. {self.entry.title}", ""]
         lines += [_content(self.figure, self.run.batch.ids), ""]
@@ -107,20 +108,18 @@ class DrawnFigure:
             f"  {ds.attrs['source']}" for ds in self.results if ds.attrs.get("source")
         )
         lines += ["", "Definitions", *definitions]
-        metadata = [lens.provenance() for lens in (self.run.lens, *self.others)]
-        origins = [
-            f"  {key}: {item[key]}."
-            for item in metadata
-            for key in _PROVENANCE
-            if item.get(key)
-        ]
-        lines += ["", "Provenance", *origins]
+        lines += ["", "Provenance"]
+        for lens in (self.run.lens, *self.others):
+            origin = lens.provenance()
+            lines += [
+                f"  {key}: {origin[key]}." for key in _PROVENANCE if origin.get(key)
+            ]
         lines += [f"  seed: {self.run.seed}."]
         lines += ["", "Data", *_data(self.run, sources)]
-        wrapped = [
-            fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "")
-            for line in lines
-        ]
+        wrapped = []
+        for line in lines:
+            indent = "    " if line[:1] == " " else ""
+            wrapped.append(fill(line, _WIDTH, subsequent_indent=indent))
         return "\n".join(wrapped) + "\n"
 
 
@@ -131,13 +130,14 @@ def _tests(result: Any) -> list[str]:
         for name, variable in result.variables.items()
         if "family" in variable.attrs
     ]
-    return [
-        f"Significance: exact sign test over {metadata['units']}"
-        f" {'series' if metadata['units'] != 1 else 'series alone'}"
-        f" ({metadata['family']} tests, Holm-corrected, 5 %). Whiskers and bands: range"
-        " over series."
-        for metadata in tested
-    ]
+    lines = []
+    for attrs in tested:
+        units = "1 series alone" if attrs["units"] == 1 else f"{attrs['units']} series"
+        lines.append(
+            f"Significance: exact sign test over {units} ({attrs['family']} tests,"
+            " Holm-corrected, 5 %). Whiskers and bands: range over series."
+        )
+    return lines
 
 
 def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure:
@@ -152,14 +152,14 @@ def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure
     check_figure(entry, run.lens)
     refuse_several(entry, 1 + len(others))
     if others and not takes_models(entry):
-        return _beside(entry, run, others[0])
+        return _compare(entry, run, others[0])
     lenses = [run.lens, *others]
     of_models: Any = find(entry.kind).function
     results = (of_models(lenses),) if takes_models(entry) else _results(entry, run)
     return DrawnFigure(entry, entry.draw(*results), results, run, tuple(others))
 
 
-def _beside(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
+def _compare(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
     """Draw two models side by side, on the same series and horizon."""
     truth: dict[str, Any] = {"truth": run.truth}
     series = run.batch
@@ -171,18 +171,16 @@ def _beside(entry: Figure, run: Run, other: Lens) -> DrawnFigure:
         explicit_horizon=run.explicit_horizon,
     )
     pair = [_results(entry, item) for item in (run, second)]
-    ids = [run.lens.model_id, other.model_id]
-    if ids[0] != ids[1]:
-        labels = ids
-    else:
-        labels = [f"{ids[0]} (1)", f"{ids[1]} (2)"]
+    labels = [run.lens.model_id, other.model_id]
+    if labels[0] == labels[1]:
+        labels = [f"{labels[0]} (1)", f"{labels[1]} (2)"]
     drawn = [entry.draw(*results) for results in pair]
     figure = viz.compare(drawn, labels, entry.title.rstrip("."))
     return DrawnFigure(entry, figure, (*pair[0], *pair[1]), run, (other,))
 
 
 def refuse_several(entry: Figure, count: int) -> None:
-    """Refuse more models than a figure can show."""
+    """Raise InputError for more models than a figure can show."""
     if count > 2 and not takes_models(entry):
         names = ", ".join(
             name for name, figure in figures().items() if takes_models(figure)
@@ -217,10 +215,7 @@ def write_figure(
         path = Path(out) / f"{stem}.{kind}"
         if progress is not None:
             progress(path.name)
-        if kind in STATIC:
-            figure = for_print
-        else:
-            figure = drawing.figure
+        figure = for_print if kind in STATIC else drawing.figure
         contents[path] = rendered(figure, kind, scale=DOTS)
     text = drawing.caption(sources)
     if for_print is not None:
@@ -248,8 +243,9 @@ def _size(figure: go.Figure) -> str:
 
 
 def file_word(name: str) -> str:
-    """Turn a name into a part of a file name: the end of a path, without what file
-    systems or shells refuse.
+    """Turn a name into a part of a file name.
+
+    It is the end of a path, without what file systems or shells refuse.
     """
     last = name.rstrip("/").split("/")
     # a hub id keeps its owner, a folder only its own name
@@ -279,7 +275,7 @@ def _content(figure: go.Figure, ids: Sequence[str]) -> str:
 
 
 def _parameters(results: Sequence[xr.Dataset]) -> list[str]:
-    """Write one line per result: its kind, its sizes and the parameters of its probe."""
+    """Write one line per result: its kind, sizes and probe parameters."""
     lines = []
     for result in results:
         parameters = {
@@ -306,6 +302,7 @@ def _plain(value: object) -> str:
 
 
 def _recipes(result: xr.Dataset) -> list[str]:
+    """List the components of the recipes that a result ablates."""
     if "components" not in result or "recipe" not in result.dims:
         return []
     rows = zip(
@@ -315,9 +312,9 @@ def _recipes(result: xr.Dataset) -> list[str]:
         strict=True,
     )
     return [
-        f"  {name} ({100 * share:.3g} % of heads): {what}."
-        for name, what, share in rows
-        if str(what)
+        f"  {name} ({100 * share:.3g} % of heads): {components}."
+        for name, components, share in rows
+        if str(components)
     ]
 
 
@@ -325,18 +322,14 @@ def _data(run: Run, sources: Sequence[str]) -> list[str]:
     """Describe the series, with source and licence of the bundled ones."""
     from tsfm_lens.data import bundled_info, bundled_names
 
-    if run.full_batch is None:
-        batch = run.batch
-    else:
-        batch = run.full_batch
+    batch = run.batch if run.full_batch is None else run.full_batch
+    lines = []
     if sources:
-        lines = [f"  from: {'; '.join(sources)}."]
-    else:
-        lines = []
+        lines.append(f"  from: {'; '.join(sources)}.")
+    # a user's series may have the name of a bundled one
+    bundled: set[str] = set()
     if any(source.startswith("bundled:") for source in sources):
         bundled = set(bundled_names())
-    else:
-        bundled = set()
     for name, unit, freq, length in zip(
         batch.ids, batch.units, batch.freqs, batch.lengths, strict=True
     ):
@@ -348,13 +341,11 @@ def _data(run: Run, sources: Sequence[str]) -> list[str]:
             info = bundled_info(name)
             origin = f"; {info.title} ({info.source}; {info.licence})"
         lines.append(f"  {name}: {description}{origin}.")
-    end = "no step is held out"
+    truth = "no step is held out"
     if run.full_batch is not None:
-        end = "the last steps of each series are held out as the truth"
-    return [
-        *lines,
-        (
-            f"  {end}; models see at most {run.lens.adapter.context_length} steps"
-            " before them."
-        ),
-    ]
+        truth = "the last steps of each series are held out as the truth"
+    lines.append(
+        f"  {truth}; models see at most {run.lens.adapter.context_length} steps"
+        " before them."
+    )
+    return lines

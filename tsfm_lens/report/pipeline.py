@@ -1,4 +1,9 @@
-"""Pipeline from a lens and series to a report, as ``tsfm-lens report`` runs it."""
+"""Pipeline from a lens and series to a report, as ``tsfm-lens report`` runs it.
+
+Read :func:`report` first: :func:`analyse` computes its measurements and
+:func:`write_page` writes them. Sections that the model or the series do not allow are
+left out, with the reasons.
+"""
 
 from __future__ import annotations
 
@@ -96,12 +101,13 @@ def analyse(
     cache = Results(run, options)
     results: dict[str, xr.Dataset] = {}
     refusal: InputError | None = None
-    for name, measurement, own in _results(run.lens, sections):
-        arguments = {**own, **(options or {}).get(measurement.kind, {})}
+    for name, measurement, defaults in _results(run.lens, sections):
+        arguments = {**defaults, **(options or {}).get(measurement.kind, {})}
         notify = partial(progress or (lambda *_: None), name)
         notify(0, 1)
         cache.progress = notify
         try:
+            # a probe that needs another result may have computed it already
             if arguments or name not in cache.computed:
                 cache.computed[name] = cache.compute(measurement.kind, **arguments)
             results[name] = cache.computed[name]
@@ -120,8 +126,9 @@ def analyse(
 def select_defined(
     lens: Lens, sections: Sequence[str], left_out: dict[str, str]
 ) -> list[str]:
-    """Select the sections whose definition allows a model; ``left_out`` gets the
-    headings of the others, with reasons.
+    """Select the sections whose definition allows a model.
+
+    ``left_out`` gets the headings of the others, with the reasons.
 
     Raises:
         InputError: it allows none.
@@ -145,9 +152,7 @@ def select_defined(
 def _results(
     lens: Lens, sections: Sequence[str]
 ) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
-    """Return the name of each result of a report, its measurement, and the options of
-    its probe.
-    """
+    """Return the results of a report: name, measurement, and options of its probe."""
     results: list[tuple[str, Measurement, Mapping[str, Any]]] = []
     for measurement in checked_sections(sections):
         measurement.check(lens)
@@ -183,8 +188,9 @@ def report(
     progress: Progress | None = None,
     left_out: dict[str, str] | None = None,
 ) -> Path:
-    """Analyse a run and write one HTML file that opens offline; its head names sections
-    that these series do not allow.
+    """Analyse a run and write one HTML file that opens offline.
+
+    Its head names the sections that these series do not allow.
 
     Args:
         run: what every section looks at; at most one pass of the model. Where it says
@@ -230,22 +236,22 @@ def report(
 
 
 def with_item_first(run: Run, item: Item) -> Run:
-    """Move the item that sections of one item are of to the front of a run; errors as
-    in ``item_rows``.
+    """Move an item to the front of a run.
+
+    Sections of one item are of the first. Errors are those of ``item_rows``.
     """
     rows = item_rows(run.batch, item)
-    return run.select(
-        [*rows, *(row for row in range(len(run.batch)) if row not in rows)]
-    )
+    rest = [row for row in range(len(run.batch)) if row not in rows]
+    return run.select([*rows, *rest])
 
 
 def make_heading(model: str, batch: SeriesBatch) -> str:
     """Name a model and the first series that it forecasts."""
     ids = batch.targets().ids
-    return (
-        f"{model} on"
-        f" {', '.join(ids[:_MAX_NAMES])}{' …' if len(ids) > _MAX_NAMES else ''}"
-    )
+    heading = f"{model} on {', '.join(ids[:_MAX_NAMES])}"
+    if len(ids) > _MAX_NAMES:
+        heading += " …"
+    return heading
 
 
 def write_page(
@@ -257,8 +263,9 @@ def write_page(
     progress: Progress | None,
     missing: Mapping[str, str],
 ) -> Path:
-    """Write the results of a run as one HTML file; missing sections are named above
-    them.
+    """Write the results of a run as one HTML file.
+
+    Missing sections are named above them.
     """
     notify = progress or (lambda *_: None)
     notify("report", 0, 1)
@@ -278,8 +285,9 @@ def write_page(
 
 
 def _of_one_item(batch: SeriesBatch, results: Mapping[str, xr.Dataset]) -> list[str]:
-    """Say which chapters are of one item of several, of which, and how another is
-    chosen.
+    """Say which chapters are of one item of several.
+
+    The note has the item, and how another is chosen.
     """
     items = batch.rows_by_group()
     group_of = dict(zip(batch.ids, batch.groups, strict=True))
@@ -321,22 +329,20 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
     lines = {key: str(value) for key, value in run.lens.provenance().items() if value}
     infos = [bundled_info(name) for name in find_bundled(sources)]
     ids = run.batch.targets().ids
-    more = ""
+    given = f"given in Python: {', '.join(ids[:_MAX_NAMES])}"
     if len(ids) > _MAX_NAMES:
-        more = f" and {len(ids) - _MAX_NAMES} more"
-    lines["data"] = (
-        "; ".join(sources) or f"given in Python: {', '.join(ids[:_MAX_NAMES])}{more}"
-    )
+        given += f" and {len(ids) - _MAX_NAMES} more"
+    lines["data"] = "; ".join(sources) or given
     if infos:
         lines["series"] = "; ".join(
             f"{info.name}: {info.title} ({info.source}; {info.licence})"
             for info in infos
         )
     lines["context"] = f"up to {max(run.batch.lengths)} steps of each series"
-    position = "held out as the truth"
+    location = "held out as the truth"
     if run.truth is None:
-        position = "beyond the end of each series"
-    lines["horizon"] = f"{run.horizon} steps, {position}"
+        location = "beyond the end of each series"
+    lines["horizon"] = f"{run.horizon} steps, {location}"
     lines["seed"] = str(run.seed)
     lines["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return lines
@@ -379,8 +385,9 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
 
 
 def find_bundled(sources: Sequence[str]) -> list[str]:
-    """Return the bundled series that ``bundled:NAME[,NAME…]`` names; none for any other
-    word.
+    """Return the bundled series that ``bundled:NAME[,NAME…]`` names.
+
+    For any other text there are none.
     """
     texts = [
         source.removeprefix(_BUNDLED)
@@ -388,18 +395,18 @@ def find_bundled(sources: Sequence[str]) -> list[str]:
         if source.startswith(_BUNDLED)
     ]
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
-    return [
-        series
-        for name in names
-        for series in (bundled_names() if name == "all" else (name,))
-    ]
+    series: list[str] = []
+    for name in names:
+        series += bundled_names() if name == "all" else (name,)
+    return series
 
 
 def hook_shapes(
     lens: Lens, pattern: str = "**"
 ) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Return hook points that match a glob: name, axes, and the shape in a run on one
-    short series.
+    """Return the hook points that match a glob: name, axes and shape.
+
+    The shape is that in a run on one short series.
 
     Raises:
         UnknownNameError: nothing matches; the message has the nearest names.
@@ -415,11 +422,12 @@ def hook_shapes(
     names = select(lens.registry.points, pattern)
     context = min(64, lens.adapter.context_length)
     horizon = min(8, lens.adapter.prediction_length)
-    own = getattr(lens.adapter, "example", None)
-    if own is None:
+    # an adapter gives an example where its model does not take a plain series
+    example = getattr(lens.adapter, "example", None)
+    if example is None:
         series = as_series(np.sin(np.arange(context) * (2 * np.pi / 12)))
     else:
-        series = own(0, context)
+        series = example(0, context)
     # a token model's decoder needs values to run along
     future = None
     if lens.adapter.readout == "token":
@@ -433,8 +441,9 @@ def hook_shapes(
 
 
 def as_plain(result: xr.Dataset) -> dict[str, Any]:
-    """Convert a labelled result to JSON-able values: attributes, coordinates,
-    variables; missing values are None.
+    """Convert a labelled result to JSON-able values.
+
+    These are attributes, coordinates and variables; missing values are None.
 
     Example:
         >>> pipeline.as_plain(run.forecast.to_dataset())["dims"]["step"]

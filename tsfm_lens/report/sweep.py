@@ -1,5 +1,7 @@
-"""Report of a sweep: one page, and beside it every figure and table as files of their
-own.
+"""Report of a sweep: one page, and its figures and tables as files.
+
+Read :func:`build_sweep_report` first; :func:`latex` writes a table for print. The
+results come from :func:`tsfm_lens.sweep.gather`.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ def build_sweep_report(
     provenance: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write the report of a sweep: a page that opens offline, and its figures and
-    tables as files.
+    """Write the report of a sweep.
+
+    It is a page that opens offline, with its figures and tables as files.
     """
     for name, ds in results.items():
         if isinstance(ds, pd.DataFrame):
@@ -69,10 +72,9 @@ def build_sweep_report(
         ],
     )
     contents: dict[Path, bytes] = {}
-    drawings = [panel for item in panels.values() for panel in item]
-    for stem, panel in zip(
-        _stems(panel.name for panel in drawings), drawings, strict=True
-    ):
+    drawings = [panel for result_panels in panels.values() for panel in result_panels]
+    stems = _stems(panel.name for panel in drawings)
+    for stem, panel in zip(stems, drawings, strict=True):
         contents[folder / "figures" / f"{stem}.json"] = rendered(panel.figure, "json")
     for stem, table in zip(_stems(results), results.values(), strict=True):
         contents[folder / "tables" / f"{stem}.csv"] = to_csv(table).encode()
@@ -88,18 +90,13 @@ def _leads(
 ) -> list[str]:
     """Return the first sentence on each model of the first figure."""
     name = next((name for name in results if panels[name]), "")
-    leads = {
-        text.partition(":")[0]: text
-        for panel in panels.get(name, [])[:1]
-        for text in reversed(panel.sentences)
-    }
-    if name:
-        return [
-            leads[model]
-            for model in dict.fromkeys(results[name].get("model", ()))
-            if model in leads
-        ]
-    return []
+    if not name:
+        return []
+    # a sentence begins with its model; reversed, so that its first one is kept
+    sentences = reversed(panels[name][0].sentences)
+    leads = {text.partition(":")[0]: text for text in sentences}
+    models = dict.fromkeys(results[name].get("model", ()))
+    return [leads[model] for model in models if model in leads]
 
 
 def _missing(
@@ -113,34 +110,33 @@ def _missing(
             notes.append(f"{name} has no figure yet: none of its entries is finished.")
             continue
         if not panels[name]:
-            kinds = listed(
-                [
-                    f"{fromkey!r}"
-                    for fromkey in dict.fromkeys(table.get("family", [name]))
-                ]
-            )
+            families = dict.fromkeys(table.get("family", [name]))
+            kinds = listed([f"{family!r}" for family in families])
             notes.append(
                 f"There is no figure of {kinds}; the numbers are in tables/{name}.csv."
             )
         if n_missing:
-            verb, what = ("is", "it") if n_missing == 1 else ("are", "them")
+            verb = "is" if n_missing == 1 else "are"
+            pronoun = "it" if n_missing == 1 else "them"
             notes.append(
                 f"{n_missing} of {len(table)} numbers of {name} {verb} missing; the"
-                f" figures leave {what} out."
+                f" figures leave {pronoun} out."
             )
     return notes
 
 
 def _stems(names: Iterable[str]) -> list[str]:
-    """Return names of files, distinct and without characters that a file system or a
-    shell could misread.
+    """Return names of files, distinct and safe.
+
+    They have no characters that a file system or a shell could misread.
     """
     stems: list[str] = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9_.]+", "-", name)[:80].strip("-.") or "result"
         count = 1
         unique = stem
-        while unique.lower() in {item.lower() for item in stems}:
+        # some file systems do not distinguish cases
+        while unique.lower() in {earlier.lower() for earlier in stems}:
             count += 1
             unique = f"{stem}-{count}"
         stems.append(unique)
@@ -148,8 +144,9 @@ def _stems(names: Iterable[str]) -> list[str]:
 
 
 def written(value: Any) -> str:
-    """Write a value of the provenance as lines of text: one for each member of a list
-    or mapping.
+    """Write a value of the provenance as lines of text.
+
+    A list or mapping has one line for each member.
     """
     if isinstance(value, Mapping):
         return "\n".join(f"{key}: {_inline(item)}" for key, item in value.items())
@@ -160,13 +157,15 @@ def written(value: Any) -> str:
 
 def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
-        flat = {
-            key: item for key, item in value.items() if item not in (None, "", [], {})
-        }
-        return "; ".join(
-            f"{key} {item if isinstance(item, str) else json.dumps(item, default=str)}"
-            for key, item in flat.items()
-        )
+        parts = []
+        for key, member in value.items():
+            if member in (None, "", [], {}):
+                continue
+            text = member
+            if not isinstance(member, str):
+                text = json.dumps(member, default=str)
+            parts.append(f"{key} {text}")
+        return "; ".join(parts)
     if isinstance(value, str):
         return value
     return json.dumps(value, default=str)
@@ -178,8 +177,9 @@ Cell = Callable[[dict[str, Any]], str]
 
 
 def latex(table: pd.DataFrame) -> str:
-    """Write a result of a sweep as a LaTeX table with rules of booktabs; long ones run
-    over pages (longtable).
+    """Write a result of a sweep as a LaTeX table with rules of booktabs.
+
+    Long ones run over pages (longtable).
     """
     kind = ""
     if isinstance(table, pd.DataFrame):
@@ -196,7 +196,7 @@ def latex(table: pd.DataFrame) -> str:
     if kind == "sweep_heads_at":
         table = table[table["better"]]
     rows = told(table)
-    columns = (*sheet.words, *sheet.numbers)
+    columns = (*sheet.text_columns, *sheet.number_columns)
     cells = pd.DataFrame(
         [{name: _CELLS[name](row) for name in columns} for row in rows],
         columns=list(columns),
@@ -205,94 +205,95 @@ def latex(table: pd.DataFrame) -> str:
     if "bold" in caption:
         changes = [name for name in columns if name.startswith("% change")]
         bold[changes[0]] = [bool(row["significant"]) for row in rows]
-    return _to_latex(cells, list(sheet.words), bold, caption)
+    return _to_latex(cells, list(sheet.text_columns), bold, caption)
 
 
 def _to_latex(
-    cells: pd.DataFrame, words: list[str], bold: pd.DataFrame, caption: str
+    cells: pd.DataFrame, text_columns: list[str], bold: pd.DataFrame, caption: str
 ) -> str:
-    """Write cells as LaTeX: ``words`` are columns of text, which is escaped, the others
-    hold LaTeX already.
+    """Write cells as LaTeX.
+
+    ``text_columns`` are columns of text, which is escaped; the others hold LaTeX
+    already.
     """
-    for name in words:
+    for name in text_columns:
         # a line break or a tab in a name would break the row
         cells[name] = cells[name].astype(str).str.split().str.join(" ")
     style = cells.style.hide(axis="index").format(
-        escape="latex", subset=pd.Index(words)
+        escape="latex", subset=pd.Index(text_columns)
     )
     style = style.format_index(escape="latex", axis="columns")
     style = style.apply(
         lambda _: bold.replace({True: _BOLD, False: ""}).astype(str), axis=None
     )
-    long = len(cells) > _LONG
+    environment = None
+    head = "% needs \\usepackage{booktabs}"
+    if len(cells) > _LONG:
+        environment = "longtable"
+        head += " and \\usepackage{longtable}"
+    alignment = ["l" if name in text_columns else "r" for name in cells]
     text = style.to_latex(
-        hrules=True,
-        column_format="".join("l" if name in words else "r" for name in cells),
-        environment="longtable" if long else None,
-    )
-    head = "% needs \\usepackage{booktabs}" + (
-        " and \\usepackage{longtable}" if long else ""
+        hrules=True, column_format="".join(alignment), environment=environment
     )
     return f"{head}\n% {caption}\n{text}"
 
 
 def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
-    """Build tables 1 and 4 of the paper: one row a recipe, one column a metric,
-    resilient and improved datasets.
+    """Build tables 1 and 4 of the paper.
+
+    They have one row per recipe, and one column per metric; then resilient and improved
+    datasets.
     """
     entries = recipe_rows(table)
     total = int(entries["n_datasets"].max())
     several = entries["chosen"].nunique() > 1
-    what = "model (zero-ablated % of heads + MLPs)"
+    subject = "model (zero-ablated % of heads + MLPs)"
     rows = []
-    bold = []
-    for _, own in entries.groupby(["model", "recipe", "selection", "seed"], sort=False):
-        metrics = told(own)
+    bold_rows = []
+    keys = ["model", "recipe", "selection", "seed"]
+    for _, recipe in entries.groupby(keys, sort=False):
+        metrics = told(recipe)
         first = metrics[0]
-        cells = {
-            what: f"{first['label']}, {first['chosen']}" if several else first["label"]
-        }
-        cells |= {
-            f"% change of {row['metric']}": _percent(row["change"]) for row in metrics
-        }
-        significant = dict.fromkeys(cells, False)
-        significant |= {
-            f"% change of {row['metric']}": bool(row["significant"]) for row in metrics
-        }
+        label = first["label"]
+        if several:
+            label = f"{label}, {first['chosen']}"
+        cells = {subject: label}
+        significant = {subject: False}
+        for row in metrics:
+            column = f"% change of {row['metric']}"
+            cells[column] = _percent(row["change"])
+            significant[column] = bool(row["significant"])
+        n_datasets = int(first["n_datasets"])
         for name in ("resilient", "improved"):
-            count = int(first[f"n_{name}"])
-            of = int(first["n_datasets"])
-            cells[f"{name} /{total}"] = (
-                str(count) if of == total else f"{count} of {of}"
-            )
+            count = str(int(first[f"n_{name}"]))
+            if n_datasets != total:
+                count += f" of {n_datasets}"
+            cells[f"{name} /{total}"] = count
         rows.append(cells)
-        bold.append(significant)
+        bold_rows.append(significant)
     frame = pd.DataFrame(rows)
+    bold = pd.DataFrame(bold_rows).reindex(columns=frame.columns, fill_value=False)
     caption = (
         "Heavy ablations: change of every metric, lower is better; bold: significant."
     )
-    return (
-        frame,
-        [what],
-        pd.DataFrame(bold).reindex(columns=frame.columns, fill_value=False),
-        caption,
-    )
+    return frame, [subject], bold, caption
 
 
 def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame, str]:
-    """Build one row for each dataset: of each layer the largest number within the
-    tolerance with its MASE.
+    """Build one row for each dataset.
+
+    It has for each layer the largest number of heads within the tolerance, and its
+    MASE.
     """
     names = sorted(set(table["dataset"]))
     cells = pd.DataFrame({"dataset": names})
     for (model, layer), rows in table.groupby(["model", "layer"], sort=False):
-        at = rows[rows["ablated"] == rows["largest_within"]].set_index("dataset")[
-            "mase"
-        ]
+        is_largest = rows["ablated"] == rows["largest_within"]
+        mase = rows[is_largest].set_index("dataset")["mase"]
         texts = {
-            name: f"{rows_of} ({_number(at[name], 2)})"
-            for name, rows_of in _largest(rows).items()
-            if name in at
+            name: f"{count} ({_number(mase[name], 2)})"
+            for name, count in _largest(rows).items()
+            if name in mase
         }
         cells[f"{model}, layer {layer}: heads (MASE)"] = [
             texts.get(name, "--") for name in names
@@ -301,19 +302,13 @@ def _datasets(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFram
         "Largest number of heads of a layer whose ablation raises MASE by less than "
         f"{percent(find_tolerance(table))}, and the MASE at it."
     )
-    return (
-        cells,
-        ["dataset"],
-        pd.DataFrame(False, index=cells.index, columns=cells.columns),
-        caption,
-    )
+    bold = pd.DataFrame(False, index=cells.index, columns=cells.columns)
+    return cells, ["dataset"], bold, caption
 
 
 def _largest(rows: pd.DataFrame) -> dict[str, int]:
-    return {
-        str(name): int(most)
-        for name, most in rows.groupby("dataset")["largest_within"].first().items()
-    }
+    counts = rows.groupby("dataset")["largest_within"].first()
+    return {str(name): int(count) for name, count in counts.items()}
 
 
 def _number(value: float, digits: int = 3) -> str:
@@ -336,18 +331,20 @@ def _p(value: float) -> str:
     return f"${value:.3f}$"
 
 
-def _span(lower: str = "lower", upper: str = "upper") -> Cell:
-    def say(row: dict[str, Any]) -> str:
+def _interval(lower: str = "lower", upper: str = "upper") -> Cell:
+    def write(row: dict[str, Any]) -> str:
         bounds = [row[lower], row[upper]]
         if np.isfinite(bounds).all():
             return f"$[{100 * bounds[0]:+.2f}, {100 * bounds[1]:+.2f}]$"
         return "--"
 
-    return say
+    return write
 
 
-def _kept_order(row: dict[str, Any]) -> str:
-    return order_words("" if row["kept"] >= row["of"] else row["order"])
+def _better_order(row: dict[str, Any]) -> str:
+    # a layer that keeps all heads has no order
+    order = "" if row["kept"] >= row["of"] else row["order"]
+    return order_words(order)
 
 
 _CELLS: dict[str, Cell] = {
@@ -355,7 +352,7 @@ _CELLS: dict[str, Cell] = {
     "ablated": lambda row: row["label"],
     "head": lambda row: row["label"],
     "order": lambda row: order_words(row["order"]),
-    "better order": _kept_order,
+    "better order": _better_order,
     "recipe": lambda row: row["recipe"],
     "heads": lambda row: selection_words(row["selection"], row["seed"]),
     "layer": lambda row: str(row["layer"]),
@@ -366,21 +363,24 @@ _CELLS: dict[str, Cell] = {
     "MASE": lambda row: _number(row["mase"]),
     "% change": lambda row: _percent(row["change"]),
     "% change of MASE": lambda row: _percent(row["change"]),
-    "interval": _span(),
+    "interval": _interval(),
     "p (Holm)": lambda row: _p(row["p_holm"]),
     "% over random": lambda row: _percent(row["diff"]),
-    "its interval": _span("diff_lower", "diff_upper"),
+    "its interval": _interval("diff_lower", "diff_upper"),
 }
 """Content of a cell, by the head of its column."""
 _EFFECT = ("Spearman distance", "MASE", "% change", "interval", "p (Holm)")
 
 
 class _Sheet(NamedTuple):
-    """Caption and columns of a printed table: those of text, and those of numbers."""
+    """Caption and columns of a printed table.
+
+    Columns of text come first.
+    """
 
     caption: str
-    words: tuple[str, ...]
-    numbers: tuple[str, ...]
+    text_columns: tuple[str, ...]
+    number_columns: tuple[str, ...]
 
 
 _SHEETS = {

@@ -1,5 +1,9 @@
-"""Curves and points of results of studies, label by label, and sentences on what they
-end at.
+"""Curves and points of the studies' results, label by label, and sentences about them.
+
+The results are tables (data frames) with a row per run or draw. Read
+:func:`curve_sheet` first, which draws a whole figure; :func:`add_curves` and
+:func:`add_points` draw into one panel, and :func:`read_means` writes the sentences.
+Training and measuring are elsewhere: here only finished tables are read.
 """
 
 from __future__ import annotations
@@ -31,17 +35,21 @@ def add_curves(
     """Draw a curve for each label, in the order of the table.
 
     Args:
-        x, y, label: columns.
+        x: column of the horizontal axis.
+        y: column of the vertical axis.
+        label: column whose values are one curve each.
         repeat: column of seeds or draws, which are thin lines below their mean.
         geometric: whether that mean is geometric, as a logarithmic axis asks for.
-        look: of the curves, see :meth:`Panel.line`.
+        look: options of the curves, see :meth:`Panel.line`.
     """
     for name, rows, colour in _by_label(table, y, label):
         hover = f"{plain(name)}<br>%{{x}}: %{{y:.4g}}"
         if repeat is not None:
-            for _, own in rows.groupby(repeat):
+            for _, seed_rows in rows.groupby(repeat):
                 faint = mixed(colour, 0.4)
-                panel.line(own[x], own[y], "", hover, colour=faint, width=0.8)
+                panel.line(
+                    seed_rows[x], seed_rows[y], "", hover, colour=faint, width=0.8
+                )
         means = rows[y].groupby(rows[x]).mean()
         if repeat is not None and geometric:
             means = np.exp(np.log(rows[y]).groupby(rows[x]).mean())
@@ -58,13 +66,16 @@ def add_points(
     *,
     across: bool = False,
 ) -> None:
-    """Draw every row as a pale point, and the mean at each place of a label with its 95
-    % interval.
+    """Draw every row as a pale point, and each mean with its 95 % interval.
+
+    Means are over the rows of one label that share a value of ``x``.
 
     Args:
-        x, y, label: columns; places are along ``x``.
-        across: whether places are names along the vertical axis and values along the
-            horizontal one.
+        x: column of the horizontal axis.
+        y: column of the values.
+        label: column whose values have one colour each.
+        across: whether ``x`` has names along the vertical axis, and values are along
+            the horizontal one.
     """
     value = "%{y:.4g}"
     if across:
@@ -76,18 +87,18 @@ def add_points(
         if len(means) > 1 and not across:
             faint = mixed(colour, 0.6)
             panel.line(means.index, means, "", "", colour=faint, width=1.2, group=name)
-        for position, own in rows.groupby(x):
-            noise = mean_of_seeds(own[y].to_numpy())
-            seeds: tuple[Any, Any] = ([position] * len(own), own[y])
-            middle: tuple[Any, Any] = ([position], noise.size)
+        for position, point_rows in rows.groupby(x):
+            noise = mean_of_seeds(point_rows[y].to_numpy())
+            points: tuple[Any, Any] = ([position] * len(point_rows), point_rows[y])
+            mean_point: tuple[Any, Any] = ([position], noise.size)
             if across:
-                seeds = seeds[::-1]
-                middle = middle[::-1]
+                points = points[::-1]
+                mean_point = mean_point[::-1]
             faint = mixed(colour, 0.45)
-            panel.dots(*seeds, "", hover, colour=faint, size=4, group=name)
+            panel.dots(*points, "", hover, colour=faint, size=4, group=name)
             options: dict[str, Any] = {"noise": noise, "across": across}
-            text = f"{hover}, mean of {len(own)}"
-            panel.dots(*middle, name, text, colour=colour, size=9, **options)
+            text = f"{hover}, mean of {len(point_rows)}"
+            panel.dots(*mean_point, name, text, colour=colour, size=9, **options)
 
 
 def _by_label(
@@ -96,8 +107,8 @@ def _by_label(
     """Return the name, the finite rows and the colour of each label."""
     groups = table.dropna(subset=[y]).groupby(label, sort=False)
     return [
-        (str(name), rows, CATEGORICAL[position % len(CATEGORICAL)])
-        for position, (name, rows) in enumerate(groups)
+        (str(name), rows, CATEGORICAL[index % len(CATEGORICAL)])
+        for index, (name, rows) in enumerate(groups)
     ]
 
 
@@ -116,16 +127,19 @@ def curve_sheet(
     """Draw the curves of a table, a panel for each value of a column.
 
     Args:
-        x, y, label, panel: columns; one panel unless given.
+        x: column of the horizontal axis.
+        y: column of the vertical axis.
+        label: column whose values are one curve each.
         axes: titles of both axes.
+        panel: column whose values are one panel each; one panel in all if None.
         log: "x", "y" or "xy": axes with a logarithmic scale.
-        reference: name, places and values of a dotted curve in every panel.
+        reference: name, x and y of a dotted curve in every panel.
         options: see :func:`add_curves`.
     """
     if panel is None:
         parts = [table]
     else:
-        parts = [own for _, own in _panels(table, panel)]
+        parts = [rows for _, rows in _panels(table, panel)]
     if panel is None:
         figure = blank(310, min_width=440)
         figure.x(axes[0])
@@ -134,11 +148,11 @@ def curve_sheet(
         titles = [(name,) for name, _ in _panels(table, panel)]
         figure = panel_grid(titles, row_height=230, most=3)
         title_axes(figure, *axes)
-    for position, part in zip(figure, parts, strict=True):
+    for subplot, part in zip(figure, parts, strict=True):
         geometric = "y" in log
-        add_curves(position, part, x, y, label, geometric=geometric, **options)
+        add_curves(subplot, part, x, y, label, geometric=geometric, **options)
         if reference is not None:
-            add_reference(position, *reference)
+            add_reference(subplot, *reference)
     if "x" in log:
         figure.x(**LOG_AXIS)
     if "y" in log:
@@ -148,7 +162,7 @@ def curve_sheet(
 
 def _panels(table: pd.DataFrame, panel: str) -> list[tuple[str, pd.DataFrame]]:
     groups = table.groupby(panel, sort=False)
-    return [(f"{panel} {name}", own) for name, own in groups]
+    return [(f"{panel} {name}", rows) for name, rows in groups]
 
 
 def add_reference(panel: Panel, name: str, x: Any, y: Any) -> None:
@@ -160,14 +174,16 @@ def add_reference(panel: Panel, name: str, x: Any, y: Any) -> None:
 def read_means(
     table: pd.DataFrame, value: str, label: str, quantity: str, unit: str = ""
 ) -> list[str]:
-    """Describe the mean over seeds and the range of a value by label, lowest mean
-    first.
+    """Describe the mean and the range over seeds of a value, label by label.
+
+    Labels are ordered by their mean, lowest first.
 
     Args:
-        table: a row a seed.
-        value, label: columns.
-        quantity: name of the value.
-        unit: with a space before it.
+        table: data frame with one row per seed.
+        value: column of the values.
+        label: column of the labels.
+        quantity: name of the value in the sentences.
+        unit: unit of the value, with a space before it.
     """
     finite = table.dropna(subset=[value])
     bounds = finite.groupby(label, sort=False)[value].agg(

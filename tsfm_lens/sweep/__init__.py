@@ -1,5 +1,9 @@
-"""The ablation lab: sweeps over models, variants and benchmarks, kept in a store and
-reported with intervals.
+"""Ablation sweeps over models, variants and benchmarks, with stored results.
+
+Read :func:`run_sweep` first: it plans the cells of a configuration (:func:`plan`),
+computes those that the store lacks (:func:`run`) and follows up on their results.
+:func:`gather` then makes the tables with intervals and tests. The figures of these
+tables are in :mod:`tsfm_lens.viz`, the page in :mod:`tsfm_lens.report.sweep`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The store of a sweep: a folder of Parquet files, one per finished group of cells,
-each written once and whole.
+"""Store of a sweep: a folder of Parquet files, one per finished group of cells.
 
-A file that cannot be read counts as one that is not there: a warning names it, and a
-sweep computes its cells again. Begin with :class:`Store`.
+Read :class:`Store` first. Each file is written once, as a whole, and never changed. A
+file that cannot be read counts as one that is not there: a warning names it, and a
+sweep computes its cells again. The store knows nothing of models: a cell is a key with
+its rows.
 """
 
 from __future__ import annotations
@@ -53,15 +54,18 @@ _UNREADABLE = (
 
 
 def cell_key(**content: object) -> str:
-    """Compute the key of a cell: a hash of everything that determines its numbers, and
-    of the schema version.
+    """Compute the key of a cell.
+
+    It is a hash of everything that determines the cell's numbers, and of the schema
+    version.
     """
     return _digest({"schema": SCHEMA_VERSION, **content})
 
 
 def group_key(cells: Sequence[str]) -> str:
-    """Compute the key of a group of cells, whatever their order: the name of its file
-    and of its lock.
+    """Compute the key of a group of cells, in whatever order they are.
+
+    It is the name of the group's file and of its lock.
     """
     return _digest(sorted(cells))
 
@@ -91,14 +95,17 @@ class SavedPlan:
 
 
 class Store:
-    """Results of sweeps in a folder; files appear when they are complete and never
-    change.
+    """Results of sweeps in a folder.
+
+    Files appear when they are complete and never change::
 
         store.json            format, schema version, the tsfm-lens that made it
         cells/xx/KEY.parquet  rows of a group of cells, one row per series and window;
-        the footer lists the cells plans/NAME.plan       a plan, as a Parquet file of
-        one row: its provenance and its tables, each as JSON locks/KEY.lock        held
-        by the process that computes a group; the kernel frees it when the process dies
+                              the footer lists the cells
+        plans/NAME.plan       a plan, as a Parquet file of one row: its provenance and
+                              its tables, each as JSON
+        locks/KEY.lock        held by the process that computes a group; the kernel
+                              frees it when the process dies
 
     Args:
         path: the folder.
@@ -124,8 +131,9 @@ class Store:
             )
 
     def _open(self, create: bool) -> object:
-        """Read the description of the store, or write that of a new one, and return the
-        schema version.
+        """Read the description of the store, and return the schema version.
+
+        The description of a new store is written first.
         """
         marker = self.path / "store.json"
         about = _read_marker(marker)
@@ -136,7 +144,7 @@ class Store:
                     " can be read. Start one with tsfm-lens sweep CONFIG --store"
                     f" {shlex.quote(str(self.path))}"
                 )
-            self._check_own()
+            self._check_folder()
             about = {
                 "format": FORMAT,
                 "schema": SCHEMA_VERSION,
@@ -149,9 +157,10 @@ class Store:
                 (self.path / name).mkdir(exist_ok=True)
         return about["schema"]
 
-    def _check_own(self) -> None:
-        """Refuse a folder whose description is missing, unless it is empty or has the
-        cells of a sweep.
+    def _check_folder(self) -> None:
+        """Raise StoreError for a folder of other files.
+
+        A folder without a description must be empty, or have the cells of a sweep.
         """
         if (self.path / "cells").exists() or not self.path.exists():
             return
@@ -168,7 +177,7 @@ class Store:
             )
 
     def remove_leftovers(self) -> None:
-        """Remove what killed processes left half written, an hour after."""
+        """Remove files that killed processes left half written, an hour after that."""
         for path in self.path.rglob(".*.part"):
             # it may have just been renamed, or is not ours
             with suppress(OSError):
@@ -176,7 +185,7 @@ class Store:
                     path.unlink()
 
     def write(self, rows: Any, cells: Sequence[str]) -> Path:
-        """Write the rows of a finished group of cells to disk, and return the path.
+        """Write the rows of a finished group of cells, and return the path.
 
         Args:
             rows: pyarrow table or pandas frame: ``KEY_COLUMNS`` and columns of numbers,
@@ -199,14 +208,16 @@ class Store:
         return self.path / "cells" / key[:2] / f"{key}.parquet"
 
     def done(self) -> set[str]:
-        """Return the keys of every finished cell; reads files that are new since the
-        last call.
+        """Return the keys of every finished cell.
+
+        Files that are new since the last call are read.
         """
         return {cell for path in self._paths() for cell in self._cells(path)}
 
     def holds(self, cells: Sequence[str]) -> bool:
-        """Tell if exactly this group is finished; this reads one file, so it is fast in
-        a large store.
+        """Test if exactly this group is finished.
+
+        It reads one file, so it is fast in a large store.
         """
         return set(self._cells(self._path(cells))) == set(cells)
 
@@ -217,17 +228,19 @@ class Store:
         return sorted(paths, key=lambda path: path.name)
 
     def _cells(self, path: Path) -> tuple[str, ...]:
-        """Return the cells of a file; none where it is not there, or cannot be read, of
-        which a warning is given.
+        """Return the cells of a file.
+
+        There are none if the file is missing, or if it cannot be read; then a warning
+        is given.
         """
         with as_store_error(path):
             try:
                 stamp = _stamp(path)
             except (FileNotFoundError, NotADirectoryError):
                 return ()
-            before = self._files.get(path)
-            if before is not None and before[0] == stamp:
-                return before[1]
+            known = self._files.get(path)
+            if known is not None and known[0] == stamp:
+                return known[1]
             try:
                 cells, _ = _read_group(path)
             except PermissionError:
@@ -245,8 +258,9 @@ class Store:
     def read(
         self, cells: Iterable[str], columns: Sequence[str] | None = None
     ) -> pa.Table:
-        """Read rows of some cells, each once even where several files hold it, with
-        dictionary-encoded texts.
+        """Read rows of some cells, with dictionary-encoded texts.
+
+        A cell that several files hold is read once.
 
         Args:
             cells: their keys; the order does not matter.
@@ -259,10 +273,10 @@ class Store:
         missing = set(keys)
         wanted: list[tuple[Path, list[str]]] = []
         for path in self._paths():
-            cells_here = [cell for cell in self._cells(path) if cell in missing]
-            if cells_here:
-                wanted.append((path, cells_here))
-                missing.difference_update(cells_here)
+            file_cells = [cell for cell in self._cells(path) if cell in missing]
+            if file_cells:
+                wanted.append((path, file_cells))
+                missing.difference_update(file_cells)
         if missing:
             raise StoreError(
                 f"{len(missing)} of {len(keys)} cells are not in {self.path} yet, for"
@@ -272,12 +286,13 @@ class Store:
         if not wanted:
             return _schema(KEY_COLUMNS if columns is None else columns).empty_table()
 
-        def rows(pick: tuple[Path, list[str]]) -> pa.Table:
-            with as_store_error(pick[0]):
-                return _read_group(pick[0], pick[1], columns)[1]
+        def read_rows(selection: tuple[Path, list[str]]) -> pa.Table:
+            path, file_cells = selection
+            with as_store_error(path):
+                return _read_group(path, file_cells, columns)[1]
 
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            tables = list(pool.map(rows, wanted))
+            tables = list(pool.map(read_rows, wanted))
         try:
             return pa.concat_tables(tables).unify_dictionaries()
         except pa.ArrowInvalid:
@@ -287,25 +302,24 @@ class Store:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Lock a group of cells by its key inside a ``with`` block; yield False if
-        another process holds the lock.
+        """Lock a group of cells by its key inside a ``with`` block.
 
-        On file systems without locks it is always True: a group may then be computed
-        twice, and still counts once.
+        It yields False if another process holds the lock. On file systems without locks
+        it is always True: a group may then be computed twice, and still counts once.
 
         Raises:
             StoreError: its file cannot be made.
         """
         path = self.path / "locks" / f"{key}.lock"
         lock = FileLock(path, timeout=0)
-        ours = True
+        is_held = True
         with as_store_error(path), suppress(NotImplementedError):
             try:
                 lock.acquire()
             except Timeout:
-                ours = False
+                is_held = False
         try:
-            yield ours
+            yield is_held
         finally:
             lock.release()
 
@@ -316,22 +330,27 @@ class Store:
         entries: pd.DataFrame,
         cells: pd.DataFrame,
     ) -> None:
-        """Write a plan's provenance and tables under a name; an older plan is replaced
-        atomically.
+        """Write a plan's provenance and tables under a name.
+
+        An older plan of this name is replaced atomically.
 
         Raises:
             StoreError: it cannot be written.
         """
-        content: dict[str, Any] = {"about": about}
-        content |= {"entries": entries.to_dict("list"), "cells": cells.to_dict("list")}
+        content: dict[str, Any] = {
+            "about": about,
+            "entries": entries.to_dict("list"),
+            "cells": cells.to_dict("list"),
+        }
         table = pa.table({label: [json.dumps(part)] for label, part in content.items()})
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
         _write(self._plan(name), memoryview(sink.getvalue()))
 
     def read_plan(self, name: str | None = None) -> SavedPlan:
-        """Read a plan by the name of its sweep, with or without the hash after it; the
-        only one if None.
+        """Read a plan by the name of its sweep, with or without the hash after it.
+
+        If the name is None, the only plan is read.
 
         Raises:
             InputError: there is none of this name, or several.
@@ -378,8 +397,9 @@ class Store:
 
 
 def _read_marker(path: Path) -> dict[str, Any] | None:
-    """Read the description of a store; None where there is none, or none that can be
-    read.
+    """Read the description of a store.
+
+    It is None if there is none, or none that can be read.
     """
     try:
         about = json.loads(path.read_bytes())
@@ -393,8 +413,9 @@ def _read_marker(path: Path) -> dict[str, Any] | None:
 
 
 def _write(path: Path, content: bytes | memoryview) -> None:
-    """Write a file under a temporary name first, so that no kill or power loss leaves
-    half of it.
+    """Write a file under a temporary name first, then rename it.
+
+    So no kill or power loss leaves half of it.
     """
     with as_store_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -409,8 +430,9 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def as_store_error(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into a StoreError that says what it means for
-    the sweep, and what to do.
+    """Turn an error of the file system into a StoreError.
+
+    The message says what it means for the sweep, and what to do.
     """
     try:
         yield
@@ -425,7 +447,10 @@ def as_store_error(path: Path) -> Iterator[None]:
 
 
 def _checked(rows: Any, cells: Sequence[str]) -> pa.Table:
-    """Convert the rows of a group to the store's columns, cell by cell, or refuse them."""
+    """Convert the rows of a group to the store's columns, cell by cell.
+
+    Raises InputError if they are not the rows of these cells.
+    """
     table = rows
     if isinstance(rows, pd.DataFrame):
         table = pa.Table.from_pandas(rows, preserve_index=False)
@@ -464,14 +489,14 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
             "a group holds each of its cells once, and at least one; there are"
             f" {list(cells)!r}"
         )
-    position = pc.index_in(table.column("cell"), pa.array(cells)).combine_chunks()
-    if position.null_count:
-        other = pc.unique(table.column("cell").filter(pc.is_null(position)))[0]
+    indices = pc.index_in(table.column("cell"), pa.array(cells)).combine_chunks()
+    if indices.null_count:
+        foreign = pc.unique(table.column("cell").filter(pc.is_null(indices)))[0]
         raise InputError(
-            f"the rows hold the cell {other!s}, which is not one of the group's"
+            f"the rows hold the cell {foreign!s}, which is not one of the group's"
             f" {len(cells)}"
         )
-    order = position.to_numpy(zero_copy_only=False)
+    order = indices.to_numpy(zero_copy_only=False)
     counts = np.bincount(order, minlength=len(cells))
     if not counts.all():
         raise InputError(
@@ -485,8 +510,8 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
 
 def _encode(table: pa.Table, cells: Sequence[str]) -> memoryview:
     """Encode rows that ``_checked`` gave as a Parquet file, in memory."""
-    position = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
-    counts = np.bincount(position, minlength=len(cells)).tolist()
+    indices = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
+    counts = np.bincount(indices, minlength=len(cells)).tolist()
     footer = json.dumps(
         {"cells": list(cells), "counts": counts, "columns": table.column_names}
     )
@@ -511,11 +536,10 @@ def _read_group(
     cells: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
 ) -> tuple[tuple[str, ...], pa.Table]:
-    """Read the list of cells of a file, and the rows of some (all if None); texts are
-    dictionary-encoded.
+    """Read the list of cells of a file, and the rows of some (all if None).
 
-    A ValueError tells that the rows are not those of the list, or that the file does
-    not have the list's name.
+    Texts are dictionary-encoded. A ValueError means that the rows are not those of the
+    list, or that the file does not have the list's name.
     """
     with pq.ParquetFile(
         path, page_checksum_verification=True, read_dictionary=list(TEXT_COLUMNS)
@@ -523,15 +547,16 @@ def _read_group(
         footer = json.loads(file.metadata.metadata[_FOOTER.encode()])
         held = tuple(footer["cells"])
         names = list(footer["columns"] if columns is None else columns)
-        is_ours = path.stem == group_key(held) and (
-            file.metadata.schema.to_arrow_schema().equals(_schema(footer["columns"]))
+        schema = file.metadata.schema.to_arrow_schema()
+        is_valid = path.stem == group_key(held) and (
+            schema.equals(_schema(footer["columns"]))
         )
         table = file.read(
             columns=list(dict.fromkeys(["cell", *names])), use_threads=False
         )
-    position = pc.index_in(table.column("cell"), pa.array(held)).to_numpy()
+    indices = pc.index_in(table.column("cell"), pa.array(held)).to_numpy()
     listed = np.repeat(np.arange(len(held)), footer["counts"])
-    if not is_ours or not np.array_equal(position, listed):
+    if not is_valid or not np.array_equal(indices, listed):
         raise ValueError("it was changed or renamed after it was written")
     if cells is not None and len(cells) < len(held):
         table = table.filter(pc.is_in(table.column("cell"), pa.array(cells)))

@@ -1,5 +1,8 @@
-"""Conformance suite: the oracles that every wiring must pass, and random models of
-every architecture.
+"""Conformance suite: the oracles that every wiring must pass.
+
+Read :func:`check_wiring`, which runs them on a wiring of your own; :func:`tiny` builds
+a random model of any architecture. :mod:`tsfm_lens.testing.probe_checks` does the same
+for probes.
 """
 
 # ruff: noqa: F403

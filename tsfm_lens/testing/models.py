@@ -1,4 +1,9 @@
-"""Random native models of every architecture, in which every head and MLP matters."""
+"""Random native models of every architecture, in which every head and MLP matters.
+
+Read :func:`tiny`. Sizes and gains are in the YAML files of
+:mod:`tsfm_lens.testing.builders`, or, where a model needs code, in its modules. Nothing
+is downloaded, and no model is trained.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +23,14 @@ from tsfm_lens.testing import builders
 
 __all__ = ["published", "spread_weights", "tiny"]
 
+# parameters that are looked up or added, not summed over: their size is no fan-in
 _TABLES = ("embed_tokens", "shared", "emb.weight", "attention_bias")
 
 
 def tiny(name: str) -> Any:
-    """Build a small native model of an architecture, no two of whose sizes are equal by
-    accident.
+    """Build a small native model of an architecture.
+
+    No two of its sizes are equal by accident.
 
     Raises:
         UnknownNameError: no architecture has this name.
@@ -57,25 +64,27 @@ def published(name: str, size: str) -> Any:
 
 
 def _build(name: str, function: str, *size: str) -> Any:
-    """Call the function of a builder, or read its file; of a wiring that is not ours,
-    it stands in the same module.
+    """Call the function of an architecture's builder, or read its file.
+
+    The builder of a wiring that is not ours is in the wiring's own module.
     """
     wiring = architecture_by_name(name).adapter.__module__
-    home = wiring.replace(wirings.__name__, builders.__name__)
-    if home != wiring and find_spec(home) is None:
+    builder = wiring.replace(wirings.__name__, builders.__name__)
+    if builder != wiring and find_spec(builder) is None:
         return random_model(name, *size)
-    module = import_module(home)
+    module = import_module(builder)
     if not hasattr(module, function):
         raise WiringError(
-            f"{home} has no function {function}, which builds a random model of"
+            f"{builder} has no function {function}, which builds a random model of"
             f" {name!r}"
         )
     return getattr(module, function)(*size)
 
 
 def random_config(name: str, size: str = "") -> dict[str, Any]:
-    """Read config.json, gains and further options of random weights of a size, or of
-    the small model.
+    """Read the configuration of a random model: config.json, gains, further options.
+
+    It is of the published size, or of the small model if ``size`` is "".
 
     The file of an architecture has what all sizes share, then what is of the small
     model, of all published ones, and of each of them.
@@ -92,6 +101,7 @@ def random_config(name: str, size: str = "") -> dict[str, Any]:
 
 
 def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge mappings, nested ones too; a later value replaces an earlier one."""
     merged: dict[str, Any] = {}
     for part in parts:
         for key, value in part.items():
@@ -103,8 +113,9 @@ def _merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def random_model(name: str, size: str = "") -> Any:
-    """Build the torch module of :func:`random_config`, without a library's own object
-    around it.
+    """Build the torch module of :func:`random_config`.
+
+    No object of a library is put around it.
     """
     options = random_config(name, size)
     config = options.pop("config")

@@ -1,4 +1,10 @@
-"""Exactness oracles: independent ways to the same answer, run on any wired model."""
+"""Exactness oracles: independent ways to the same answer, run on any wired model.
+
+Read :class:`Case`, then :func:`accounting`, the oracle that ``load`` runs. An oracle is
+a function that yields (what was compared, deviation), registered by :func:`oracle` with
+its bound. More of them are in the modules ``oracles_…``; :mod:`tsfm_lens.testing.suite`
+runs all.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +42,7 @@ ONE_BLOCK, TWO_BLOCKS = (
 ATTENTION_POINTS = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern")
 RAW = "unembed.hook_out"
 Deviations = Iterator[tuple[str, float]]
-"""(place, deviation)."""
+"""Pairs of what was compared and its deviation."""
 BY_NUMBER: dict[int, Oracle] = {}
 
 
@@ -83,8 +89,9 @@ class Case:
 
     @cached_property
     def encoded(self) -> Encoded:
-        """Batch for a single forward, with a teacher-forced future where the decoder
-        takes one.
+        """Batch for a single forward.
+
+        A decoder that takes a future gets a teacher-forced one.
         """
         if self.lens.adapter.readout != "token":
             return self.lens.encode(self.batch, horizon=self.horizon)
@@ -94,14 +101,15 @@ class Case:
         )
 
     def other(self, series: np.ndarray) -> np.ndarray:
-        """Return another series of the same length, with its missing values in the same
-        places.
+        """Return another series of the same length.
+
+        Its missing values are in the same places.
         """
         if self.lens.takes_ids:
-            other = series[::-1]
+            changed = series[::-1]
         else:
-            other = series[::-1] * 0.5 + 1.0
-        values = np.where(np.isnan(other), np.nanmean(series), other)
+            changed = series[::-1] * 0.5 + 1.0
+        values = np.where(np.isnan(changed), np.nanmean(series), changed)
         return np.where(np.isnan(series), np.nan, values)
 
     @cached_property
@@ -113,9 +121,9 @@ class Case:
         encoded = Case(self.lens, batch, self.horizon, self.decoder_steps).encoded
         encoded.inputs.update(
             {
-                k: v
-                for k, v in self.encoded.inputs.items()
-                if "mask" in k and k in encoded.inputs
+                name: value
+                for name, value in self.encoded.inputs.items()
+                if "mask" in name and name in encoded.inputs
             }
         )
         return encoded
@@ -136,8 +144,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Oracle:
-    """Check of a case, by the deviations that a function of it yields; ``look_at`` are
-    fields of a table to check.
+    """Check of a case, by the deviations that a function of it yields.
+
+    ``look_at`` names the fields of a table to check if it fails, ``absent`` what the
+    model lacks if it is skipped.
     """
 
     measure: Callable[..., Deviations]
@@ -156,21 +166,23 @@ class Oracle:
         wiring = case.lens.wiring
         bound = wiring.rollout_tolerance if self.bound is None else self.bound
         if wiring.precision != torch.float32 and bound:
-            # a last digit more or less in front of it is one of its own
+            # a rounding more or less before a coarser format moves what it gives by one
+            # of its last digits
             bound = max(bound, torch.finfo(wiring.precision).eps)
         if not deviations:
             return OracleResult(self.title, 0.0, bound, self.absent, skipped=True)
-        where = max(
+        worst = max(
             deviations, key=lambda key: np.nan_to_num(deviations[key], nan=np.inf)
         )
-        return OracleResult(self.title, deviations[where], bound, where)
+        return OracleResult(self.title, deviations[worst], bound, worst)
 
 
 def oracle(
     number: int, name: str, bound: float | None, look_at: str, absent: str = ""
 ) -> Callable[[Callable[..., Deviations]], Oracle]:
-    """Register an oracle; without a bound its own is the wiring's
-    ``rollout_tolerance``.
+    """Register an oracle.
+
+    Without a bound, it is the wiring's ``rollout_tolerance``.
     """
 
     def register(measure: Callable[..., Deviations]) -> Oracle:
@@ -181,8 +193,10 @@ def oracle(
 
 
 class Row(NamedTuple):
-    """Branch of one layer: its table, the start of its hook points, and that of the
-    stream it reads.
+    """Branch of one layer, with its table.
+
+    ``at`` is the start of its hook points, ``stream`` the hook point of the stream that
+    it reads.
     """
 
     stack: Stack
@@ -198,12 +212,12 @@ def branches(stack: Stack) -> list[Row]:
         Row(
             stack,
             layer,
-            row,
-            f"{stack.prefix}.{layer}.{row.kind}",
+            writer,
+            f"{stack.prefix}.{layer}.{writer.kind}",
             f"{stack.prefix}.{layer}.{stream}",
         )
         for layer in range(stack.n_layers)
-        for row, stream in zip(stack.rows(layer), RESIDUAL_NAMES, strict=False)
+        for writer, stream in zip(stack.rows(layer), RESIDUAL_NAMES, strict=False)
     ]
 
 
@@ -213,8 +227,9 @@ def first_stream(stack: Stack) -> str:
 
 
 def last_stream(stack: Stack, *, normalized: bool = False) -> str:
-    """Return the hook point of a stack's last stream, or of what its last norm makes of
-    it, if it has one.
+    """Return the hook point of a stack's last stream.
+
+    With ``normalized``, it is that of the last norm's output, if there is such a norm.
     """
     if normalized and stack.ln_final:
         return f"{stack.name}.ln_final.hook_normalized".lstrip(".")
@@ -222,8 +237,9 @@ def last_stream(stack: Stack, *, normalized: bool = False) -> str:
 
 
 def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
-    """Build a case with series of unequal length and missing values, the same for every
-    model.
+    """Build a case with series of unequal length and missing values.
+
+    It is the same for every model.
 
     Example:
         >>> len(testing.example_case(lens).batch)
@@ -243,18 +259,19 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
             10 * index + season + 0.02 * steps + 0.3 * rng.standard_normal(len(steps))
         )
     values[0][5:9] = np.nan
-    # one series without NaN reaches back as far as any, so that no token is padding in
-    # every row
+    # one series without NaN is as long as any, so that no token is padding in every row
     values.append(
         3.0 + np.cos(np.arange(longest) / 3.0) + 0.1 * rng.standard_normal(longest)
     )
     if lens.adapter.multivariate:
-        values = [np.stack([v, np.roll(v, 3) * 0.5 + 1.0]) for v in values]
+        values = [
+            np.stack([series, np.roll(series, 3) * 0.5 + 1.0]) for series in values
+        ]
     return Case(lens, as_series(values), horizon)
 
 
 def by_themselves(case: Case) -> SeriesBatch:
-    """Separate the series, each one an item."""
+    """Return the batch with each series as an item by itself."""
     if case.lens.adapter.n_variates is None:
         return as_series(list(case.batch.values))
     return case.batch
@@ -277,15 +294,14 @@ def relative(a: Tensor, b: Tensor) -> float:
     "`predict`, `forward` hooks that something left on the model",
 )
 def same_forecast(case: Case) -> Deviations:
-    """Check that without hooks, the lens's forecast is the library's, to the last bit."""
+    """Check that without hooks the lens's forecast is the library's, bit by bit."""
     lens = case.lens
     ours = lens.forecast(case.batch, case.horizon, seed=3)
     with torch.random.fork_rng():
         torch.manual_seed(3)
         theirs = lens.adapter.predict(case.batch, case.horizon, ours.levels, None)[0]
-    equal = np.array_equal(
-        ours.quantiles, theirs.permute(0, 2, 1).numpy().astype(float), equal_nan=True
-    )
+    expected = theirs.permute(0, 2, 1).numpy().astype(float)
+    equal = np.array_equal(ours.quantiles, expected, equal_nan=True)
     yield "torch.equal", 0.0 if equal else 1.0
 
 
@@ -293,15 +309,16 @@ def same_forecast(case: Case) -> Deviations:
     2, "reading hooks", ONE_BLOCK, "what is called in `module`: exactly one attention"
 )
 def reading_changes_nothing(case: Case) -> Deviations:
-    """Check that hooks that read leave every bit under the fused kernel, and all but
-    roundings elsewhere.
+    """Check that hooks that read change nothing but roundings.
+
+    Under the fused kernel every bit must stay the same.
     """
     lens = case.lens
     fast = lens.forward(case.encoded)
     # torch's fast path of ``nn.TransformerEncoderLayer`` ends as soon as any hook is
     # set
-    with ExitStack() as after:
-        after.callback(
+    with ExitStack() as restore:
+        restore.callback(
             torch.backends.mha.set_fastpath_enabled,
             torch.backends.mha.get_fastpath_enabled(),
         )
@@ -331,8 +348,9 @@ def reading_changes_nothing(case: Case) -> Deviations:
     " of `o`, `post_norm`, `mix`",
 )
 def accounting(case: Case) -> Deviations:
-    """Check that embedding + all writes = last residual stream, and the native head on
-    it = the output.
+    """Check that embedding + all writes = last residual stream.
+
+    The native head on that stream must give the output.
     """
     output, activations = case.captured
     model = case.lens.adapter.model
@@ -341,34 +359,24 @@ def accounting(case: Case) -> Deviations:
         if not stack.sums:
             continue
         factors = carry_factors(model, stack)
-        for position, actual, expected in branch_sums(
-            model, wiring, stack, activations
-        ):
-            yield position, relative(expected, actual)
+        for name, actual, expected in branch_sums(model, wiring, stack, activations):
+            yield name, relative(expected, actual)
         total = activations[first_stream(stack)] * factors["embed"]
         for branch in branches(stack):
-            total += (
-                activations[f"{branch.at}.hook_out"]
-                * factors[branch.layer, branch.row.kind]
-            )
+            factor = factors[branch.layer, branch.row.kind]
+            total += activations[f"{branch.at}.hook_out"] * factor
         yield f"{stack.name} stream", relative(total, activations[last_stream(stack)])
-    alone = " alone: no sum of writes, as a norm follows each sum"
+    remark = " alone: no sum of writes, as a norm follows each sum"
     if wiring.output_stack.sums:
-        alone = ""
-    yield (
-        f"head{alone}",
-        relative(
-            case.lens.readout(
-                activations[last_stream(wiring.output_stack)], case.encoded
-            ),
-            output,
-        ),
-    )
+        remark = ""
+    stream = activations[last_stream(wiring.output_stack)]
+    yield f"head{remark}", relative(case.lens.readout(stream, case.encoded), output)
 
 
 def layers_to_check(stack: Stack) -> list[int]:
-    """Return the first layer of every kind of row, the second, and the last: all that
-    can be wrong differently.
+    """Return the layers that can be wrong in different ways.
+
+    They are the first of every kind of layer, the second, and the last.
     """
     first = {id(stack.rows(layer)): layer for layer in reversed(range(stack.n_layers))}
     return sorted({*first.values(), min(1, stack.n_layers - 1), stack.n_layers - 1})
@@ -381,75 +389,71 @@ def layers_to_check(stack: Stack) -> list[int]:
     "`z_layout`, columns of `o`, the MLP's `o`; or the weights do too little",
 )
 def zero_ablation(case: Case, *, most: int | None = None) -> Deviations:
-    """Check that zeroing one of ``most`` components = zeroing its weights natively;
-    every one moves the output.
+    """Check that zeroing a component = zeroing its weights natively.
+
+    Of each stack, about ``most`` components are checked, all if None; every one must
+    move the output.
     """
     lens = case.lens
     plain = lens.forward(case.encoded)
     for stack in lens.wiring.stacks:
         components = writers(lens.wiring, stack.name)
-        for component in components[
-            :: 1 if most is None else max(1, len(components) // most)
-        ]:
+        step = 1 if most is None else max(1, len(components) // most)
+        for component in components[::step]:
             with lens.ablate(component):
                 ours = lens.forward(case.encoded)
             with _zeroed_weights(lens, stack, component):
                 theirs = lens.adapter.run(case.encoded.inputs)
             # a component that does nothing would let any check pass
-            yield (
-                str(component),
-                (
-                    relative(ours, theirs)
-                    if relative(theirs, plain) > 1e-7
-                    else float("inf")
-                ),
-            )
+            deviation = float("inf")
+            if relative(theirs, plain) > 1e-7:
+                deviation = relative(ours, theirs)
+            yield str(component), deviation
 
 
 @contextmanager
 def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[None]:
-    """Zero a head's columns of W_O, an MLP's output matrix, or all that another
-    branch's module returns.
+    """Zero the weights of a component while the block runs.
+
+    They are a head's columns of W_O or an MLP's output matrix. Of another branch, all
+    that its module returns is zero.
     """
     assert component.kind is not None
-    row = stack.writer(component.kind, component.layer)
-    if isinstance(row, Branch):
+    writer = stack.writer(component.kind, component.layer)
+    if isinstance(writer, Branch):
         module = lens.adapter.model.get_submodule(
-            f"{stack.block(component.layer)}.{row.write.module}"
+            f"{stack.block(component.layer)}.{writer.write.module}"
         )
-        with shadowed(
-            [
-                (
-                    module,
-                    lambda forward: (
-                        lambda *args, **kwargs: torch.zeros_like(
-                            forward(*args, **kwargs)
-                        )
-                    ),
-                )
-            ]
-        ):
+
+        def zeroed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            return lambda *args, **kwargs: torch.zeros_like(forward(*args, **kwargs))
+
+        with shadowed([(module, zeroed)]):
             yield
         return
-    if isinstance(row, Attention):
-        path = row.o.module
+    if isinstance(writer, Attention):
+        path = writer.o.module
     else:
-        path = row.o
+        path = writer.o
     layer = lens.adapter.model.get_submodule(f"{stack.block(component.layer)}.{path}")
     weight = layer.weight.detach()
     bias = getattr(layer, "bias", None)
-    if isinstance(row, Attention):
+    if isinstance(writer, Attention):
         heads = rearrange(
-            weight, f"d_model {row.o.layout} -> head d_head d_model", head=stack.n_heads
+            weight,
+            f"d_model {writer.o.layout} -> head d_head d_model",
+            head=stack.n_heads,
         ).clone()
         heads[component.head] = 0.0
         zeros = {
-            "weight": rearrange(heads, f"head d_head d_model -> d_model {row.o.layout}")
+            "weight": rearrange(
+                heads, f"head d_head d_model -> d_model {writer.o.layout}"
+            )
         }
     else:
-        zeros = {"weight": torch.zeros_like(weight)} | (
-            {} if bias is None else {"bias": torch.zeros_like(bias)}
-        )
+        zeros = {"weight": torch.zeros_like(weight)}
+        if bias is not None:
+            zeros["bias"] = torch.zeros_like(bias)
     with ExitStack() as changes:
         for name, values in zeros.items():
             changes.enter_context(with_tensor(layer, name, values))
@@ -458,8 +462,9 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
 
 @contextmanager
 def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
-    """Replace a layer's weight or bias while the block runs, also of a parametrised
-    layer or one of factors.
+    """Replace a layer's weight or bias while the block runs.
+
+    The layer may be parametrised, or one of factors.
     """
     if name == "weight" and hasattr(layer, "as_matrix"):
         with layer.as_matrix(values):
@@ -487,45 +492,52 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
     "`reads`, `aside`; something reaches the head past the stream",
 )
 def patching(case: Case) -> Deviations:
-    """Check that a run patched into itself changes nothing; A's stream in B gives A's
-    later streams and output.
+    """Check that a run patched into itself changes nothing.
+
+    The stream of A, put into B, must give A's later streams and output.
     """
     lens = case.lens
     activations = case.acts
     other = case.other_encoded
     output_stack = lens.wiring.output_stack
     for name in (RESIDUAL_NAMES[len(output_stack.rows(0)[:2]) - 1], "hook_resid_post"):
-        at = f"{output_stack.prefix}.0.{name}"
-        with lens.patch(activations, at):
+        point = f"{output_stack.prefix}.0.{name}"
+        with lens.patch(activations, point):
             output = lens.forward(case.encoded)
-        yield f"self: {at}", relative(output, lens.forward(case.encoded))
-    _, of_other = lens.run_with_cache(other, names_filter=RAW)
-    if relative(of_other[RAW], activations[RAW]) < 1e-3:
+        yield f"self: {point}", relative(output, lens.forward(case.encoded))
+    _, other_activations = lens.run_with_cache(other, names_filter=RAW)
+    if relative(other_activations[RAW], activations[RAW]) < 1e-3:
         yield "A and B differ", float("inf")
-    before: list[str] = []
+    earlier_streams: list[str] = []
     for stack in lens.wiring.stacks:
         # a decoder may start from a constant: no stream of B may be A's before it is
         # put there
-        separate = [(first_stream(stack), lambda value, hook: value.roll(1, dims=-1))]
-        for _, layer, _, _, stream in (
-            branch
-            for branch in branches(stack)
-            if branch.layer in layers_to_check(stack)
-        ):
+        moved_stream = [
+            (first_stream(stack), lambda value, hook: value.roll(1, dims=-1))
+        ]
+        checked_layers = layers_to_check(stack)
+        for branch in branches(stack):
+            if branch.layer not in checked_layers:
+                continue
             # what follows from the stream: the next layer's, and in the end the model's
             # output
             reads_out = stack is output_stack and not lens.wiring.bypass
             if reads_out:
-                after = RAW
+                read_point = RAW
             else:
-                after = f"{stack.prefix}.{layer}.hook_resid_post"
-            with lens.hooks(separate), lens.patch(activations, *before, stream):
-                _, later_acts = lens.run_with_cache(other, names_filter=after)
+                read_point = f"{stack.prefix}.{branch.layer}.hook_resid_post"
+            with (
+                lens.hooks(moved_stream),
+                lens.patch(activations, *earlier_streams, branch.stream),
+            ):
+                _, later_activations = lens.run_with_cache(
+                    other, names_filter=read_point
+                )
             yield (
-                f"A into B at {stream}",
-                relative(later_acts[after], activations[after]),
+                f"A into B at {branch.stream}",
+                relative(later_activations[read_point], activations[read_point]),
             )
-        before.append(f"{stack.prefix}.0.hook_resid_pre")
+        earlier_streams.append(f"{stack.prefix}.0.hook_resid_pre")
 
 
 def quick_check(lens: Lens) -> list[OracleResult]:
@@ -538,7 +550,7 @@ def quick_check(lens: Lens) -> list[OracleResult]:
         >>> all(result.passed for result in testing.quick_check(lens))
         True
     """
-    # of the model by itself, in the precision of its weights
+    # without the caller's autocast: of the model in the precision of its weights
     with torch.autocast(lens.device.type, enabled=False):
         result = accounting(example_case(lens, n_series=1, longest=24))
     # half precision rounds more coarsely, and a wrong wiring is still off by far more

@@ -1,4 +1,8 @@
-"""Oracles inside attention: patterns, masks, and the order of heads."""
+"""Oracles inside attention: patterns, masks, and the order of heads.
+
+Read :func:`patterns`, then :func:`head_order`, which finds heads that are split or
+ordered wrongly.
+"""
 
 from __future__ import annotations
 
@@ -38,39 +42,37 @@ from tsfm_lens.testing.oracles import (
     "no attention",
 )
 def patterns(case: Case) -> Deviations:
-    """Check that pattern rows sum to 1 and pay nothing to masked keys, and that pattern
-    · v = z.
+    """Check that pattern rows sum to 1 and that pattern · v = z.
+
+    Masked keys must get nothing, and a decoder must attend to no later token.
     """
     lens = case.lens
     activations = case.acts
     for stack in lens.wiring.stacks:
-        for _, _, row, at, _ in branches(stack):
-            if not isinstance(row, Attention):
+        for branch in branches(stack):
+            attention = branch.row
+            at = branch.at
+            if not isinstance(attention, Attention):
                 continue
             pattern, v, z = (
                 activations[f"{at}.hook_{name}"] for name in ("pattern", "v", "z")
             )
-            if row.over == "time":
+            if attention.over == "time":
                 names = (
                     first_stream(stack),
-                    first_stream(lens.wiring.stack(row.keys_from or stack.name)),
+                    first_stream(lens.wiring.stack(attention.keys_from or stack.name)),
                 )
                 expected = tuple(activations[name].shape[1] for name in names)
             else:
-                expected = (
-                    lens.registry.state.sizes.get("variate", len(case.batch)),
-                ) * 2
-            yield (
-                f"{at}: over={row.over!r}",
-                0.0 if tuple(pattern.shape[-2:]) == expected else math.inf,
-            )
+                n_variates = lens.registry.state.sizes.get("variate", len(case.batch))
+                expected = (n_variates, n_variates)
+            fits = tuple(pattern.shape[-2:]) == expected
+            yield f"{at}: over={attention.over!r}", 0.0 if fits else math.inf
             empty = pattern.abs().sum(dim=-1) == 0
-            yield (
-                f"{at}: rows",
-                float((pattern.sum(dim=-1) - 1).masked_fill(empty, 0).abs().max()),
-            )
-            rebuilt = _attend(lens, row, pattern, for_every_head(v, z.shape[-2]))
-            yield f"{at}: z", relative(_gated(case, row, at, rebuilt), z)
+            excess = (pattern.sum(dim=-1) - 1).masked_fill(empty, 0)
+            yield f"{at}: rows", float(excess.abs().max())
+            rebuilt = _attend(lens, attention, pattern, for_every_head(v, z.shape[-2]))
+            yield f"{at}: z", relative(_gated(case, attention, at, rebuilt), z)
             scores = activations[f"{at}.hook_attn_scores"]
             mask = scores <= torch.finfo(scores.dtype).min / 2
             mask &= ~mask.all(dim=-1, keepdim=True)
@@ -79,23 +81,24 @@ def patterns(case: Case) -> Deviations:
                 yield f"{at}: causal", float(pattern.triu(1).abs().max())
 
 
-def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
-    """Compute pattern · v in the layout of the native attention call, as (batch, pos,
-    head, d_head).
+def _attend(lens: Lens, attention: Attention, pattern: Tensor, v: Tensor) -> Tensor:
+    """Compute pattern · v as (batch, pos, head, d_head).
+
+    The product is formed in the layout of the native attention call.
     """
     sizes = {**lens.registry.state.sizes, "head": v.shape[-2]}
-    values = to_native(v, row.qkv_layout, HEADS, sizes)
+    values = to_native(v, attention.qkv_layout, HEADS, sizes)
     return to_vocabulary(
-        to_native(pattern, row.pattern_layout, PATTERN, sizes) @ values,
-        row.qkv_layout,
+        to_native(pattern, attention.pattern_layout, PATTERN, sizes) @ values,
+        attention.qkv_layout,
         HEADS,
         sizes,
     )
 
 
-def _gated(case: Case, row: Attention, at: str, heads: Tensor) -> Tensor:
+def _gated(case: Case, attention: Attention, at: str, heads: Tensor) -> Tensor:
     """Multiply pattern · v by the gate, if there is one."""
-    if row.gate:
+    if attention.gate:
         return heads * case.acts[f"{at}.hook_gate"].sigmoid()
     return heads
 
@@ -108,52 +111,50 @@ def _gated(case: Case, row: Attention, at: str, heads: Tensor) -> Tensor:
     "no attention",
 )
 def head_order(case: Case) -> Deviations:
-    """Check that a head's pattern and W_V rows rebuild its z, and that without W_Q, W_K
-    or W_V it has no q, k or v.
+    """Check that each head's pattern and W_V rows rebuild its z.
+
+    Without its rows of W_Q, W_K or W_V, a head must have no q, k or v.
     """
     lens = case.lens
     activations = case.acts
     for stack in lens.wiring.stacks:
-        positions = [(item, item.row) for item in branches(stack)]
-        heads = [
-            (branch, row) for branch, row in positions if isinstance(row, Attention)
+        attentions = [
+            (branch, branch.row)
+            for branch in branches(stack)
+            if isinstance(branch.row, Attention)
         ]
         paths = {
-            branch.at: f"{stack.block(branch.layer)}.{row.v.module}"
-            for branch, row in heads
+            branch.at: f"{stack.block(branch.layer)}.{attention.v.module}"
+            for branch, attention in attentions
         }
         with recorded_calls(lens.adapter.model, paths.values()) as calls:
             lens.forward(case.encoded)
-        for branch, row in heads:
+        for branch, attention in attentions:
             # an attention that holds the matrices itself takes query, key and value
-            native = calls[paths[branch.at]][-1].given(
-                0 if row.v.weight == "weight" else 2
-            )
+            argument = 0 if attention.v.weight == "weight" else 2
+            native = calls[paths[branch.at]][-1].given(argument)
             sizes = {**lens.registry.state.sizes, "head": stack.n_heads}
             x = to_vocabulary(
-                native, row.x_layout or row.stream_layout, RESIDUAL, sizes
+                native, attention.x_layout or attention.stream_layout, RESIDUAL, sizes
             )
-            weights = lens.weights.heads(branch.layer, row.kind, stack.name)
+            weights = lens.weights.heads(branch.layer, attention.kind, stack.name)
             v = torch.einsum("bpd,hdc->bphc", x, weights.W_V) + weights.b_V
-            z = _attend(lens, row, activations[f"{branch.at}.hook_pattern"], v)
-            yield (
-                branch.at,
-                relative(
-                    _gated(case, row, branch.at, z), activations[f"{branch.at}.hook_z"]
-                ),
-            )
-        for branch, row in heads:
+            z = _attend(lens, attention, activations[f"{branch.at}.hook_pattern"], v)
+            z = _gated(case, attention, branch.at, z)
+            yield branch.at, relative(z, activations[f"{branch.at}.hook_z"])
+        for branch, attention in attentions:
             if branch.layer in layers_to_check(stack):
-                yield from _owners(case, branch, row)
+                yield from _owners(case, branch, attention)
 
 
-def _owners(case: Case, branch: Row, row: Attention) -> Deviations:
-    """Check that zeroing a head's rows of one input projection zeroes that head's q, k
-    or v and nothing else.
+def _owners(case: Case, branch: Row, attention: Attention) -> Deviations:
+    """Check that a head's rows of one input projection are its own.
+
+    Zeroing them must zero that head's q, k or v, and nothing else.
     """
-    points = {letter: f"{branch.at}.hook_{letter}" for letter in row.inputs}
-    for letter, projection in row.inputs.items():
-        n_heads = row.count_heads(letter, branch.stack.n_heads)
+    points = {letter: f"{branch.at}.hook_{letter}" for letter in attention.inputs}
+    for letter, projection in attention.inputs.items():
+        n_heads = attention.count_heads(letter, branch.stack.n_heads)
         head = min(1, n_heads - 1)
         # rotary embeddings, norms and scales between the projection and the dot product
         # map zero to zero
@@ -161,12 +162,12 @@ def _owners(case: Case, branch: Row, row: Attention) -> Deviations:
             _, without = case.lens.run_with_cache(
                 case.encoded, names_filter=list(points.values())
             )
-        for other, point in points.items():
+        for name, point in points.items():
             expected = case.acts[point].clone()
-            if other == letter:
+            if name == letter:
                 expected[:, :, head] = 0.0
             yield (
-                f"{branch.at}: {other} without W_{letter.upper()}",
+                f"{branch.at}: {name} without W_{letter.upper()}",
                 relative(without[point], expected),
             )
 
@@ -175,32 +176,34 @@ def _owners(case: Case, branch: Row, row: Attention) -> Deviations:
 def _zeroed_rows(
     lens: Lens, branch: Row, projection: Projection, head: int, n_heads: int
 ) -> Iterator[None]:
-    """Zero a head's rows of an input projection, and of its bias, in the native model
-    while the block runs.
+    """Zero a head's rows of an input projection while the block runs.
+
+    Rows of its bias are zeroed, too, in the native model.
     """
     module = lens.adapter.model.get_submodule(
         f"{branch.stack.block(branch.layer)}.{projection.module}"
     )
-    sizes = {
-        "head": n_heads,
-        **({"part": projection.parts} if projection.parts > 1 else {}),
-    }
+    sizes = {"head": n_heads}
     axes = "head d_head"
     if projection.parts > 1:
+        sizes["part"] = projection.parts
         axes = "part head d_head"
     with ExitStack() as changes:
         for name in (projection.weight, projection.bias):
             tensor = getattr(module, name, None)
             if tensor is not None:
-                rest = ""
+                input_axis = ""
                 if tensor.ndim > 1:
-                    rest = " d_model"
+                    input_axis = " d_model"
                 rows = rearrange(
                     tensor.detach(),
-                    f"{projection.layout}{rest} -> {axes}{rest}",
+                    f"{projection.layout}{input_axis} -> {axes}{input_axis}",
                     **sizes,
                 ).clone()
-                (rows[projection.part] if projection.parts > 1 else rows)[head] = 0.0
-                values = rearrange(rows, f"{axes}{rest} -> {projection.layout}{rest}")
+                part = rows[projection.part] if projection.parts > 1 else rows
+                part[head] = 0.0
+                values = rearrange(
+                    rows, f"{axes}{input_axis} -> {projection.layout}{input_axis}"
+                )
                 changes.enter_context(with_tensor(module, name, values))
         yield

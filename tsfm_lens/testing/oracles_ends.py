@@ -1,5 +1,8 @@
-"""Oracles at the ends of a model: embedding, readout, forecast steps, rows of samples,
-gradients.
+"""Oracles at the ends of a model: embedding, head, rows of samples, gradients.
+
+Read :func:`ends` first; its five parts follow it. :func:`rows_are_series` and
+:func:`gradients` check what no single hook point shows. What lies between the ends is
+checked in :mod:`tsfm_lens.testing.oracles`.
 """
 
 from __future__ import annotations
@@ -42,41 +45,43 @@ _SAME = 1e-4
     "`embed`, `unembed` and its `layout`, `ln_final`, `steps_per_readout`",
 )
 def ends(case: Case) -> Deviations:
-    """Check that the stream comes out of ``embed`` and goes through ``ln_final`` into
-    ``unembed``: the forecast.
+    """Check that the stream leads from ``embed`` to ``unembed``, and to the forecast.
+
+    It must go through ``ln_final`` into ``unembed``.
     """
     for part in (_embedding, _unembedding, _bottleneck, _labels, _steps):
         yield from part(case)
 
 
 def _embedding(case: Case) -> Deviations:
-    """Check that ``hook_embed`` differs between two series as the output of ``embed``
-    does, token by token.
+    """Check that ``hook_embed`` differs between series as the output of ``embed`` does.
+
+    Differences are compared token by token.
     """
     lens = case.lens
     path = case.lens.wiring.embed
-    twins = _tied_modules(lens.adapter.model, path)
+    tied_paths = _tied_modules(lens.adapter.model, path)
     stacks = [stack for stack in lens.wiring.stacks if not stack.follows]
     names = [first_stream(stack) for stack in stacks]
     recordings = []
     for encoded in (case.encoded, case.other_encoded):
-        with recorded_calls(lens.adapter.model, twins) as calls:
+        with recorded_calls(lens.adapter.model, tied_paths) as calls:
             _, activations = lens.run_with_cache(encoded, names_filter=names)
-        recordings.append(
-            (activations, [call for control in twins for call in calls[control]])
-        )
-    (activations, first_calls), (rest, second_calls) = recordings
+        embed_calls = [call for tied_path in tied_paths for call in calls[tied_path]]
+        recordings.append((activations, embed_calls))
+    (activations, first_calls), (other_activations, second_calls) = recordings
     if not first_calls or len(first_calls) != len(second_calls):
         yield f"embed {path!r} is called once per stream", math.inf
         return
     # differences cancel positions, start tokens and registers, which are added or
     # inserted
     changed = [
-        call.gave() - second.gave()
-        for call, second in zip(first_calls, second_calls, strict=True)
+        first.gave() - second.gave()
+        for first, second in zip(first_calls, second_calls, strict=True)
     ]
     changes = [
-        _large_rows((activations[name] - rest[name]).flatten(0, -2)) for name in names
+        _large_rows((activations[name] - other_activations[name]).flatten(0, -2))
+        for name in names
     ]
     if not any(len(rows) for rows in changes):
         yield "two series have two embeddings", math.inf
@@ -84,46 +89,50 @@ def _embedding(case: Case) -> Deviations:
         # a module may be called again for later layers, as a shared one is, or for
         # covariates
         sources = [_rows(change, stack.d_model) for change in changed]
-        separate = min(
+        distance = min(
             _distance(rows, source) for source in (*sources, torch.cat(sources))
         )
-        yield f"embed {path!r} of stack {stack.name!r}", separate
+        yield f"embed {path!r} of stack {stack.name!r}", distance
 
 
 def _tied_modules(model: nn.Module, path: str) -> list[str]:
-    """Return a module's path, and those of its kind that hold the very same parameters
-    (T5 ties embeddings).
+    """Return the paths of a module and of those that share its parameters.
+
+    They are of its kind; T5, for example, ties embeddings.
     """
 
     def pointers(module: nn.Module) -> list[int]:
         return [parameter.data_ptr() for parameter in module.parameters()]
 
-    own = model.get_submodule(path)
-    kin = [
+    module = model.get_submodule(path)
+    tied = [
         name
-        for name, item in model.named_modules()
-        if type(item) is type(own) and pointers(item) == pointers(own)
+        for name, other in model.named_modules()
+        if type(other) is type(module) and pointers(other) == pointers(module)
     ]
-    if pointers(own):
-        return kin
+    # without parameters, any module of the kind would count as tied
+    if pointers(module):
+        return tied
     return [path]
 
 
 def _rows(tensor: Tensor, d_model: int) -> Tensor:
-    """Collect vectors of the stream's width from a tensor that has an axis of that
-    length, (row, d_model).
+    """Collect vectors of the stream's width from a tensor, (row, d_model).
+
+    They lie along its last axis of that length.
     """
     axes = [axis for axis in range(tensor.ndim) if tensor.shape[axis] == d_model]
     if not axes:
         # a head may take all tokens at once
-        flat = tensor.shape[-1] % d_model == 0
-        if flat:
+        is_flat = tensor.shape[-1] % d_model == 0
+        if is_flat:
             return tensor.reshape(-1, d_model)
         return tensor.new_zeros(0, d_model)
     return tensor.movedim(axes[-1], -1).reshape(-1, d_model)
 
 
 def _large_rows(rows: Tensor) -> Tensor:
+    """Return the rows that are not small beside the largest one."""
     size = rows.norm(dim=-1)
     if len(rows) and float(size.max()) > 0:
         return rows[size > _FAR * size.max()]
@@ -131,8 +140,9 @@ def _large_rows(rows: Tensor) -> Tensor:
 
 
 def _distance(rows: Tensor, source: Tensor) -> float:
-    """Compute the largest distance of a row from the source's nearest row, up to a
-    factor common to all rows.
+    """Compute the largest distance of a row from the source's nearest row.
+
+    One factor common to all rows is divided out.
     """
     if len(rows) == 0:
         return 0.0
@@ -141,20 +151,24 @@ def _distance(rows: Tensor, source: Tensor) -> float:
         return math.inf
     unit = source / source.norm(dim=-1, keepdim=True)
     nearest = ((rows / rows.norm(dim=-1, keepdim=True)) @ unit.T).argmax(dim=-1)
-    factor = (
-        (rows * source[nearest]).sum(-1) / source[nearest].pow(2).sum(-1)
-    ).median()
+    products = (rows * source[nearest]).sum(-1)
+    factor = (products / source[nearest].pow(2).sum(-1)).median()
     # where an embedding has one direction (one step a token), the nearest direction
     # does not tell the factor
     return min(
-        _at_factor(rows, source, item) for item in (factor, torch.ones_like(factor))
+        _at_factor(rows, source, candidate)
+        for candidate in (factor, torch.ones_like(factor))
     )
 
 
 def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
-    # rows of one direction and several lengths are told apart by the factor
-    # torch has no distances in half precision
-    # by differences: by products, rows that are alike are not told apart
+    # with the factor, rows of one direction can differ by their lengths; distances are
+    # in single precision because torch has none in half, and by differences because
+    # products do not tell similar rows apart
+    """Compute the largest distance of a row from the nearest source row.
+
+    Source rows are multiplied by the factor first.
+    """
     exact = "donot_use_mm_for_euclid_dist"
     targets = factor * source
     distances = torch.cdist(rows.float(), targets.float(), compute_mode=exact)
@@ -162,8 +176,9 @@ def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
 
 
 def _unembedding(case: Case) -> Deviations:
-    """Check that ``unembed`` reads the last stream through ``ln_final``, or the stream
-    itself; T5 also scales it.
+    """Check that ``unembed`` reads the last stream, through ``ln_final`` if it exists.
+
+    T5 also scales what it reads.
     """
     stack = case.lens.wiring.output_stack
     path = case.lens.wiring.unembed.module
@@ -183,15 +198,16 @@ def _unembedding(case: Case) -> Deviations:
         raise WiringError("the module of unembed takes no tensor")
     inputs = _rows(tensors[0], stack.d_model)
     if len(inputs):
-        separate = _distance(_large_rows(inputs), source.flatten(0, -2))
+        distance = _distance(_large_rows(inputs), source.flatten(0, -2))
     else:
-        separate = math.inf
-    yield f"what enters unembed {path!r} (ln_final={stack.ln_final!r})", separate
+        distance = math.inf
+    yield f"what enters unembed {path!r} (ln_final={stack.ln_final!r})", distance
 
 
 def _bottleneck(case: Case) -> Deviations:
-    """Check that ``unembed``'s output of a run without one component gives that run's
-    output.
+    """Check that the output follows from ``unembed``'s output alone.
+
+    That of a run without one component must give the run's output.
     """
     lens = case.lens
     path = case.lens.wiring.unembed.module
@@ -209,8 +225,9 @@ def _bottleneck(case: Case) -> Deviations:
 
 
 def _labels(case: Case) -> Deviations:
-    """Check that a new last stream in one row, or at one position, moves ``unembed``'s
-    output there alone.
+    """Check that a changed last stream moves ``unembed``'s output there alone.
+
+    It is changed in one row, and at one position.
     """
     lens = case.lens
     last = last_stream(case.lens.wiring.output_stack)
@@ -221,36 +238,34 @@ def _labels(case: Case) -> Deviations:
         f"{RAW} has as many rows as the stream",
         float(abs(plain.shape[0] - stream.shape[0])),
     )
-    for axis, position in (("batch", 1), ("pos", stream.shape[1] - 1)):
+    for axis, index in (("batch", 1), ("pos", stream.shape[1] - 1)):
         if axis not in axes:
             continue
-        other = stream.clone()
-        other.select(int(axis == "pos"), position).copy_(
-            stream.select(int(axis == "pos"), position).roll(1, dims=-1)
+        stream_axis = int(axis == "pos")
+        changed = stream.clone()
+        changed.select(stream_axis, index).copy_(
+            stream.select(stream_axis, index).roll(1, dims=-1)
         )
-        with lens.hooks([(last, lambda value, hook, other=other: other)]):
-            _, new_acts = lens.run_with_cache(case.encoded, names_filter=RAW)
-        separate = (
-            (new_acts[RAW] - plain)
-            .abs()
-            .transpose(0, axes.index(axis))
-            .flatten(1)
-            .amax(dim=1)
-        )
-        positions = torch.nonzero(separate > _SAME * separate.max()).flatten().tolist()
+        with lens.hooks([(last, lambda value, hook, changed=changed: changed)]):
+            _, activations = lens.run_with_cache(case.encoded, names_filter=RAW)
+        difference = (activations[RAW] - plain).abs()
+        moves = difference.transpose(0, axes.index(axis)).flatten(1).amax(dim=1)
+        moved = torch.nonzero(moves > _SAME * moves.max()).flatten().tolist()
+        # positions of the output need not be those of the stream
         if axis == "batch":
-            right = positions == [position]
+            is_alone = moved == [index]
         else:
-            right = len(positions) == 1
+            is_alone = len(moved) == 1
         yield (
-            f"{RAW} ({' '.join(axes)}): {axis} {position} moves {axis} {positions}",
-            0.0 if right else math.inf,
+            f"{RAW} ({' '.join(axes)}): {axis} {index} moves {axis} {moved}",
+            0.0 if is_alone else math.inf,
         )
 
 
 def _steps(case: Case) -> Deviations:
-    """Check ``steps_per_readout``: a rollout calls the head once for so many steps and
-    twice for one more.
+    """Check ``steps_per_readout``.
+
+    A rollout must call the head once for so many steps, and twice for one more.
     """
     lens = case.lens
     wiring = case.lens.wiring
@@ -278,14 +293,16 @@ def _steps(case: Case) -> Deviations:
             _, activations = lens.run_with_cache(
                 batch, names_filter=RAW, rollout=True, horizon=horizon, **_draws(lens)
             )
-            what = (
+            n_readouts = len(activations.calls(RAW))
+            yield (
                 f"steps_per_readout={steps}, and {horizon} steps take"
-                f" {len(activations.calls(RAW))} readouts"
+                f" {n_readouts} readouts",
+                float(abs(n_readouts - expected)),
             )
-            yield what, float(abs(len(activations.calls(RAW)) - expected))
 
 
 def _draws(lens: Lens) -> dict[str, Any]:
+    """Return the options by which a sampling model draws few, seeded paths."""
     if lens.adapter.readout in ("token", "distribution"):
         return {"num_samples": 2, "seed": 1}
     return {}
@@ -298,16 +315,17 @@ def _draws(lens: Lens) -> dict[str, Any]:
     "`sample_major`, `sizes_from`, inputs whose first axis is not the batch",
 )
 def rows_are_series(case: Case) -> Deviations:
-    """Check that an edit of one series moves that series' forecast, all its sample
-    paths, and no other's.
+    """Check that an edit of one series moves that series' forecast alone.
+
+    All its sample paths must move, and no other series'.
     """
     lens = case.lens
     batch = by_themselves(case)
-    row_of = batch.group_index
+    group_rows = batch.group_index
     target = Component(lens.wiring.output_stack.name, 0)
     first = lens.adapter.prediction_length
-    # past the first pass, where a rollout can go there, so that rows of fed-back paths
-    # count too
+    # beyond the first pass, where a rollout goes there: rows of fed-back paths are
+    # checked, too
     if lens.adapter.rollout in ("cache", "refeed"):
         horizon = first + 1
     else:
@@ -321,26 +339,26 @@ def rows_are_series(case: Case) -> Deviations:
             outer = draws["num_samples"]
         # every series draws for itself: how many numbers a draw uses up may depend on
         # what it draws from
-        alone = None
+        drawing = None
         if draws and axis is not None:
-            alone = BlockDraws([Piece(1, 1, 0, 1)] * len(batch), axis=axis, outer=outer)
-        with alone or nullcontext():
+            pieces = [Piece(1, 1, 0, 1)] * len(batch)
+            drawing = BlockDraws(pieces, axis=axis, outer=outer)
+        with drawing or nullcontext():
             result = lens.forecast(batch, horizon, **draws)
-        return torch.as_tensor(
-            result.quantiles if result.samples is None else result.samples
-        )
+        values = result.quantiles if result.samples is None else result.samples
+        return torch.as_tensor(values)
 
     plain = forecast()
-    for row in (0, max(row_of)):
+    for row in (0, max(group_rows)):
         with lens.ablate(target, rows=[row]):
             result = forecast()
-        own = [index for index, group in enumerate(row_of) if group == row]
-        rest = [index for index, group in enumerate(row_of) if group != row]
+        edited = [index for index, group in enumerate(group_rows) if group == row]
+        unedited = [index for index, group in enumerate(group_rows) if group != row]
         yield (
             f"rows=[{row}] moves other series",
-            relative(result[rest], plain[rest]),
+            relative(result[unedited], plain[unedited]),
         )
-        paths = (result[own] - plain[own]).abs().amax(dim=-1)
+        paths = (result[edited] - plain[edited]).abs().amax(dim=-1)
         # a token is drawn anew only where a probability moves past the draw
         if lens.adapter.readout == "token":
             shift = paths.max()
@@ -351,8 +369,9 @@ def rows_are_series(case: Case) -> Deviations:
 
 @oracle(15, "gradients", _GRADIENT_BOUND, "`true_gradients`; a custom backward pass")
 def gradients(case: Case) -> Deviations:
-    """Check that ``true_gradients`` tells if autograd's derivative along the stream is
-    that of small steps.
+    """Check that ``true_gradients`` says whether autograd's derivative is true.
+
+    The derivative along the stream is compared with that of small steps.
     """
     lens = case.lens
     stack = case.lens.wiring.output_stack
@@ -368,10 +387,8 @@ def gradients(case: Case) -> Deviations:
     case = replace(case, batch=series.select(rows))
     generator = torch.Generator().manual_seed(0)
     stream = case.acts[name]
-    direction = (
-        torch.randn(stream.shape, generator=generator).to(stream)
-        * stream.pow(2).mean().sqrt()
-    )
+    noise = torch.randn(stream.shape, generator=generator).to(stream)
+    direction = noise * stream.pow(2).mean().sqrt()
 
     def output(step: Tensor) -> Tensor:
         with lens.hooks([(name, lambda value, hook: value + step * direction)]):
@@ -390,11 +407,13 @@ def gradients(case: Case) -> Deviations:
     )
     numeric = float(ahead - behind) / (2 * width)
     scale = max(abs(numeric), float((out.detach() * weight).norm()) * 1e-2) or 1.0
-    separate = abs(numeric - float(derivative)) / scale
-    true = lens.wiring.true_gradients
-    wrong = separate > _GRADIENT_BOUND
-    position = (
-        f"true_gradients={true}: {float(derivative):.4g} by autograd, {numeric:.4g} by"
-        " small steps"
+    deviation = abs(numeric - float(derivative)) / scale
+    is_true = lens.wiring.true_gradients
+    if not is_true:
+        # a table that declares another derivative is wrong if they agree
+        deviation = 0.0 if deviation > _GRADIENT_BOUND else math.inf
+    yield (
+        f"true_gradients={is_true}: {float(derivative):.4g} by autograd,"
+        f" {numeric:.4g} by small steps",
+        deviation,
     )
-    yield position, separate if true else (0.0 if wrong else math.inf)

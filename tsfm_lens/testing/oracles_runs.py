@@ -1,4 +1,9 @@
-"""Oracles about whole runs: rollouts, clean-up after failures, fan-out and replay."""
+"""Oracles about whole runs: rollouts, clean-up after failures, fan-out and replay.
+
+Read :func:`rollout_equals_forward` first; ``_ROLLOUTS`` has one check for each kind of
+rollout. :func:`leaves_no_trace` and :func:`fan_out_equals_alone` check the hooks and
+the ablation engine on a model.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +34,17 @@ __all__ = ["native_traces"]
 
 @oracle(7, "rollout = forward", None, "`cached`, `joined`, `rollout`, token positions")
 def rollout_equals_forward(case: Case) -> Deviations:
-    """Check that a rollout with its cache = the full forward without one, hook by hook."""
+    """Check that a rollout with its cache = the full forward without one.
+
+    Values are compared hook point by hook point.
+    """
     return _ROLLOUTS[case.lens.adapter.rollout](case)
 
 
 def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
-    """Decode step by step, then feed the very same decoder embeddings to one
-    teacher-forced pass.
+    """Check a rollout token by token against one teacher-forced pass.
+
+    The pass gets the same decoder embeddings as the rollout.
     """
     lens = case.lens
     stack = case.lens.wiring.output_stack
@@ -50,8 +59,8 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     )
     names = [
         name
-        for name, p in lens.registry.points.items()
-        if p.stack == stack.name and name.endswith(kinds)
+        for name, point in lens.registry.points.items()
+        if point.stack == stack.name and name.endswith(kinds)
     ]
     _, steps = lens.run_with_cache(
         case.batch,
@@ -76,22 +85,15 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     yield from _offsets(steps, names)
     for name in names:
         parts = [call.value for call in steps.calls(name)]
-        # a pattern is as wide as the keys that are there
+        # a pattern has as many keys as are cached by then
         width = max(part.shape[-1] for part in parts)
         parts = [pad(part, (0, width - part.shape[-1])) for part in parts]
-        yield (
-            name,
-            relative(
-                torch.cat(parts, dim=2 if name.endswith("hook_pattern") else 1),
-                full[name],
-            ),
-        )
+        token_axis = 2 if name.endswith("hook_pattern") else 1
+        yield name, relative(torch.cat(parts, dim=token_axis), full[name])
 
 
 def _offsets(steps: Activations, names: list[str]) -> Deviations:
-    """Check that a cached call's first position follows the last one of the call before
-    (``cached``).
-    """
+    """Check that a cached call starts where the call before it ended (``cached``)."""
     for name in (name for name in names if name.endswith("hook_resid_post")):
         length = 0
         for index, call in enumerate(steps.calls(name)):
@@ -103,8 +105,9 @@ def _offsets(steps: Activations, names: list[str]) -> Deviations:
 
 
 def _refeed_rollout(case: Case) -> Deviations:
-    """Check that later passes are plain forwards on contexts extended by each quantile
-    path.
+    """Check that later passes of a rollout are plain forwards.
+
+    Their contexts are extended by each quantile path.
     """
     lens = case.lens
     first = lens.adapter.prediction_length
@@ -141,33 +144,30 @@ def _refeed_rollout(case: Case) -> Deviations:
     _, full = lens.run_with_cache(case.batch, names_filter=names, horizon=first)
     for name in names:
         calls = steps.calls(name)
-        rows = (
-            calls[1]
-            .value.unflatten(0, (len(case.batch), len(levels)))
-            .transpose(0, 1)
-            .flatten(0, 1)
-        )
+        by_series = calls[1].value.unflatten(0, (len(case.batch), len(levels)))
+        rows = by_series.transpose(0, 1).flatten(0, 1)
         # a longer horizon may have further masked tokens at the end, which no earlier
-        # one sees
+        # token sees
         n_tokens = full[name].shape[1]
         yield f"{name} step 0", relative(calls[0].value[:, :n_tokens], full[name])
         yield f"{name} step {calls[1].step}", relative(rows, second[name])
 
 
 def _cache_rollout(case: Case) -> Deviations:
-    """Check that all passes of a cached rollout, joined, are one forward without a
-    cache on the joined input.
+    """Check that all passes of a cached rollout, joined, are one forward.
+
+    The forward runs without a cache on the joined input.
     """
     lens = case.lens
     names = [
         name
-        for name, p in lens.registry.points.items()
-        if name.endswith(_STREAM) and p.layer >= 0
+        for name, point in lens.registry.points.items()
+        if name.endswith(_STREAM) and point.layer >= 0
     ]
     horizon = 2 * lens.adapter.prediction_length + 1
-    draws: dict[str, Any] = (
-        {"num_samples": 2} if lens.adapter.readout == "distribution" else {}
-    )
+    draws: dict[str, Any] = {}
+    if lens.adapter.readout == "distribution":
+        draws["num_samples"] = 2
     model = lens.adapter.model
     path = lens.wiring.output_stack.entry
     with recorded_calls(model, [path]) as calls:
@@ -184,18 +184,14 @@ def _cache_rollout(case: Case) -> Deviations:
         model.get_submodule(path)(*inputs[0], **inputs[1])
     yield from _offsets(steps, names)
     for name in names:
-        yield (
-            name,
-            relative(
-                torch.cat([call.value for call in steps.calls(name)], dim=1),
-                activations[name],
-            ),
-        )
+        joined = torch.cat([call.value for call in steps.calls(name)], dim=1)
+        yield name, relative(joined, activations[name])
 
 
 def _single_rollout(case: Case) -> Deviations:
-    """Check that a forecast is one pass, in which hooks see the values of a forward of
-    the same horizon.
+    """Check that a forecast is one pass.
+
+    In it hooks must see the values of a forward of the same horizon.
     """
     lens = case.lens
     names = [
@@ -222,25 +218,25 @@ _ROLLOUTS = {
 
 
 def _even(pattern: Tensor) -> Tensor:
-    # over the keys that are attended to: what padding holds depends on the batch
-    visible = (pattern > 0).to(pattern)
-    return visible / visible.sum(dim=-1, keepdim=True).clamp(min=1.0)
+    # not over all keys: what padding holds depends on the batch
+    """Spread each query's attention evenly over the keys that it attends to."""
+    attended = (pattern > 0).to(pattern)
+    return attended / attended.sum(dim=-1, keepdim=True).clamp(min=1.0)
 
 
 @oracle(8, "no trace left", 0.0, "hooks that the adapter sets and does not take away")
 def leaves_no_trace(case: Case) -> Deviations:
-    """Check that after any context ends, normally or not, the model has no hook, and
-    forecasts as before.
+    """Check that after any context ends, normally or not, the model has no hook.
+
+    It must forecast as before.
     """
     lens = case.lens
     plain = lens.forward(case.encoded)
     component = writers(lens.wiring)[0]
     attends = any(stack.attention_kinds() for stack in lens.wiring.stacks)
-    inner, write_point = (
-        ("**.hook_pattern", "**.hook_z")
-        if attends
-        else ("**.hook_resid_post", "**.hook_out")
-    )
+    inner, write_point = "**.hook_resid_post", "**.hook_out"
+    if attends:
+        inner, write_point = "**.hook_pattern", "**.hook_z"
 
     def boom(value: Tensor, hook: object) -> Tensor:
         raise KeyboardInterrupt
@@ -254,9 +250,8 @@ def leaves_no_trace(case: Case) -> Deviations:
             lens.forward(case.encoded)
 
     def recording() -> None:
-        with lens.hooks(
-            [(f"{lens.wiring.output_stack.prefix}.0.hook_resid_post", boom)]
-        ):
+        stream = f"{lens.wiring.output_stack.prefix}.0.hook_resid_post"
+        with lens.hooks([(stream, boom)]):
             lens.run_with_cache(case.encoded)
 
     def unknown() -> None:
@@ -279,8 +274,10 @@ def leaves_no_trace(case: Case) -> Deviations:
 
 
 def native_traces(lens: Lens) -> int:
-    """Count torch hooks and shadowed forwards on the native model, and hooks on the
-    lens's own points.
+    """Count the hooks and shadowed forwards that are left on a model.
+
+    They are torch hooks and forwards of the native model, and hooks on the points of
+    the lens.
 
     Example:
         >>> testing.native_traces(lens)
@@ -296,15 +293,15 @@ def native_traces(lens: Lens) -> int:
         "_backward_pre_hooks",
     )
     for module in lens.adapter.model.modules():
-        count += sum(len(getattr(module, kind) or ()) for kind in kinds) + (
-            "forward" in module.__dict__
-        )
+        count += sum(len(getattr(module, kind) or ()) for kind in kinds)
+        count += "forward" in module.__dict__
     return count
 
 
 def _last_write(stack: Stack) -> str:
-    """Return the hook point of the first layer's last write to the stream: its MLP's,
-    where it has one.
+    """Return the hook point of the first layer's last write to the stream.
+
+    It is that of its MLP, where it has one.
     """
     return f"{stack.prefix}.0.{stack.rows(0)[-1].kind}.hook_out"
 
@@ -317,8 +314,10 @@ def _last_write(stack: Stack) -> str:
     " of `Encoded`)",
 )
 def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
-    """Check that a variant in a fanned-out batch, or on a replayed prefix, = the same
-    variant run alone.
+    """Check that a variant beside others = the same variant run alone.
+
+    Variants run in a fanned-out batch, and on a replayed prefix. About ``most``
+    components of each stack are checked.
     """
     lens = case.lens
     variants = []
@@ -330,23 +329,21 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
         ]
         last = stack.n_layers - 1
         variants.append(Variant.zero(components[0], components[-1]))
-        at = f"{stack.prefix}.{last}.hook_resid_post"
-        variants.append(Variant("noise", (Noise(at, scale=0.5, seed=2),)))
+        noise = Noise(f"{stack.prefix}.{last}.hook_resid_post", scale=0.5, seed=2)
+        variants.append(Variant("noise", (noise,)))
         write_point = _last_write(stack)
         variants.append(Variant("rows", (Zero(write_point, rows=[0]),)))
-        for row in stack.attentions(last):
-            half = EditPattern(
-                Component(stack.name, last, row.kind),
-                lambda pattern: 0.5 * pattern,
-                rows=[0],
-            )
-            variants.append(Variant(f"half the pattern of {row.kind}", (half,)))
-            even = EditPattern(Component(stack.name, last, row.kind), _even)
-            # in a stream of its own, so that what leaks between variants shows
+        for attention in stack.attentions(last):
+            target = Component(stack.name, last, attention.kind)
+            half = EditPattern(target, lambda pattern: 0.5 * pattern, rows=[0])
+            variants.append(Variant(f"half the pattern of {attention.kind}", (half,)))
+            even = EditPattern(target, _even)
+            # steered, its stream differs from all others: what leaks between variants
+            # shows
             steer = Steer(write_point, torch.ones(stack.d_model))
-            variants.append(Variant(f"even pattern of {row.kind}", (even,)))
+            variants.append(Variant(f"even pattern of {attention.kind}", (even,)))
             variants.append(
-                Variant(f"even pattern of {row.kind}, steered", (steer, even))
+                Variant(f"even pattern of {attention.kind}, steered", (steer, even))
             )
     patch = PatchFrom(_last_write(lens.wiring.output_stack), case.acts)
     variants.append(Variant("patched", (patch, Zero(str(components[-1])))))

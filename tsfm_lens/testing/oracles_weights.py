@@ -1,5 +1,9 @@
-"""Oracles of the weights: rebuilt from the table, they give the model's own
-activations, stream to stream.
+"""Oracles of the weights: rebuilt from the table, they give the activations.
+
+Read :func:`weights`, which rebuilds every branch from stream to stream by
+:class:`_Rebuilt`. :func:`activation` checks which half of a gated MLP is activated,
+which no matrix shows. Nothing here changes a weight; ablation by weights is in
+:mod:`tsfm_lens.testing.oracles`.
 """
 
 from __future__ import annotations
@@ -39,36 +43,36 @@ from tsfm_lens.testing.oracles import (
     "no attention, no MLP, no last norm",
 )
 def weights(case: Case) -> Deviations:
-    """Check that norms, matrices, gains and biases turn each stream into the recorded
-    inputs, outputs and writes.
+    """Check that norms, matrices, gains and biases give the recorded activations.
+
+    They must turn each stream into the inputs, outputs and writes of its branches.
     """
     lens = case.lens
     activations = case.acts
     for stack in lens.wiring.stacks:
         layers = {
-            f"{stack.block(item.layer)}.{part.module}"
-            for item in branches(stack)
-            for part in _inputs(item)
+            f"{stack.block(branch.layer)}.{projection.module}"
+            for branch in branches(stack)
+            for projection in _inputs(branch)
         }
         with recorded_calls(lens.adapter.model, layers) as calls:
             lens.forward(case.encoded)
         for branch in branches(stack):
             yield from _Rebuilt(lens, activations, branch, calls).deviations()
         if stack.ln_final:
-            rebuilt = lens.adapter.model.get_submodule(stack.ln_final).forward(
-                activations[last_stream(stack)]
-            )
+            norm = lens.adapter.model.get_submodule(stack.ln_final)
+            rebuilt = norm.forward(activations[last_stream(stack)])
             normalized = activations[last_stream(stack, normalized=True)]
             yield f"ln_final of stack {stack.name!r}", relative(rebuilt, normalized)
 
 
 def _inputs(branch: Row) -> list[Projection]:
     """List the input layers of a branch."""
-    row = branch.row
-    if isinstance(row, Attention):
-        return [*row.inputs.values()]
-    if isinstance(row, Mlp):
-        return [part for part in (row.i, row.gate) if part]
+    writer = branch.row
+    if isinstance(writer, Attention):
+        return [*writer.inputs.values()]
+    if isinstance(writer, Mlp):
+        return [projection for projection in (writer.i, writer.gate) if projection]
     return []
 
 
@@ -78,101 +82,91 @@ class _Rebuilt:
     def __init__(
         self,
         lens: Lens,
-        acts: Activations,
+        activations: Activations,
         branch: Row,
         calls: dict[str, list[NativeCall]],
     ) -> None:
         self.lens = lens
-        self.acts = acts
+        self.activations = activations
         self.branch = branch
         self.calls = calls
-        self.place = (branch.layer, branch.row.kind, branch.stack.name)
-        self.branch_input = _norm(self.lens, branch, branch.row.norm)(
-            self.acts[branch.stream]
-        )
+        self.location = (branch.layer, branch.row.kind, branch.stack.name)
+        norm = _norm(lens, branch, branch.row.norm)
+        self.branch_input = norm(activations[branch.stream])
 
     def deviations(self) -> Deviations:
-        """Yield deviations of the inputs of the input layers, of their outputs, and of
-        the write.
-        """
-        row = self.branch.row
-        if isinstance(row, Attention):
-            yield from self._attention(row)
-        elif isinstance(row, Mlp):
-            yield from self._mlp(row)
+        """Yield deviations of what input layers read and give, and of the write."""
+        writer = self.branch.row
+        if isinstance(writer, Attention):
+            yield from self._attention(writer)
+        elif isinstance(writer, Mlp):
+            yield from self._mlp(writer)
 
-    def _attention(self, row: Attention) -> Deviations:
+    def _attention(self, attention: Attention) -> Deviations:
+        """Yield the deviations of an attention."""
         at = self.branch.at
         keys = self.branch_input
-        if row.keys_from:
-            keys = self.acts[
-                last_stream(self.lens.wiring.stack(row.keys_from), normalized=True)
-            ]
-        x_layout = row.x_layout or row.stream_layout
-        for letter, part in row.inputs.items():
+        if attention.keys_from:
+            source = self.lens.wiring.stack(attention.keys_from)
+            keys = self.activations[last_stream(source, normalized=True)]
+        x_layout = attention.x_layout or attention.stream_layout
+        for letter, projection in attention.inputs.items():
             if letter in "kv":
                 x = keys
             else:
                 x = self.branch_input
-            call = self._call(part)
-            holds_matrix = part.weight == "weight"
-            # the attention itself holds the matrix, and takes query, key and value
-            inputs = self._vocabulary(
-                call.given(0 if holds_matrix else "qkv".index(letter)), x_layout
-            )
+            call = self._call(projection)
+            holds_matrix = projection.weight == "weight"
+            # else the attention itself holds it, and takes query, key and value
+            argument = 0 if holds_matrix else "qkv".index(letter)
+            inputs = self._vocabulary(call.given(argument), x_layout)
             yield f"{at}: what {letter} reads (norm, reads)", relative(x, inputs)
-            layer, kind, stack = self.place
+            layer, kind, stack = self.location
             weight, bias = self.lens.weights.projection(layer, kind, letter, stack)
             rebuilt = torch.einsum("bpd,hdc->bphc", x, weight) + bias
             if holds_matrix:
-                outputs = self._part(
-                    self._vocabulary(call.gave(), x_layout), part, head=len(weight)
-                )
+                output = self._vocabulary(call.gave(), x_layout)
+                outputs = self._part(output, projection, head=len(weight))
             else:
-                outputs = self.acts[f"{at}.hook_{letter}"]
+                outputs = self.activations[f"{at}.hook_{letter}"]
             yield f"{at}: W_{letter.upper()}", relative(rebuilt, outputs)
-        heads = self.lens.weights.heads(*self.place)
-        out = (
-            torch.einsum("bphc,hcd->bpd", self.acts[f"{at}.hook_z"], heads.W_O)
-            + heads.b_O
-        )
+        heads = self.lens.weights.heads(*self.location)
+        z = self.activations[f"{at}.hook_z"]
+        out = torch.einsum("bphc,hcd->bpd", z, heads.W_O) + heads.b_O
         yield f"{at}: W_O", self._write(out)
 
-    def _mlp(self, row: Mlp) -> Deviations:
+    def _mlp(self, writer: Mlp) -> Deviations:
+        """Yield the deviations of an MLP."""
         at = self.branch.at
-        mlp = self.lens.weights.mlp(*self.place)
-        layout = row.pre.layout.replace("d_mlp", "d_model")
+        mlp = self.lens.weights.mlp(*self.location)
+        layout = writer.pre.layout.replace("d_mlp", "d_model")
         x = self.branch_input
-        pre = self.acts[f"{at}.hook_pre"]
-        yield (
-            f"{at}: what i reads (norm, reads)",
-            relative(x, self._vocabulary(self._call(row.i).given(), layout)),
-        )
+        pre = self.activations[f"{at}.hook_pre"]
+        inputs = self._vocabulary(self._call(writer.i).given(), layout)
+        yield f"{at}: what i reads (norm, reads)", relative(x, inputs)
         yield (
             f"{at}: W_in (i, pre)",
-            relative(x @ mlp.W_in + mlp.b_in, _halves(pre, self.branch)[row.i.part]),
+            relative(x @ mlp.W_in + mlp.b_in, _halves(pre, self.branch)[writer.i.part]),
         )
-        if row.gate is not None:
-            outputs = self._part(
-                self._vocabulary(self._call(row.gate).gave(), layout), row.gate
-            )
+        if writer.gate is not None:
+            output = self._vocabulary(self._call(writer.gate).gave(), layout)
+            outputs = self._part(output, writer.gate)
             yield f"{at}: W_gate", relative(_gate(self.lens, self.branch, x), outputs)
-        yield (
-            f"{at}: W_out (o, post)",
-            self._write(self.acts[f"{at}.hook_post"] @ mlp.W_out + mlp.b_out),
-        )
+        post = self.activations[f"{at}.hook_post"]
+        yield f"{at}: W_out (o, post)", self._write(post @ mlp.W_out + mlp.b_out)
 
     def _write(self, out: Tensor) -> float:
-        """Compute the deviation of a branch's output, scaled as the stream receives it,
-        from its write.
-        """
-        write = _norm(self.lens, self.branch, self.branch.row.post_norm)(
-            out
-        ) * self.lens.weights.scale(*self.place)
-        return relative(write, self.acts[f"{self.branch.at}.hook_out"])
+        """Compute the deviation of a branch's output from its write.
 
-    def _call(self, part: Projection) -> NativeCall:
-        path = f"{self.branch.stack.block(self.branch.layer)}.{part.module}"
+        The output is scaled as the stream receives it.
+        """
+        norm = _norm(self.lens, self.branch, self.branch.row.post_norm)
+        write = norm(out) * self.lens.weights.scale(*self.location)
+        return relative(write, self.activations[f"{self.branch.at}.hook_out"])
+
+    def _call(self, projection: Projection) -> NativeCall:
+        """Return the last call of an input layer; WiringError if it was not called."""
+        path = f"{self.branch.stack.block(self.branch.layer)}.{projection.module}"
         if not self.calls[path]:
             raise WiringError(
                 f"{path} was never called, so it is not an input layer of"
@@ -181,51 +175,57 @@ class _Rebuilt:
         return self.calls[path][-1]
 
     def _vocabulary(self, native: Tensor, layout: str) -> Tensor:
+        """Return a native tensor as (batch, pos, features)."""
         sizes = {**self.lens.registry.state.sizes, "head": self.branch.stack.n_heads}
         return to_vocabulary(fold_leading(native, layout), layout, RESIDUAL, sizes)
 
-    def _part(self, wide: Tensor, part: Projection, **sizes: int) -> Tensor:
-        """Split a layer's output (batch, pos, rows) into heads, or hidden units, of one
-        part of it.
+    def _part(self, output: Tensor, projection: Projection, **sizes: int) -> Tensor:
+        """Split a layer's output into heads or hidden units, of one part of it.
+
+        The output is (batch, pos, rows).
         """
         axes = "d_mlp"
         if sizes:
             axes = "head d_head"
-        if part.parts == 1:
+        if projection.parts == 1:
             return rearrange(
-                wide, f"batch pos {part.layout} -> batch pos {axes}", **sizes
+                output, f"batch pos {projection.layout} -> batch pos {axes}", **sizes
             )
         return rearrange(
-            wide,
-            f"batch pos {part.layout} -> part batch pos {axes}",
-            part=part.parts,
+            output,
+            f"batch pos {projection.layout} -> part batch pos {axes}",
+            part=projection.parts,
             **sizes,
-        )[part.part]
+        )[projection.part]
 
 
 def _norm(lens: Lens, branch: Row, path: str) -> Callable[[Tensor], Tensor]:
+    """Return the forward of a branch's norm; the identity where there is none."""
+    if not path:
+        return lambda stream: stream
     block = branch.stack.block(branch.layer)
-    return (
-        lens.adapter.model.get_submodule(f"{block}.{path}").forward
-        if path
-        else lambda stream: stream
-    )
+    forward: Callable[[Tensor], Tensor] = lens.adapter.model.get_submodule(
+        f"{block}.{path}"
+    ).forward
+    return forward
 
 
 def _is_fused(pre: Tensor, branch: Row) -> bool:
+    """Return whether ``hook_pre`` holds both halves of a gated MLP."""
     assert isinstance(branch.row, Mlp)
     return branch.row.i.parts > 1 and pre.shape[-1] != branch.stack.d_mlp
 
 
 def _halves(pre: Tensor, branch: Row) -> Tensor:
-    """Return ``hook_pre`` as (part, batch, pos, d_mlp), of one part but for a fused
-    gated layer.
+    """Return ``hook_pre`` as (part, batch, pos, d_mlp).
+
+    Only a fused gated layer has several parts.
     """
-    row: Any = branch.row
+    mlp: Any = branch.row
     if not _is_fused(pre, branch):
-        return pre.expand(row.i.parts, *pre.shape)
+        return pre.expand(mlp.i.parts, *pre.shape)
     return rearrange(
-        pre, f"batch pos {row.i.layout} -> part batch pos d_mlp", part=row.i.parts
+        pre, f"batch pos {mlp.i.layout} -> part batch pos d_mlp", part=mlp.i.parts
     )
 
 
@@ -238,66 +238,57 @@ def _halves(pre: Tensor, branch: Row) -> Tensor:
     "no MLP",
 )
 def activation(case: Case) -> Deviations:
-    """Check that a shift of the units of ``pre`` by one shifts those of ``post``, but
-    for the gate, which stays.
+    """Check that a shift of the units of ``pre`` by one shifts those of ``post``.
+
+    The gate, if there is one, stays.
     """
     lens = case.lens
     activations = case.acts
     mlps = [
-        item
+        branch
         for stack in lens.wiring.stacks
-        for item in branches(stack)
-        if isinstance(item.row, Mlp)
+        for branch in branches(stack)
+        if isinstance(branch.row, Mlp)
     ]
     if not mlps:
         return
     hooks = []
     for branch in mlps:
-        hooks.append(
-            (
-                f"{branch.at}.hook_pre",
-                _replace_output(
-                    _shift_units(activations[f"{branch.at}.hook_pre"], branch)
-                ),
-            )
-        )
+        pre = f"{branch.at}.hook_pre"
+        write = f"{branch.at}.hook_out"
+        shifted_pre = _shift_units(activations[pre], branch)
+        hooks.append((pre, _replace_output(shifted_pre)))
         # later layers must read the same stream as before
-        hooks.append(
-            (
-                f"{branch.at}.hook_out",
-                _replace_output(activations[f"{branch.at}.hook_out"]),
-            )
-        )
+        hooks.append((write, _replace_output(activations[write])))
     with lens.hooks(hooks):
-        _, new_acts = lens.run_with_cache(
+        _, shifted_activations = lens.run_with_cache(
             case.encoded, names_filter=[f"{branch.at}.hook_post" for branch in mlps]
         )
     for branch in mlps:
         name = f"{branch.at}.hook_post"
-        gate = _gate(
-            lens,
-            branch,
-            _norm(lens, branch, branch.row.norm)(activations[branch.stream]),
-        )
-        shifted = new_acts[name] * gate.roll(1, dims=-1)
+        norm = _norm(lens, branch, branch.row.norm)
+        gate = _gate(lens, branch, norm(activations[branch.stream]))
+        shifted = shifted_activations[name] * gate.roll(1, dims=-1)
         expected = activations[name].roll(1, dims=-1) * gate
         yield f"{branch.at}: gate, pre, post", relative(shifted, expected)
 
 
 def _replace_output(value: Tensor) -> Callable[..., Tensor]:
+    """Return a hook that puts a given value in place."""
     return lambda _now, hook: value
 
 
 def _shift_units(pre: Tensor, branch: Row) -> Tensor:
-    """Move every unit's value of ``hook_pre`` to the next unit; of a fused layer the
-    half that is activated.
+    """Move every unit's value of ``hook_pre`` to the next unit.
+
+    Of a fused layer, only the half that is activated is moved.
     """
-    row: Any = branch.row
+    mlp: Any = branch.row
     if not _is_fused(pre, branch):
         return pre.roll(1, dims=-1)
     halves = _halves(pre, branch).clone()
-    halves[row.i.part] = halves[row.i.part].roll(1, dims=-1)
-    return rearrange(halves, f"part batch pos d_mlp -> batch pos {row.i.layout}")
+    halves[mlp.i.part] = halves[mlp.i.part].roll(1, dims=-1)
+    return rearrange(halves, f"part batch pos d_mlp -> batch pos {mlp.i.layout}")
 
 
 def _gate(lens: Lens, branch: Row, x: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Checks that every measurement must pass, of this library and of anybody's, each with
-a name.
+"""Checks that every measurement must pass, each with a name.
 
-:func:`probe_checks` yields them; a :class:`ProbeTrial` computes what they look at. A
-check is a function of a trial with the decorator :func:`_check`, which says where it
-applies.
+They are for measurements of this library and of anybody's. :func:`probe_checks` yields
+them; a :class:`ProbeTrial` computes what they look at. A check is a function of a trial
+with the decorator :func:`_check`, which says where it applies. Whether a measurement's
+numbers are right is for its own tests.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from tsfm_lens.testing.tolerance import assert_close
 __all__ = ["ProbeCheck", "ProbeTrial", "probe_checks"]
 
 MODELS = ("bolt-nano", "chronos-nano", "chronos2-nano")
-"""Embedded models that checks run on: the first two that a measurement is defined for,
-and the last for covariates.
+"""Embedded models that checks run on.
+
+A measurement is tried on the first two that it is defined for, and on the last with
+covariates.
 """
 STEPS = 72
 HORIZON = 3
@@ -44,8 +46,7 @@ DEPTH = 10_000
 # a unit that floats divide by without rounding
 UNIT = 2.0**10
 STATEMENTS = ("size", "low", "high", "p", "significant", "leads")
-# differences of equals, and signs of parts of size 0, which are rounding and nothing
-# else
+# differences of equal numbers, and signs of parts of size 0: rounding, and nothing else
 ROUNDING = {
     "completeness_error",
     "identity_error",
@@ -58,8 +59,9 @@ LABELLED = ("layer", "head", "step", "series", "quantile", "variant", "metric")
 
 
 class ProbeTrial:
-    """Trial of a measurement on a small model, with the results that several checks
-    look at.
+    """Trial of a measurement on a small model.
+
+    It holds the results that several checks look at.
 
     Attributes:
         entry: the measurement.
@@ -74,26 +76,30 @@ class ProbeTrial:
 
     @cached_property
     def series(self) -> SeriesBatch:
-        """The series that it is tried on; with covariates where it is about these."""
+        """Series that the measurement is tried on.
+
+        They have covariates where it is about these.
+        """
         return example_series(covariates=self.entry.needs == "covariates")
 
     @cached_property
     def result(self) -> xr.Dataset:
-        """What it gives for three series."""
+        """Result of the measurement for three series."""
         return self.compute(self.series)
 
     @cached_property
     def panels(self) -> list[FigurePanel]:
-        """The panels of a report of :attr:`result`."""
+        """Panels of a report of :attr:`result`."""
         return list(self.entry.draw_panels(self.result))
 
     @cached_property
     def results(self) -> Results:
-        """Results of the run of :attr:`result`, each by the options of its ``example``."""
+        """Results of the run of :attr:`result`, by the options of each ``example``."""
         return self._results(self.series)
 
     def compute(self, batch: SeriesBatch, **options: Any) -> xr.Dataset:
-        """Compute it of series as its declaration keeps a trial of it small;
+        """Compute the measurement of series, as small as its declaration keeps a trial.
+
         ``options`` are those of the runs.
         """
         entry = self.entry
@@ -101,14 +107,15 @@ class ProbeTrial:
             results = self._results(batch, **options)
             return results.compute(entry.kind, **entry.example)
         assert entry.function is not None
-        values = tuple(np.roll(values, SEASON // 2) for values in batch.values)
+        values = tuple(np.roll(series, SEASON // 2) for series in batch.values)
         pair = [
-            self.lens.run(item, HORIZON, rollout=False, **options)
-            for item in (batch, replace(batch, values=values))
+            self.lens.run(series, HORIZON, rollout=False, **options)
+            for series in (batch, replace(batch, values=values))
         ]
         return entry.function(*pair, **entry.example)
 
     def _results(self, batch: SeriesBatch, **options: Any) -> Results:
+        """Return the results of a run, with the options of all that it needs."""
         run = _run(self.lens, batch, **options)
         takes = self.entry.takes
         sources = set(takes if isinstance(takes, tuple) else ())
@@ -117,14 +124,12 @@ class ProbeTrial:
 
     @property
     def of_all_series(self) -> bool:
-        """Test if it measures all series of a run, or of a pair of runs."""
+        """Whether it measures all series of a run, or of a pair of runs."""
         return self.entry.takes in ("run", "pair") and not self.entry.one_item
 
     @property
     def is_of_series(self) -> bool:
-        """Test if it measures all series, each with the same numbers wherever it
-        stands.
-        """
+        """Whether it measures all series, each by the same numbers in any order."""
         # sample paths, and shuffled covariates, are drawn series by series
         is_drawn = self.lens.emits == "token" or self.entry.needs == "covariates"
         return self.of_all_series and not is_drawn
@@ -132,8 +137,9 @@ class ProbeTrial:
 
 @dataclass(frozen=True)
 class ProbeCheck:
-    """One check of one measurement on one model; calling it raises an AssertionError
-    that says what is wrong.
+    """One check of one measurement on one model.
+
+    Calling it raises an AssertionError that says what is wrong.
 
     Attributes:
         trial: the measurement and the model.
@@ -164,8 +170,9 @@ _CHECKS: dict[str, tuple[Applies, Callable[[ProbeTrial], None]]] = {}
 def probe_checks(
     kind: str | None = None, models: Sequence[str] = MODELS
 ) -> Iterator[ProbeCheck]:
-    """Yield the checks that a measurement must pass, by name, as scikit-learn yields
-    those of an estimator.
+    """Yield the checks that a measurement must pass, by name.
+
+    scikit-learn yields those of an estimator in the same way.
 
     Args:
         kind: of the measurement; all that a run gives if None.
@@ -174,7 +181,8 @@ def probe_checks(
             refuse.
 
     Example:
-        >>> [check.name for check in testing.probe_checks("head_spectra", ["bolt-nano"])]
+        >>> checks = testing.probe_checks("head_spectra", ["bolt-nano"])
+        >>> [check.name for check in checks]
         ['labels', 'figures', 'sentences']
     """
     if kind is not None:
@@ -204,15 +212,18 @@ def probe_checks(
 
 
 def example_series(*, covariates: bool = False, seed: int = 1) -> SeriesBatch:
-    """Return three noisy seasons, each of another shape; with a covariate of which the
-    future is known if asked for.
+    """Return three noisy seasons, each of another shape.
+
+    With ``covariates``, each has a covariate whose future is known.
     """
     steps = np.arange(STEPS)
     rng = np.random.default_rng(0)
-    seasons = [np.sin(2 * np.pi * (steps / SEASON + i / 5)) for i in range(SERIES)]
+    seasons = [
+        np.sin(2 * np.pi * (steps / SEASON + index / 5)) for index in range(SERIES)
+    ]
     values = [
-        10 + i + season + 0.1 * rng.normal(size=STEPS)
-        for i, season in enumerate(seasons)
+        10 + index + season + 0.1 * rng.normal(size=STEPS)
+        for index, season in enumerate(seasons)
     ]
     if not covariates:
         return as_series(values, seasonality=SEASON)
@@ -230,10 +241,12 @@ def example_series(*, covariates: bool = False, seed: int = 1) -> SeriesBatch:
 
 @cache
 def _lens(model: str) -> Lens:
+    """Open an embedded model, once for all checks."""
     return load(model)
 
 
 def _run(lens: Lens, batch: SeriesBatch, **options: Any) -> Run:
+    """Run a model on series with a holdout; few sample paths if it draws tokens."""
     if lens.emits == "token":
         options["num_samples"] = 2
     return lens.run(batch, HORIZON, holdout=True, **options)
@@ -242,7 +255,7 @@ def _run(lens: Lens, batch: SeriesBatch, **options: Any) -> Run:
 def _check(
     name: str, applies: Applies = lambda trial: True
 ) -> Callable[[Callable[[ProbeTrial], None]], Callable[[ProbeTrial], None]]:
-    """Register a check under a name, with a test of the trials that it is made for."""
+    """Register a check under a name, with a test of the trials that it is for."""
 
     def register(function: Callable[[ProbeTrial], None]) -> Callable[..., None]:
         _CHECKS[name] = (applies, function)
@@ -253,17 +266,18 @@ def _check(
 
 @_check("labels")
 def _check_labels(trial: ProbeTrial) -> None:
-    """Check that the result says what it is, of what model, and along which labels, and
-    names its units.
+    """Check that the result says what it is, of what model, and in what units.
+
+    Its dimensions must have names and labels.
     """
     result = trial.result
     assert result.attrs.get("kind") == trial.entry.kind, "attrs['kind'] is not its kind"
-    for fact in ("title", "model"):
-        assert result.attrs.get(fact), f"attrs[{fact!r}] is not set"
-    bare = [
+    for attribute in ("title", "model"):
+        assert result.attrs.get(attribute), f"attrs[{attribute!r}] is not set"
+    unlabelled = [
         name for name in LABELLED if name in result.dims and name not in result.coords
     ]
-    assert not bare, f"dimensions without labels: {bare}"
+    assert not unlabelled, f"dimensions without labels: {unlabelled}"
     unnamed = [name for name in result.dims if str(name).startswith("dim_")]
     assert not unnamed, f"dimensions without a name: {unnamed}"
     for name, variable in result.data_vars.items():
@@ -276,8 +290,9 @@ def _check_labels(trial: ProbeTrial) -> None:
 
 @_check("figures")
 def _check_figures(trial: ProbeTrial) -> None:
-    """Check that figures are drawn where the model has everything for them, one
-    unnamed, and that tables have rows.
+    """Check that figures are drawn where the model has all that they need.
+
+    One must be drawn where none is named, and tables must have rows.
     """
     entry = trial.entry
     lens = trial.lens
@@ -288,8 +303,10 @@ def _check_figures(trial: ProbeTrial) -> None:
         if figure.probe_options:
             options = {**entry.example, **figure.probe_options}
             result = trial.results.compute(entry.kind, **options)
-        rest = [trial.results[kind] for kind in figure.beside]
-        assert figure.draw(result, *rest).data, f"{figure.name} draws nothing"
+        further_results = [trial.results[kind] for kind in figure.beside]
+        assert figure.draw(result, *further_results).data, (
+            f"{figure.name} draws nothing"
+        )
     if entry.figures:
         assert trial.result.plot().data, "nothing is drawn where no figure is named"
     for panel in trial.panels:
@@ -298,28 +315,29 @@ def _check_figures(trial: ProbeTrial) -> None:
 
 @_check("sentences")
 def _check_sentences(trial: ProbeTrial) -> None:
-    """Check that what it says are whole sentences."""
+    """Check that the sentences of a report end as sentences."""
     for panel in trial.panels:
         for sentence in panel.sentences:
-            is_whole = sentence.endswith((".", "!"))
-            assert is_whole, f"does not end in a point: {sentence!r}"
+            is_sentence = sentence.endswith((".", "!"))
+            assert is_sentence, f"does not end in a point: {sentence!r}"
 
 
 @_check("order", lambda trial: trial.is_of_series)
 def _check_order(trial: ProbeTrial) -> None:
-    """Check that a series has the same numbers, and the same is said of all, wherever
-    it stands among others.
+    """Check that the order of series changes neither numbers nor statements.
+
+    A series must have the same numbers anywhere among the others.
     """
     if "sources" in trial.result.attrs:
         # the first series calibrate what the others measure
         return
     items = list(dict.fromkeys(trial.series.groups))
-    other = trial.compute(trial.series.select(items[::-1]))
-    _assert_same_statements(other, trial.result)
-    if "series" in other.dims:
-        other = other.sel(series=trial.result["series"].values)
-        of_series = [name for name, item in other.items() if "series" in item.dims]
-        _assert_same(other[of_series], trial.result[of_series])
+    found = trial.compute(trial.series.select(items[::-1]))
+    _assert_same_statements(found, trial.result)
+    if "series" in found.dims:
+        found = found.sel(series=trial.result["series"].values)
+        names = [name for name, variable in found.items() if "series" in variable.dims]
+        _assert_same(found[names], trial.result[names])
 
 
 @_check("units", lambda trial: trial.is_of_series)
@@ -340,20 +358,21 @@ def _check_copies(trial: ProbeTrial) -> None:
 
 @_check("memory", lambda trial: trial.of_all_series and not trial.entry.whole_batch)
 def _check_memory(trial: ProbeTrial) -> None:
-    """Check that where one series fits into memory only one runs at a time, with the
-    same results.
+    """Check that where one series fits into memory only one runs at a time.
+
+    The results must be the same.
     """
     expected = trial.result
     with _one_item_at_a_time(trial.lens) as rows:
         found = trial.compute(trial.series)
-    most = len(trial.series) // SERIES
-    assert max(rows, default=0) <= most, f"runs {max(rows)} series at once"
+    max_rows = len(trial.series) // SERIES
+    assert max(rows, default=0) <= max_rows, f"runs {max(rows)} series at once"
     _assert_same(found, expected)
 
 
 @_check("twins", lambda trial: trial.is_of_series)
 def _check_twins(trial: ProbeTrial) -> None:
-    """Check that what it judges is compared with untrained twins of the model."""
+    """Check that the effects that it tests are compared with untrained models."""
     names = judged_names(trial.result)
     if not names:
         return
@@ -366,8 +385,9 @@ def _check_twins(trial: ProbeTrial) -> None:
 
 
 def _check_refusal(trial: ProbeTrial) -> None:
-    """Check that a model without what it needs is refused, by the registry with its
-    name and by the probe itself.
+    """Check that a model without what it needs is refused.
+
+    The registry must refuse it by name, and so must the probe itself.
     """
     entry = trial.entry
     for needs in (entry.needs, ""):
@@ -399,21 +419,22 @@ def _check_covariates(trial: ProbeTrial) -> None:
 
 @contextmanager
 def _one_item_at_a_time(lens: Lens) -> Iterator[list[int]]:
-    """Plan as where hardly anything fits; gives the sizes of the batches that the model
-    runs.
+    """Plan as if hardly anything fitted into memory, while the block runs.
+
+    Yields the sizes of the batches that the model runs.
     """
     rows = []
     run = lens.adapter.run
     predict = lens.adapter.predict
 
-    def seen(inputs: Any) -> torch.Tensor:
+    def count_rows(inputs: Any) -> torch.Tensor:
         tensors = [
             value for value in inputs.values() if isinstance(value, torch.Tensor)
         ]
         rows.append(len(tensors[0]))
         return run(inputs)
 
-    def seen_batch(part: SeriesBatch, *rest: Any) -> Any:
+    def count_series(part: SeriesBatch, *rest: Any) -> Any:
         rows.append(len(part))
         return predict(part, *rest)
 
@@ -421,14 +442,15 @@ def _one_item_at_a_time(lens: Lens) -> Iterator[list[int]]:
         for module in ("models.batching", "models.recording", "ablation.engine"):
             name = f"tsfm_lens.{module}.fitting"
             patches.enter_context(mock.patch(name, return_value=1))
-        patches.enter_context(mock.patch.object(lens.adapter, "run", seen))
-        patches.enter_context(mock.patch.object(lens.adapter, "predict", seen_batch))
+        patches.enter_context(mock.patch.object(lens.adapter, "run", count_rows))
+        patches.enter_context(mock.patch.object(lens.adapter, "predict", count_series))
         yield rows
 
 
 def _assert_same(found: xr.Dataset, expected: xr.Dataset) -> None:
-    """Hold every variable of two results equal to rounding, those that are rounding
-    themselves left out.
+    """Assert that two results are equal up to rounding.
+
+    Variables that are rounding themselves are left out.
     """
     assert set(found) == set(expected), set(found) ^ set(expected)
     for name in set(found) - ROUNDING:
@@ -443,12 +465,12 @@ def _assert_same(found: xr.Dataset, expected: xr.Dataset) -> None:
 
 
 def _assert_same_statements(found: xr.Dataset, expected: xr.Dataset) -> None:
-    """Hold sizes and tests of all judged effects equal."""
+    """Assert that sizes and tests of all tested effects are equal."""
     for effect in judged_names(expected):
         for part in STATEMENTS:
             name = f"{effect}_{part}"
             actual, wanted = (
-                item[name].values.astype(float) for item in (found, expected)
+                result[name].values.astype(float) for result in (found, expected)
             )
             largest = max(1.0, float(np.abs(np.nan_to_num(wanted)).max(initial=0.0)))
             assert_close(

@@ -1,4 +1,9 @@
-"""Suite of all oracles, on a lens or on a wiring of one's own."""
+"""Suite of all oracles, on a lens or on a wiring of one's own.
+
+Read :func:`check_wiring`, which prints a table, or :func:`check_lens`, which returns
+the results. The oracles are in :mod:`tsfm_lens.testing.oracles` and the modules beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +56,13 @@ def check_lens(
         progress: called with (name of the oracle that begins, done, of).
 
     Example:
-        >>> all(result.passed for result in testing.check_lens(lens, oracles=[testing.oracles.accounting]))
+        >>> results = testing.check_lens(lens, oracles=[testing.oracles.accounting])
+        >>> all(result.passed for result in results)
         True
     """
     subject = example_case(lens) if case is None else case
     with torch.no_grad():
-        # what the native model itself raises is no finding about the table
+        # outside the try: what the native model itself raises is no fault of the table
         lens.forward(subject.encoded)
     results = []
     for index, oracle in enumerate(oracles):
@@ -94,23 +100,22 @@ def check_wiring(
 
     Example:
         >>> wiring, native = type(lens.adapter), lens.native
-        >>> all(result.passed for result in testing.check_wiring(wiring, native, quiet=True))  # doctest: +SKIP
+        >>> results = testing.check_wiring(wiring, native, quiet=True)  # doctest: +SKIP
+        >>> all(result.passed for result in results)  # doctest: +SKIP
         True
     """
     adapter = wiring(model)
     lens = Lens(adapter, type(model).__name__)
-    err = console(stderr=True)
+    stderr = console(stderr=True)
 
-    def line(name: str, index: int, total: int) -> None:
-        err.print(Text(f"oracle {index + 1} of {total}: {name}"))
+    def report(name: str, index: int, total: int) -> None:
+        stderr.print(Text(f"oracle {index + 1} of {total}: {name}"))
 
-    results = check_lens(lens, progress=line if err.is_terminal and not quiet else None)
+    shows_progress = stderr.is_terminal and not quiet
+    results = check_lens(lens, progress=report if shows_progress else None)
     if not quiet:
-        console().print(
-            oracle_table(
-                results, f"{adapter.wiring.architecture}: {type(model).__name__}"
-            )
-        )
+        title = f"{adapter.wiring.architecture}: {type(model).__name__}"
+        console().print(oracle_table(results, title))
         for oracle, result in zip(ORACLES, results, strict=True):
             if not result.passed:
                 console().print(Text(f"{result.oracle}: look at {oracle.look_at}"))

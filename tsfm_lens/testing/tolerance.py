@@ -1,5 +1,8 @@
-"""Bounds on the difference of two floating-point computations of one number, from the
-arithmetic alone.
+"""Bounds on the difference of two floating-point computations of one number.
+
+Read :func:`rounding`: a bound follows from the arithmetic alone, the precision, the
+largest value and the number of roundings, and never from what a test happened to give.
+:func:`assert_close` applies it.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ __all__ = ["assert_close", "last_digit", "rounding"]
 def rounding(
     dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, depth: int
 ) -> float:
-    """Bound the difference of two orders of summation: ``depth`` roundings of the
-    largest intermediate value.
+    """Bound the difference of two orders of summation.
+
+    The bound is ``depth`` roundings of the largest intermediate value.
 
     Args:
         dtype: the precision that the numbers were computed in, of torch or numpy.
@@ -41,17 +45,17 @@ def rounding(
             f"no bound from magnitude {magnitude} and depth {depth}: give a finite one"
             " and at least 1"
         )
-    info = (
-        torch.finfo(dtype)
-        if isinstance(dtype, torch.dtype)
-        else np.finfo(np.dtype(dtype))
-    )
-    return depth * float(info.eps) * abs(float(magnitude))
+    if isinstance(dtype, torch.dtype):
+        epsilon = float(torch.finfo(dtype).eps)
+    else:
+        epsilon = float(np.finfo(np.dtype(dtype)).eps)
+    return depth * epsilon * abs(float(magnitude))
 
 
 def last_digit(decimals: int) -> float:
-    """Bound the difference of a number and its print to so many decimals (in tens if
-    negative): 0.6 of the last digit.
+    """Bound the difference of a number and its print to so many decimals.
+
+    The bound is 0.6 of the last digit; negative decimals are tens.
 
     Example:
         >>> testing.last_digit(2)
@@ -69,8 +73,9 @@ def assert_close(
     dtype: Any = None,
     what: str = "",
 ) -> None:
-    """Assert that two arrays are one computation done twice, missing values and
-    infinities in the same places.
+    """Assert that two arrays are one computation done twice.
+
+    Missing values and infinities must be in the same places.
 
     Args:
         actual, expected: arrays, tensors or numbers of one shape; one number may stand
@@ -86,7 +91,8 @@ def assert_close(
             exceeds the bound.
 
     Example:
-        >>> testing.assert_close(np.float32(0.1) + np.float32(0.2), np.float32(0.3), depth=1)
+        >>> total = np.float32(0.1) + np.float32(0.2)
+        >>> testing.assert_close(total, np.float32(0.3), depth=1)
     """
     precision = dtype or _less_precise(actual, expected)
     values = _values(actual)
@@ -95,7 +101,7 @@ def assert_close(
         f"{what}: shape {values.shape}, expected {targets.shape}"
     )
     finite = np.concatenate(
-        [item[np.isfinite(item)].ravel() for item in (values, targets)]
+        [array[np.isfinite(array)].ravel() for array in (values, targets)]
     )
     largest = float(np.abs(finite).max(initial=0.0)) if magnitude is None else magnitude
     bound = rounding(precision, largest, depth=depth)
@@ -107,6 +113,7 @@ def assert_close(
 
 
 def _less_precise(*arrays: Any) -> torch.dtype:
+    """Return the coarsest type of several arrays."""
     dtypes = [
         array.dtype if isinstance(array, torch.Tensor) else np.asarray(array).dtype
         for array in arrays
@@ -123,6 +130,7 @@ def _less_precise(*arrays: Any) -> torch.dtype:
 
 
 def _values(array: Any) -> np.ndarray:
+    """Return an array or tensor as float64 of numpy."""
     if isinstance(array, torch.Tensor):
         return array.detach().to("cpu", torch.float64).numpy()
     return np.asarray(array, dtype=np.float64)

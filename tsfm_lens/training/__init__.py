@@ -1,4 +1,8 @@
-"""Training: one loop, sharpness-aware minimisation, and a watch on any training."""
+"""Training: one loop, sharpness-aware minimisation, and a watch on any training.
+
+:class:`Training` runs the loop and resumes it, :class:`SAM` is an optimiser for it, and
+:class:`Watch` measures a model while this or any other loop trains it.
+"""
 
 # ruff: noqa: F403
 from tsfm_lens.core.extensions import public_names as _public_names

@@ -1,5 +1,6 @@
-"""Functions as commands, ``python -m …``; errors are printed in one line, without a
-traceback.
+"""Functions as commands, ``python -m …``.
+
+Errors are printed in one line, without a traceback.
 """
 
 from __future__ import annotations

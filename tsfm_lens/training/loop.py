@@ -1,4 +1,9 @@
-"""One training loop, which can be stopped at any time and resumed."""
+"""One training loop, which can be stopped at any time and resumed.
+
+A :class:`Task` has the model and its losses, a :class:`Plan` the length of the run and
+what is saved; :class:`Training` puts the two together with an optimiser. Files on disk
+are the matter of :mod:`.state`.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +38,9 @@ __all__ = ["Plan", "Task", "Training"]
 
 @runtime_checkable
 class Task(Protocol):
-    """A model, on the device where it is trained, and its losses; a run resumes only
-    with a task of equal identity.
+    """A model, on the device where it is trained, and its losses.
+
+    A run resumes only with a task of equal identity.
     """
 
     model: nn.Module
@@ -48,13 +54,15 @@ class Task(Protocol):
         """JSON of all settings that the weights depend on."""
 
     def loss(self, step: int) -> Tensor:
-        """Compute the scalar loss of the batch of a step; the batch depends on the step
-        and the task's seed alone.
+        """Compute the scalar loss of the batch of a step.
+
+        The batch depends on the step and the task's seed alone.
         """
 
     def evaluate(self) -> Mapping[str, float]:
-        """Measure the model, such as its validation error; patience looks at the first
-        measure. {} for none.
+        """Measure the model, for example by its validation error.
+
+        Patience looks at the first measure. {} for none.
         """
 
 
@@ -104,8 +112,8 @@ class Training:
             the first.
 
     Example:
-        >>> done = Training(task, torch.optim.Adam(task.model.parameters()), Plan(steps=3)).run(quiet=True)
-        >>> done
+        >>> optimizer = torch.optim.Adam(task.model.parameters())
+        >>> Training(task, optimizer, Plan(steps=3)).run(quiet=True)
         True
     """
 
@@ -139,7 +147,8 @@ class Training:
         self.best: tuple[float, int] | None = None
         self._best_weights: dict[str, Tensor] | None = None
         self._losses: list[Tensor] = []
-        self._stop_flag = self._patience_over = False
+        self._stop_flag = False
+        self._patience_over = False
 
     @property
     def model(self) -> nn.Module:
@@ -152,8 +161,11 @@ class Training:
         return next(self.model.parameters()).device
 
     def resume(self) -> None:
-        """Go back to the last saved state; CheckpointError if there is none, or it is
-        damaged or of other settings.
+        """Go back to the last saved state.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged or of other settings.
+            InputError: the run has no folder.
         """
         if self.out is None:
             raise InputError("a run without a folder cannot be resumed; give out=…")
@@ -174,8 +186,10 @@ class Training:
         quiet: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> bool:
-        """Train to the plan's last step, or to ``until``; return False if a signal or
-        ``until`` came first.
+        """Train to the plan's last step, or to ``until``.
+
+        Returns:
+            False if a signal or ``until`` came before the end of the run.
 
         Raises:
             InputError: the loss is not finite; the last saved state is as it was.
@@ -189,13 +203,13 @@ class Training:
             bar_task = bar.add_task(self.task.name, total=last, completed=self.step)
             if not self.step:
                 if self.out is not None:
-                    # log of a run that was killed before its first state
+                    # of a run that was killed before its first state
                     (self.out / LOG).unlink(missing_ok=True)
-                self._after()
+                self._follow_up()
             ending = self._patience_over
             while self.step < last and not ending:
                 self.train_step()
-                self._after()
+                self._follow_up()
                 bar.update(bar_task, completed=self.step)
                 if progress is not None:
                     progress(self.step, last)
@@ -252,7 +266,7 @@ class Training:
         self.seconds += time.perf_counter() - began
         return losses[0]
 
-    def _after(self) -> None:
+    def _follow_up(self) -> None:
         """Follow up a step: take a snapshot, evaluate, call the callbacks."""
         if self.out is not None and self.step in self.plan.snapshots:
             write_snapshot(self.out, self.model, self.step)
@@ -276,6 +290,7 @@ class Training:
         if self.best is None or value < self.best[0]:
             self.best = (value, self.step)
             if self.plan.patience is not None:
+                # the optimiser changes the weights in place
                 self._best_weights = {
                     name: part.detach().clone()
                     for name, part in self.model.state_dict().items()
@@ -319,6 +334,7 @@ class Training:
             "seconds": self.seconds,
             "losses": losses[:0] if due else losses,
             "identity": self.task.identity,
+            # dropout goes on as if the run had not been stopped
             "random": torch.get_rng_state(),
             "best": self.best,
             "best_weights": self._best_weights,
@@ -330,8 +346,9 @@ class Training:
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:
-        """Let Ctrl-C and SIGTERM end the run after the step at hand, with its state
-        saved.
+        """Let Ctrl-C and SIGTERM end the run after the step at hand.
+
+        Its state is then saved.
         """
 
         def stop(*_: object) -> None:

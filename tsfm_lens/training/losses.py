@@ -1,5 +1,8 @@
-"""Losses of Chronos and Chronos-Bolt on raw series, and the learning rate of their
-training.
+"""Losses of Chronos and Chronos-Bolt on raw series, and their learning rate.
+
+:func:`token_loss` is for models of value tokens, :func:`patch_loss` for models of
+patches and quantiles; :class:`Stage` has their settings. Batches come from
+:mod:`.series_source`, the loop from :mod:`.loop`.
 """
 
 from __future__ import annotations
@@ -17,9 +20,7 @@ FIRST_BIN = 3
 """Smallest token id that stands for a value: 0 pads, 1 ends, and 2 never occurs."""
 
 FAR = 25.0
-"""Futures further from the context than this many of its standard deviations are left
-out of the quantile loss.
-"""
+"""Standard deviations of the context beyond which the quantile loss skips futures."""
 
 
 class Stage(BaseModel):
@@ -53,8 +54,10 @@ class Stage(BaseModel):
 def trapezoid_rate(
     step: int, peak: float, *, first: int, last: int, warmup: int, decay: int
 ) -> float:
-    """Compute the rate at a step: rising over ``warmup``, constant, falling to 1 % over
-    ``decay``, if above 0.
+    """Compute the learning rate at a step.
+
+    It rises over ``warmup`` steps, is constant, and falls to 1 % over the last
+    ``decay`` steps, if that is above 0.
     """
     up = min(1.0, (step - first + 1) / warmup)
     down = 0.0
@@ -66,12 +69,14 @@ def trapezoid_rate(
 def ordinal_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, *, smoothing: float, first_bin: int
 ) -> torch.Tensor:
-    """Compute the cross-entropy (rows, steps), in nats, against a Gaussian around each
-    label, cut at the ends.
+    """Compute the cross-entropy (rows, steps) against smoothed labels, in nats.
+
+    A label is a Gaussian around its bin, cut at the first and the last bin.
     """
     distance = math.ceil(2.5 * smoothing)
     offsets = torch.arange(-distance, distance + 1, device=labels.device)
     near = labels[..., None] + offsets
+    # without smoothing, the only offset is 0, and the bound avoids 0 / 0
     weights = torch.exp(-0.5 * (offsets / max(smoothing, 1e-6)) ** 2)
     weights = weights * ((near >= first_bin) & (near < logits.shape[-1]))
     # the label of a gap lies below the first bin and keeps no weight; its loss is left
@@ -84,8 +89,9 @@ def ordinal_cross_entropy(
 def blank_inputs(
     inputs: torch.Tensor, share: float, blank_id: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Replace `share` of the token ids (rows, steps) by `blank_id`, in every second
-    row.
+    """Replace `share` of the token ids (rows, steps) in every second row.
+
+    They become `blank_id`.
     """
     lost = torch.rand(inputs.shape, generator=generator) < share
     lost[::2] = False
@@ -100,30 +106,28 @@ def own_inputs(
     stage: Stage,
     seed: int,
 ) -> torch.Tensor:
-    """Replace a share of the inputs of every second row by the model's own samples
-    (Duckworth et al. 2019), twice.
+    """Replace a share of the inputs by samples of the model, in every second row.
+
+    The samples are drawn twice, the second time after the first ones (scheduled
+    sampling in parallel, Duckworth et al. 2019).
     """
     generator = torch.Generator(inputs.device).manual_seed(seed)
-    odd = slice(1, None, 2)
+    odd_rows = slice(1, None, 2)
     mixture = inputs.clone()
     encoder = {
-        "encoder_outputs": (encoded["states"][odd],),
-        "attention_mask": encoded["mask"][odd],
+        "encoder_outputs": (encoded["states"][odd_rows],),
+        "attention_mask": encoded["mask"][odd_rows],
     }
     for _ in range(2):
         logits = model(
-            **encoder, decoder_input_ids=mixture[odd], use_cache=False
+            **encoder, decoder_input_ids=mixture[odd_rows], use_cache=False
         ).logits[:, :-1, FIRST_BIN:]
-        samples = (
-            torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=generator)
-            + FIRST_BIN
-        )
-        samples = samples.view(logits.shape[:2])
-        mask = (
-            torch.rand(samples.shape, generator=generator, device=inputs.device)
-            < stage.own_share
-        )
-        mixture[odd, 1:] = torch.where(mask, samples, inputs[odd, 1:])
+        probabilities = logits.softmax(-1).flatten(0, 1)
+        bins = torch.multinomial(probabilities, 1, generator=generator)
+        samples = (bins + FIRST_BIN).view(logits.shape[:2])
+        draws = torch.rand(samples.shape, generator=generator, device=inputs.device)
+        mask = draws < stage.own_share
+        mixture[odd_rows, 1:] = torch.where(mask, samples, inputs[odd_rows, 1:])
     return mixture
 
 
@@ -135,8 +139,9 @@ def own_forecasts(
     share: float,
     seed: int,
 ) -> torch.Tensor:
-    """Teacher-force a share of the rows with forecasts drawn by the model's pipeline
-    (Venkatraman et al. 2015).
+    """Teacher-force a share of the rows with forecasts of the model.
+
+    They are drawn as the model's pipeline draws them (Venkatraman et al. 2015).
     """
     generator = torch.Generator(inputs.device).manual_seed(seed)
     rows = torch.rand(len(inputs), generator=generator, device=inputs.device) < share
@@ -171,13 +176,15 @@ def token_step_losses(
     *,
     seed: int = 0,
 ) -> torch.Tensor:
-    """Compute the mean loss at each decoder position, in nats: (horizon,). Inputs in
-    data units, (rows, time).
+    """Compute the mean loss at each decoder position, (horizon,), in nats.
+
+    Inputs are in data units, (rows, time).
     """
     chronos = ChronosConfig(**model.config.chronos_config)
     tokenizer = MeanScaleUniformBins(**chronos.tokenizer_kwargs, config=chronos)
     past = past.to(model.device)
     future = future.to(model.device)
+    # the tokenizer is no module, so that it does not move with the model
     tokenizer.boundaries = tokenizer.boundaries.to(model.device)
     ids, mask, scale = tokenizer._input_transform(past)
     end = torch.full_like(ids[:, :1], chronos.eos_token_id)
@@ -219,8 +226,9 @@ def token_loss(
     *,
     seed: int = 0,
 ) -> torch.Tensor:
-    """Compute the scalar loss of a token model; the first forecast steps weigh more,
-    because they set the phase.
+    """Compute the scalar loss of a token model.
+
+    The first forecast steps weigh more, because they set the phase.
     """
     losses = token_step_losses(model, past, future, stage, seed=seed)
     # they fall to 1 over four steps, and their mean is 1
@@ -233,8 +241,9 @@ def token_loss(
 def near_future(
     past: torch.Tensor, future: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return futures, NaN further from the context than :data:`FAR` of its standard
-    deviations; and those (rows, 1).
+    """Return futures near the context, and the spread of the context (rows, 1).
+
+    Values further away than :data:`FAR` standard deviations of the context are NaN.
     """
     centre = past.nanmean(1, keepdim=True)
     spread = (past - centre).square().nanmean(1, keepdim=True).sqrt()
@@ -251,22 +260,29 @@ def log_quantile_loss(
     spread: torch.Tensor,
     floor: float,
 ) -> torch.Tensor:
-    """Compute the mean over rows of log(loss + floor), the loss of forecasts (rows,
-    level, time) relative to spread.
+    """Compute the mean over rows of log(loss + floor).
+
+    The loss is the quantile loss of forecasts (rows, level, time), relative to the
+    spread.
     """
     levels = levels.to(future)[None, :, None]
-    there = ~future.isnan()
-    error = torch.where(there, future, 0.0)[:, None] - quantiles[..., : future.shape[1]]
+    # NaN times 0 would stay NaN in the gradient
+    present = ~future.isnan()
+    target = torch.where(present, future, 0.0)[:, None]
+    error = target - quantiles[..., : future.shape[1]]
+    # with the factor 2 of the native loss
     pinball = 2 * torch.maximum(levels * error, (levels - 1) * error) / spread[:, None]
-    losses = (pinball.mean(1) * there).sum(1) / there.sum(1)
+    losses = (pinball.mean(1) * present).sum(1) / present.sum(1)
     return (losses + floor).log().mean()
 
 
 def patch_loss(
     model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage
 ) -> torch.Tensor:
-    """Compute the native quantile loss per forecast step on instance-normalised values,
-    or its mean logarithm.
+    """Compute the quantile loss of a patch model per forecast step.
+
+    It is the library's own loss on instance-normalised values, or the mean logarithm of
+    the rows' losses if the stage has a ``log_floor``.
     """
     past = past.to(model.device)
     future = future.to(model.device)

@@ -1,5 +1,7 @@
-"""Sharpness-aware minimisation: weights move by the gradient at the nearby point of
-highest loss.
+"""Sharpness-aware minimisation.
+
+Weights move by the gradient at the nearby point of highest loss; :class:`SAM` wraps any
+optimiser that needs one gradient a step.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ Closure = Callable[[], Any]
 
 
 class SAM(Optimizer):
-    """An optimiser whose every step uses the gradient at ω + ε̂, ε̂ = ρ ∇L(ω) /
-    ‖∇L(ω)‖₂, applied at ω.
+    """Optimiser whose every step uses the gradient at a nearby point, applied at ω.
+
+    The point is ω + ε̂, with ε̂ = ρ ∇L(ω) / ‖∇L(ω)‖₂.
 
     ``step(closure)`` calls the closure twice, at ω and at ω + ε̂ (once with ρ = 0, as
     the base optimiser does). The closure must clear the gradients, compute the loss of
@@ -64,6 +67,7 @@ class SAM(Optimizer):
         self.eps = float(eps)
         self._share()
 
+    # schedulers write learning rates into the groups of this optimiser
     def _share(self) -> None:
         self.param_groups = self.base.param_groups
         self.state = self.base.state
@@ -103,8 +107,10 @@ class SAM(Optimizer):
 
     @torch.no_grad()
     def _norm(self, weights: list[Tensor], where: str) -> float:
-        """Compute the norm of the gradient over all weights, refused unless it is
-        finite.
+        """Compute the norm of the gradient over all weights.
+
+        Raises:
+            InputError: it is not finite.
         """
         norms = [
             torch.linalg.vector_norm(weight.grad).to(weights[0]) for weight in weights
@@ -122,8 +128,9 @@ class SAM(Optimizer):
 
     @contextmanager
     def _perturb(self, weights: list[Tensor], factor: float) -> Iterator[None]:
-        """Move the weights up the gradient while the block runs; then put them back to
-        the last bit.
+        """Move the weights up the gradient while the block runs.
+
+        Afterwards they are put back to the last bit.
         """
         originals = [weight.detach().clone() for weight in weights]
         try:
@@ -134,6 +141,7 @@ class SAM(Optimizer):
             yield
         finally:
             with torch.no_grad():
+                # subtracting what was added would leave rounding
                 for weight, before in zip(weights, originals, strict=True):
                     weight.copy_(before)
 
@@ -151,8 +159,10 @@ class SAM(Optimizer):
         return {**self.base.state_dict(), "rho": self.rho, "eps": self.eps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state with its ρ and eps; InputError if it is of an optimiser without
-        them.
+        """Load a state with its ρ and eps.
+
+        Raises:
+            InputError: the state is of an optimiser without them.
         """
         missing = {"rho", "eps"} - set(state_dict)
         if missing:

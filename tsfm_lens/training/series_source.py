@@ -1,5 +1,8 @@
-"""Training rows by step number: the same (seed, step) gives the same batch, so a run
-can resume.
+"""Training rows by step number.
+
+A :class:`SeriesSource` draws each batch from (seed, step) alone, so that a run can
+resume. A batch crops, mixes, scales and shifts series of a :class:`Corpus`; what
+families it draws from is set by each stage.
 """
 
 from __future__ import annotations
@@ -17,8 +20,9 @@ from tsfm_lens.core.errors import unknown_name
 
 STRIDES = (1, 2, 3)
 STRIDE_SHARES = (0.7, 0.2, 0.1)
-"""Rows are also read at every second or third step: more lengths of season from one
-corpus.
+"""Share of rows that are read at every first, second and third step.
+
+This gives more lengths of season from one corpus.
 """
 
 SHORTEST = 16
@@ -28,9 +32,7 @@ NOISE = (0.0, 0.0, 0.0, 0.02, 0.05, 0.15, 0.4)
 """Observation noise, in standard deviations of the row."""
 
 FAR_SHARE = 0.25
-"""Share of the rows with a level of their own whose level is far from 0 relative to
-their spread.
-"""
+"""Share of the rows with a level whose level is far from 0 relative to their spread."""
 
 SHORT_SHARE = 0.2
 """Share of the rows whose context is cut short."""
@@ -40,15 +42,17 @@ LENGTH = 640
 
 MAX_SERIES = 3
 CONCENTRATION = 1.5
-"""Of TSMixup (Ansari et al. 2024, Chronos, algorithm 1): slices of a mixture, and
-parameter of their weights.
+"""Number of slices of a mixture, and parameter of the distribution of their weights.
+
+Both are of TSMixup (Ansari et al. 2024, Chronos, algorithm 1).
 """
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Rows of all families, (row, LENGTH), NaN = not there, and the first and
-    last-but-one row of each family.
+    """Rows of all families, (row, LENGTH), NaN where there is no value.
+
+    ``rows`` has the first row of each family, and one past the last.
     """
 
     values: NDArray[np.float32]
@@ -56,7 +60,10 @@ class Corpus:
 
 
 class Crops(NamedTuple):
-    """Pieces of the corpus that a batch holds; every array is (row, series of the row)."""
+    """Pieces of the corpus that a batch holds.
+
+    Every array is (row, series of the row).
+    """
 
     rows: np.ndarray
     starts: np.ndarray
@@ -64,8 +71,9 @@ class Crops(NamedTuple):
 
 
 class SeriesSource:
-    """Source of batches of raw series from a weighted mixture of families; a batch is
-    drawn from (seed, step) alone.
+    """Source of batches of raw series from a weighted mixture of families.
+
+    A batch is drawn from (seed, step) alone.
     """
 
     def __init__(
@@ -85,9 +93,11 @@ class SeriesSource:
         count: int,
         length: int,
     ) -> Crops:
-        """Choose crops of `length` steps, (count, 3): a row of "tsmixup" mixes up to
-        three, others have one.
+        """Choose crops of `length` steps, (count, 3).
+
+        A row of "tsmixup" mixes up to three crops, others use the first.
         """
+        # the order of a mapping must not change what is drawn
         names = sorted(name for name in mix if name != "tsmixup")
         for name in names:
             if name not in self.families:
@@ -98,15 +108,14 @@ class SeriesSource:
         )
         bounds = np.array([self.families[name] for name in names])[family]
         rows = rng.integers(bounds[..., 0], bounds[..., 1])
-        room = LENGTH - self.first[rows]
+        available = LENGTH - self.first[rows]
         strides = rng.choice(STRIDES, p=STRIDE_SHARES, size=rows.shape)
-        strides = np.where(length * strides <= room, strides, 1)
-        distance = length * strides
+        strides = np.where(length * strides <= available, strides, 1)
+        span = length * strides
         # a real series may be shorter than the crop: then it ends where the crop ends
-        low = np.minimum(self.first[rows], LENGTH - distance)
-        starts = low + (rng.random(rows.shape) * (LENGTH - distance - low + 1)).astype(
-            np.int64
-        )
+        first = np.minimum(self.first[rows], LENGTH - span)
+        offsets = rng.random(rows.shape) * (LENGTH - span - first + 1)
+        starts = first + offsets.astype(np.int64)
         return Crops(rows, starts, strides)
 
     def batch(
@@ -120,12 +129,11 @@ class SeriesSource:
         far: float = FAR_SHARE,
         short: float = SHORT_SHARE,
     ) -> tuple[Tensor, Tensor]:
-        """Return context (rows, context) and future (rows, horizon) of a training step;
-        NaN = not there.
+        """Return context (rows, context) and future (rows, horizon) of a training step.
 
-        Three in five rows get a level; a share `far` of these levels is far from 0
-        relative to the spread. A share `short` of all rows has a shorter context, down
-        to 16 steps, uniform in its logarithm.
+        NaN where there is no value. Three in five rows get a level; a share `far` of
+        these levels is far from 0 relative to the spread. A share `short` of all rows
+        has a shorter context, down to 16 steps, uniform in its logarithm.
         """
         rng = np.random.default_rng([self.seed, step])
         length = context + horizon
@@ -146,16 +154,13 @@ class SeriesSource:
         trimmed = np.exp(
             rng.uniform(np.log(min(SHORTEST, context)), np.log(context), rows)
         )
-        keep = np.where(
-            rng.random(rows) < short, np.rint(trimmed).astype(np.int64), context
-        )
+        is_short = rng.random(rows) < short
+        visible_steps = np.where(is_short, np.rint(trimmed).astype(np.int64), context)
 
-        position = torch.from_numpy(
-            crops.starts[..., None] + crops.strides[..., None] * np.arange(length)
-        ).to(self.device)
-        series = self.values[
-            torch.from_numpy(crops.rows).to(self.device)[..., None], position
-        ]
+        # random numbers come from the CPU, so that a batch is the same on every device
+        steps = crops.starts[..., None] + crops.strides[..., None] * np.arange(length)
+        row_index = torch.from_numpy(crops.rows).to(self.device)[..., None]
+        series = self.values[row_index, torch.from_numpy(steps).to(self.device)]
         mixture = tsmixup(series, self._to(weights), context)
         series = torch.where(self._to(is_mixture)[:, None] > 0, mixture, series[:, 0])
         present = ~series.isnan()
@@ -174,7 +179,7 @@ class SeriesSource:
         future = series[:, context:]
         visible = (
             torch.arange(context, device=self.device)[None]
-            >= context - self._to(keep)[:, None]
+            >= context - self._to(visible_steps)[:, None]
         )
         return torch.where(visible, past, torch.nan), future.contiguous()
 
@@ -183,8 +188,9 @@ class SeriesSource:
 
 
 def draw_weights(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """Draw Dirichlet(1.5) weights over the first k of three slots, k uniform in 1..3:
-    array (count, 3).
+    """Draw weights of the slices of mixtures, (count, 3).
+
+    They are Dirichlet(1.5) over the first k of three slots, k uniform in 1..3.
     """
     # normalised gamma draws are a Dirichlet draw, and dropping slots first gives one of
     # lower dimension
@@ -197,8 +203,9 @@ def draw_weights(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
 
 
 def tsmixup(slices: Tensor, weights: Tensor, context: int) -> Tensor:
-    """Mix ``slices`` (count, 3, length), scaled by their first ``context`` steps, by
-    ``weights`` (count, 3).
+    """Mix ``slices`` (count, 3, length) by ``weights`` (count, 3).
+
+    Slices are scaled by their first ``context`` steps.
     """
     scale = slices[..., :context].abs().nanmean(-1, keepdim=True).nan_to_num(1.0)
     parts = weights[..., None] * slices / torch.where(scale > 0, scale, 1.0)

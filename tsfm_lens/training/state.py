@@ -1,4 +1,9 @@
-"""State, log and history of a run on disk."""
+"""State, log and history of a run on disk.
+
+A folder holds the last state, from which a run resumes, a log of one line per saved
+state or evaluation, and the weights of single steps. :func:`read_state` and
+:func:`put_back` restore a run and say which part of a file does not fit.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +47,14 @@ def run_files(folder: Path) -> list[str]:
 
 
 def read_identity(folder: Path) -> str:
-    """Read the identity of the task of the run in a folder; CheckpointError if there is
-    none.
+    """Read the identity of the task of the run in a folder.
+
+    Raises:
+        CheckpointError: there is no run.
     """
     path = folder / STATE
     try:
+        # mapped, so that weights are not read for one text
         return str(
             torch.load(path, map_location="cpu", weights_only=True, mmap=True)[
                 "identity"
@@ -57,8 +65,10 @@ def read_identity(folder: Path) -> str:
 
 
 def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, Any]:
-    """Read the last state of a run; CheckpointError if there is none, it is not whole,
-    or is of another task.
+    """Read the last state of a run.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it is of another task.
     """
     path = folder / STATE
     if not path.exists():
@@ -68,6 +78,7 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
         )
     try:
         state: Any = torch.load(path, map_location=device, weights_only=True)
+    # the file is not at fault
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -84,25 +95,25 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
         raise _damage_error(path, f"it holds no {' and no '.join(missing)}")
     for name, kind in _PARTS.items():
         if not isinstance(state[name], kind):
-            text = getattr(kind, "__name__", str(kind))
+            expected = getattr(kind, "__name__", str(kind))
             raise _damage_error(
                 path,
-                f"{name} is of type {type(state[name]).__name__}, expected {text}",
+                f"{name} is of type {type(state[name]).__name__}, expected {expected}",
             )
     if state["step"] < 0:
         raise _damage_error(path, f"it is of step {state['step']}, expected 0 or more")
     if state["identity"] != identity:
-        other = f"other settings{_difference(path, state['identity'], identity)}"
+        difference = _difference(path, state["identity"], identity)
         raise CheckpointError(
-            f"{path} was trained by {other}; continue with those, or give another"
-            " folder"
+            f"{path} was trained by other settings{difference}; continue with those, or"
+            " give another folder"
         )
     return dict(state)
 
 
-def _damage_error(path: Path, how: str) -> CheckpointError:
+def _damage_error(path: Path, fault: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} is damaged: {how}; put a whole copy of it there, or begin again in"
+        f"{path} is damaged: {fault}; put a whole copy of it there, or begin again in"
         " another folder"
     )
 
@@ -113,13 +124,15 @@ def put_back(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Restore model, optimiser and torch's random numbers; CheckpointError names the
-    first weight that does not fit.
+    """Restore a model, an optimiser and torch's random numbers.
+
+    Raises:
+        CheckpointError: a weight does not fit; the message names the first.
     """
     path = folder / STATE
     for part in ("model", "best_weights"):
         if state[part] is not None:
-            _refuse_weights(path, part, state[part], model)
+            _check_weights(path, part, state[part], model)
     model.load_state_dict(state["model"])
     try:
         optimizer.load_state_dict(state["optimizer"])
@@ -134,16 +147,16 @@ def put_back(
         raise _damage_error(path, "random is not a state of random numbers") from error
 
 
-def _refuse_weights(
+def _check_weights(
     path: Path, part: str, weights: Mapping[str, Any], model: nn.Module
 ) -> None:
     target = model.state_dict()
     missing = [name for name in target if name not in weights]
     extra = [str(name) for name in weights if name not in target]
-    for names, text in ((missing, "lacks"), (extra, "holds, and the model has not,")):
+    for names, verb in ((missing, "lacks"), (extra, "holds, and the model has not,")):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise _damage_error(path, f"{part} {text} {names[0]}{more}")
+            raise _damage_error(path, f"{part} {verb} {names[0]}{more}")
     for name, weight in target.items():
         shape = (
             list(weights[name].shape)
@@ -156,28 +169,30 @@ def _refuse_weights(
             )
 
 
-def _difference(path: Path, was: str, now: str) -> str:
-    """Describe the settings that differ, in words; "" where the two are not of one
-    kind.
+def _difference(path: Path, former: str, current: str) -> str:
+    """Describe the settings that differ.
+
+    "" where the two are not of one kind.
     """
     try:
-        before = json.loads(was)
-        after = json.loads(now)
+        before = json.loads(former)
+        after = json.loads(current)
     except ValueError as error:
         raise _damage_error(
-            path, f"its identity is {_short(was)}, expected JSON of the run's settings"
+            path,
+            f"its identity is {_short(former)}, expected JSON of the run's settings",
         ) from error
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return ""
     names = [
         name for name in {**before, **after} if before.get(name) != after.get(name)
     ]
-    texts = [
+    changes = [
         f"{name}={_short(before.get(name))} then, {_short(after.get(name))} now"
         for name in names[:3]
     ]
-    if texts:
-        return f" ({'; '.join(texts)})"
+    if changes:
+        return f" ({'; '.join(changes)})"
     return ""
 
 
@@ -193,7 +208,7 @@ def write_snapshot(folder: Path, model: nn.Module, step: int) -> None:
     history = folder / HISTORY
     history.mkdir(exist_ok=True)
     state = model.state_dict()
-    # tied weights are stored once, as the native formats do
+    # tied weights are stored once, as the native formats do, under their first name
     owners = {tensor.data_ptr(): name for name, tensor in reversed(state.items())}
     weights = {
         name: state[name].detach().cpu().contiguous() for name in owners.values()
@@ -210,15 +225,17 @@ def snapshot_files(folder: Path) -> dict[int, Path]:
 
 
 def read_log(file: str | Path) -> list[dict[str, Any]]:
-    """Read the lines of a log, each a mapping with "step"; an incomplete last line is
-    left out.
+    """Read the lines of a log, each a mapping with "step".
+
+    An incomplete last line is left out.
 
     Raises:
         CheckpointError: there is no such file, or a line before the last one is no
             JSON.
 
     Example:
-        >>> _ = (folder / "log.jsonl").write_text('{"step": 1, "loss": 0.5}' + chr(10) + '{"step": 2, "lo')
+        >>> lines = ['{"step": 1, "loss": 0.5}', '{"step": 2, "lo']
+        >>> _ = (folder / "log.jsonl").write_text(chr(10).join(lines))
         >>> training.read_log(folder / "log.jsonl")
         [{'step': 1, 'loss': 0.5}]
     """
@@ -227,13 +244,13 @@ def read_log(file: str | Path) -> list[dict[str, Any]]:
         raise CheckpointError(
             f"there is no log {path}; expected that of a training run"
         )
-    texts = path.read_text(encoding="utf-8").splitlines()
+    raw_lines = path.read_text(encoding="utf-8").splitlines()
     lines = []
-    for position, text in enumerate(texts):
+    for position, raw in enumerate(raw_lines):
         try:
-            lines.append(json.loads(text))
+            lines.append(json.loads(raw))
         except json.JSONDecodeError as error:
-            if position < len(texts) - 1:
+            if position < len(raw_lines) - 1:
                 raise CheckpointError(
                     f"{path}, line {position + 1}: {error}; expected a line of JSON"
                 ) from error

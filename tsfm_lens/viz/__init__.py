@@ -1,4 +1,6 @@
-"""Figures of labelled results: ``xarray.Dataset`` in, plotly ``Figure`` out, never a
+"""Figures of labelled results: a Dataset in, a plotly figure out.
+
+Read :func:`plot` first, which draws a run, a forecast or any result. No figure runs a
 model.
 """
 

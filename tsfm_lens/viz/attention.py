@@ -1,4 +1,9 @@
-"""Attention patterns of single heads and whole layers, and their entropies."""
+"""Attention patterns of single heads and whole layers, and their entropies.
+
+:func:`attention_map` draws one head of one series, :func:`attention_grid` all heads;
+:func:`head_entropy_map` compares their entropies over series. Attention along a whole
+forecast is in :mod:`tsfm_lens.viz.rollout`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,7 @@ from tsfm_lens.viz.select import (
     positions,
     value_title,
 )
-from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.sheet import Panel, Style, sheet
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import BLUE, INK, nats, number, percent, plain
@@ -42,12 +47,14 @@ _MAX_NUMBERED = 6  # columns that each have room for the numbers of their axis
 _GRID_CELLS = 100_000  # in the whole figure
 _ALIKE = 1e-6  # relative difference of weights that is rounding
 _LEAST = 1e-4  # weight of a pair of tokens in a table
-_RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
+# share of attention on tokens that stand for no step, above which a head rests on them
+_RESTING = 0.5
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
-    """Name the sharpest and the most diffuse head, and count heads that attend mostly
-    to special tokens.
+    """Name the sharpest and the most diffuse head.
+
+    Heads that attend mostly to special tokens are counted.
     """
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     entropy = head_entropy(pattern)
@@ -92,17 +99,18 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     if not clear.any():
         return ["None of its queries has a single largest weight."]
     peak = keys.timed[part.argmax(axis=1)[clear]]
-    back = queries.start[queries.timed][clear] - keys.start[peak]
-    (lag, at_lag), (token, at_token) = _commonest(back), _commonest(peak)
-    index = keys.words(token)
+    lags = queries.start[queries.timed][clear] - keys.start[peak]
+    lag, at_lag = _commonest(lags)
+    token, at_token = _commonest(peak)
+    token_label = keys.words(token)
     time = timeline(ds, 0)
     if time.stamps is not None:
-        index = f"{index} (from {time.date(int(keys.start[token]))})"
+        token_label = f"{token_label} (from {time.date(int(keys.start[token]))})"
     count = len(part)
     return [
         f"Most queries with their largest weight at one lag: {at_lag} of {count}, at"
-        f" {lag}; at one token: {at_token} of {count}, at {index}. The largest weight"
-        f" is {num(float(largest.mean()))} on average."
+        f" {lag}; at one token: {at_token} of {count}, at {token_label}. The largest"
+        f" weight is {num(float(largest.mean()))} on average."
     ]
 
 
@@ -113,17 +121,19 @@ def _commonest(values: np.ndarray) -> tuple[int, int]:
 
 
 def head_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Compute the entropy in nats of every head, mean over queries. ``pattern``:
-    (layer, head, query, key).
+    """Compute the entropy in nats of every head, mean over queries.
+
+    ``pattern`` is (layer, head, query, key).
     """
-    return 0.0 - (pattern * np.log(np.where(pattern > 0, pattern, 1.0))).sum(
-        axis=-1
-    ).mean(axis=-1)
+    products = pattern * np.log(np.where(pattern > 0, pattern, 1.0))
+    # a plain minus would write the entropy of a single key as -0
+    return 0.0 - products.sum(axis=-1).mean(axis=-1)
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate entropy, largest weight and weight on special tokens, means over
-    queries, a row per head.
+    """Tabulate entropy, largest weight and weight on special tokens, a row per head.
+
+    All are means over queries.
     """
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     layers = names(ds, "layer")
@@ -153,8 +163,9 @@ def sentence_start(ds: xr.Dataset) -> str:
 
 
 def weight_colours(limit: float, word: str = "attention weight") -> dict[str, Any]:
-    """Return the colour axis of attention weights, or of what ``word`` says, from 0 to
-    ``limit``.
+    """Return the colour axis of attention weights, from 0 to ``limit``.
+
+    ``word`` names what the colours mean.
     """
     return colour_scale(word, low=0.0, high=limit, root=True)
 
@@ -170,8 +181,9 @@ def single_series(ds: xr.Dataset) -> str:
     options={"layer": -1},
 )
 def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.Figure:
-    """Draw the steps that a head reads: query × key weights, tokens as wide as the time
-    they cover.
+    """Draw which steps a head reads: its weights, query × key.
+
+    Tokens are as wide as the time that they cover.
     """
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)
@@ -183,7 +195,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     with_series = bool(keys.timed) and (("context" in ds and past) or "forecast" in ds)
     height = float(np.clip(90 + 7 * len(queries.owner), 120, 380))
     canvas = sheet(
-        [110.0] * with_series + [height],
+        [110.0, height] if with_series else [height],
         row_gap=8,
         above=12,
         min_width=400,
@@ -193,22 +205,22 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     texts = None
     hover = "query around step %{y}<br>key around step %{x}<br>weight %{z:.3g}"
     if z.size <= _MAX_TEXTS and group == (1, 1):
-        query_words, key_words = (
+        query_labels, key_labels = (
             [side.axis.words(token) if token >= 0 else "" for token in side.owner]
             for side in (queries, keys)
         )
-        texts = [[f"{a}<br>attends to {b}" for b in key_words] for a in query_words]
+        texts = [[f"{a}<br>attends to {b}" for b in key_labels] for a in query_labels]
         hover = "query %{text}<br>with weight %{z:.3g}"
     panel.cells(z, x, y, hover, text=texts, xgap=0, ygap=0)
     marks = []
-    for side, part, where in (
-        (keys, panel.upright, "right of"),
-        (queries, panel.level, "under"),
+    for side, draw_line, location in (
+        (keys, panel.vline, "right of"),
+        (queries, panel.hline, "under"),
     ):
         if side.timed and len(side.axis.aside):
-            part(side.end, dash="dot")
+            draw_line(side.end, dash="dot")
             marks.append(
-                f"{where} the dotted line: {', '.join(side.axis.aside_labels())}"
+                f"{location} the dotted line: {', '.join(side.axis.aside_labels())}"
             )
     panel.x(
         "key (steps from the forecast's start)",
@@ -223,10 +235,10 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
     entropy = ""
     if "entropy" in ds:
         entropy = f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries"
-    index = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
-    title = f"{sentence_start(ds)}, {index} of {name_model(ds)}"
+    head_label = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
+    title = f"{sentence_start(ds)}, {head_label} of {name_model(ds)}"
     cells = "tokens as wide as the time they cover"
-    return canvas.dress(
+    return canvas.finalize(
         title,
         single_series(ds),
         entropy,
@@ -265,16 +277,17 @@ def attention_grid(
     layers: Sequence[str | int] | None = None,
     heads: Sequence[str | int] | None = None,
 ) -> go.Figure:
-    """Draw layer × head small multiples of query × key weights, tokens as wide as the
-    time they cover.
+    """Draw the weights, query × key, of every layer and head as small multiples.
+
+    Tokens are as wide as the time that they cover.
 
     Args:
         layers, heads: labels and numbers to draw, all unless given.
     """
-    trimmed = ds.isel(
+    selected = ds.isel(
         layer=positions(ds, "layer", layers), head=positions(ds, "head", heads)
     )
-    values = array(trimmed, "pattern", "layer", "head", "query", "key")
+    values = array(selected, "pattern", "layer", "head", "query", "key")
     rows, columns = values.shape[:2]
     x = ruler(token_axis(ds, "key"))
     y = ruler(token_axis(ds, "query"))
@@ -286,14 +299,14 @@ def attention_grid(
         float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     )
     group = choose_group(x, y, max(_GRID_CELLS // (rows * columns), 400))
-    row_names = layer_names(trimmed)
-    column_names = names(trimmed, "head")
+    row_names = layer_names(selected)
+    column_names = names(selected, "head")
     height = int(np.clip(560 / max(rows, columns), 52, 150))
-    least = 70 if columns <= _MAX_NUMBERED else 60
-    room: Look = {
+    panel_width = 70 if columns <= _MAX_NUMBERED else 60
+    room: Style = {
         "row_gap": 8,
         "column_gap": 0.08 / columns,
-        "min_width": max(420, 130 + least * columns),
+        "min_width": max(420, 130 + panel_width * columns),
     }
     canvas = sheet(
         [height] * rows,
@@ -311,38 +324,39 @@ def attention_grid(
         **room,
     )
     entropy = None
-    if "entropy" in trimmed:
-        entropy = array(trimmed, "entropy", "layer", "head")
+    if "entropy" in selected:
+        entropy = array(selected, "entropy", "layer", "head")
     for (row, col), panel in zip(canvas.places, canvas, strict=True):
         r = row - 1
         c = col - 1
-        index = f"{row_names[r]}, head {column_names[c]}"
+        head_label = f"{row_names[r]}, head {column_names[c]}"
         if entropy is None:
             note = ""
         else:
             note = f"<br>entropy of this head {nats(float(entropy[r, c]))}"
         z, x_edges, y_edges = pooled(values[r, c], x, y, group)
         hover = (
-            f"{plain(index)}<br>query around step %{{y}}, key around step"
+            f"{plain(head_label)}<br>query around step %{{y}}, key around step"
             " %{x}<br>weight %{z:.3g}"
         )
-        panel.cells(z, x_edges, y_edges, f"{hover}{note}", name=index, xgap=0, ygap=0)
+        panel.cells(
+            z, x_edges, y_edges, f"{hover}{note}", name=head_label, xgap=0, ygap=0
+        )
         if len(x.axis.aside) and len(x.axis.timed):
-            panel.upright(x.end, dash="dot")
+            panel.vline(x.end, dash="dot")
     canvas.fig.update_annotations(font_size=12)
     canvas.x(range=[x.edges[0], x.edges[-1]], tickvals=x.ticks(2), tickangle=0)
     canvas.y(range=[y.edges[-1], y.edges[0]], tickvals=y.ticks(3))
     canvas.colours(weight_colours(limit))
     marks = ", ".join(x.axis.aside_labels())
-    return canvas.dress(
+    darkest = ""
+    if float(np.nanmax(values)) > 1.005 * limit:
+        darkest = f"darkest: {number(limit)} or more"
+    return canvas.finalize(
         f"{sentence_start(ds)} of every head of {name_model(ds)}",
         single_series(ds),
         "the same axes and colours in every panel",
-        (
-            f"darkest: {number(limit)} or more"
-            if float(np.nanmax(values)) > 1.005 * limit
-            else ""
-        ),
+        darkest,
         f"right of the dotted line: {marks}" if marks else "",
         grouped(group),
     ).update_layout(margin_l=96)
@@ -384,8 +398,9 @@ def _attention(ds: xr.Dataset) -> Iterator[FigurePanel]:
     ),
 )
 def head_entropy_map(ds: xr.Dataset) -> go.Figure:
-    """Draw the layer × head map of the attention entropy: dark heads are sharp, light
-    ones diffuse.
+    """Draw the layer × head map of the attention entropy.
+
+    Dark heads are sharp, light ones diffuse.
     """
     normalised = array(ds, "normalised", "layer", "head")
     sharp = array(ds, "sharp", "layer", "head") > 0
@@ -396,7 +411,7 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
         ]
         for row in zip(normalised, sharp, strict=True)
     ]
-    least = number(float(ds.attrs.get("sharp_below", np.nan)))
+    threshold = number(float(ds.attrs.get("sharp_below", np.nan)))
     return head_maps(
         ds,
         [
@@ -412,6 +427,6 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
         f"Attention entropy of the heads of {name_model(ds)}",
         f"{attention_kind(ds)}, mean over forecast steps and series",
         f"outlined: the {int(sharp.sum())} of {sharp.size} heads that are sharp (below"
-        f" {least} of the heads' range)",
+        f" {threshold} of the heads' range)",
         outlined=sharp,
     )

@@ -1,4 +1,9 @@
-"""Attribution: contributions of components to the forecast, and to the residual stream."""
+"""Contributions of components to the forecast, and to the residual stream.
+
+:func:`attribution_bars` draws means over the forecast, :func:`attribution_heatmap`
+every step. All figures and tables show one decomposition of one series, which
+``_select_shares`` cuts from the result.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +75,7 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
         steps=shares.steps,
         sizes=_by_component(shares, shares.size),
         above=shares.mean[shares.mean > 0].sum(),
+        # adding 0 takes the sign off a zero
         below=shares.mean[shares.mean < 0].sum() + 0.0,
     )
 
@@ -79,8 +85,10 @@ def _by_component(shares: _Shares, values: np.ndarray) -> xr.DataArray:
 
 
 def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
-    """Name the components of largest size over all series, on how many series, and for
-    what that holds.
+    """Name the components of largest size over all series.
+
+    Further sentences say on how many series they act, and for what they are
+    significant.
     """
     if ds.sizes["series"] < 2:
         return []
@@ -109,21 +117,17 @@ def read_attribution_steps(
 
 
 def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
-    """Tabulate mean size, signed mean, and the contribution at every step, a row per
-    component.
+    """Tabulate contributions, a row per component.
+
+    Columns are the mean size, the signed mean, and the contribution at every step.
     """
     shares = _select_shares(ds, decomposition, series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
-    table["mean size"], table["signed mean"] = shares.size, shares.mean
-    return pd.concat(
-        [
-            table,
-            pd.DataFrame(
-                shares.values, columns=[f"step {s}" for s in names(ds, "step")]
-            ),
-        ],
-        axis=1,
-    )
+    table["mean size"] = shares.size
+    table["signed mean"] = shares.mean
+    columns = [f"step {label}" for label in names(ds, "step")]
+    steps = pd.DataFrame(shares.values, columns=columns)
+    return pd.concat([table, steps], axis=1)
 
 
 @figure("attribution", "Contributions to the forecast, component by component.")
@@ -135,33 +139,34 @@ def attribution_bars(
     quantile: float | None = None,
     top: int = 20,
 ) -> go.Figure:
-    """Draw the components of largest mean size, largest first: bars of signed means,
-    circles at the mean sizes.
+    """Draw the components of largest mean size, largest first.
+
+    Bars are signed means; circles stand at the mean sizes.
     """
     shares = _select_shares(ds, decomposition, series, quantile)
     values = shares.mean
     size = shares.size
     order = np.argsort(-np.nan_to_num(size), kind="stable")
-    most = order[:top]
+    largest = order[:top]
     rest = order[top:]
-    labels = [plain(shares.components[i]) for i in most]
-    lengths = values[most]
+    labels = [plain(shares.components[i]) for i in largest]
+    lengths = values[largest]
     colours = [VERMILION if v >= 0 else BLUE for v in lengths]
-    canvas = blank(max(110, 20 * (len(most) + bool(len(rest)))), 400)
+    canvas = blank(max(110, 20 * (len(largest) + bool(len(rest)))), 400)
     panel = canvas.panel()
     hover = f"%{{y}}<br>moves it by %{{x:+.4g}} {plain(shares.unit)}"
     panel.floor(shares.noise, across=True)
-    noise = shares.noise and shares.noise.at(most)
+    noise = shares.noise and shares.noise.at(largest)
     if len(rest):
         labels = [*labels, f"{len(rest)} others, summed"]
         lengths = np.append(lengths, values[rest].sum())
         colours = [*colours, _OTHERS]
         noise = noise and noise.with_another(lengths[-1])
     panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
-    limits = np.where(values[most] < 0, -size[most], size[most])
+    limits = np.where(values[largest] < 0, -size[largest], size[largest])
     panel.dots(
         limits,
-        labels[: len(most)],
+        labels[: len(largest)],
         "mean size",
         "%{y}<br>mean size %{x:.4g}",
         colour=INK,
@@ -172,23 +177,23 @@ def attribution_bars(
     if len(lengths) > 2:
         remaining = np.delete(lengths, np.nanargmax(np.abs(lengths)))
     lengths = np.append(lengths, limits)
-    bounds, trimmed = fitted_range(np.append(remaining, 0.0), lengths, reach=3.0)
+    bounds, is_cut = fitted_range(np.append(remaining, 0.0), lengths, reach=3.0)
     panel.x(range=bounds)
-    for label, value in zip(labels, values[most], strict=False):
+    for label, value in zip(labels, values[largest], strict=False):
         if not bounds[0] <= value <= bounds[1]:
             end, side = (bounds[1], "right") if value > 0 else (bounds[0], "left")
             panel.note(
                 f"<b>{number(value)}</b>", end, label, xanchor=side, bgcolor="#FFFFFF"
             )
-    panel.upright(0)
+    panel.vline(0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
     panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
-    return canvas.dress(
+    return canvas.finalize(
         f"Contributions to the forecast of {shares.series} by {name_model(ds)}:"
         f" {shares.decomposition}",
         f"mean over {shares.steps}",
         shares.note,
-        "values beyond the axis are cut off" * trimmed,
+        "values beyond the axis are cut off" if is_cut else "",
     )
 
 
@@ -238,12 +243,14 @@ def attribution_heatmap(
     fewer = ""
     if len(keep) < len(size):
         fewer = f"the {len(keep)} largest of {len(size)} components"
-    return canvas.dress(title, shares.note, fewer)
+    return canvas.finalize(title, shares.note, fewer)
 
 
 class _Shares(NamedTuple):
-    """Attribution of one decomposition to one series; ``values``, ``later`` (component,
-    step), the latter for means.
+    """Attribution of one decomposition to one series.
+
+    ``values`` are (component, step); ``later`` are those of the steps that means are
+    over.
     """
 
     components: list[str]
@@ -265,19 +272,20 @@ def _select_shares(
     series: str | int,
     quantile: float | None = None,
 ) -> _Shares:
-    """Cut an attribution to one series, decomposition and quantile, without whole
-    layers (sums of the others).
+    """Cut an attribution to one series, decomposition and quantile.
+
+    Layers as a whole are left out: they are sums of the other components.
     """
     at = series_position(ds, series)
     if decomposition is None:
-        which = 0
+        decomposition_index = 0
     else:
-        which = position(ds, "decomposition", decomposition)
-    label = names(ds, "decomposition")[which]
-    trimmed = ds.isel(decomposition=which, series=at)
+        decomposition_index = position(ds, "decomposition", decomposition)
+    label = names(ds, "decomposition")[decomposition_index]
+    selected = ds.isel(decomposition=decomposition_index, series=at)
     unit = ""
     if "unit" in ds.coords:
-        unit = str(ds["unit"].values[which])
+        unit = str(ds["unit"].values[decomposition_index])
     data_unit = find_unit(ds, at)
     if unit in ("", "data units") and data_unit:
         unit = data_unit
@@ -285,59 +293,79 @@ def _select_shares(
         unit = unit or "data units"
     note = []
     noise = None
-    if "size_share_floor" in trimmed:
+    if "size_share_floor" in selected:
         mean, size = (
-            array(trimmed, name, "component")
+            array(selected, name, "component")
             for name in ("mean_attribution", "mean_absolute")
         )
-        floor = float(trimmed["size_share_floor"]) * float(size.sum())
-        reported = finding(ds, "size_share", "component", decomposition=which)
-        if reported is None:
-            sure = np.ones(len(mean), dtype=bool)
+        floor = float(selected["size_share_floor"]) * float(size.sum())
+        effect = finding(
+            ds, "size_share", "component", decomposition=decomposition_index
+        )
+        if effect is None:
+            significant = np.ones(len(mean), dtype=bool)
         else:
-            sure = reported.significant
+            significant = effect.significant
         noise = Finding(
-            mean, mean, mean, (size > floor).astype(int), sure, floor, floor, unit
+            mean,
+            mean,
+            mean,
+            (size > floor).astype(int),
+            significant,
+            floor,
+            floor,
+            unit,
         )
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
         if quantile is None:
-            index = median_position(levels)
+            quantile_index = median_position(levels)
         else:
-            index = int(np.argmin(np.abs(levels - quantile)))
-        if quantile is not None and abs(levels[index] - quantile) > 1e-6:
+            quantile_index = int(np.argmin(np.abs(levels - quantile)))
+        if quantile is not None and abs(levels[quantile_index] - quantile) > 1e-6:
             raise unknown_name("quantile", quantile, [f"{v:g}" for v in levels])
-        trimmed = trimmed.isel(quantile=index)
-        middle = abs(levels[index] - 0.5) < 1e-6
-        # only the median's noise is known
-        if not middle:
+        selected = selected.isel(quantile=quantile_index)
+        is_median = abs(levels[quantile_index] - 0.5) < 1e-6
+        if is_median:
+            note.append(f"of the {name_statistic(ds)}")
+        else:
+            # only the median's noise is known
             noise = None
-        note.append(
-            f"of the {name_statistic(ds)}"
-            if middle
-            else f"of the {levels[index]:g} quantile"
-        )
+            note.append(f"of the {levels[quantile_index]:g} quantile")
     if "completeness_error" in ds:
-        error = float(ds["completeness_error"].isel(decomposition=which, series=at))
+        error = float(
+            ds["completeness_error"].isel(decomposition=decomposition_index, series=at)
+        )
         note.append(f"completeness error {percent(error)}")
-    values = array(trimmed, "attribution", "component", "step")
+    values = array(selected, "attribution", "component", "step")
     components = names(ds, "component")
     if "kind" in ds.coords:
-        fine = ds["kind"].values.astype(str) != "layer"
+        is_part = ds["kind"].values.astype(str) != "layer"
     else:
-        fine = np.zeros(len(components), dtype=bool)
-    if fine.any():
-        values = values[fine]
-        noise = noise and noise.at(fine)
-        components = [components[i] for i in np.flatnonzero(fine)]
+        is_part = np.zeros(len(components), dtype=bool)
+    if is_part.any():
+        values = values[is_part]
+        noise = noise and noise.at(is_part)
+        components = [components[i] for i in np.flatnonzero(is_part)]
     series = names(ds, "series")[at]
-    text = _METHOD_WORDS.get(label, label)
+    method = _METHOD_WORDS.get(label, label)
     first = int(ds.attrs.get("first_step", 0))
     later = values[:, first:]
-    means = later, later.mean(axis=1), np.abs(later).mean(axis=1)
-    steps = f"{later.shape[1]} forecast steps" + " (all but the first)" * first
+    steps = f"{later.shape[1]} forecast steps"
+    if first:
+        steps = f"{steps} (all but the first)"
     return _Shares(
-        components, values, series, text, unit, "; ".join(note), noise, *means, steps
+        components,
+        values,
+        series,
+        method,
+        unit,
+        "; ".join(note),
+        noise,
+        later,
+        mean=later.mean(axis=1),
+        size=np.abs(later).mean(axis=1),
+        steps=steps,
     )
 
 
@@ -345,20 +373,20 @@ def _select_shares(
 def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     decompositions = names(ds, "decomposition")
     main = decompositions[0]
-    several = [(main, i) for i in forecast_series(ds, MAX_DRAWN)]
+    pairs = [(main, i) for i in forecast_series(ds, MAX_DRAWN)]
     for decomposition, i in [
-        *several,
+        *pairs,
         *((other, 0) for other in decompositions if other != main),
     ]:
         table = attribution_table(ds, decomposition, i)
         text = read_attribution(ds, decomposition, i)
         text += read_attribution_over_series(ds, main) if decomposition == main else []
-        of = names(ds, "series")[i]
+        label = names(ds, "series")[i]
         yield FigurePanel(
             attribution_bars(ds, decomposition=decomposition, series=i),
             table,
             text,
-            series=of,
+            series=label,
         )
         if decomposition == main:
             steps = read_attribution_steps(ds, main, i)
@@ -366,7 +394,7 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
                 attribution_heatmap(ds, decomposition=main, series=i),
                 table,
                 steps,
-                series=of,
+                series=label,
             )
 
 

@@ -1,4 +1,8 @@
-"""Minimal circuit: its graph, curve and forecasts."""
+"""Minimal circuit: its graph, curve and forecasts.
+
+:func:`circuit_graph` draws the components and the edges between them; the curve and the
+forecasts are drawn by :func:`generic_figure`.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +50,9 @@ _WORTH_NAMING = 0.01  # of faithfulness: what cost less is not named
 
 def read_circuit(ds: xr.Dataset) -> list[str]:
     """Describe size and make-up of the circuit, and how well it does alone."""
-    positions = find_positions(ds)
-    inside = np.asarray(ds["in_circuit"].values, dtype=bool)[positions.order]
-    kinds = xr.DataArray(inside, {"kind": ("component", positions.kind)}, ["component"])
+    sites = find_positions(ds)
+    inside = np.asarray(ds["in_circuit"].values, dtype=bool)[sites.order]
+    kinds = xr.DataArray(inside, {"kind": ("component", sites.kind)}, ["component"])
     refused = np.asarray(ds["refused"].values, dtype=bool)
     cost = ds["cost"]
     return summarize(
@@ -90,22 +94,23 @@ def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
 def circuit_graph(
     ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int = 30
 ) -> go.Figure:
-    """Draw the circuit on the model: every head and MLP at its place, those of the
-    circuit filled.
+    """Draw the model's heads and MLPs, those of the circuit filled.
+
+    Each component stands in its branch of the model, the forecast at the right.
 
     Args:
         edges: of kind "edge_attribution", over the same components.
         most: how many edges are drawn, the strongest by the mean over series.
     """
-    positions = find_positions(ds)
-    mask = np.asarray(ds["in_circuit"].values, dtype=bool)[positions.order]
-    board = _Board.of(positions)
+    sites = find_positions(ds)
+    mask = np.asarray(ds["in_circuit"].values, dtype=bool)[sites.order]
+    board = _Board.of(sites)
     sheet = blank(_HEIGHT, max(420, 60 + 34 * len(set(board.x.tolist()))))
     panel = sheet.panel()
     count = 0
     if edges is not None:
-        count = _draw_edges(panel, board, positions, mask, edges, most)
-    _draw_nodes(panel, board, positions, mask)
+        count = _draw_edges(panel, board, sites, mask, edges, most)
+    _draw_nodes(panel, board, sites, mask)
     standing = ""
     if edges is not None:
         x, y = board.output
@@ -116,65 +121,75 @@ def circuit_graph(
         "layer", tickvals=board.ticks, ticktext=board.labels, ticks="", showline=False
     )
     panel.x(range=[-0.8, board.output[0] + (0.8 if edges is not None else -0.4)])
-    bows = [trace for trace in sheet.fig.data if trace.name == "edge"]
-    distance = (
-        max(board.reach, *(float(np.abs(trace.y).max()) for trace in bows), 0.0) + 0.7
-    )
+    curves = [trace for trace in sheet.fig.data if trace.name == "edge"]
+    heights = [float(np.abs(trace.y).max()) for trace in curves]
+    distance = max(board.half_height, *heights, 0.0) + 0.7
     panel.y(visible=False, range=[-distance, distance])
-    negative = {str(trace.line.color) for trace in bows} & {
+    negative = {str(trace.line.color) for trace in curves} & {
         mixed(PURPLE, 0.85),
         mixed(PURPLE, 0.3),
     }
-    return sheet.dress(
+    sign = "purple if negative, " if negative else ""
+    legend = ""
+    if edges is not None:
+        legend = (
+            f"diamond: the forecast; lines: the {count} strongest edges by"
+            f" attribution{standing}, width by score, {sign}pale if an end is outside"
+        )
+    return sheet.finalize(
         f"Circuit of {name_model(ds)} for {_behaviour(ds)} of"
         f" {shown(names(ds, 'series'))}: {int(mask.sum())} of {len(mask)} components",
         _quality(ds),
         str(ds.attrs.get("refused", "")),
         f"circles: heads, squares: all else; pale: outside, {ablation_word(ds)}",
-        (
-            f"diamond: the forecast; lines: the {count} strongest edges by"
-            f" attribution{standing}, width by score,"
-            f" {'purple if negative, ' * bool(negative)}pale if an end is outside"
-            if edges is not None
-            else ""
-        ),
+        legend,
     )
 
 
 @dataclass(frozen=True)
 class _Board:
-    """Places of the components, the forecast and the layers: a column a branch, heads
-    from top to bottom.
+    """Coordinates of the components, the forecast and the layers in the graph.
+
+    A branch of the model is a column, with its heads from top to bottom.
+
+    Attributes:
+        x, y: of the components.
+        output: of the forecast.
+        half_height: largest distance of a component from the middle.
+        ticks, labels: of the layers.
     """
 
     x: np.ndarray
     y: np.ndarray
     output: tuple[float, float]
-    reach: float
+    half_height: float
     ticks: list[float]
     labels: list[str]
 
     @classmethod
-    def of(cls, places: Places) -> _Board:
-        rows = list(zip(places.stack, places.layer.tolist(), places.kind, strict=True))
+    def of(cls, sites: Places) -> _Board:
+        rows = list(zip(sites.stack, sites.layer.tolist(), sites.kind, strict=True))
         columns: dict[Any, float] = {}
         at = -1.0
         last = None
         for row in dict.fromkeys(rows):
             at += 1 + (_LAYER_GAP if last is not None and row[:2] != last else 0)
-            columns[row], last = at, row[:2]
+            columns[row] = at
+            last = row[:2]
         x = np.array([columns[row] for row in rows])
         y = np.zeros(len(rows))
         for row in columns:
-            mine = [i for i, other in enumerate(rows) if other == row]
-            order = np.argsort(places.head[mine], kind="stable")
-            y[np.array(mine)[order]] = (len(mine) - 1) / 2 - np.arange(len(mine))
+            members = [i for i, other in enumerate(rows) if other == row]
+            order = np.argsort(sites.head[members], kind="stable")
+            y[np.array(members)[order]] = (len(members) - 1) / 2 - np.arange(
+                len(members)
+            )
         layers = list(dict.fromkeys(row[:2] for row in rows))
         middles = [
             float(np.mean([v for row, v in columns.items() if row[:2] == layer]))
             for layer in layers
         ]
-        several = len(set(places.stack)) > 1
+        several = len(set(sites.stack)) > 1
         labels = [
             f"{stack} {layer}" if several else str(layer) for stack, layer in layers
         ]
@@ -188,28 +203,24 @@ class _Board:
         )
 
 
-def _draw_nodes(panel: Panel, board: _Board, places: Places, mask: np.ndarray) -> None:
-    size = float(
-        np.clip(
-            0.75 * min(_HEIGHT / (2 * board.reach + 2), _WIDTH / (board.output[0] + 1)),
-            7,
-            24,
-        )
-    )
+def _draw_nodes(panel: Panel, board: _Board, sites: Places, mask: np.ndarray) -> None:
+    height = _HEIGHT / (2 * board.half_height + 2)
+    width = _WIDTH / (board.output[0] + 1)
+    size = float(np.clip(0.75 * min(height, width), 7, 24))
     head_kinds = {
-        kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0
+        kind for kind, head in zip(sites.kind, sites.head, strict=True) if head >= 0
     }
-    for kind, colour in places.colours().items():
+    for kind, colour in sites.colours().items():
         for inside in (True, False):
-            mine = [
+            members = [
                 i
-                for i, other in enumerate(places.kind)
+                for i, other in enumerate(sites.kind)
                 if other == kind and mask[i] == inside
             ]
             panel.dots(
                 # an empty trace would have no legend
-                board.x[mine] if mine else [None],
-                board.y[mine] if mine else [None],
+                board.x[members] if members else [None],
+                board.y[members] if members else [None],
                 kind_word(kind),
                 f"%{{customdata}}<br>{'in' if inside else 'outside'} the circuit",
                 colour=colour if inside else mixed(colour, 0.1),
@@ -223,35 +234,36 @@ def _draw_nodes(panel: Panel, board: _Board, places: Places, mask: np.ndarray) -
                 },
                 mode="markers+text",
                 text=[
-                    str(places.head[i]) if places.head[i] >= 0 and size >= 13 else ""
-                    for i in mine
+                    str(sites.head[i]) if sites.head[i] >= 0 and size >= 13 else ""
+                    for i in members
                 ],
                 textfont={"size": 10, "color": "#FFFFFF" if inside else GREY},
-                customdata=[plain(places.names[i]) for i in mine],
+                customdata=[plain(sites.names[i]) for i in members],
             )
 
 
 def _draw_edges(
     panel: Panel,
     board: _Board,
-    places: Places,
+    sites: Places,
     mask: np.ndarray,
     edges: xr.Dataset,
     most: int,
 ) -> int:
-    """Draw the strongest edges, weakest first so that the others lie above; return how
-    many.
+    """Draw the strongest edges, and return how many.
+
+    The weakest come first, so that the others lie above.
     """
     check(edges, "edge_attribution", "score")
-    spots = {
+    nodes = {
         name: (board.x[i], board.y[i], bool(mask[i]))
-        for i, name in enumerate(places.names)
+        for i, name in enumerate(sites.names)
     }
-    spots[OUTPUT] = (*board.output, True)
+    nodes[OUTPUT] = (*board.output, True)
     scores = path_values(edges, "score")
     senders = names(edges, "sender")
     receivers = names(edges, "receiver")
-    unknown = [name for name in (*senders, *receivers) if name not in spots]
+    unknown = [name for name in (*senders, *receivers) if name not in nodes]
     if unknown:
         raise InputError(
             f"the edges name {unknown[0]}, which is not a component of this circuit's"
@@ -271,7 +283,8 @@ def _draw_edges(
     ]
     largest = max((abs(float(scores[a, b])) for a, b in pairs), default=1.0)
     for a, b in reversed(pairs):
-        (x0, y0, here), (x1, y1, there) = spots[senders[a]], spots[receivers[b]]
+        x0, y0, starts_inside = nodes[senders[a]]
+        x1, y1, ends_inside = nodes[receivers[b]]
         score = float(scores[a, b])
         # none of the nodes' colours
         colour = PURPLE
@@ -279,13 +292,15 @@ def _draw_edges(
             colour = INK
         # bent, so that it passes the nodes between
         t = np.linspace(0, 1, 25)
-        height = min(0.36 * (x1 - x0), board.reach + 1) * (1 if y0 + y1 >= 0 else -1)
+        height = min(0.36 * (x1 - x0), board.half_height + 1) * (
+            1 if y0 + y1 >= 0 else -1
+        )
         x = x0 + (x1 - x0) * t
         y = y0 + (y1 - y0) * (3 * t**2 - 2 * t**3) + height * t * (1 - t)
-        bounds = f"{plain(senders[a])} → {plain(receivers[b])}<br>score {score:.3g}"
-        thin = mixed(colour, 0.85 if here and there else 0.3)
+        hover = f"{plain(senders[a])} → {plain(receivers[b])}<br>score {score:.3g}"
+        shade = mixed(colour, 0.85 if starts_inside and ends_inside else 0.3)
         width = 0.6 + 5.4 * abs(score) / largest
-        panel.line(x, y, "edge", bounds, colour=thin, width=width, legend=False)
+        panel.line(x, y, "edge", hover, colour=shade, width=width, legend=False)
     return len(pairs)
 
 
@@ -319,9 +334,9 @@ def _circuit(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "forecast")
         text = read_circuit_forecasts(ds, i)
-        of = names(ds, "series")[i]
+        label = names(ds, "series")[i]
         forecasts = draw_variable(ds, "forecast", series=i)
-        yield FigurePanel(forecasts, table, text, series=of)
+        yield FigurePanel(forecasts, table, text, series=label)
     curve = frame(ds, "curve").dropna(ignore_index=True)
     yield FigurePanel(draw_variable(ds, "curve"), curve)
 

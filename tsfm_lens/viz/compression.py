@@ -43,13 +43,14 @@ def read_quality(ds: xr.Dataset) -> list[str]:
         rise=rise,
         low=low,
         high=high,
+        # a comparison with NaN is False, and would count a series without an error
         falling=(ds["mase_rise"] < 0).where(ds["mase_rise"].notnull()),
     )
 
 
 def _in_percent(ds: xr.Dataset) -> xr.Dataset:
-    names = ("mase_rise", "mase_rise_low", "mase_rise_high")
-    rises = {name: 100 * ds[name] for name in names}
+    variables = ("mase_rise", "mase_rise_low", "mase_rise_high")
+    rises = {name: 100 * ds[name] for name in variables}
     rises["mase_rise"] = rises["mase_rise"].assign_attrs(
         units="%", long_name="rise of MASE"
     )

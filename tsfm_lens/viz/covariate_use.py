@@ -1,4 +1,8 @@
-"""Use of covariates: worth, response and share of each."""
+"""Use of covariates: worth, response and share of each.
+
+:func:`read_use` states them in sentences, :func:`covariate_totals` lists them as
+numbers; the figures are made by :func:`generic_figure`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,9 @@ _IDLE = "removing it changes no forecast beyond rounding, so the model does not 
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
-    """State the worth, the response and the share of each covariate, of what moves the
-    forecast most first.
+    """State the worth, the response and the share of each covariate.
+
+    The covariate that moves the forecast most comes first.
     """
     size = np.nan_to_num(array(ds, "moved_size", "covariate", "way").max(1))
     return [
@@ -28,41 +33,41 @@ def read_use(ds: xr.Dataset) -> list[str]:
 
 
 def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """List worth, response and share of each covariate, medians over series in MASE;
-    None where not measured.
+    """List worth, response and share of each covariate, medians over series in MASE.
+
+    What was not measured is None.
 
     Shares of its parts sum to that of the covariate.
     """
-    order, level = (names(ds, "way").index(way) for way in ("shuffled", "constant"))
+    shuffled, constant = (
+        names(ds, "way").index(way) for way in ("shuffled", "constant")
+    )
+    worth = None
+    worth_significant = None
+    if "worth" in ds:
+        worth = array(ds, "worth_size", "covariate", "way")[:, shuffled]
+        worth_significant = array(ds, "worth_significant", "covariate", "way")
+        worth_significant = worth_significant[:, shuffled]
     columns = {
-        "worth": (
-            array(ds, "worth_size", "covariate", "way")[:, order]
-            if "worth" in ds
-            else None
-        ),
-        "worth_significant": (
-            array(ds, "worth_significant", "covariate", "way")[:, order]
-            if "worth" in ds
-            else None
-        ),
+        "worth": worth,
+        "worth_significant": worth_significant,
         "slope": array(ds, "slope_size", "covariate"),
         "slope_significant": array(ds, "slope_significant", "covariate"),
         "step": medians(array(ds, "step_size", "covariate", "series")),
-        "share": array(ds, "moved_size", "covariate", "way")[:, level],
+        "share": array(ds, "moved_size", "covariate", "way")[:, constant],
     }
     for at, part in enumerate(names(ds, "part")):
-        shares = [_part_shares(ds, place)[at] for place in range(ds.sizes["covariate"])]
+        shares = [_part_shares(ds, index)[at] for index in range(ds.sizes["covariate"])]
         columns[f"share of {part}"] = columns["share"] * np.array(shares)
 
     def plain_value(
-        name: str, values: np.ndarray | None, place: int
+        name: str, values: np.ndarray | None, index: int
     ) -> float | bool | None:
         if values is None:
-            value = None
-        else:
-            value = values[place].item()
-        missing = value is None or value != value
-        if missing:
+            return None
+        value = values[index].item()
+        # NaN alone differs from itself
+        if value != value:
             return None
         if name.endswith("_significant"):
             return bool(value)
@@ -72,65 +77,68 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
         {
             "covariate": label,
             **{
-                name: plain_value(name, values, place)
+                name: plain_value(name, values, index)
                 for name, values in columns.items()
             },
         }
-        for place, label in enumerate(names(ds, "covariate"))
+        for index, label in enumerate(names(ds, "covariate"))
     ]
 
 
 def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
-    """Return what changes are multiplied by, (series,), and the unit that they then
-    have: MASE over several series.
+    """Return what changes are multiplied by, (series,), and the unit that they get.
+
+    Over several series the unit is MASE.
     """
-    several = ds.sizes["series"] > 1
-    if several:
+    # several series have no unit in common
+    if ds.sizes["series"] > 1:
         return (np.ones(1), "MASE")
     return (array(ds, "unit", "series"), find_unit(ds, 0) or "data units")
 
 
-def _steps(ds: xr.Dataset, place: int) -> str:
+def _steps(ds: xr.Dataset, covariate: int) -> str:
     """Name the step of a response: of two values both, else a standard deviation."""
-    value = array(ds, "value", "shift", "series", covariate=place)
+    value = array(ds, "value", "shift", "series", covariate=covariate)
     if np.isnan(value[0]).all():
         return "the lower to the upper value"
     return "one standard deviation more"
 
 
-def _way(ds: xr.Dataset, place: int) -> str:
-    """State in how many series forecasts rise with a covariate, and whether the
-    response bends.
+def _direction(ds: xr.Dataset, covariate: int) -> str:
+    """State in how many series forecasts rise with a covariate.
+
+    The text says too where the response bends.
     """
-    slopes = array(ds, "slope", "covariate", "series")[place]
+    slopes = array(ds, "slope", "covariate", "series")[covariate]
     count = int(np.isfinite(slopes).sum())
-    way = f"rises with it in {(slopes > 0).sum()} of {count} series"
-    line = medians(array(ds, "response", "shift", "series", covariate=place))
+    text = f"rises with it in {(slopes > 0).sum()} of {count} series"
+    line = medians(array(ds, "response", "shift", "series", covariate=covariate))
     rises = np.diff(line[np.isfinite(line)])
     up = rises[rises > 0].sum()
     down = -rises[rises < 0].sum()
     if min(up, down) > _BENT * max(up, down):
-        return f"{way}, and bends"
-    return way
+        return f"{text}, and bends"
+    return text
 
 
-def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:
-    """Return the part of a covariate's effect that its past and its known future have,
-    (part,), medians over series.
+def _part_shares(ds: xr.Dataset, covariate: int) -> np.ndarray:
+    """Return the shares of a covariate's effect by its past and its known future.
+
+    They are (part,), medians over series.
 
     Medians of two parts of the same wholes sum to 1; NaN where the covariate has no
     effect in any series.
     """
-    parts = array(ds, "share", "part", "series", covariate=place)
+    parts = array(ds, "share", "part", "series", covariate=covariate)
     full = parts.sum(0)
     return medians(
         np.divide(parts, full, out=np.full(parts.shape, np.nan), where=full > 0)
     )
 
 
-def _describe(ds: xr.Dataset, place: int) -> str:
+def _describe(ds: xr.Dataset, index: int) -> str:
     """State the worth, the response and the share of one covariate."""
-    one = ds.isel(covariate=place)
+    one = ds.isel(covariate=index)
     acting = one["moved_acts"] > 0
     known = one["moved"].notnull().any("way").values
     silent = one["series"].values[~known]
@@ -150,20 +158,20 @@ def _describe(ds: xr.Dataset, place: int) -> str:
             "Response: the forecast {way}, {response} for {steps}.",
             "Share: {total}, its mean absolute effect: {shares:each percent}.",
             "No verdict on {silent}, where it or the series is constant.",
-            covariate=names(ds, "covariate")[place],
+            covariate=names(ds, "covariate")[index],
             idle=None if acting.any() else _IDLE,
             count=one["moved_acts"].max(),
             known=known.sum(),
             verdict=worth and worth.for_others(int(worth.significant.argmax())),
-            way=_way(ds, place) if slope.acts[place] else None,
+            way=_direction(ds, index) if slope.acts[index] else None,
             response=slope.told(
-                place, lambda value: f"{signed(value * factor)} {unit}", over=True
+                index, lambda value: f"{signed(value * factor)} {unit}", over=True
             ),
-            steps=_steps(ds, place),
+            steps=_steps(ds, index),
             total=measured(unit)(
                 float((one["moved"].sel(way="constant") * scale).median())
             ),
-            shares=labelled(ds, _part_shares(ds, place), "part"),
+            shares=labelled(ds, _part_shares(ds, index), "part"),
             silent=shown(silent.tolist()) or None,
         )
     )

@@ -20,8 +20,9 @@ _CLEAR = "rgba(0,0,0,0)"
 
 
 def dark(fig: go.Figure) -> go.Figure:
-    """Copy a figure for a dark page: light and dark exchanged, hues as they are,
-    nothing behind the panels.
+    """Copy a figure for a dark page, with light and dark exchanged.
+
+    Hues stay as they are, and nothing is drawn behind the panels.
 
     Scales that start at white start at the page's ground, #17181A or near it.
 
@@ -39,8 +40,9 @@ def dark(fig: go.Figure) -> go.Figure:
 
 
 def _turned(match: re.Match[str]) -> str:
-    """Write a colour with the lightness turned, between that of the page and that of
-    its text.
+    """Write a colour with its lightness inverted.
+
+    The result lies between the lightness of the page and that of its text.
     """
     before, code, numbers = match.groups()
     if code:
@@ -57,5 +59,5 @@ def _turned(match: re.Match[str]) -> str:
     return f"{before}rgba({red},{green},{blue},{opacity.strip()})"
 
 
-_look = go.Figure(layout=pio.templates[TEMPLATE].layout)
-pio.templates[f"{TEMPLATE}_dark"] = go.layout.Template(layout=dark(_look).layout)
+_templated = go.Figure(layout=pio.templates[TEMPLATE].layout)
+pio.templates[f"{TEMPLATE}_dark"] = go.layout.Template(layout=dark(_templated).layout)

@@ -10,14 +10,14 @@ from tsfm_lens.viz.summary import summary
 
 def ablation_word(ds: xr.Dataset) -> str:
     """Write what was put in a component's place, as a verb."""
-    how = str(ds.attrs.get("how", "zero"))
+    method = str(ds.attrs.get("how", "zero"))
     return {
         "zero": "set to zero",
         "mean": "set to its mean",
         "resample": "resampled",
         "noise": "replaced by noise",
         "corrupted": "taken from the corrupted run",
-    }.get(how, how)
+    }.get(method, method)
 
 
 generic_figure(

@@ -1,4 +1,8 @@
-"""Figures as panels of one: two beside each other, or several in rows with letters."""
+"""Figures as panels of one: two side by side, or several in rows with letters.
+
+:func:`compare` gives two figures shared axes, :func:`compose` makes a sheet for print.
+Traces and layouts are moved, nothing is computed anew.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from tsfm_lens.viz.printing import (
     least_width,
     millimetres,
 )
-from tsfm_lens.viz.theme import LETTER, TEMPLATE, dress, plain
+from tsfm_lens.viz.theme import LETTER, TEMPLATE, finalize, plain
 
 __all__ = ["compare", "compose"]
 _HEADING = 30  # pixels over a figure for its name or letter
@@ -30,8 +34,9 @@ Box = dict[str, tuple[float, float]]  # where a figure starts and ends, by "x" a
 def compare(
     figures: Sequence[go.Figure], names: Sequence[str], title: str = ""
 ) -> go.Figure:
-    """Draw two figures of the same renderer beside each other, on the same axes and
-    colours, as of two models.
+    """Draw two figures side by side, on the same axes and colours.
+
+    Both are made by the same function, of two models for example.
 
     Args:
         figures: two, of :mod:`tsfm_lens.viz`.
@@ -52,8 +57,8 @@ def compare(
             f"compare takes two figures and two names, not {len(figures)} and"
             f" {len(names)}"
         )
-    least = 2 * max(map(least_width, figures))
-    joint = _arrange([figures], least, [plain(name) for name in names])
+    min_width = 2 * max(map(least_width, figures))
+    joint = _arrange([figures], min_width, [plain(name) for name in names])
     values = list(joint.select_yaxes())
     colours = [axis for axis in joint.select_coloraxes() if axis.cmin is not None]
     for axes, share in ((values, _share_values), (colours, _share_colours)):
@@ -64,14 +69,14 @@ def compare(
     if subtitle != second["subtitle"]:
         subtitle = f"{names[0]}: {subtitle}; {names[1]}: {second['subtitle']}"
     margin = joint.layout.margin
-    return dress(
+    return finalize(
         joint,
         title or first["title"],
         subtitle,
         plot_height=joint.layout.height - margin.t - margin.b,
         above=margin.t,
         below=margin.b,
-        min_width=least,
+        min_width=min_width,
     )
 
 
@@ -87,11 +92,12 @@ def _share_values(first: Any, second: Any) -> None:
         return
     settings = (first.autorange, first.tickvals, second.matches)
     if first.title.text and all(setting is None for setting in settings):
+        # matched axes keep one range, also when a reader zooms
         second.matches = first.plotly_name.replace("axis", "")
 
 
 def _share_colours(first: Any, second: Any) -> None:
-    """Give two colour axes the same ends; one bar says it for both."""
+    """Give two colour axes the same limits, and one colour bar."""
     titles = [axis.colorbar.title.text for axis in (first, second)]
     meanings = [str(title).replace("<br>", " ") for title in titles]
     if meanings[0] != meanings[1]:
@@ -143,12 +149,12 @@ def compose(
         raise InputError(
             f"one to {len(ascii_lowercase)} figures can be composed, not {len(drawn)}"
         )
-    need = max(sum(map(least_width, row)) for row in rows)
-    page = max(room * PIXELS_PER_MM / SCALE, need)
+    min_width = max(sum(map(least_width, row)) for row in rows)
+    page = max(room * PIXELS_PER_MM / SCALE, min_width)
     sheet = _arrange(rows, page, ascii_lowercase if letters else "")
     titles = zip(ascii_lowercase, drawn, strict=False)
     text = ". ".join(f"{letter}, {one.layout.meta['title']}" for letter, one in titles)
-    meta = {"title": text, "subtitle": "", "min_width": need}
+    meta = {"title": text, "subtitle": "", "min_width": min_width}
     sheet.update_layout(template=TEMPLATE, meta=meta)
     printed = in_print(sheet, room)
     if printed.layout.meta["type_pt"] < LEAST_TYPE:
@@ -179,10 +185,11 @@ def _arrange(
     metas = [figure.layout.meta for figure in figures]
     above = max(meta["above"] for meta in metas) + _HEADING * bool(headings)
     below = max(meta["below"] for meta in metas)
-    left = max(map(_left, figures))
+    left = max(map(_left_width, figures))
     right = max(figure.layout.margin.r for figure in figures)
     heights = [max(item.layout.meta["plot_height"] for item in row) for row in rows]
     total = sum(heights) + (above + below) * (len(rows) - 1)
+    # axes for all panels; each figure sets their domains when it is added
     sheet = make_subplots(1, sum(map(_panel_count, figures)))
     margin = {"l": left, "r": right, "t": above, "b": below}
     sheet.update_layout(margin=margin, height=total + above + below)
@@ -190,7 +197,9 @@ def _arrange(
     first = 0
     top = 1.0
     for row, height in zip(rows, heights, strict=True):
-        gap = max(_left(figure) + figure.layout.margin.r for figure in row) / width
+        gap = (
+            max(_left_width(figure) + figure.layout.margin.r for figure in row) / width
+        )
         widths = list(map(least_width, row))
         across = make_subplots(
             1, len(row), column_widths=widths, horizontal_spacing=gap
@@ -205,8 +214,8 @@ def _arrange(
     for box, heading in zip(boxes, headings, strict=False):
         position = {"x": box["x"][0], "xshift": 8 - left, "xanchor": "left"}
         over = {"y": box["y"][1], "yshift": above - _HEADING, "yanchor": "bottom"}
-        look = {"xref": "paper", "yref": "paper", "font_size": 14}
-        sheet.add_annotation(text=f"<b>{heading}</b>", **position, **over, **look)
+        style = {"xref": "paper", "yref": "paper", "font_size": 14}
+        sheet.add_annotation(text=f"<b>{heading}</b>", **position, **over, **style)
     entries: set[str] = set()
     for trace in sheet.data:
         if trace.showlegend:
@@ -216,9 +225,10 @@ def _arrange(
     return sheet
 
 
-def _left(fig: go.Figure) -> float:
-    """Return about the pixels of names at the left: plotly gives them room at the side
-    of a sheet alone.
+def _left_width(fig: go.Figure) -> float:
+    """Return about the pixels that names at the left of a figure take.
+
+    Plotly gives them room at the side of a sheet alone.
     """
     names = [axis.ticktext for axis in fig.select_yaxes() if axis.ticktext]
     names += [trace.y for trace in fig.data if trace.y is not None]
@@ -237,9 +247,10 @@ def _number(name: str) -> int:
     return int(re.sub(r"\D", "", name) or 1)
 
 
-def _later(name: str, first: int) -> str:
-    """Return the name of an axis, such as "x2" or "y domain", with so many of other
-    figures before it.
+def _shift_axis(name: str, first: int) -> str:
+    """Return the name of an axis after so many axes of other figures.
+
+    Examples of names are "x2" and "y domain".
     """
     axis, _, domain = name.partition(" ")
     kind = axis.rstrip("0123456789")
@@ -249,20 +260,20 @@ def _later(name: str, first: int) -> str:
     return f"{kind} {domain}".strip()
 
 
-def _within(ends: tuple[float, float], share: float) -> float:
-    """Return the place at a share from 0 to 1 of the way between two ends."""
-    return ends[0] + share * (ends[1] - ends[0])
+def _interpolate(bounds: tuple[float, float], share: float) -> float:
+    """Return the point at a share from 0 to 1 of the way between two bounds."""
+    return bounds[0] + share * (bounds[1] - bounds[0])
 
 
 def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> None:
-    """Add a figure to its place on a sheet, after so many panels of others."""
+    """Add a figure to its box on a sheet, after so many panels of others."""
     columns = [first + _number(trace.xaxis or "x") for trace in figure.data]
     start = len(sheet.data)
     sheet.add_traces(figure.data, rows=[1] * len(columns), cols=columns)
     for trace in sheet.data[start:]:
         for part in (trace, getattr(trace, "marker", None)):
             if part is not None and "coloraxis" in part and part.coloraxis:
-                part.coloraxis = _later(part.coloraxis, first)
+                part.coloraxis = _shift_axis(part.coloraxis, first)
     layout = figure.layout.to_plotly_json()
     if layout.get("showlegend") is False:
         for trace in sheet.data[start:]:
@@ -272,24 +283,24 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
         if name.startswith(("xaxis", "yaxis")):
             side = name[0]
             bounds = part.get("domain", (0, 1))
-            part["domain"] = [_within(box[side], end) for end in bounds]
+            part["domain"] = [_interpolate(box[side], end) for end in bounds]
             part.pop("anchor", None)
             # plotly loses lines where an axis matches a later one and others match
             # across
             axis = name.replace("axis", "")
             leader = leaders.setdefault(part.pop("matches", axis), axis)
             if leader != axis:
-                part["matches"] = _later(leader, first)
-            sheet.layout[_later(name, first)].update(part)
+                part["matches"] = _shift_axis(leader, first)
+            sheet.layout[_shift_axis(name, first)].update(part)
         elif name.startswith("coloraxis"):
             bar = {"x": 1.02, "y": 0.5, "len": 1, **part["colorbar"]}
             side = "y"
             if bar.get("orientation") == "h":
                 side = "x"
             bar["len"] *= box[side][1] - box[side][0]
-            bar["x"] = _within(box["x"], bar["x"])
-            bar["y"] = _within(box["y"], bar["y"])
-            sheet.update_layout({_later(name, first): {**part, "colorbar": bar}})
+            bar["x"] = _interpolate(box["x"], bar["x"])
+            bar["y"] = _interpolate(box["y"], bar["y"])
+            sheet.update_layout({_shift_axis(name, first): {**part, "colorbar": bar}})
         elif name in ("barmode", "bargap"):
             sheet.update_layout({name: part})
         elif name in ("annotations", "shapes"):
@@ -298,13 +309,13 @@ def _add_figure(sheet: go.Figure, figure: go.Figure, first: int, box: Box) -> No
 
 
 def _placed(item: Part, first: int, box: Box) -> Part:
-    """Return a shape or a note of a figure at its place on a sheet."""
+    """Return a shape or a note of a figure, moved to its box on a sheet."""
     item = {"xref": "x", "yref": "y", **item}
     for side in "xy":
         if item[f"{side}ref"] == "paper":
             for key in {side, f"{side}0", f"{side}1"} & item.keys():
-                item[key] = _within(box[side], item[key])
+                item[key] = _interpolate(box[side], item[key])
         for key in (f"{side}ref", f"a{side}ref"):
             if item.get(key, "paper")[0] == side:
-                item[key] = _later(item[key], first)
+                item[key] = _shift_axis(item[key], first)
     return item

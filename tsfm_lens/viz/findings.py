@@ -1,4 +1,9 @@
-"""Judged effects of a result, as figures mark them and sentences tell them."""
+"""Tested effects of a result, as figures mark them and sentences report them.
+
+:func:`finding` reads an effect with its range, noise floor and significance into a
+:class:`Finding`, whose methods write what holds for its members. The tests are made in
+:mod:`tsfm_lens.core.estimates`.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +29,12 @@ ONCE = re.compile(
     r"Not compared with untrained twins|One series says nothing|\d+ \w+ are too few for"
     r"|\d+ \w+ (is|are) left out|Nothing is compared"
 )
-"""Beginnings of sentences that any result may have, and that a page of many results
-shows once.
-"""
+"""Beginnings of sentences that many results have, and that a page shows once."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Effect over its members: unit-free sizes and their range over series, and what is
-    said of each member.
+    """Tested effect over its members: unit-free sizes, ranges and significance.
 
     Attributes:
         size, low, high: median and range; the size alone where there is one series.
@@ -61,7 +63,7 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def at(self, which: Any) -> Finding:
-        """Return the members at some places, in their order."""
+        """Return the members at some positions, in the order given."""
         parts = {
             name: getattr(self, name)[which]
             for name in ("size", "low", "high", "acts", "significant")
@@ -70,8 +72,10 @@ class Finding:
 
     @property
     def pale(self) -> np.ndarray:
-        """Members that are not significant; none where no member is, so that a map
-        still shows its sizes.
+        """Members that are not significant.
+
+        There are none where no member is significant, so that a map still shows its
+        sizes.
         """
         return ~self.significant & self.significant.any()
 
@@ -126,43 +130,49 @@ class Finding:
         text = NOT_SIGNIFICANT
         if self.significant[i]:
             text = "significant"
-        bounds = (
+        interval = (
             f"median {number(self.size[i])}, {number(self.low[i])} to"
             f" {number(self.high[i])} over {self.over}"
         )
         if self.high[i] > self.low[i]:
-            return f"{bounds}<br>{text}"
+            return f"{interval}<br>{text}"
         return text
 
     def named(self, count: int, among: np.ndarray | None = None) -> list[int]:
-        """Return flat places of the members to name, the largest first: those above
-        their floor and worth a word.
+        """Return flat indices of the members to name, the largest first.
+
+        These are members above their floor whose size is worth a mention, at most
+        ``count``.
         """
         size = np.where(np.isfinite(self.size), np.abs(self.size), -1.0).ravel()
         if among is None:
             mask = self.large
         else:
             mask = self.large & among
+        # stable, so that equal sizes stay in the order of the model
         order = np.argsort(-size, kind="stable")
         return [int(flat) for flat in order if mask.flat[flat]][:count]
 
     @property
     def large(self) -> np.ndarray:
-        """Members that act, by a size worth a word."""
+        """Members above their floor, by a size worth a mention."""
         return (self.acts > 0) & (np.abs(self.size) >= self.least)
 
     @property
     def least(self) -> float:
+        """Smallest size that is worth a mention."""
         return float(self.facts.get("smallest", WORTH_A_WORD))
 
     def told(
         self, flat: int, write: Callable[[float], str] = num, *, over: bool = False
     ) -> str:
-        """Write the size of a member with its range, where there is one, and with
-        ``over`` what that is over.
+        """Write the size of a member, with its range where there is one.
+
+        With ``over`` the text says what the range is over.
         """
         value, low, high = (
-            write(float(item.flat[flat])) for item in (self.size, self.low, self.high)
+            write(float(values.flat[flat]))
+            for values in (self.size, self.low, self.high)
         )
         if low == high:
             return value
@@ -173,16 +183,18 @@ class Finding:
 
     @property
     def basis(self) -> str:
-        """What sizes and ranges are, as a sentence puts it in brackets; "" of one
-        series.
+        """What sizes and ranges are, as a sentence puts it in brackets.
+
+        It is "" for one series.
         """
         if self.spread:
             return f" (median and range over {self.over})"
         return ""
 
     def for_others(self, flat: int = 0) -> str:
-        """Say whether a member is significant, and for what, or how many units a test
-        of it needs.
+        """Say whether a member is significant, and for what.
+
+        Where there are too few units for a test, the text says how many are needed.
         """
         if self.significant.flat[flat]:
             return f"significant for {self._target}"
@@ -198,11 +210,10 @@ class Finding:
     def standing(
         self, labels: Sequence[str], noun: str, among: np.ndarray | None = None
     ) -> list[str]:
-        """Say on how many series members act, which are significant and for what, and
-        which are learned.
+        """Say on how many series members act, and which are significant and learned.
 
         Args:
-            labels: names of the members, by flat place.
+            labels: names of the members, by flat index.
             noun: for several of them, such as "heads".
             among: members that are spoken of; all if None.
         """
@@ -221,7 +232,7 @@ class Finding:
 
     @property
     def flat_words(self) -> list[str]:
-        """Say how many series are left out since they are flat; nothing where none is."""
+        """Sentence on the series that are left out since they are flat, if any."""
         flat = int(self.facts.get("flat", 0))
         entries = self._number("entries")
         if not flat:
@@ -239,8 +250,10 @@ class Finding:
         return [f"{subject} left out: flat, or with a flat forecast."]
 
     def lead(self, flat: int) -> str:
-        """Say in how many bootstrap samples of series a member is largest, and whether
-        significantly so.
+        """Say in how many bootstrap samples of series a member is largest.
+
+        The text says too whether it is significantly larger than the rest. It is "" for
+        one series.
         """
         if self.lead_share is None or self._number("units") < 2:
             return ""
@@ -274,7 +287,7 @@ class Finding:
                 "One series says nothing about others; use more series, or windows=… of"
                 " this one."
             )
-        how = f"sign tests over {self.over}, {family} tests together"
+        test = f"sign tests over {self.over}, {family} tests together"
         count = int((self.significant & mask).sum())
         if not count and units < needed:
             return (
@@ -282,15 +295,15 @@ class Finding:
                 f" {needed} are needed."
             )
         if not count:
-            return f"None is significant for {target} ({how})."
+            return f"None is significant for {target} ({test})."
         names = [labels[i] for i in self.named(_MAX_NAMES, mask & self.significant)]
         start = f"Significant for {target}: {count} of {mask.sum()}"
         if names:
-            most = ":"
+            separator = ":"
             if count > len(names):
-                most = ", most"
-            start = f"{start}{most} {listed(names)}"
-        return f"{start} ({how})."
+                separator = ", most"
+            start = f"{start}{separator} {listed(names)}"
+        return f"{start} ({test})."
 
     def _learning(self, mask: np.ndarray, members: str, labels: Sequence[str]) -> str:
         if self.learned is None:
@@ -314,7 +327,7 @@ class Finding:
 
 
 def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:
-    """Say of a series that is flat why its members are not compared; nothing of others."""
+    """Say of a flat series why its members are not compared; nothing of others."""
     if not flat_series(ds)[series]:
         return []
     return [
@@ -324,8 +337,9 @@ def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:
 
 
 def central_sizes(effect: Finding | None, values: np.ndarray) -> np.ndarray:
-    """Return the sizes that sentences tell; the median over series, the last axis,
-    where nothing is judged.
+    """Return the sizes that sentences report.
+
+    Without a tested effect these are medians over series, the last axis.
     """
     if effect is None:
         return medians(values)
@@ -336,18 +350,16 @@ def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> s
     """Write over which series, and windows of them, a figure shows medians."""
     if effect is None:
         return over_series(ds, rows, "median")
-    fewer = bool(effect.facts.get("flat", 0)) or effect.facts.get(
+    differs = bool(effect.facts.get("flat", 0)) or effect.facts.get(
         "entries"
     ) != effect.facts.get("units")
-    if fewer:
+    if differs:
         return f"median over {effect.over}"
     return over_series(ds, rows, "median")
 
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
-    """Average (seed,) values, with the 95 % interval by t where there are three or
-    more.
-    """
+    """Average (seed,) values, with the 95 % interval by t from three values on."""
     mean, low, high = (item[None] for item in mean_interval(values))
     return Finding(mean, low, high, np.array([1]), np.array([True]))
 
@@ -355,8 +367,9 @@ def mean_of_seeds(values: np.ndarray) -> Finding:
 def finding(
     ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int
 ) -> Finding | None:
-    """Read a judged effect over ``dims``, at positions along others; None where the
-    result has no test of it.
+    """Read a tested effect over ``dims``; None where the result has no test of it.
+
+    ``at`` has positions along the other dimensions.
     """
     variables = [
         f"{name}_{part}" for part in ("size", "low", "high", "acts", "significant")
@@ -366,15 +379,17 @@ def finding(
         for variable in variables
     ):
         return None
-    size, low, high, activations, significant = (
+    size, low, high, above_floor, significant = (
         array(ds, variable, *dims, **at) for variable in variables
     )
-    more: dict[str, Any] = {
+    optional: dict[str, Any] = {
         part: array(ds, f"{name}_{part}", *dims, **at)
         for part in ("leads", "lead_share", "learned")
         if f"{name}_{part}" in ds
     }
-    more |= {part: values > 0 for part, values in more.items() if part != "lead_share"}
+    optional |= {
+        part: values > 0 for part, values in optional.items() if part != "lead_share"
+    }
     floors = np.zeros(1)
     if f"{name}_floor" in ds:
         floors = np.asarray(
@@ -392,22 +407,22 @@ def finding(
         metadata["twins_refused"] = ds.attrs["twins_refused"]
     if f"{name}_learned" in ds:
         metadata["twins"] = ds[f"{name}_learned"].attrs.get("twins", 0)
-    bounds = float(floors.max()), float(floors.min())
+    floor_range = float(floors.max()), float(floors.min())
     return Finding(
         size,
         low,
         high,
-        activations,
+        above_floor,
         significant > 0,
-        *bounds,
+        *floor_range,
         unit,
         facts=metadata,
-        **more,
+        **optional,
     )
 
 
 def judged(ds: xr.Dataset, name: str, *dims: str, **at: Any) -> Finding:
-    """Read a judged effect; refuse a result without it."""
+    """Read a tested effect as :func:`finding` does; refuse a result without it."""
     effect = finding(ds, name, *dims, **at)
     if effect is None:
         raise InputError(

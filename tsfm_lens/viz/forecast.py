@@ -1,4 +1,8 @@
-"""Forecasts: median, quantiles and truth."""
+"""Forecasts: median, quantiles and truth.
+
+:func:`forecast_fan` draws the forecast of one series, :func:`read_forecast` describes
+it beside the naive one of :func:`naive_forecast`.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +37,9 @@ _MAX_SERIES = 24  # series with a figure of their own
 
 
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe course and width of the forecast of one series, and its error where the
-    truth is known.
+    """Describe course and width of the forecast of one series.
+
+    Its error is stated where the truth is known.
     """
     one = ds.isel(series=[series])
     levels = np.asarray(ds["quantile"].values, dtype=float)
@@ -71,8 +76,9 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
-    """Return the one baseline of a page in words, and its forecast (step,): the last
-    season repeated.
+    """Return the name and the values (step,) of the naive forecast of a page.
+
+    It is the last season repeated.
 
     It is the last value where no season is known or the context is shorter; there is no
     forecast without a context.
@@ -86,14 +92,18 @@ def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
         season = int(ds["season"].values[series])
     if not (season <= len(context) and np.isfinite(context[-season:]).any()):
         season = 1
-    last = context[-season:]
+    last_season = context[-season:]
     known = context[np.isfinite(context)]
     if not len(known):
         return "last value repeated", np.empty(0)
     if season == 1:
         return "last value repeated", np.full(ds.sizes["step"], known[-1])
     # a gap of the last season is filled by its mean
-    filled = np.where(np.isfinite(last), last, last[np.isfinite(last)].mean())
+    filled = np.where(
+        np.isfinite(last_season),
+        last_season,
+        last_season[np.isfinite(last_season)].mean(),
+    )
     return f"last season repeated ({season} steps)", np.resize(filled, ds.sizes["step"])
 
 
@@ -142,51 +152,50 @@ def forecast_fan(
     spread = "bands: central intervals of the forecast distribution"
     if len(paths):
         spread = "sampled paths"
-    return sheet.dress(f"Forecast of {view.id} by {name_model(ds)}", ahead, spread)
+    return sheet.finalize(f"Forecast of {view.id} by {name_model(ds)}", ahead, spread)
 
 
 @panels("forecast")
 def _forecast(ds: xr.Dataset) -> Iterator[FigurePanel]:
     positions = forecast_series(ds)
     if len(positions) > _MAX_SERIES:
-        beside = [f"The first {_MAX_SERIES} of {len(positions)} series are drawn."]
+        remarks = [f"The first {_MAX_SERIES} of {len(positions)} series are drawn."]
     else:
-        beside = []
+        remarks = []
     for i in positions[:_MAX_SERIES]:
         table = quantile_table(ds, i)
         if "truth" in ds:
             table["truth"] = array(ds, "truth", "step", series=i)
-        text = [*beside, *read_forecast(ds, i)]
-        of = names(ds, "series")[i]
-        yield FigurePanel(forecast_fan(ds, series=i), table, text, series=of)
-        beside = []
+        text = [*remarks, *read_forecast(ds, i)]
+        label = names(ds, "series")[i]
+        yield FigurePanel(forecast_fan(ds, series=i), table, text, series=label)
+        remarks = []
 
 
 def as_html(thing: Any) -> str:
-    """Draw the fan of the first series of a run or forecast, under a line that says
-    what it is.
+    """Draw the fan of the first series of a run or forecast, as HTML.
+
+    A line above it says what it is.
     """
     data = as_dataset(thing)
     attrs = data.attrs
     ids = [str(name) for name in data["series"].values]
-    metadata = [str(attrs.get("model", "")), shown(ids), f"{data.sizes['step']} steps"]
+    parts = [str(attrs.get("model", "")), shown(ids), f"{data.sizes['step']} steps"]
     if data.sizes.get("draw"):
-        metadata.append(
-            f"{data.sizes['draw']} sample paths, seed {attrs.get('seed', 0)}"
-        )
+        parts.append(f"{data.sizes['draw']} sample paths, seed {attrs.get('seed', 0)}")
     if "truth" not in data:
-        metadata.append("truth unknown")
+        parts.append("truth unknown")
     seconds = sum(
         float(value)
         for name, value in attrs.items()
         if str(name).startswith("seconds_")
     )
     if seconds:
-        metadata.append(f"{seconds:.1f} s")
+        parts.append(f"{seconds:.1f} s")
     # plotly would have every cell fetch MathJax, which no figure here needs
-    figure = re.sub(
+    html = re.sub(
         r"<script src=\S+[Mm]ath[Jj]ax\S+</script>",
         "",
         forecast_fan(data)._repr_html_(),
     )
-    return f"<p>{escape(' · '.join(fact for fact in metadata if fact))}</p>{figure}"
+    return f"<p>{escape(' · '.join(part for part in parts if part))}</p>{html}"

@@ -1,9 +1,8 @@
-"""Drawing of any variable of a labelled result by its dimensions alone: a map, lines,
-or dots with intervals.
+"""Drawing of any variable of a labelled result by its dimensions alone.
 
-A kind without a figure of its own is drawn by it; read :func:`draw_variable` first.
-:func:`generic_figure` gives such a drawing its place among the figures of a kind, with
-a table and sentences.
+Read :func:`draw_variable` first: it makes a map, lines, or dots with intervals, and
+draws results of kinds that have no figure. :func:`generic_figure` registers such a
+drawing as a figure of a kind, with a table and sentences.
 """
 
 from __future__ import annotations
@@ -57,9 +56,10 @@ _ROW = 22  # pixels of a member
 _ROUNDING = 1e-6  # of the largest value of a map
 _MAP_WIDTH = 480  # pixels that the columns of a map share
 _SPREAD = 0.5  # of a row, over which its dots stand
-_JUDGEMENT = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
-_PARTS = (*_JUDGEMENT, "learned", "p", "floor")
-_DOCUMENTATION = """Draw ``{variable}`` by its dimensions: a map, lines, or dots with intervals.
+_TEST_PARTS = ("size", "low", "high", "acts", "significant", "leads", "lead_share")
+_PARTS = (*_TEST_PARTS, "learned", "p", "floor")
+_DOCUMENTATION = """\
+Draw ``{variable}`` by its dimensions: a map, lines, or dots with intervals.
 
 Args:
     selection: a label, or a place counted from 0, by dimension: ``layer=3``."""
@@ -67,7 +67,7 @@ Args:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Values of a variable over one or two dimensions, and what a figure says of them."""
+    """Values over one or two dimensions, and what a figure says of them."""
 
     ds: xr.Dataset
     dims: tuple[str, ...]
@@ -86,7 +86,7 @@ class _Drawn:
         return self.label
 
     def hover(self, letter: str) -> str:
-        """Write the value in a hover box, where it stands along the axis of a letter."""
+        """Write the value in a hover box; it lies along the axis of a letter."""
         if self.unit:
             unit = f" {plain(self.unit)}"
         else:
@@ -115,7 +115,7 @@ def draw_variable(
         title: of the figure; from the measurement and the model unless given.
         about: what the values are, a sentence under the title.
         top: most members that are drawn a row each, the largest.
-        selection: a label, or a place counted from 0, by dimension: ``layer=3,
+        selection: a label, or an index counted from 0, by dimension: ``layer=3,
             series="co2"``.
 
     Raises:
@@ -125,28 +125,28 @@ def draw_variable(
     name = variable or first_variable(result)
     if name not in result.data_vars:
         raise unknown_name("variable", name, map(str, result.data_vars))
-    drawn = _drawn(result, name, title, about, selection)
+    drawn = _select(result, name, title, about, selection)
     if not drawn.values.size:
-        return _nothing(drawn)
+        return _draw_nothing(drawn)
     if drawn.dims == ("layer", "head"):
-        return head_maps(drawn.ds, [_draw_map(drawn)], drawn.title, *drawn.remarks)
+        return head_maps(drawn.ds, [_head_map(drawn)], drawn.title, *drawn.remarks)
     *across, last = drawn.dims
     n_axes = len(_axes(drawn.ds, drawn.dims))
     if n_axes == 1 and all(drawn.ds.sizes[dim] <= _MAX_LINES for dim in across):
-        return _lines(drawn, last, *across)
+        return _draw_lines(drawn, last, *across)
     few = drawn.effect is not None and drawn.ds.sizes[last] <= _MAX_GROUPS
     if not n_axes and (few or not across):
-        return _rows(drawn, top)
-    return _heat_map(drawn)
+        return _draw_rows(drawn, top)
+    return _draw_heat_map(drawn)
 
 
-def _nothing(drawn: _Drawn) -> go.Figure:
+def _draw_nothing(drawn: _Drawn) -> go.Figure:
     """Say that there is no member to draw."""
     canvas = blank(120)
     canvas.panel().note("none", 0.5, 0.5, xref="domain", yref="domain")
     canvas.x(visible=False)
     canvas.y(visible=False)
-    return canvas.dress(drawn.title, *drawn.remarks)
+    return canvas.finalize(drawn.title, *drawn.remarks)
 
 
 def generic_figure(
@@ -157,8 +157,9 @@ def generic_figure(
     prepare: Callable[[Any], xr.Dataset] | None = None,
     **facts: Any,
 ) -> Callable[..., go.Figure]:
-    """Register the drawing of a variable as a figure of a kind, named
-    ``KIND_VARIABLE``, and return it.
+    """Register the drawing of a variable as a figure of a kind, and return it.
+
+    The name of the figure is ``KIND_VARIABLE``.
 
     Args:
         kind: of the measurement.
@@ -178,14 +179,16 @@ def generic_figure(
         return draw_variable(data, variable, **{"about": title, **selection})
 
     draw.__name__ = f"{kind}_{variable}"
+    # the caller's module, under which references list the figure
     draw.__module__ = str(sys._getframe(1).f_globals["__name__"])
     draw.__doc__ = _DOCUMENTATION.format(variable=variable)
     return figure(kind, title, variable=variable, **facts)(draw)
 
 
 def with_range(ds: xr.Dataset, values: xr.DataArray) -> xr.Dataset:
-    """Return the median of a variable over series, with its range, for
-    :func:`draw_variable`.
+    """Return the median of a variable over series, with its range.
+
+    :func:`draw_variable` draws the result.
     """
     name = str(values.name)
     parts = {
@@ -197,9 +200,7 @@ def with_range(ds: xr.Dataset, values: xr.DataArray) -> xr.Dataset:
 
 
 def first_variable(ds: xr.Dataset) -> str:
-    """Return the first variable of numbers that is no part of a judgement of another
-    one.
-    """
+    """Return the first variable of numbers that is no part of a test of another."""
     for name in map(str, ds.data_vars):
         stem, _, part = name.rpartition("_")
         is_part = part in _PARTS and stem in ds
@@ -209,18 +210,20 @@ def first_variable(ds: xr.Dataset) -> str:
 
 
 def table_of_first(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the first variable of a result, with what is judged of it where
-    dimensions agree.
+    """Tabulate the first variable of a result, and the tests of it.
+
+    Tests whose dimensions differ from those of the variable are left out.
     """
     name = first_variable(ds)
-    tested = [f"{name}_{part}" for part in _JUDGEMENT if f"{name}_{part}" in ds]
+    tested = [f"{name}_{part}" for part in _TEST_PARTS if f"{name}_{part}" in ds]
     same = [part for part in tested if ds[part].dims == ds[name].dims]
     return frame(ds, name, *same)
 
 
 def panel_of_first(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    """Draw the first variable of a result for a page, which makes no choice: at the
-    first label where one is needed.
+    """Draw the first variable of a result for a page, which makes no choice.
+
+    Where a label is needed, it is the first.
     """
     name = first_variable(ds)
     try:
@@ -236,15 +239,15 @@ def panel_of_first(ds: xr.Dataset) -> Iterator[FigurePanel]:
 default_figure(draw_variable, table_of_first, panel_of_first)
 
 
-def _drawn(
+def _select(
     ds: xr.Dataset, name: str, title: str, about: str, selection: Mapping[str, Any]
 ) -> _Drawn:
-    """Select, take medians where they are tested, and name what is left."""
+    """Select the values to draw, medians over series where these are tested."""
     values = ds[name]
     if values.dtype.kind not in "biuf":
         raise InputError(f"{name!r} holds text, not numbers; expected a number a label")
-    at = _places(ds, name, selection)
-    ds = _without_labels_of_others(ds, name, at)
+    at = _find_indices(ds, name, selection)
+    ds = _drop_unused_labels(ds, name, at)
     left = [str(dim) for dim in values.dims if dim not in at]
     if len(left) > 2 and "quantile" in left:
         at["quantile"] = median_position(ds["quantile"].values)
@@ -252,7 +255,7 @@ def _drawn(
     members = _in_order(ds, [dim for dim in left if dim != "series"])
     effect = None
     if members and "series" not in selection:
-        effect = _effect(ds, name, members, at)
+        effect = _read_effect(ds, name, members, at)
     dims = members
     if effect is None:
         dims = _in_order(ds, left)
@@ -278,13 +281,15 @@ def _drawn(
         remarks.append(f"median{bounds} over {effect.over}")
     label = str(values.attrs.get("long_name", name.replace("_", " ")))
     unit = str(values.attrs.get("units", ""))
-    heading = title or _title(ds, label)
+    heading = title or _write_title(ds, label)
     return _Drawn(
         ds, tuple(dims), drawn_values, effect, label, unit, heading, tuple(remarks)
     )
 
 
-def _places(ds: xr.Dataset, name: str, selection: Mapping[str, Any]) -> dict[str, int]:
+def _find_indices(
+    ds: xr.Dataset, name: str, selection: Mapping[str, Any]
+) -> dict[str, int]:
     """Return the position along each selected dimension, and 0 along those of one item.
 
     Where every dimension has one item, the first stays, so that there is a mark.
@@ -294,45 +299,42 @@ def _places(ds: xr.Dataset, name: str, selection: Mapping[str, Any]) -> dict[str
     for dim, value in selection.items():
         if dim not in dims:
             raise unknown_name(f"dimension of {name!r}", dim, dims)
-        at[dim] = _place(ds, dim, value)
+        at[dim] = _find_index(ds, dim, value)
     single = [dim for dim in dims if dim not in at and ds.sizes[dim] == 1]
     if len(at) + len(single) == len(dims):
         single = single[1:]
     return at | dict.fromkeys(single, 0)
 
 
-def _without_labels_of_others(
-    ds: xr.Dataset, name: str, at: Mapping[str, int]
-) -> xr.Dataset:
-    """Drop labels that have values for other members alone, such as the layers of a
-    deeper model.
+def _drop_unused_labels(ds: xr.Dataset, name: str, at: Mapping[str, int]) -> xr.Dataset:
+    """Drop labels that have values for other members alone.
+
+    An example is the layers of a deeper model.
     """
     known = ds[name].notnull()
     chosen = known.isel(at)
     keep: dict[str, Any] = {}
     for dim in chosen.dims:
-        here = chosen.any([other for other in chosen.dims if other != dim])
-        anywhere = known.any([other for other in known.dims if other != dim])
-        if here.any():
-            keep[str(dim)] = np.flatnonzero(here | ~anywhere)
+        in_selection = chosen.any([other for other in chosen.dims if other != dim])
+        in_result = known.any([other for other in known.dims if other != dim])
+        if in_selection.any():
+            keep[str(dim)] = np.flatnonzero(in_selection | ~in_result)
     return ds.isel(keep)
 
 
-def _place(ds: xr.Dataset, dim: str, value: str | int) -> int:
+def _find_index(ds: xr.Dataset, dim: str, value: str | int) -> int:
     if dim == "series":
         return series_position(ds, value)
-    is_place = isinstance(value, int) and 0 <= value < ds.sizes[dim]
-    if is_place and str(value) not in names(ds, dim):
+    is_index = isinstance(value, int) and 0 <= value < ds.sizes[dim]
+    if is_index and str(value) not in names(ds, dim):
         return int(value)
     return position(ds, dim, value)
 
 
-def _effect(
+def _read_effect(
     ds: xr.Dataset, name: str, dims: Sequence[str], at: dict[str, Any]
 ) -> Finding | None:
-    """Read a judged effect, or an interval or a test that stands beside a variable by
-    itself.
-    """
+    """Read a tested effect, or the interval or the test that a variable has itself."""
     tested = finding(ds, name, *dims, **at)
     if tested is not None or "series" in set(ds[name].dims) - set(at):
         return tested
@@ -354,7 +356,7 @@ def _effect(
     )
 
 
-def _title(ds: xr.Dataset, label: str) -> str:
+def _write_title(ds: xr.Dataset, label: str) -> str:
     """Write the measurement's title, the model and the variable."""
     heading = str(ds.attrs.get("title", ""))
     if kind := str(ds.attrs.get("kind", "")):
@@ -374,8 +376,8 @@ def _title(ds: xr.Dataset, label: str) -> str:
     return f"{capital(subject)}: {label}"
 
 
-def _find_label(ds: xr.Dataset, dim: str, place: int) -> str:
-    label = names(ds, dim)[place]
+def _find_label(ds: xr.Dataset, dim: str, index: int) -> str:
+    label = names(ds, dim)[index]
     if dim in _DEPTH:
         return layer_name(label)
     if dim == "series":
@@ -393,8 +395,9 @@ def _labels(ds: xr.Dataset, dim: str) -> list[str]:
 
 
 def _legend_names(ds: xr.Dataset, dim: str) -> list[str]:
-    """Name the members along a dimension where no title of an axis says what their
-    numbers count.
+    """Name the members along a dimension for a legend.
+
+    No title of an axis says there what their numbers count.
     """
     labels = _labels(ds, dim)
     if dim in _MEMBERS:
@@ -414,8 +417,9 @@ def _axis_title(ds: xr.Dataset, dim: str) -> str:
 
 
 def _in_order(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
-    """Order dimensions as they are drawn: the axis of a curve last, heads to the right
-    of their layers.
+    """Order dimensions as they are drawn.
+
+    The axis of a curve comes last, and heads come after their layers.
     """
     if set(dims) == {"layer", "head"}:
         last = ["head"]
@@ -425,8 +429,10 @@ def _in_order(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
 
 
 def _axes(ds: xr.Dataset, dims: Sequence[str]) -> list[str]:
-    """Return the dimensions that are axes of curves: those of numbers, else the depth,
-    unless it is one of a map.
+    """Return the dimensions that are axes of curves.
+
+    These are the dimensions of numbers. Without one it is the depth, unless a map needs
+    it as an axis.
     """
     along = [dim for dim in dims if _is_axis(ds, dim)]
     of_pairs = any(dim.startswith("other_") for dim in dims)
@@ -441,16 +447,17 @@ def _is_axis(ds: xr.Dataset, dim: str) -> bool:
     return not has_names and dim not in (*_MEMBERS, *_DEPTH)
 
 
-def _draw_map(drawn: _Drawn) -> HeadMap:
-    """Return a map with colours around 0 where values have both signs, and never below
-    it where they have not.
+def _head_map(drawn: _Drawn) -> HeadMap:
+    """Return a map with colours around 0 where values have both signs.
+
+    Elsewhere its colours never start below 0.
     """
     values = drawn.values
     known = values[np.isfinite(values)]
     low = None
     if known.size:
         low = max(0.0, float(known.min() - 0.1 * np.ptp(known)))
-        # values that differ by rounding alone have no ends of their own
+        # differences by rounding alone would fill the scale
         if np.ptp(known) < _ROUNDING * np.abs(known).max():
             low = 0.0
     return HeadMap(
@@ -465,7 +472,7 @@ def _draw_map(drawn: _Drawn) -> HeadMap:
     )
 
 
-def _heat_map(drawn: _Drawn) -> go.Figure:
+def _draw_heat_map(drawn: _Drawn) -> go.Figure:
     """Draw a map with the first of the dimensions downwards."""
     rows, columns = (
         [plain(label) for label in _labels(drawn.ds, dim)] for dim in drawn.dims
@@ -490,31 +497,32 @@ def _heat_map(drawn: _Drawn) -> go.Figure:
         ygap=1 if len(rows) <= 60 else 0,
     )
     sizes = np.abs(drawn.values[np.isfinite(drawn.values)])
-    # beside few large values the others are still to be seen
+    # few large values would leave the others white
     is_skewed = sizes.size > 0 and np.quantile(sizes, 0.99) < 0.5 * sizes.max()
-    canvas.colours(_draw_map(drawn).colours(root=bool(is_skewed)))
-    look = {"type": "category", "ticks": ""}
+    canvas.colours(_head_map(drawn).colours(root=bool(is_skewed)))
+    style = {"type": "category", "ticks": ""}
     panel.x(
         _axis_title(drawn.ds, drawn.dims[1]),
         nticks=min(len(columns), 40),
         autotickangles=[0, -90],
-        **look,
+        **style,
     )
     panel.y(
         _axis_title(drawn.ds, drawn.dims[0]),
         autorange="reversed",
         nticks=min(len(rows), 40),
-        **look,
+        **style,
     )
     empty = ""
     if np.isnan(drawn.values).any():
         empty = "empty: no value"
-    return canvas.dress(drawn.title, *drawn.remarks, empty)
+    return canvas.finalize(drawn.title, *drawn.remarks, empty)
 
 
-def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
-    """Draw a line a member of ``across``, with dots where a test or an interval is
-    known.
+def _draw_lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
+    """Draw a line for each member of ``across``.
+
+    Lines of up to 40 points, and lines with a test or an interval, have dots.
     """
     ds = drawn.ds
     effect = drawn.effect
@@ -529,8 +537,8 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
     settings: dict[str, Any] = {}
     if along in _SPECTRAL:
         # what is smaller is rounding
-        least = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
-        lines = np.where(lines > least, lines, np.nan)
+        smallest = _LOWEST * np.nan_to_num(lines).max(axis=1, keepdims=True)
+        lines = np.where(lines > smallest, lines, np.nan)
         settings = LOG_AXIS
     if along in _DEPTH:
         point = "%{x}"
@@ -555,10 +563,10 @@ def _lines(drawn: _Drawn, along: str, across: str = "") -> go.Figure:
         )
     panel.x(_axis_title(ds, along), **_category(along))
     panel.y(drawn.value_title, **settings)
-    return canvas.dress(drawn.title, *drawn.remarks, _whiskers(drawn))
+    return canvas.finalize(drawn.title, *drawn.remarks, _name_whiskers(drawn))
 
 
-def _whiskers(drawn: _Drawn) -> str:
+def _name_whiskers(drawn: _Drawn) -> str:
     """Name the intervals of a result that says their level."""
     level = drawn.ds.attrs.get("confidence")
     if level is None or drawn.effect is None or not drawn.effect.spread:
@@ -589,8 +597,8 @@ def _category(dim: str) -> dict[str, Any]:
     return {"nticks": 10}
 
 
-def _rows(drawn: _Drawn, top: int) -> go.Figure:
-    """Draw a row of dots a member of the first dimension, one for each of the second."""
+def _draw_rows(drawn: _Drawn, top: int) -> go.Figure:
+    """Draw a row of dots for each member, one dot for each of a second dimension."""
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
     ds = drawn.ds
@@ -626,7 +634,7 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
             across=True,
         )
     if noise is not None or (values < 0).any():
-        panel.upright(0.0)
+        panel.vline(0.0)
     panel.x(drawn.value_title)
     panel.y(
         _axis_title(ds, drawn.dims[0]),
@@ -635,12 +643,13 @@ def _rows(drawn: _Drawn, top: int) -> go.Figure:
         range=[len(order) - 0.5, -0.5],
         gridcolor=mixed(GREY, 0.2),
     )
-    return canvas.dress(drawn.title, *drawn.remarks, _whiskers(drawn), remark)
+    return canvas.finalize(drawn.title, *drawn.remarks, _name_whiskers(drawn), remark)
 
 
 def _largest(values: np.ndarray, top: int, count: int) -> tuple[np.ndarray, str]:
-    """Return the places of the members with the largest values, in their order, and a
-    remark on the others.
+    """Return the positions of the members with the largest values, in their order.
+
+    A remark says what is left out.
     """
     known = np.flatnonzero(np.isfinite(values).any(axis=1))
     if not len(known):

@@ -1,4 +1,7 @@
-"""Grids of small panels that share their axes."""
+"""Grids of small panels that share their axes.
+
+:func:`panel_grid` makes the grid, :func:`title_axes` labels it once it is drawn.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,13 @@ _TYPE = 11
 
 
 def choose_columns(panels: int, most: int = 5) -> int:
-    """Choose how many panels, at most ``most``, to put side by side so that few places
-    stay empty.
+    """Choose how many panels, at most ``most``, stand side by side.
+
+    Few cells of the grid stay empty.
     """
     if panels <= 4 or most < 3:
         return min(max(panels, 1), most)
+    # the fewest empty cells, then the most columns
     return min((3, 4, 5) if panels > 9 else (3, 4), key=lambda c: (-panels % c, -c))
 
 
@@ -39,8 +44,10 @@ def panel_grid(
     least: int = 110,
     own_x: bool = False,
 ) -> Sheet:
-    """Make a grid whose panels share axes, the vertical one alone with ``own_x``; ticks
-    at the left and at the foot.
+    """Make a grid of panels that share their axes.
+
+    With ``own_x`` they share the vertical axis alone. Ticks stand at the left and at
+    the bottom.
 
     Args:
         titles: lines of each panel's title.
@@ -82,8 +89,9 @@ def panel_grid(
 
 
 def title_axes(grid: Sheet, x_title: str, y_title: str) -> None:
-    """Label the lowest x axis of every column and, halfway down, the value axis that
-    all rows share.
+    """Label the lowest x axis of every column, and the shared value axis once.
+
+    The title of the value axis stands halfway down.
     """
     middle = (max(row for row, _ in grid.places) + 1) // 2
     grid.x(

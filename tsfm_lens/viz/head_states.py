@@ -1,5 +1,8 @@
-"""Heads one at a time: what each reads, what it does to the forecast, and the forecast
-without it.
+"""Heads one at a time: what each reads, and what it does to the forecast.
+
+:func:`describe_attention` returns the :class:`Reading` of one head; :func:`heads_table`
+and :func:`read_explore` are over all heads of a result. The page that links them is in
+:mod:`tsfm_lens.viz.linked`.
 """
 
 from __future__ import annotations
@@ -40,9 +43,7 @@ UNREAD = 1e-4
 MOSTLY = 0.5
 """Share of attention from which it is most of it."""
 EVEN = 2.0
-"""Largest share that counts as even attention, in shares of the same weight on every
-token.
-"""
+"""Largest share of even attention, in shares of the same weight on every token."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,9 @@ class Reading:
 
 
 def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
-    """Read the attention of one head, all arguments positions: along the lag or at the
-    place that has more of it.
+    """Read the attention of one head; all arguments are positions.
+
+    The reading is along the lag or at the place, whichever has more of the attention.
     """
     one = ds.isel(series=series, layer=layer, head=head)
     ahead = float(one["attention_forecast"])
@@ -127,17 +129,18 @@ def describe_attention(ds: xr.Dataset, series: int, layer: int, head: int) -> Re
     if share < UNREAD:
         form = "nothing"
     special = str(ds.attrs.get("special", ""))
-    remaining = "other tokens"
+    other_tokens = "other tokens"
     if special and ahead < UNREAD:
-        remaining = special
+        other_tokens = special
     elif ahead > 0 and other < UNREAD:
-        remaining = "tokens of the forecast"
-    return Reading(form, back, start, stop, share, rest, remaining)
+        other_tokens = "tokens of the forecast"
+    return Reading(form, back, start, stop, share, rest, other_tokens)
 
 
 def effects_of_heads(ds: xr.Dataset, name: str) -> xr.DataArray:
-    """Return what components have, for the heads of the attention that is shown:
-    (layer, head, …).
+    """Return an effect of components for the heads whose attention is shown.
+
+    Its dimensions are (layer, head, …).
     """
     # by names, which a result that lacks them is refused for
     labels = ds.coords["component"]
@@ -157,20 +160,23 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
         f"stable_rank_{item}": ds["stable_rank"].sel(product=item, drop=True)
         for item in names(ds, "product")
     }
-    each = ds[["lag", *(key for key in columns[1:] if key not in shared)]].assign(
+    scores = ds[["lag", *(key for key in columns[1:] if key not in shared)]].assign(
         shared | ranks
     )
-    retained = ["series", "layer", "head", "name"]
-    each = each.drop_vars([name for name in each.coords if name not in retained])
-    table = each.to_dataframe(dim_order=["series", "layer", "head"]).reset_index()
+    coordinates = ["series", "layer", "head", "name"]
+    scores = scores.drop_vars(
+        [name for name in scores.coords if name not in coordinates]
+    )
+    table = scores.to_dataframe(dim_order=["series", "layer", "head"]).reset_index()
     return table[["series", "layer", "head", *columns, *ranks]].rename(
         columns={"name": "component"}
     )
 
 
 def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
-    """Name the heads of the largest ablation effect, what the first of them reads, and
-    those that write most.
+    """Name the heads of the largest ablation effect.
+
+    Further sentences say what the first of them reads, and which heads write most.
     """
     if flat := flat_words(ds, series, "heads"):
         return flat
@@ -205,29 +211,30 @@ def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
     )
 
 
-def component_name(ds: xr.Dataset, place: int) -> str:
-    """Name a component's layer, and its head; with the kind of attention where the
-    stack has several.
+def component_name(ds: xr.Dataset, index: int) -> str:
+    """Name a component's layer, and its head.
+
+    The kind of attention is named where the stack has several.
     """
     kinds = ds["component_kind"].values.astype(str)
     heads = ds["component_head"].values
-    layer = layer_name(str(ds["component_layer"].values[place]))
-    kind = kind_word(kinds[place])
-    if heads[place] < 0:
+    layer = layer_name(str(ds["component_layer"].values[index]))
+    kind = kind_word(kinds[index])
+    if heads[index] < 0:
         return f"{layer}, {kind}"
     several = len(set(kinds[heads >= 0])) > 1
     if several:
-        return f"{layer}, {kind} head {heads[place]}"
-    return f"{layer}, head {heads[place]}"
+        return f"{layer}, {kind} head {heads[index]}"
+    return f"{layer}, head {heads[index]}"
 
 
 def _of_heads(ds: xr.Dataset) -> xr.Dataset:
-    """Keep the effects of the heads that are shown, (layer, head, series)."""
+    """Select the effects of the heads that are shown, (layer, head, series)."""
     units = {find_unit(ds, position) for position in range(ds.sizes["series"])}
-    metadata = {"long_name": "mean change", "units": "data units"}
+    attrs = {"long_name": "mean change", "units": "data units"}
     if len(units) == 1:
-        metadata["units"] = units.pop() or "data units"
-    shift = effects_of_heads(ds, "mean_shift").assign_attrs(metadata)
+        attrs["units"] = units.pop() or "data units"
+    shift = effects_of_heads(ds, "mean_shift").assign_attrs(attrs)
     return shift.to_dataset().assign_attrs(ds.attrs)
 
 
@@ -242,7 +249,7 @@ draw_shifts = generic_figure(
 
 @panels("head_states")
 def _explore(ds: xr.Dataset) -> Iterator[FigurePanel]:
-    for position, of in enumerate(names(ds, "series")):
+    for position, label in enumerate(names(ds, "series")):
         table = heads_table(ds.isel(series=[position]))
         drawn = draw_shifts(ds, series=position)
-        yield FigurePanel(drawn, table, read_explore(ds, position), series=of)
+        yield FigurePanel(drawn, table, read_explore(ds, position), series=label)

@@ -1,4 +1,9 @@
-"""Induction heads, and their overlap with sharp ones."""
+"""Induction heads, and their overlap with sharp ones.
+
+:func:`past_both` decides which heads are significantly above both thresholds;
+:func:`induction_maps` frames them, and :func:`induction_corner` draws their scores in
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.select import array, name_model, names
-from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.sheet import Panel, Style, sheet
 from tsfm_lens.viz.summary import labelled, summary
 from tsfm_lens.viz.theme import (
     BLACK,
@@ -35,13 +40,16 @@ _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Find the heads (layer, head) significantly above both thresholds, and those not
-    significantly below either.
+    """Find the heads above both thresholds, and those that are undecided.
+
+    Both are (layer, head). The first are significantly above both thresholds; the
+    others are not, but are not significantly below either.
 
     The sign tests run over sequences and are corrected for all heads and both scores
     together.
     """
     if any(f"{name}_by_sequence" not in ds for name in _THRESHOLDS):
+        # without single sequences there is nothing to test
         passing = array(ds, "induction", "layer", "head") > 0
         return passing, np.zeros_like(passing)
     away = np.stack(
@@ -74,17 +82,18 @@ def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     ),
 )
 def induction_maps(ds: xr.Dataset) -> go.Figure:
-    """Draw layer × head maps of prefix matching and copy score, and of the entropy
-    where known.
+    """Draw layer × head maps of prefix matching and copy score.
+
+    The entropy is a third map where it is known.
     """
     surely, perhaps = past_both(ds)
-    which = "the last instance"
+    target = "the last instance"
     if ds.attrs.get("offset", 1):
-        which = "the token after the last instance"
-    ways: dict[str, tuple[str, str, str, Look]] = {
+        target = "the token after the last instance"
+    scores: dict[str, tuple[str, str, str, Style]] = {
         "prefix_matching": (
             "prefix matching",
-            f"attention to {which}",
+            f"attention to {target}",
             "",
             {"low": 0.0},
         ),
@@ -100,7 +109,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
             noise=finding(ds, name, *_DIMS),
             **options,
         )
-        for name, (title, word, unit, options) in ways.items()
+        for name, (title, word, unit, options) in scores.items()
         if name in ds
     ]
     thresholds = " and ".join(
@@ -113,7 +122,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     )
     motif = ds.attrs.get("motif", "?")
     repeats = ds.attrs.get("repeats", "?")
-    read = {"last": "at the last decoder position", "first": "after the prompt"}.get(
+    moment = {"last": "at the last decoder position", "first": "after the prompt"}.get(
         ds.attrs.get("positions", "")
     )
     return head_maps(
@@ -122,7 +131,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
         f"Induction heads of {name_model(ds)}: {int(surely.sum())} of {surely.size}"
         " cross-attention heads",
         f"{motif} random tokens shown {repeats} times"
-        + (f", scores read {read}" if read else ""),
+        + (f", scores read {moment}" if moment else ""),
         f"framed: {thresholds or 'induction heads'}, significant over all heads"
         " together",
         f"{int(perhaps.sum())} more are undecided" if perhaps.any() else "",
@@ -165,9 +174,7 @@ _GROUPS = (
     ),
 )
 def induction_corner(ds: xr.Dataset) -> go.Figure:
-    """Draw prefix matching, copy score and normalised entropy of all heads, each
-    against each.
-    """
+    """Draw prefix matching, copy score and normalised entropy of heads in pairs."""
     thresholds = {name: float(ds.attrs[key]) for name, key in _ALL_THRESHOLDS.items()}
     pairs = list(combinations(_AXES, 2))
     titles = []
@@ -180,13 +187,13 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     )
     for panel, (across, upwards) in zip(canvas, pairs, strict=True):
         scores = (array(ds, name, *_DIMS).ravel() for name in (across, upwards))
-        _scatter(panel, ds, *scores)
+        _draw_scores(panel, ds, *scores)
         panel.x(_AXES[across], nticks=5)
         panel.y(_AXES[upwards], nticks=5)
-        panel.upright(thresholds[across], dash="4px,3px")
-        panel.level(thresholds[upwards], dash="4px,3px")
+        panel.vline(thresholds[across], dash="4px,3px")
+        panel.hline(thresholds[upwards], dash="4px,3px")
     count = ds["count"].values
-    return canvas.dress(
+    return canvas.finalize(
         f"Induction and sharpness of the {int(count.sum())} heads of {name_model(ds)}",
         f"by their means {int(count[0].sum())} are induction heads,"
         f" {int(count[:, 0].sum())} sharp, {int(count[0, 0])} both",
@@ -195,8 +202,8 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     )
 
 
-def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
-    positions = np.array(
+def _draw_scores(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:
+    labels = np.array(
         [
             f"layer {layer}, head {head}"
             for layer in names(ds, "layer")
@@ -210,13 +217,13 @@ def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None
         mask = (induction == is_induction) & (sharp == is_sharp)
         if mask.any():
             hover = f"%{{customdata}}: {plain(word)}<br>%{{x:.3g}}, %{{y:.3g}}"
-            look: Look = {
+            style: Style = {
                 "colour": colour,
                 "symbol": symbol,
                 "edge": INK,
-                "customdata": positions[mask],
+                "customdata": labels[mask],
             }
-            panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **look)
+            panel.dots(x[mask], y[mask], f"{word} ({int(mask.sum())})", hover, **style)
 
 
 generic_figure(

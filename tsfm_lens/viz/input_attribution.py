@@ -1,5 +1,9 @@
-"""Attribution of the forecast to stretches of the input and covariates, and its
-faithfulness.
+"""Attribution of the forecast to stretches of the input and to covariates.
+
+:func:`input_timeline` draws effects under the series, :func:`input_waterfall` the way
+from the reference forecast to the forecast. :func:`deletion_lines` and
+:func:`read_tests` show how faithful an explanation is. ``_Part`` selects the quantile
+that a figure is about.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from tsfm_lens.viz.select import (
     position,
     series_position,
 )
-from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.sheet import Panel, Style, sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
@@ -50,40 +54,41 @@ _STRIP = 24
 _BAR = 22
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
-_MIXED = (
-    0.9  # a mean below this share of the mean absolute effect: steps disagree in sign
-)
-_FAR = 3.0  # standard deviations of the context, beyond which a reference forecast is none of the series
+# a mean below this share of the mean absolute effect: steps disagree in sign
+_MIXED = 0.9
+# standard deviations of the context, beyond which a reference forecast is none of the
+# series
+_FAR = 3.0
 
 Quantile = float | tuple[float, float] | None
 
 
 def read_inputs(ds: xr.Dataset) -> list[str]:
-    """State the largest effects on the steps of the forecast, and the way from the
-    reference to the forecast.
-    """
+    """State how far the reference is from the forecast, and the largest effects."""
     one = ds.isel(quantile=median_position(ds["quantile"].values))
     steps = array(one, "attribution", "segment", "step")
     distance = np.zeros(len(steps))
     if "half_width" in ds:
         distance = one["half_width"].mean("step").values
-    least = 2 * float(ds.attrs.get("rounding", 0.0))
+    threshold = 2 * float(ds.attrs.get("rounding", 0.0))
     # noise of a sum is at most the sum of noises
     acting = [
         group
         for group in ranked(ds, steps)
-        if np.abs(steps[group].sum(0)).mean() > max(distance[group].sum(), least)
+        if np.abs(steps[group].sum(0)).mean() > max(distance[group].sum(), threshold)
     ]
     largest = [_moves(ds, steps[group], group) for group in acting[:_MAX_NAMES]]
-    most = "No part of the input moves it beyond the noise."
+    effects_text = "No part of the input moves it beyond the noise."
     if largest:
-        most = f"Largest effects: {listed(largest)}."
+        effects_text = f"Largest effects: {listed(largest)}."
     # one text, so that the overview of a page says what moves the forecast
     if "verdict" in ds.attrs:
-        most = f"{most} Verdict: the explanation {ds.attrs['verdict']}"
+        effects_text = f"{effects_text} Verdict: the explanation {ds.attrs['verdict']}"
         if not ds.attrs.get("masked", 1):
-            most = f"{most} by its routes alone, as masking was not tested"
-        most = f"{most} (criteria below)."
+            effects_text = (
+                f"{effects_text} by its routes alone, as masking was not tested"
+            )
+        effects_text = f"{effects_text} (criteria below)."
     far = float(ds.attrs.get("reference_distance", 0.0))
     rest = float(one["remainder"].mean())
     is_joint = bool(acting) and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum()
@@ -108,7 +113,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             statistic=name_statistic(ds),
             reference=name_reference(ds),
             nothing=one["reference_forecast"].mean(),
-            most=most,
+            most=effects_text,
             far=far if far > _FAR else None,
             rest=rest if is_joint else None,
             repeats=repeats,
@@ -120,7 +125,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
 
 
 def _read_width(ds: xr.Dataset) -> list[str]:
-    """State what widens and what narrows the interval between the outer quantiles most."""
+    """State what widens and narrows the interval between the outer quantiles most."""
     levels = np.sort(ds["quantile"].values.astype(float))
     if len(levels) < 2:
         return []
@@ -137,8 +142,10 @@ def _read_width(ds: xr.Dataset) -> list[str]:
 
 
 def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
-    """Group the segments of each known covariate, and sort groups by the mean absolute
-    effect (segment, step).
+    """Group the segments of each known covariate, and sort the groups.
+
+    The group of largest mean absolute effect comes first; ``effect`` is (segment,
+    step).
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for index, (row, kind) in enumerate(
@@ -153,8 +160,9 @@ def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
 
 
 def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """List by how much each covariate and each segment moves the median, over steps, in
-    data units, largest first.
+    """List by how much each covariate and each segment moves the median.
+
+    Means are over steps, in data units; the largest comes first.
     """
     steps = array(
         ds,
@@ -179,7 +187,7 @@ def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
 def group_name(
     labels: list[str], group: list[int], words: list[str] | None = None
 ) -> str:
-    """Name a segment, in other words if given, or the covariate that several are of."""
+    """Name a segment, as in ``words`` if given, or the covariate of several."""
     first = labels[group[0]]
     if len(group) == 1:
         return (words or labels)[group[0]]
@@ -210,8 +218,9 @@ def moved(effect: np.ndarray) -> tuple[float, str]:
 
 
 def _table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate mean and mean absolute effect over steps, a row per segment and
-    quantile.
+    """Tabulate mean and mean absolute effect, a row per segment and quantile.
+
+    Both are over steps.
     """
     effect = ds["attribution"]
     means = {"mean_absolute": abs(effect).mean("step"), "mean": effect.mean("step")}
@@ -231,8 +240,9 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
     sentences=read_inputs,
 )
 def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
-    """Draw the series with its forecast, and under it every segment, coloured by what
-    it does to the forecast.
+    """Draw the series with its forecast, and every segment under it.
+
+    A segment is coloured by what it does to the forecast.
 
     Args:
         quantile: whose effects are shown, the median's if None; of two, what widens the
@@ -271,10 +281,10 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
         _DASHES,
         words="forecast of the reference",
     )
-    trimmed = fit(canvas, np.append(window.observations, forecast), reference, row=1)
-    for line, positions in enumerate(strips.values()):
-        _draw_strip(below, ds, view, window, positions, line)
-    ticks: Look = {
+    cut_remark = fit(canvas, np.append(window.observations, forecast), reference, row=1)
+    for line, segments in enumerate(strips.values()):
+        _draw_strip(below, ds, view, window, segments, line)
+    ticks: Style = {
         "tickvals": list(range(len(strips))),
         "ticktext": [plain(name) for name in strips],
     }
@@ -288,31 +298,37 @@ def input_timeline(ds: xr.Dataset, *, quantile: Quantile = None) -> go.Figure:
     canvas.colours(colour_scale(title, view.strength, low=0.0))
     arrows = "↑ up, ↓ down, ↕ up at some steps"
     title = f"Input effects on the forecast of {view.target} by {name_model(ds)}"
-    return canvas.dress(title, view.when, view.how, arrows, trimmed)
+    return canvas.finalize(title, view.when, view.how, arrows, cut_remark)
 
 
-def is_additive(ds: xr.Dataset, place: int) -> bool:
+def is_additive(ds: xr.Dataset, segment: int) -> bool:
     """Test if a segment is an additive part of a series, and no stretch."""
     return "part_values" in ds.coords and bool(
-        ds["part_values"].isel(segment=place).notnull().any()
+        ds["part_values"].isel(segment=segment).notnull().any()
     )
 
 
 def _draw_strip(
-    panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, places: list[int], at: int
+    panel: Panel,
+    ds: xr.Dataset,
+    view: _Part,
+    window: Scene,
+    segments: list[int],
+    row: int,
 ) -> None:
-    """Draw stretches of one series, with nothing where it has none, or an additive
-    part.
+    """Draw stretches of one series, or an additive part.
+
+    Where the series has no segment nothing is drawn.
     """
-    here = np.array(places)[np.argsort(ds["start"].values[places])]
-    edges = [float(ds["start"].values[here[0]])]
+    ordered = np.array(segments)[np.argsort(ds["start"].values[segments])]
+    edges = [float(ds["start"].values[ordered[0]])]
     values = []
     texts = []
     arrows = []
-    for index in map(int, here):
+    for index in map(int, ordered):
         start = float(ds["start"].values[index])
         stop = float(ds["stop"].values[index])
-        distance = float(view.reach[index])
+        distance = float(view.half_width[index])
         label = (
             f"{plain(view.names[index])}<br>moves it by {signed(view.effect[index])} on"
             " average"
@@ -320,7 +336,10 @@ def _draw_strip(
         label += f", ±{number(distance)} (95 %)" if distance else ""
         cells = [(stop, view.strength[index], label)]
         _, way = moved(view.values[index])
-        for edge, value, text in [(start, np.nan, "")] * (start > edges[-1]) + cells:
+        if start > edges[-1]:
+            # a gap before the stretch
+            cells.insert(0, (start, np.nan, ""))
+        for edge, value, text in cells:
             edges.append(edge)
             values.append(value)
             texts.append(text)
@@ -331,7 +350,7 @@ def _draw_strip(
     panel.cells(
         np.array([values]),
         x,
-        [at - 0.46, at + 0.46],
+        [row - 0.46, row + 0.46],
         hover,
         customdata=[texts],
         text=[arrows],
@@ -347,8 +366,9 @@ def _draw_strip(
 def input_waterfall(
     ds: xr.Dataset, *, quantile: Quantile = None, top: int = 14
 ) -> go.Figure:
-    """Draw the way from the reference forecast to the forecast, segment by segment, in
-    data units.
+    """Draw the way from the reference forecast to the forecast, by segment.
+
+    Effects are in data units.
 
     Args:
         quantile: see :func:`input_timeline`; of two, the way from the width of the
@@ -361,13 +381,15 @@ def input_waterfall(
         views.append(_Part(ds, (float(levels[0]), float(levels[-1]))))
     view = views[0]
     order = ranked(ds, view.values)
-    most = order[:top]
+    groups = order[:top]
     rest = [index for group in order[top:] for index in group]
-    labels = [group_name(names(ds, "segment"), group, view.names) for group in most]
-    labels += [f"{len(rest)} others, summed"] * bool(rest)
+    labels = [group_name(names(ds, "segment"), group, view.names) for group in groups]
+    if rest:
+        labels.append(f"{len(rest)} others, summed")
     rounding = float(ds.attrs.get("rounding", 0.0))
     joint = any(abs(entry.of("remainder", "step").mean()) > rounding for entry in views)
-    labels += ["joint effects"] * joint
+    if joint:
+        labels.append("joint effects")
     count = len(views)
     height = max(120, _BAR * (len(labels) + 2))
     canvas = sheet(
@@ -379,7 +401,7 @@ def input_waterfall(
         shared_yaxes=True,
     )
     for panel, item in zip(canvas, views, strict=True):
-        _draw_way(panel, item, most, rest, labels)
+        _draw_waterfall(panel, item, groups, rest, labels)
     labels = ["reference forecast", *labels, "forecast"]
     canvas.y(
         tickvals=list(range(len(labels))),
@@ -394,32 +416,33 @@ def input_waterfall(
         "bars: what each segment adds; diamonds: both forecasts",
         view.sampled,
     ]
-    return canvas.dress(
+    return canvas.finalize(
         f"Effects from the reference to the forecast of {view.target} by"
         f" {name_model(ds)}",
         *remarks,
     )
 
 
-def _draw_way(
+def _draw_waterfall(
     panel: Panel,
     view: _Part,
-    most: list[list[int]],
-    others: list[int],
+    groups: list[list[int]],
+    rest: list[int],
     labels: list[str],
 ) -> None:
-    """Draw the bars of groups of segments, of the others and of joint effects, under
-    these labels.
+    """Draw the bars of groups of segments, of the rest and of joint effects.
+
+    ``labels`` are in this order.
     """
-    effects = [float(view.effect[group].sum()) for group in most]
+    effects = [float(view.effect[group].sum()) for group in groups]
     # intervals of a sum are no wider than the sum of theirs
-    distance = [float(view.reach[group].sum()) for group in most]
-    if others:
-        effects.append(float(view.effect[others].sum()))
+    distance = [float(view.half_width[group].sum()) for group in groups]
+    if rest:
+        effects.append(float(view.effect[rest].sum()))
     if len(labels) > len(effects):
         effects.append(float(view.of("remainder", "step").mean()))
     start = float(view.of("reference_forecast", "step").mean())
-    bounds = start + np.cumsum(effects)
+    totals = start + np.cumsum(effects)
     positions = np.arange(1, len(effects) + 1)
     panel.add(
         go.Waterfall,
@@ -437,22 +460,22 @@ def _draw_way(
     )
     distance += [0.0] * (len(effects) - len(distance))
     if any(distance):
-        look = {"type": "data", "array": distance, "color": INK, "thickness": 1}
-        panel.dots(bounds, positions, size=1, error_x={**look, "width": 3})
+        style = {"type": "data", "array": distance, "color": INK, "thickness": 1}
+        panel.dots(totals, positions, size=1, error_x={**style, "width": 3})
     for index, effect, end, width in zip(
-        positions, effects, bounds, distance, strict=True
+        positions, effects, totals, distance, strict=True
     ):
         right = max(end - effect, end + width)
         panel.note(signed(effect), right, index, size=10, xanchor="left", xshift=4)
     for row, value, word in (
         (0, start, "reference forecast"),
-        (len(effects) + 1, bounds[-1], "forecast"),
+        (len(effects) + 1, totals[-1], "forecast"),
     ):
         hover = f"{word}<br>%{{x:.4g}} {plain(view.unit)}"
         panel.dots([value], [row], "", hover, size=9, symbol="diamond")
         panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
-    low = min(start, bounds.min())
-    high = max(start, bounds.max())
+    low = min(start, totals.min())
+    high = max(start, totals.max())
     span = (high - low) or max(abs(high), 1.0)
     panel.x(
         f"{view.word}\n({view.unit})",
@@ -479,11 +502,10 @@ class _Part:
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
         self.middle = median_position(levels)
-        bounds = (
-            [float(levels[self.middle])]
-            if quantile is None
-            else np.atleast_1d(quantile).tolist()
-        )
+        if quantile is None:
+            bounds = [float(levels[self.middle])]
+        else:
+            bounds = np.atleast_1d(quantile).tolist()
         if len(bounds) > 2 or bounds != sorted(set(bounds)):
             raise InputError(
                 f"quantile={quantile!r}, expected one, or the lower and the upper end"
@@ -498,34 +520,30 @@ class _Part:
         self.strength = np.abs(self.values).mean(1)
         self.unit = find_unit(ds, series_position(ds, self.target)) or "data units"
         marks = [f"{levels[item]:g}" for item in self._levels]
-        self.word = (
-            f"{name_statistic(ds)} forecast"
-            if self._levels == [self.middle]
-            else f"quantile {marks[0]}"
-        )
         if len(marks) == 2:
             self.word = f"width of the {marks[0]} to {marks[1]} interval"
-        every = (
-            f"mean over {ds.sizes['step']} steps"
-            if ds.sizes["step"] > 1
-            else "one step"
-        )
-        self.when = f"{self.word}, {every}"
+        elif self._levels == [self.middle]:
+            self.word = f"{name_statistic(ds)} forecast"
+        else:
+            self.word = f"quantile {marks[0]}"
+        steps = "one step"
+        if ds.sizes["step"] > 1:
+            steps = f"mean over {ds.sizes['step']} steps"
+        self.when = f"{self.word}, {steps}"
         self.how = method_words(ds)
         self.sampled = ""
-        self.reach = np.zeros(len(self.effect))
+        self.half_width = np.zeros(len(self.effect))
         name = "mean_half_width"
         if name in ds:
             # of a difference no wider than the sum of both
-            self.reach = np.sum(
+            self.half_width = np.sum(
                 [array(ds, name, "segment", quantile=item) for item in self._levels],
                 axis=0,
             )
-            samples = (
-                f"{ds.attrs['repeats']} seeds"
-                if "repeats" in ds.attrs
-                else f"{ds.attrs['forecasts']} forecasts"
-            )
+            if "repeats" in ds.attrs:
+                samples = f"{ds.attrs['repeats']} seeds"
+            else:
+                samples = f"{ds.attrs['forecasts']} forecasts"
             self.sampled = f"whiskers: 95 % intervals over {samples}"
 
     def of(self, name: str, *dims: str) -> np.ndarray:
@@ -558,8 +576,9 @@ def method_words(ds: xr.Dataset) -> str:
 
 
 def name_reference(ds: xr.Dataset) -> str:
-    """Name what stands for the inputs: values of the reference, or nothing in place of
-    additive parts.
+    """Name what stands for the inputs.
+
+    That is values of the reference, or nothing in place of additive parts.
     """
     if "part_values" in ds.coords:
         return "the past without its parts"
@@ -571,8 +590,9 @@ _CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown fi
 
 
 def read_tests(ds: xr.Dataset) -> list[str]:
-    """State the verdict by :mod:`tsfm_lens.core.verdict`: on all tests of the page,
-    where there are others.
+    """State the verdict by :mod:`tsfm_lens.core.verdict`.
+
+    It is over all tests of the page, where there are others.
     """
     word, sentences = verdict(ds)
     full = ds.attrs.get("verdict", word)
@@ -593,8 +613,9 @@ def read_tests(ds: xr.Dataset) -> list[str]:
     sentences=read_tests,
 )
 def deletion_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw how far the forecast moves as segments are masked, and shown, in the order
-    of each explanation.
+    """Draw how far the forecast moves as segments are masked, and as they are shown.
+
+    The order of segments is that of each explanation.
     """
     explanations = names(ds, "explanation")
     unit = find_unit(ds) or "data units"
@@ -646,7 +667,7 @@ def deletion_lines(ds: xr.Dataset) -> go.Figure:
         f"forecast of {ds.attrs.get('target', '')}",
         f"area between the curves, random 0: {', '.join(areas)}",
     ]
-    return canvas.dress(f"Deletion and insertion on {name_model(ds)}", *remarks)
+    return canvas.finalize(f"Deletion and insertion on {name_model(ds)}", *remarks)
 
 
 def _steps_table(ds: xr.Dataset) -> pd.DataFrame:

@@ -1,5 +1,7 @@
-"""Routes of the input through components to the forecast, over many series, and their
-faithfulness tests.
+"""Routes of the input through components to the forecast, and their tests.
+
+:func:`generic_figure` makes the figures, of one item and of many series;
+:func:`read_routes` describes the routes of one item.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ _MAX_NAMES = 3
 
 
 def read_routes(ds: xr.Dataset) -> list[str]:
-    """Describe through which components the most influential segments act, and what the
-    parts sum to.
+    """Describe through which components the most influential segments act.
+
+    A sentence says what the parts sum to.
     """
     ds = ds.assign_coords(segment=segment_words(ds))
     movement = abs(ds["total"]).mean("step")

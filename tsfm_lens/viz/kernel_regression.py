@@ -1,5 +1,7 @@
-"""Attention as kernel regression: bandwidths and tilt, and the concentration bound in
-words.
+"""Attention as kernel regression: bandwidths, tilt and the concentration bound.
+
+:func:`generic_figure` makes the figures; :func:`read_bound` states in words where the
+bound holds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Logits of every value after each layer."""
+"""Logits of every value after each layer, less their mean.
+
+:func:`lens_logit_map` draws them; probabilities are in :mod:`tsfm_lens.viz.logit_lens`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tsfm_lens.viz.logit_lens import central_range, visible_rows
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, name_model, positions
-from tsfm_lens.viz.sheet import Look
+from tsfm_lens.viz.sheet import Style
 from tsfm_lens.viz.theme import BLACK, number, plain
 from tsfm_lens.viz.words import layer_names
 
@@ -37,8 +40,9 @@ def lens_logit_map(
     value_range: tuple[float, float] | None = None,
     rows: int = 64,
 ) -> go.Figure:
-    """Draw the logit of every value at every forecast step, less the mean over those
-    drawn, a panel per layer.
+    """Draw the logit of every value at every forecast step, a panel per layer.
+
+    The mean over the values drawn is taken off.
     """
     indices = positions(ds, "layer", layers)
     view = scene(ds, series, ds.sizes["step"])
@@ -85,11 +89,11 @@ def lens_logit_map(
             )
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    ticks: Look = {"tickvals": [-1, 0, 1], "ticktext": ["−1", "0", "1"]}
+    ticks: Style = {"tickvals": [-1, 0, 1], "ticktext": ["−1", "0", "1"]}
     grid.colours(
         colour_scale("logit / panel's limit", high=1.0, diverging=True, **ticks)
     )
-    return grid.dress(
+    return grid.finalize(
         f"Lens logits on {view.id}, layer by layer, in {name_model(ds)}",
         "the output head applied to the residual stream after each layer, less the mean"
         " over the values drawn",

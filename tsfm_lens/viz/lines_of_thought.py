@@ -1,4 +1,7 @@
-"""Lines of thought: modes of the lens distribution through depth."""
+"""Lines of thought: modes of the lens distribution through depth.
+
+:func:`thought_lines` draws them over the maps of :mod:`tsfm_lens.viz.logit_lens`.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,13 @@ from tsfm_lens.viz.theme import (
 
 __all__ = ["thought_lines"]
 _ROWS = 72  # of a panel
-_REACH = 2.0  # ranges of the values beyond them up to which lines are followed
+_MAX_DISTANCE = 2.0  # ranges of the values beyond them up to which lines are followed
 
 
-_LOOKS = {True: ("spurious line", VERMILION, "x"), False: ("other line", SKY, "circle")}
+_STYLES = {
+    True: ("spurious line", VERMILION, "x"),
+    False: ("other line", SKY, "circle"),
+}
 
 
 @figure(
@@ -57,38 +63,43 @@ _LOOKS = {True: ("spurious line", VERMILION, "x"), False: ("other line", SKY, "c
 def thought_lines(
     ds: xr.Dataset, *, series: str | int = 0, layers: Sequence[str | int] | None = None
 ) -> go.Figure:
-    """Draw the logit map of every layer with its lines of thought, spurious ones apart."""
+    """Draw the logit map of every layer with its lines of thought.
+
+    Spurious lines have a colour and a symbol of their own.
+    """
     indices = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
     labels = [names(ds, "layer")[i] for i in indices]
-    here = ds["line_series"].values == ds["series"].values[view.place]
-    lines = np.flatnonzero(here & np.isin(ds["line_layer"].values.astype(str), labels))
+    in_series = ds["line_series"].values == ds["series"].values[view.place]
+    lines = np.flatnonzero(
+        in_series & np.isin(ds["line_layer"].values.astype(str), labels)
+    )
     paths = array(ds, "path", "line", "step")
-    bounds, trimmed = fitted_range(view.observations, paths[lines], _REACH)
+    bounds, is_cut = fitted_range(view.observations, paths[lines], _MAX_DISTANCE)
     grid, _ = logit_sheet(ds, view, indices, bounds, _ROWS)
     panels = dict(zip(labels, grid, strict=True))
     for line in lines:
-        _line(
+        _draw_line(
             panels[str(ds["line_layer"].values[line])], ds, view, int(line), paths[line]
         )
     # labels of neighbouring panels would run into each other
     grid.x(nticks=2 if len(panels) > 2 else 4)
     grid.min_width *= 1.15
     count = int(ds["spurious"].values[lines].sum())
-    return grid.dress(
+    return grid.finalize(
         f"Lines of thought of {name_model(ds)} on {view.id}: {count} of {len(lines)}"
         " spurious",
         "logit lens after each layer, probability in colours",
         "spurious: not continuous with the context, and gone in the last layer",
-        "values beyond the axis are cut off" * trimmed,
+        "values beyond the axis are cut off" if is_cut else "",
         view.time.remark,
     )
 
 
-def _line(
+def _draw_line(
     panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray
 ) -> None:
-    word, colour, symbol = _LOOKS[bool(ds["spurious"].values[line])]
+    word, colour, symbol = _STYLES[bool(ds["spurious"].values[line])]
     born, died = (layer_name(str(ds[end].values[line])) for end in ("birth", "death"))
     if np.isfinite(ds["mass"].values[line]):
         mass = percent(float(ds["mass"].values[line]))

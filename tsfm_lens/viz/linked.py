@@ -1,5 +1,7 @@
-"""State of the linked view: of every series what each head reads, and the forecast
-without each component.
+"""State of the linked view, which :file:`linked.js` shows.
+
+:func:`linked_state` collects, for every series, what each head reads and the forecast
+without each component. It computes no effect anew.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ _FORECASTS = 128  # components of a series without which the forecast is in the 
 
 
 def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
-    """Collect what :file:`linked.js` shows of an "explore" result; bounded in bytes
-    unless it is ``whole``.
+    """Collect what :file:`linked.js` shows of an "explore" result.
+
+    Its size in bytes is bounded, unless it is ``whole``.
     """
     heads = ds["name"].size
     components = names(ds, "component")
@@ -83,8 +86,9 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
 
 
 def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """Arrange the components as the stack computes them: of every layer a row of heads
-    for each kind, and its MLP.
+    """Arrange the components as the stack computes them.
+
+    Every layer has a row of heads for each kind of attention, and its MLP.
     """
     layers = ds["component_layer"].values
     kinds = ds["component_kind"].values.astype(str)
@@ -97,29 +101,30 @@ def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
     ]
 
 
-def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, Any]:
-    """Collect one series; steps before its start are left away."""
-    view = scene(ds, place, ds.sizes["time"])
+def _series(ds: xr.Dataset, series: int, n_rows: int, n_lines: int) -> dict[str, Any]:
+    """Collect one series, without the steps before its start."""
+    view = scene(ds, series, ds.sizes["time"])
     components = names(ds, "component")
-    effect = array(ds, "mean_shift", "component", series=place)
+    effect = array(ds, "mean_shift", "component", series=series)
+    # rank of each component, 0 for the largest effect
     ranks = np.argsort(np.argsort(-effect, kind="stable"), kind="stable")
     states: list[dict[str, Any]] = [{"effect": _short(size)} for size in effect]
     for state, rank, forecast in zip(
         states,
         ranks,
-        array(ds, "forecast", "component", "step", series=place),
+        array(ds, "forecast", "component", "step", series=series),
         strict=True,
     ):
         if rank < n_lines:
-            state |= line(ds, forecast, place)
+            state |= line(ds, forecast, series)
     # stretches of the context, the padding of shorter series left away
     edges = np.stack(
-        [array(ds, name, "key", series=place) for name in ("key_start", "key_stop")],
+        [array(ds, name, "key", series=series) for name in ("key_start", "key_stop")],
         axis=-1,
     ).astype(int)
-    there = edges[:, 1] > edges[:, 0]
-    attention = array(ds, "attention", "layer", "head", "query", "key", series=place)[
-        ..., there
+    is_covered = edges[:, 1] > edges[:, 0]
+    attention = array(ds, "attention", "layer", "head", "query", "key", series=series)[
+        ..., is_covered
     ]
     counts = (
         np.bincount(ds["step_query"].values, minlength=ds.sizes["query"])
@@ -130,49 +135,45 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
     for at, (layer, head) in zip(heads, np.ndindex(*ds["name"].shape), strict=True):
         rows = attention[layer, head]
         state = states[at]
-        state["reading"] = describe_attention(ds, place, layer, head).as_plain()
+        state["reading"] = describe_attention(ds, series, layer, head).as_plain()
         state["mean"] = _packed(counts @ rows)
         if len(rows) > 1 and strongest.index(at) < n_rows:
             state["rows"] = [_packed(row) for row in rows]
-    floor = float(ds["mean_shift_floor"].values[place])
-    telling = [
+    floor = float(ds["mean_shift_floor"].values[series])
+    named = [
         at
         for at in strongest
         if states[at]["reading"]["form"] in ("lag", "place") and effect[at] > floor
     ]
     bands = np.sort(
-        array(ds, "quantile_forecast", "quantile", "step", series=place), axis=0
+        array(ds, "quantile_forecast", "quantile", "step", series=series), axis=0
     )
     steps = len(view.past)
     return {
-        "name": names(ds, "series")[place],
-        "unit": find_unit(ds, place) or "data units",
+        "name": names(ds, "series")[series],
+        "unit": find_unit(ds, series) or "data units",
         "context": _short(view.context),
         "truth": _short(view.truth) if view.has_truth else None,
-        "times": [
-            str(item)[:16].replace("T", " ").removesuffix(" 00:00")
-            for item in view.time.at(view.past)
-        ],
-        "ahead": [
-            str(item)[:16].replace("T", " ").removesuffix(" 00:00")
-            for item in view.time.at(view.future)
-        ],
-        "keys": edges[there].tolist(),
-        "spans": (np.clip(edges[there], -steps, 0) + steps).tolist(),
+        "times": _write_times(view.time.at(view.past)),
+        "ahead": _write_times(view.time.at(view.future)),
+        "keys": edges[is_covered].tolist(),
+        "spans": (np.clip(edges[is_covered], -steps, 0) + steps).tolist(),
         "floor": _short(floor),
         # the strongest head that says where it looks; the map has those that move the
         # forecast further
-        "start": (telling or [int(np.argmin(ranks))])[0],
+        "start": (named or [int(np.argmin(ranks))])[0],
         "states": states,
         "low": _short(bands[0]),
         "high": _short(bands[-1]),
-        **line(ds, array(ds, "baseline_forecast", "step", series=place), place),
+        **line(ds, array(ds, "baseline_forecast", "step", series=series), series),
     }
 
 
 def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any]:
-    """Describe a forecast (step,): ``effect``, its mean distance from the plain one,
-    and its mean ``error``.
+    """Describe a forecast (step,).
+
+    ``effect`` is its mean distance from the plain forecast, ``error`` that from the
+    truth.
     """
     later = slice(int(ds.attrs.get("first_step", 0)), None)
     if "truth" in ds:
@@ -189,9 +190,15 @@ def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any
     }
 
 
+def _write_times(times: np.ndarray) -> list[str]:
+    """Write dates to the minute, and midnights as days; steps as they are."""
+    return [str(time)[:16].replace("T", " ").removesuffix(" 00:00") for time in times]
+
+
 def _packed(weights: np.ndarray) -> list[Any]:
-    """Write weights as one byte each, the root of its share of the largest: [largest,
-    base64].
+    """Write weights as one byte each: [largest, base64].
+
+    A byte is the root of the weight's share of the largest.
     """
     top = float(weights.max(initial=0.0))
     shares = np.sqrt(np.clip(weights, 0, None) / (top or 1.0))
@@ -207,4 +214,5 @@ def _short(values: Any, digits: int = 5) -> Any:
         return [_short(value) for value in values]
     if np.isfinite(values):
         return float(f"{values:.{digits}g}")
+    # JSON has no NaN
     return None

@@ -1,4 +1,9 @@
-"""Logit lens: the forecast read after every layer, and the gain of each layer."""
+"""Logit lens: the forecast read after every layer, and the gain of each layer.
+
+:func:`logit_map` draws the probabilities of a token model, :func:`lens_forecast` the
+forecasts of any model; entropies and gains are drawn by :func:`generic_figure`. Logits
+are in :mod:`tsfm_lens.viz.lens_logits`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ from tsfm_lens.viz.select import (
     positions,
     varying,
 )
-from tsfm_lens.viz.sheet import Look, Sheet
+from tsfm_lens.viz.sheet import Sheet, Style
 from tsfm_lens.viz.summary import labelled, summarize
 from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import (
@@ -65,8 +70,9 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
 
 
 def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
-    """State how often the top bin of layers is the final one, and how far it is from
-    the truth.
+    """State how often the most probable value of layers is the final one.
+
+    Its distance from the truth is stated too.
     """
     if flat := flat_words(ds, series, "layers"):
         return flat
@@ -92,14 +98,15 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """State how far each layer's forecast is from the last layer's, and from the truth
-    where known.
+    """State how far each layer's forecast is from the last layer's.
+
+    Its error is stated too where the truth is known.
     """
     if flat := flat_words(ds, series, "layers"):
         return flat
     one = ds.isel(series=[series])
-    level = median_position(one["quantile"].values)
-    median = one["quantile_forecast"].isel(quantile=level, series=0)
+    median_index = median_position(one["quantile"].values)
+    median = one["quantile_forecast"].isel(quantile=median_index, series=0)
     truth = one["truth"].isel(series=0) if "truth" in one else np.nan
     error = abs(median - truth).mean("step")
     away = abs(median - median.isel(layer=-1)).mean("step")
@@ -119,10 +126,9 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
 def map_table(
     fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3
 ) -> pd.DataFrame:
-    """Tabulate the drawn cells of the logit map that hold at least ``least``
-    probability.
-    """
+    """Tabulate the drawn cells of the logit map with at least ``least`` probability."""
     parts = []
+    # of the figure, so that the table has the cells that are drawn
     for trace in fig.data:
         if trace.type != "heatmap":
             continue
@@ -161,31 +167,33 @@ def logit_map(
     layers: Sequence[str | int] | None = None,
     value_range: tuple[float, float] | None = None,
 ) -> go.Figure:
-    """Draw value bin against forecast step, coloured by the logarithm of the lens
-    probability, for each layer.
+    """Draw the lens probability of values by forecast step, a panel per layer.
+
+    Colours are the logarithm of the probability.
     """
     indices = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12))
-    grid, text = logit_sheet(ds, view, indices, value_range, _ROWS)
-    return grid.dress(
+    grid, remarks = logit_sheet(ds, view, indices, value_range, _ROWS)
+    return grid.finalize(
         f"Logit lens on {view.id}: next-value probabilities by layer of"
         f" {name_model(ds)}",
-        *text,
+        *remarks,
     )
 
 
 def logit_sheet(
     ds: xr.Dataset,
     view: Scene,
-    places: list[int],
+    layers: list[int],
     value_range: tuple[float, float] | None,
     rows: int,
 ) -> tuple[Sheet, list[str]]:
-    """Draw the panels of :func:`logit_map`, and write what stands under its title;
-    ``places``: of the layers.
+    """Draw the panels of :func:`logit_map`, and write its subtitle.
+
+    ``layers`` are positions.
     """
     probability = array(
-        ds.isel(layer=places), "probability", "layer", "step", "bin", series=view.place
+        ds.isel(layer=layers), "probability", "layer", "step", "bin", series=view.place
     )
     centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
@@ -200,7 +208,7 @@ def logit_sheet(
         for share in outside
     ]
     long = len(view.future) > _LONG
-    labels = layer_names(ds, places)
+    labels = layer_names(ds, layers)
     group = -(-mass.size // _CELLS)
     starts = np.arange(0, mass.shape[1], group)
     mass = (
@@ -218,13 +226,13 @@ def logit_sheet(
     grid = panel_grid(
         list(zip(labels, notes, strict=True)), row_height=150, most=2 if long else 5
     )
-    for panel, one, label in zip(grid, mass, labels, strict=True):
+    for panel, cells, label in zip(grid, mass, labels, strict=True):
         panel.cells(
-            np.log10(np.maximum(one.T, FLOOR)).astype(np.float32),
+            np.log10(np.maximum(cells.T, FLOOR)).astype(np.float32),
             view.time.at(columns),
             edges,
             f"{plain(label)}, {hover}",
-            customdata=one.T.astype(np.float32),
+            customdata=cells.T.astype(np.float32),
             meta={"steps": group},
             name=label,
             xgap=0,
@@ -252,13 +260,17 @@ def logit_sheet(
             width=1.2 * weight,
         )
         if view.has_truth:
-            look: Look = {"colour": VERMILION, "width": 1.3 * weight, "dash": "4px,2px"}
-            panel.line(future, view.truth, "truth", view.hover("truth"), **look)
+            style: Style = {
+                "colour": VERMILION,
+                "width": 1.3 * weight,
+                "dash": "4px,2px",
+            }
+            panel.line(future, view.truth, "truth", view.hover("truth"), **style)
         mark_start(panel, view.time)
     grid.y(range=[edges[0], edges[-1]], nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     ticks = np.arange(round(np.log10(FLOOR)), 1)
-    bar: Look = {
+    bar: Style = {
         "tickvals": ticks.tolist(),
         "ticktext": [f"{'≤ ' if t == ticks[0] else ''}{10.0**t:g}" for t in ticks],
     }
@@ -266,7 +278,7 @@ def logit_sheet(
         colour_scale("probability of the row", low=float(ticks[0]), high=0, **bar)
     )
     width = (edges[-1] - edges[0]) / (len(edges) - 1)
-    texts = [
+    remarks = [
         (
             f"probability of each row of {width:.3g} {view.unit or 'data units'}, truth"
             " dashed"
@@ -275,14 +287,16 @@ def logit_sheet(
         view.time.remark,
         f"a column: the mean of {group} steps" if group > 1 else "",
     ]
-    return grid, texts
+    return grid, remarks
 
 
 def visible_rows(
     centres: np.ndarray, probability: np.ndarray, bounds: tuple[float, float], rows: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cut bins to ``bounds`` and add up adjacent ones, in equal numbers, until at most
-    ``rows`` are left.
+    """Cut bins to ``bounds``, and add up adjacent ones to at most ``rows`` rows.
+
+    Every row has as many bins. Edges and masses of the rows are returned, and the share
+    of the probability that lies outside.
     """
     middles = (centres[1:] + centres[:-1]) / 2
     if len(centres) > 1:
@@ -306,8 +320,9 @@ def visible_rows(
 def central_range(
     centres: np.ndarray, probability: np.ndarray, core: np.ndarray
 ) -> tuple[float, float]:
-    """Return the range of a series and of the central 98 % of a probability (step, bin)
-    at every step.
+    """Return the range of a series and of the central 98 % of a probability.
+
+    The probability is (step, bin); its central part is taken at every step.
     """
     share = np.cumsum(probability, axis=-1)
     share /= share[:, -1:]
@@ -323,8 +338,9 @@ def lens_forecast(
     layers: Sequence[str | int] | None = None,
     context_steps: int | None = None,
 ) -> go.Figure:
-    """Draw what each layer would forecast: the output head applied to its residual
-    stream, one fan per layer.
+    """Draw what each layer would forecast, one fan per layer.
+
+    The output head is applied to the residual stream after the layer.
     """
     view = scene(ds, series, context_steps, least=24)
     rows = positions(ds, "layer", layers)
@@ -335,16 +351,16 @@ def lens_forecast(
     for panel, value in zip(grid, values, strict=True):
         draw_bands(panel, view, ds["quantile"].values, value)
         view.draw(panel)
-    trimmed = fit(grid, np.append(view.observations, values[-1]), values.ravel())
+    cut_remark = fit(grid, np.append(view.observations, values[-1]), values.ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     remarks = [
         "the output head applied to the residual stream after each layer",
         view.remark,
         view.time.remark,
-        trimmed,
+        cut_remark,
     ]
-    return grid.dress(
+    return grid.finalize(
         f"Forecast of {view.id} read from each layer of {name_model(ds)}", *remarks
     )
 
@@ -375,8 +391,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
             ]
             table = pd.concat(tables, ignore_index=True)
             text = read_lens_forecast(ds, i)
-            of = names(ds, "series")[i]
-            yield FigurePanel(lens_forecast(ds, series=i), table, text, series=of)
+            label = names(ds, "series")[i]
+            yield FigurePanel(lens_forecast(ds, series=i), table, text, series=label)
         return
     if "entropy" in ds:
         table = frame(

@@ -1,4 +1,8 @@
-"""Colour scales, and maps of layer × head."""
+"""Colour scales, and heat maps of layer × head.
+
+:func:`head_maps` draws one or several :class:`HeadMap`; :func:`colour_scale` makes the
+colour axis of any map.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import xarray as xr
 
 from tsfm_lens.viz.findings import Finding
 from tsfm_lens.viz.select import names
-from tsfm_lens.viz.sheet import PRINTED, Look, sheet, shortened
+from tsfm_lens.viz.sheet import PRINTED, Style, sheet, shortened
 from tsfm_lens.viz.theme import DIVERGING, LABEL_TYPE, SEQUENTIAL, VERMILION, plain
 from tsfm_lens.viz.words import layer_names
 
@@ -34,11 +38,11 @@ def colour_scale(
     root: bool = False,
     **bar: Any,
 ) -> dict[str, Any]:
-    """Return a colour axis from ``low`` to ``high``, or over ``values`` where these are
-    not given.
+    """Return a colour axis from ``low`` to ``high``.
 
-    ``root``: colours go by the square root of the distance from white, so that small
-    values are seen beside large ones.
+    It is over ``values`` where these are not given. With ``root``, colours go by the
+    square root of the distance from white, so that small values are seen beside large
+    ones.
     """
     if values is None:
         finite = np.empty(0)
@@ -88,7 +92,17 @@ def colour_scale(
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Values of one map, and how they are drawn."""
+    """Values of one map, (layer, head), and how they are drawn.
+
+    Attributes:
+        title: over the map, where there are several.
+        word, unit: what the colours mean.
+        low, high: ends of the colours; from the values if None.
+        reverse: whether low values are dark.
+        write: gives the text in a cell; two decimals if None.
+        notes: additions to the hover boxes, (layer, head).
+        noise: tests of the values, where there are any.
+    """
 
     values: np.ndarray
     title: str
@@ -132,8 +146,10 @@ class HeadMap:
         return self.word
 
     def colours(self, title: str = "", **bar: Any) -> dict[str, Any]:
-        """Return the colour axis; ``title`` of its bar in lines of one's own, ``bar``
-        places it.
+        """Return the colour axis.
+
+        ``title`` is that of its bar, with its line breaks; it is :attr:`label` unless
+        given. ``bar`` places the bar.
         """
         finite = self.values[np.isfinite(self.values)]
         low, high = (
@@ -142,7 +158,7 @@ class HeadMap:
         # white is for nothing, so a scale that does not start at nothing begins below
         # its lowest value
         pad = 0.1 * ((high - low) or 1.0)
-        bounds: Look = {
+        bounds: Style = {
             "low": low - pad * (not self.reverse) if self.low is None else self.low,
             "high": high + pad * self.reverse if self.high is None else self.high,
         }
@@ -160,8 +176,9 @@ def head_maps(
     *remarks: str,
     outlined: np.ndarray | None = None,
 ) -> go.Figure:
-    """Draw maps on the same layer and head axes, each with its own colours: at its side
-    if alone, else under it.
+    """Draw maps on the same layer and head axes, each with its own colours.
+
+    The colour bar stands at the side of a single map, and under each of several.
     """
     layers = layer_names(ds)
     heads = names(ds, "head")
@@ -173,49 +190,49 @@ def head_maps(
         width = max(150, 16 * len(heads))
     else:
         width = 26 * len(heads)
-    titles = [shortened(one.label, 0.95 * width, LABEL_TYPE) for one in maps]
+    titles = [shortened(head_map.label, 0.95 * width, LABEL_TYPE) for head_map in maps]
     foot = _FOOT + _BAR + 14 * max(title.count("\n") for title in titles)
     canvas = sheet(
         [max((24 if several else 26) * len(layers), 130)] * -(-len(maps) // columns),
         [1] * columns,
-        titles=[one.title for one in maps] if several else None,
+        titles=[head_map.title for head_map in maps] if several else None,
         row_gap=foot + 30,
         column_gap=0.06,
         min_width=110 + columns * width if several else max(360, 150 + width),
         below=foot if several else 52,
         shared_yaxes=True,
     )
-    for index, (one, panel) in enumerate(zip(maps, canvas, strict=False)):
+    for index, (head_map, panel) in enumerate(zip(maps, canvas, strict=False)):
         axis = f"coloraxis{index + 1 if index else ''}"
         printed = PRINTED
         if several:
             printed = _MAX_NUMBERED
-        look: Look = {
+        style: Style = {
             "coloraxis": axis,
-            "name": one.title,
-            "customdata": one.words,
-            "noise": one.noise,
+            "name": head_map.title,
+            "customdata": head_map.words,
+            "noise": head_map.noise,
         }
         panel.cells(
-            one.values,
+            head_map.values,
             heads,
             layers,
-            one.hover,
-            write=one.write or two_digits,
+            head_map.hover,
+            write=head_map.write or two_digits,
             printed=printed,
-            **look,
+            **style,
         )
         if several:
-            position = canvas.fig.get_subplot(*canvas.places[index])
+            subplot = canvas.fig.get_subplot(*canvas.places[index])
             canvas.fig.update_layout(
                 {
-                    axis: one.colours(
-                        titles[index], **under(position, canvas.plot_height)
+                    axis: head_map.colours(
+                        titles[index], **under(subplot, canvas.plot_height)
                     )
                 }
             )
         else:
-            canvas.colours(one.colours())
+            canvas.colours(head_map.colours())
         if outlined is not None:
             panel.frames(outlined, VERMILION)
     canvas.x(
@@ -230,23 +247,24 @@ def head_maps(
     for row, col in canvas.places[len(maps) :]:
         canvas.panel(row, col).x(visible=False)
         canvas.panel(row, col).y(visible=False)
-    return canvas.dress(title, *remarks)
+    return canvas.finalize(title, *remarks)
 
 
-def under(place: Any, height: int) -> dict[str, Any]:
-    """Place a colour bar under its map, in a sheet whose panels have so many pixels of
-    height together.
+def under(subplot: Any, height: int) -> dict[str, Any]:
+    """Return the position of a colour bar under its map.
+
+    ``height`` is that of all panels of the sheet together, in pixels.
     """
-    first, last = place.xaxis.domain
-    where: Look = {
+    first, last = subplot.xaxis.domain
+    placement: Style = {
         "orientation": "h",
         "x": (first + last) / 2,
         "len": 0.9 * (last - first),
         "yanchor": "top",
     }
     return {
-        **where,
-        "y": place.yaxis.domain[0] - _FOOT / height,
+        **placement,
+        "y": subplot.yaxis.domain[0] - _FOOT / height,
         "thickness": 10,
         "nticks": 4,
         "tickangle": 0,

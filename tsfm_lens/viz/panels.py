@@ -1,4 +1,9 @@
-"""Parts that several figures share: a series with its truth, quantile bands, ranges."""
+"""Parts that several figures share: a series with its truth, bands and time axes.
+
+:func:`scene` cuts a series of a result to the steps around its forecast; the
+:class:`Scene` draws them. A :class:`Timeline` turns steps into dates where these are
+known.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,16 @@ from tsfm_lens.viz.words import after_number
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One series around the start of its forecast, cut to what is drawn."""
+    """One series around the start of its forecast, cut to what is drawn.
+
+    Attributes:
+        place: position of the series in the result.
+        title: of the value axis.
+        statistic: that the forecast is, such as "median".
+        past, context: steps and values that the model was given.
+        future, truth: steps of the forecast and the true values, NaN where unknown.
+        hidden: number of context steps that are not drawn.
+    """
 
     place: int
     id: str
@@ -41,7 +55,7 @@ class Scene:
 
     @property
     def remark(self) -> str:
-        """Words of a subtitle on the context."""
+        """Part of a subtitle on the length of the context."""
         n = len(self.past)
         if self.hidden:
             return f"last {n} of {n + self.hidden} context steps"
@@ -89,8 +103,9 @@ class Scene:
         dash: str | None = None,
         words: str = "",
     ) -> None:
-        """Draw a curve over the forecast steps; ``words`` for its hover box where these
-        are not its name.
+        """Draw a curve over the forecast steps.
+
+        Its hover box has ``words``, or its name and statistic unless they are given.
         """
         hover = self.hover(words or f"{name} ({self.statistic})")
         panel.line(
@@ -117,7 +132,11 @@ def scene(
     context_steps: int | None,
     least: int | None = None,
 ) -> Scene:
-    """Cut one series of a result to the end of its context."""
+    """Cut one series of a result to the end of its context.
+
+    ``context_steps`` of the context are left. If None, these are five lengths of the
+    forecast and at least 60; with ``least``, two lengths and at least that many.
+    """
     at = series_position(ds, series)
     future = np.array([int(v) for v in names(ds, "step")], dtype=int)
     past = np.array([int(v) for v in names(ds, "time")], dtype=int)
@@ -125,6 +144,7 @@ def scene(
         context = array(ds, "context", "time", series=at)
     else:
         context = np.full(len(past), np.nan)
+    # shorter series of a result are padded at the left
     finite = np.flatnonzero(np.isfinite(context))
     if len(finite):
         first = int(finite[0])
@@ -155,13 +175,14 @@ def scene(
 
 
 def value_hover(words: str, time: Timeline, unit: str) -> str:
-    """Return the hover box of a line of values: what it is, when, how much."""
+    """Return the hover box of a line of values: what it is, when, and how much."""
     return f"{plain(words)}<br>{time.hover}<br>%{{y:.4g}} {plain(after_number(unit))}"
 
 
 def mark_start(panel: Panel, time: Timeline) -> None:
-    """Draw a thin vertical line between the last context step and the first forecast
-    step.
+    """Draw a thin vertical line where the forecast starts.
+
+    It stands between the last context step and the first forecast step.
     """
     x = time.scalar(-0.5)
     panel.shape(
@@ -182,13 +203,15 @@ def draw_bands(
     bands: bool = True,
     statistic: str = "",
 ) -> None:
-    """Add the central intervals, widest first, and the median of a quantile forecast to
-    one panel.
+    """Draw the central intervals and the median of a quantile forecast.
+
+    The widest interval comes first, so that the narrower ones lie over it. Quantiles
+    without a counterpart are lines.
     """
     order = np.argsort(quantiles)
     quantiles = np.asarray(quantiles, dtype=float)[order]
     values = values[order]
-    # places of levels that sum to 1, the widest pair first
+    # positions of levels that sum to 1, the widest pair first
     partners = [
         (i, int(np.argmin(np.abs(quantiles - (1 - q)))))
         for i, q in enumerate(quantiles)
@@ -212,31 +235,34 @@ def draw_bands(
             values[low],
             values[high],
             colour,
-            shares[rank] + " interval" * (rank == 0),
+            f"{shares[rank]} interval" if rank == 0 else shares[rank],
             legend=True,
         )
+    unit = plain(after_number(view.unit))
     intervals = [
         "".join(
-            f"<br>with {share} probability {number(now[low])} to {number(now[high])}"
-            f" {plain(after_number(view.unit))}"
+            f"<br>with {share} probability {number(step[low])} to {number(step[high])}"
+            f" {unit}"
             for share, (low, high) in zip(shares, pairs, strict=True)
         )
-        for now in values.T
+        for step in values.T
     ]
-    for i in sorted(set(range(len(quantiles))) - {i for pair in pairs for i in pair}):
-        centre = abs(quantiles[i] - 0.5) < 1e-6
-        if centre:
+    paired = {i for pair in pairs for i in pair}
+    for i in sorted(set(range(len(quantiles))) - paired):
+        is_median = abs(quantiles[i] - 0.5) < 1e-6
+        if is_median:
             word = middle
+            name = f"{middle} forecast"
         else:
             word = f"quantile {quantiles[i]:.3g}"
+            name = word
         panel.line(
             x,
             values[i],
-            f"{middle} forecast" if centre else word,
-            f"{view.time.hover}<br>{word} %{{y:.4g}}"
-            f" {plain(after_number(view.unit))}%{{text}}",
+            name,
+            f"{view.time.hover}<br>{word} %{{y:.4g}} {unit}%{{text}}",
             colour=BLUE,
-            width=2 if centre else 1,
+            width=2 if is_median else 1,
             text=intervals,
         )
 
@@ -244,8 +270,9 @@ def draw_bands(
 def fitted_range(
     core: np.ndarray, others: np.ndarray, reach: float = 0.6
 ) -> tuple[tuple[float, float], bool]:
-    """Return an axis range that holds ``core`` and follows ``others`` at most ``reach``
-    spans beyond it.
+    """Return an axis range that holds ``core``, and whether it cuts ``others``.
+
+    It follows ``others`` at most ``reach`` spans of ``core`` beyond it.
     """
     core = core[np.isfinite(core)]
     others = others[np.isfinite(others)]
@@ -260,44 +287,43 @@ def fitted_range(
     low = min(low, max(float(others.min(initial=np.inf)), low - reach * span))
     high = max(high, min(float(others.max(initial=-np.inf)), high + reach * span))
     pad = 0.04 * (high - low or span)
-    return (low - pad, high + pad), bool(
-        ((others < low - pad) | (others > high + pad)).any()
-    )
+    low -= pad
+    high += pad
+    is_cut = bool(((others < low) | (others > high)).any())
+    return (low, high), is_cut
 
 
 def fit(
     sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, **axis: Any
 ) -> str:
-    """Set the value axes to :func:`fitted_range`; return what a subtitle says of values
-    beyond, "" if none.
+    """Set the value axes to :func:`fitted_range`; return a remark on values beyond.
+
+    The remark is "" where there are none.
     """
-    bounds, trimmed = fitted_range(core, others, reach)
+    bounds, is_cut = fitted_range(core, others, reach)
     sheet.y(range=bounds, **axis)
-    return "values beyond the axis are cut off" * trimmed
+    return "values beyond the axis are cut off" if is_cut else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Steps relative to the start of the forecast, and the dates they fall on where
-    these are known.
-    """
+    """Steps relative to the start of the forecast, with their dates where known."""
 
     steps: np.ndarray
     stamps: np.ndarray | None
 
     @property
     def title(self) -> str:
-        """Title of an axis over this timeline; none over dates, which say so
-        themselves.
-        """
+        """Title of an axis over this timeline; none over dates, which need none."""
         if self.stamps is not None:
             return ""
         return "time (steps from the start of the forecast)"
 
     @property
     def short_title(self) -> str:
-        """Title of a narrow axis; the figure's subtitle then says where steps count
-        from.
+        """Title of a narrow axis.
+
+        The figure's subtitle then says where steps count from.
         """
         if self.stamps is not None:
             return ""
@@ -318,28 +344,29 @@ class Timeline:
         return "step %{x}"
 
     def at(self, position: np.ndarray | float) -> np.ndarray:
-        """Return axis coordinates of steps, whole or fractional; dates go on evenly
-        beyond both ends.
+        """Return axis coordinates of steps, which may be fractional.
+
+        Dates continue evenly beyond both ends.
         """
-        where = np.asarray(position, dtype=float)
+        steps = np.asarray(position, dtype=float)
         if self.stamps is None:
-            return where
+            return steps
         ticks = self.stamps.astype("datetime64[ns]").astype(np.int64)
         first = ticks[0]
         last = ticks[-1]
-        inside = np.interp(where, self.steps, ticks - first)
-        before = (ticks[1] - first) * np.minimum(where - self.steps[0], 0)
-        after = (last - ticks[-2]) * np.maximum(where - self.steps[-1], 0)
-        return (first + np.rint(inside + before + after).astype(np.int64)).astype(
-            "datetime64[ns]"
-        )
+        # offsets from the first date: a float cannot hold the nanoseconds since 1970
+        inside = np.interp(steps, self.steps, ticks - first)
+        before = (ticks[1] - first) * np.minimum(steps - self.steps[0], 0)
+        after = (last - ticks[-2]) * np.maximum(steps - self.steps[-1], 0)
+        offset = np.rint(inside + before + after).astype(np.int64)
+        return (first + offset).astype("datetime64[ns]")
 
     def scalar(self, step: float) -> str | float:
         """Return one step as shapes and ranges take it."""
-        where = self.at(float(step))
+        coordinate = self.at(float(step))
         if self.stamps is not None:
-            return str(where)
-        return float(where)
+            return str(coordinate)
+        return float(coordinate)
 
     def label(self, step: int) -> str:
         """Write one step in words, with its date where known."""
@@ -353,14 +380,14 @@ class Timeline:
 
 
 def segment_words(ds: xr.Dataset) -> list[str]:
-    """Name segments as figures do: a stretch by its first and last date where known,
-    else by steps.
+    """Name segments as figures do.
+
+    A stretch is named by its first and last date where these are known, else by steps.
     """
     labels = [true_minus(name) for name in names(ds, "segment")]
     target = str(ds.attrs.get("target", ""))
-    full = timeline(
-        ds, names(ds, "series").index(target) if target in names(ds, "series") else None
-    )
+    series = names(ds, "series")
+    full = timeline(ds, series.index(target) if target in series else None)
     if full.stamps is None:
         return labels
     dates = pd.DatetimeIndex(full.stamps)
@@ -387,8 +414,9 @@ def segment_words(ds: xr.Dataset) -> list[str]:
 
 
 def as_text(dates: np.ndarray) -> list[str | None]:
-    """Write dates as plotly reads them in every place, to the millisecond; None for
-    none.
+    """Write dates as plotly reads them everywhere, to the millisecond.
+
+    A missing date is None.
     """
     texts = np.datetime_as_string(dates, unit="ms")
     return [
@@ -410,15 +438,9 @@ def timeline(ds: xr.Dataset, series: int | None = None) -> Timeline:
             dated = False
             continue
         labels = ds[coord]
-        stamps.append(
-            np.asarray(
-                (
-                    labels.isel(series=series or 0)
-                    if "series" in labels.dims
-                    else labels
-                ).values
-            )
-        )
+        if "series" in labels.dims:
+            labels = labels.isel(series=series or 0)
+        stamps.append(np.asarray(labels.values))
     if pieces:
         steps = np.concatenate(pieces)
     else:

@@ -1,4 +1,8 @@
-"""Context parroting, heads that copy, attention at a lag, and seasons."""
+"""Context parroting, heads that copy, attention at a lag, and seasons.
+
+:func:`generic_figure` makes the figures; :func:`read_parroting`, :func:`read_lag` and
+:func:`read_seasons` describe them.
+"""
 
 from __future__ import annotations
 
@@ -90,14 +94,15 @@ def _parroting(ds: xr.Dataset) -> Iterator[FigurePanel]:
         )
         table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
         text = read_parroting(ds, i)
-        of = names(ds, "series")[i]
+        label = names(ds, "series")[i]
         errors = draw_variable(ds, "lag_error", series=i)
-        yield FigurePanel(errors, table, text, series=of)
+        yield FigurePanel(errors, table, text, series=label)
 
 
 def read_seasons(ds: xr.Dataset) -> list[str]:
-    """Describe which series keep their season, which lose it, and what the patch length
-    adds.
+    """Describe which series keep their season, and which lose it.
+
+    A sentence says what the patch length adds.
     """
     ratio = ds["amplitude_ratio"]
     if not np.isfinite(ratio).any():

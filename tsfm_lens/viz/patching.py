@@ -1,4 +1,8 @@
-"""Activation patching of the residual stream, and its gradient estimates."""
+"""Activation patching of the residual stream, and its gradient estimates.
+
+:func:`patching_map` draws both kinds of result, with the clean and the corrupted series
+of a :class:`Contrast` above the map.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from tsfm_lens.viz.select import (
     name_model,
     names,
 )
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.sheet import Panel, Sheet, Style, sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.theme import (
     BLUE,
@@ -89,24 +93,27 @@ def _cell_labels(ds: xr.Dataset) -> list[str]:
 
 
 def patch_cell(ds: xr.Dataset, flat: int) -> str:
-    """Write a place and group of positions in words, from a flat index of (component,
-    position).
+    """Write a place and a group of positions in words.
+
+    ``flat`` is an index of (component, position).
     """
     component, position = divmod(flat, ds.sizes["position"])
-    positions = find_positions(ds)
-    index = int(np.flatnonzero(positions.order == component)[0])
-    label = (
-        "the stream " if positions.kind[index] == "stream" else ""
-    ) + positions.labels[index]
+    sites = find_positions(ds)
+    index = int(np.flatnonzero(sites.order == component)[0])
+    label = sites.labels[index]
+    if sites.kind[index] == "stream":
+        label = f"the stream {label}"
     moment = when(ds, position)
-    if moment:
-        return f"{label}, {'the ' * moment.endswith(' token')}{moment}"
-    return label
+    if not moment:
+        return label
+    article = "the " if moment.endswith(" token") else ""
+    return f"{label}, {article}{moment}"
 
 
 def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
-    """Tabulate variables with the steps that they cover, a row per place, group of
-    positions and series.
+    """Tabulate variables with the steps that they cover.
+
+    There is a row for each place, group of positions and series.
     """
     steps = frame(ds.reset_coords(list(_POSITION)), *_POSITION)
     return frame(ds, *variables).merge(steps, on="position")
@@ -116,8 +123,9 @@ def patch_cells(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
 def patching_map(
     ds: xr.Dataset, *, value: str | None = None, series: str | int = 0
 ) -> go.Figure:
-    """Draw the place × time map of what patching does, under the two series on the same
-    time axis.
+    """Draw the place × time map of what patching does.
+
+    The two series stand above it, on the same time axis.
 
     Args:
         value: "recovered" or "effect", of attribution patching "first_order" or "error"
@@ -138,53 +146,51 @@ def patching_map(
     if variable not in available:
         raise unknown_name("value", variable, available)
     pair = Contrast.of(ds, series)
-    positions = find_positions(ds)
+    sites = find_positions(ds)
     values = array(ds, variable, "component", "position", series=pair.view.place)[
-        positions.order
+        sites.order
     ]
-    noise = _noise(
-        ds, variable, positions, pair.view.unit if variable == "effect" else ""
-    )
+    noise = _noise(ds, variable, sites, pair.view.unit if variable == "effect" else "")
     base, source = way(ds)
     title = f"{KINDS[kind]} of {name_model(ds)} on {pair.view.id}: {WORDS[variable]}"
     if variable == "effect":
         title = f"{title} of the forecast"
     about = f"activations of the {source} run patched into the {base} run"
+    # without positions there is no time axis
     if ds.attrs.get("positions") == "all":
         about = f"{about}, all positions at once"
         return draw_variable(
             ds, variable, series=pair.view.place, title=title, about=about
         )
-    canvas, remark = _map(ds, positions, values, variable, pair, noise)
+    canvas, remark = _draw_maps(ds, sites, values, variable, pair, noise)
+    scale = ""
+    if variable in ("recovered", "first_order"):
+        scale = f"0: the {base} forecast, 1: the {source}"
     differ = pair.differ
-    return canvas.dress(
+    if differ.all():
+        shading = f"the contexts differ at all {len(differ)} steps"
+    else:
+        shading = (
+            f"shaded: where the contexts differ ({int(differ.sum())} of"
+            f" {len(differ)} steps)"
+        )
+    return canvas.finalize(
         title,
-        f"{positions.what()}: {about}",
-        (
-            f"0: the {base} forecast, 1: the {source}"
-            if variable in ("recovered", "first_order")
-            else ""
-        ),
-        (
-            f"the contexts differ at all {len(differ)} steps"
-            if differ.all()
-            else (
-                f"shaded: where the contexts differ ({int(differ.sum())} of"
-                f" {len(differ)} steps)"
-            )
-        ),
+        f"{sites.what()}: {about}",
+        scale,
+        shading,
         remark,
     )
 
 
-def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | None:
+def _noise(ds: xr.Dataset, value: str, sites: Places, unit: str) -> Finding | None:
     """Read the noise of a value from the result, (place, position)."""
     noise = finding(ds, value, "component", "position", unit=unit)
     if (
         noise is None
         and (alone := finding(ds, value, "component", unit=unit)) is not None
     ):
-        # a place is judged as a whole
+        # all positions of a place are tested together
         noise = alone.at(
             np.repeat(
                 np.arange(ds.sizes["component"])[:, None], ds.sizes["position"], axis=1
@@ -193,12 +199,12 @@ def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | N
     # the range is that of several series, and one is drawn
     if noise is None:
         return None
-    return noise.at(places.order).without_range
+    return noise.at(sites.order).without_range
 
 
-def _map(
+def _draw_maps(
     ds: xr.Dataset,
-    places: Places,
+    sites: Places,
     values: np.ndarray,
     value: str,
     pair: Contrast,
@@ -208,22 +214,22 @@ def _map(
     axes = [
         (lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)
     ]
-    height = max(len(places.names) * int(np.clip(480 / len(places.names), 8, 32)), 130)
-    aside = any(len(axis.aside) for _, axis in axes)
-    first: list[Any] = [{}, None] if aside else [{}]
-    rest: list[Any] = [{}, {}] if aside else [{}]
-    room: Look = {"row_gap": _GAP, "column_gap": 0.1, "above": 14, "min_width": 420}
+    height = max(len(sites.names) * int(np.clip(480 / len(sites.names), 8, 32)), 130)
+    has_special = any(len(axis.aside) for _, axis in axes)
+    first: list[Any] = [{}, None] if has_special else [{}]
+    rest: list[Any] = [{}, {}] if has_special else [{}]
+    room: Style = {"row_gap": _GAP, "column_gap": 0.1, "above": 14, "min_width": 420}
     heights = [_UPPER, *(height for _ in axes)]
-    widths = [0.9, 0.1] if aside else [1.0]
+    widths = [0.9, 0.1] if has_special else [1.0]
     canvas = sheet(heights, widths, specs=[first, *(rest for _ in axes)], **room)
     view = pair.view
     top = canvas.panel(1, 1)
     pair.draw(top)
     top.y(view.title)
     edges = [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5]
-    labels = [plain(item) for item in places.labels]
+    labels = [plain(item) for item in sites.labels]
     word = "component"
-    if set(places.kind) == {"stream"}:
+    if set(sites.kind) == {"stream"}:
         word = "residual stream"
     for row, (lane, axis) in enumerate(axes, start=2):
         cells, owner = axis.cells()
@@ -234,22 +240,22 @@ def _map(
         maps += [(2, axis.aside_labels(), axis.aside)] if len(axis.aside) else []
         for column, x, tokens in maps:
             panel = canvas.panel(row, column)
-            position = np.array(lane)[tokens]
+            positions = np.array(lane)[tokens]
             texts = [axis.words(int(token)) if token >= 0 else "" for token in tokens]
             panel.cells(
-                np.where(tokens >= 0, values[:, position], np.nan),
+                np.where(tokens >= 0, values[:, positions], np.nan),
                 x,
                 np.arange(len(labels)),
                 f"%{{text}}<br>{WORDS[value]} %{{z:.3g}}",
-                noise=None if noise is None else noise.at(np.s_[:, position]),
+                noise=None if noise is None else noise.at(np.s_[:, positions]),
                 text=[[f"{label}, {text}" for text in texts] for label in labels],
                 xgap=0,
                 ygap=1 if len(labels) <= 40 else 0,
             )
-            panel.y(autorange="reversed", showline=False, **places.ticks())
-            panel.partings(places.breaks)
+            panel.y(autorange="reversed", showline=False, **sites.ticks())
+            panel.separators(sites.breaks)
         canvas.panel(row, 1).y(f"{word} (variate {row - 1})" if len(axes) > 1 else word)
-        if aside:
+        if has_special:
             canvas.panel(row, 2).y(showticklabels=False, ticks="")
     canvas.fig.update_xaxes(
         range=[view.time.scalar(edge) for edge in (min(edges), max(edges))],
@@ -263,16 +269,17 @@ def _map(
     clipped = (
         value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
     )
-    return canvas, f"colours end at ±{_BEYOND:g}" * clipped
+    return canvas, f"colours end at ±{_BEYOND:g}" if clipped else ""
 
 
 def _colours(
     values: np.ndarray, value: str, unit: str, length: float
 ) -> dict[str, Any]:
-    """Return colours around 0 with 1 written beside them, or of sizes from 0 up; the
-    bar beside the maps.
+    """Return the colours of the maps, with their bar beside these.
+
+    Shares have colours around 0, sizes colours from 0 up.
     """
-    bar: Look = {"len": length, "y": 0, "yanchor": "bottom"}
+    bar: Style = {"len": length, "y": 0, "yanchor": "bottom"}
     if value == "effect":
         return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
     limit = min(
@@ -288,8 +295,9 @@ def _bar_title(value: str, unit: str) -> str:
 
 
 def _lanes(ds: xr.Dataset) -> list[list[int]]:
-    """Split positions into lists that cover no step twice: one, or one a variate where
-    variates share a sequence.
+    """Split positions into lists that cover no step twice.
+
+    There is one list, or one a variate where variates share a sequence.
     """
     lanes: list[list[int]] = [[]]
     end = -np.inf
@@ -308,14 +316,15 @@ def _lanes(ds: xr.Dataset) -> list[list[int]]:
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), "recovered", "effect")
-        of = names(ds, "series")[i]
+        label = names(ds, "series")[i]
         text = read_patching(ds, i)
-        yield FigurePanel(patching_map(ds, series=i), table, text, series=of)
+        yield FigurePanel(patching_map(ds, series=i), table, text, series=label)
 
 
 def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe where the estimated share is largest, and how far it is from the one
-    that patching recovers.
+    """Describe where the estimated share is largest.
+
+    A sentence says how far estimates are from the shares that patching recovers.
     """
     one = ds.isel(series=[series])
     error = None
@@ -355,12 +364,13 @@ def _attribution(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), *variables)
         text = read_estimate(ds, i)
-        of = names(ds, "series")[i]
+        label = names(ds, "series")[i]
         yield FigurePanel(
-            patching_map(ds, value="first_order", series=i), table, text, series=of
+            patching_map(ds, value="first_order", series=i), table, text, series=label
         )
 
 
+# the same function, for results of a second kind
 figure(
     "attribution_patching",
     "Gradient estimates, place by place.",
@@ -369,8 +379,9 @@ figure(
 
 
 def way(ds: xr.Dataset) -> tuple[str, str]:
-    """Return which forecast is at 0 and which at 1 of the share recovered, such as
-    "corrupted" and "clean".
+    """Return which forecast is at 0 and which at 1 of the share recovered.
+
+    These are "corrupted" and "clean", or the reverse.
     """
     if ds.attrs.get("direction") == "noise":
         return ("clean", "corrupted")
@@ -379,8 +390,14 @@ def way(ds: xr.Dataset) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """One series with its clean context, the corrupted one (time,) and both forecasts
-    (step,).
+    """One series with its clean and its corrupted context, and both forecasts.
+
+    Attributes:
+        view: the series with its clean context.
+        corrupted: context of the corrupted run, (time,).
+        forecasts: the clean and the corrupted one, (step,).
+        shared_path: whose path both decoders read, "" for their own; see
+            :func:`path_word`.
     """
 
     view: Scene
@@ -400,7 +417,7 @@ class Contrast:
             "corrupted_forecast",
         )
         view = scene(ds, series, ds.sizes["time"])
-        bounds = tuple(
+        forecasts = tuple(
             array(ds, f"{name}_forecast", "step", series=view.place)
             for name in ("clean", "corrupted")
         )
@@ -409,7 +426,7 @@ class Contrast:
             array(ds, "corrupted_context", "time", series=view.place)[
                 -len(view.past) :
             ],
-            bounds,
+            forecasts,
             path_word(ds),
         )
 
@@ -423,12 +440,13 @@ class Contrast:
         )
 
     def draw(self, panel: Panel) -> None:
-        """Add both series with their forecasts, and shade where the contexts differ if
-        only there.
+        """Draw both series with their forecasts.
+
+        The steps where the contexts differ are shaded, unless they differ everywhere.
         """
         view = self.view
         differ = self.differ
-        shade: Look = {
+        shade: Style = {
             "yref": "y domain",
             "layer": "below",
             "line_width": 0,
@@ -456,8 +474,9 @@ class Contrast:
 
 
 def path_word(ds: xr.Dataset) -> str:
-    """Write whose path the decoders of both runs read, such as " on the corrupted
-    path"; "" where each has its own.
+    """Write whose path the decoders of both runs read.
+
+    An example is " on the corrupted path"; it is "" where each has its own.
     """
     if "path" in ds.attrs:
         return f" on the {ds.attrs['path']} path"
@@ -465,8 +484,9 @@ def path_word(ds: xr.Dataset) -> str:
 
 
 def when(ds: xr.Dataset, position: int) -> str:
-    """Write the steps of a group of tokens in words; "" where all positions were
-    patched at once.
+    """Write the steps of a group of tokens in words.
+
+    It is "" where all positions were patched at once.
     """
     if ds.attrs.get("positions") == "all":
         return ""
@@ -475,15 +495,15 @@ def when(ds: xr.Dataset, position: int) -> str:
         return f"{word} token"
     first = int(ds["position_start"].values[position])
     last = int(ds["position_stop"].values[position]) - 1
+    text = f"step {first}" if first >= last else f"steps {first} to {last}"
     # a true minus, as all numbers of figures and sentences have
-    return (f"step {first}" if first >= last else f"steps {first} to {last}").replace(
-        "-", "−"
-    )
+    return text.replace("-", "−")
 
 
 def _runs(flags: np.ndarray, gap: int = 2) -> list[tuple[int, int]]:
-    """Find first and last place of every run of True, runs at most ``gap`` apart
-    joined.
+    """Find the first and the last index of every run of True.
+
+    Runs at most ``gap`` apart are joined.
     """
     positions = np.flatnonzero(flags)
     parts = np.split(positions, np.flatnonzero(np.diff(positions) > gap) + 1)

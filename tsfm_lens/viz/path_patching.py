@@ -1,4 +1,7 @@
-"""Path patching, and edge attribution, its estimate."""
+"""Path patching, and its estimate, edge attribution.
+
+:func:`generic_figure` draws both; :func:`read_paths` describes them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,7 @@ from tsfm_lens.viz.summary import summarize
 
 
 def read_paths(ds: xr.Dataset) -> list[str]:
-    """Describe the strongest direct paths to the output, and the strongest between
-    components.
-    """
+    """Describe the strongest paths, to the output and between components."""
     effect = "recovered"
     if ds.attrs["kind"] == "edge_attribution":
         effect = "score"
@@ -41,11 +42,13 @@ def read_paths(ds: xr.Dataset) -> list[str]:
 def path_values(
     ds: xr.Dataset, value: str, series: str | int | None = None
 ) -> np.ndarray:
-    """Return (sender, receiver) of one series, or the mean over all; NaN where there is
-    no path.
+    """Return (sender, receiver) of one series, or the medians over all.
+
+    It is NaN where there is no path.
     """
     values = array(ds, value, "sender", "receiver", "series")
     if ds.attrs.get("kind") == "edge_attribution":
+        # edges that do not exist have a score of exactly 0
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])

@@ -1,4 +1,8 @@
-"""Patched places and components in order of depth, with labels that fit on an axis."""
+"""Components, and places in the residual stream, in order of depth.
+
+:func:`find_positions` sorts those of a result into :class:`Places`, whose labels and
+ticks fit on an axis.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +17,28 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 
-_STREAM_ENDS = {
+# order of streams within a layer; indices of the writers lie between
+_STREAM_ORDER = {
     "hook_embed": -2,
     "hook_resid_pre": -1,
     "hook_resid_mid": 100,
     "hook_resid_mid2": 101,
 }
-_LATER = {
-    "cross_attn": 1,
-    "mlp": 2,
-    "layer": 3,
-}  # order of computation within a layer; self-attention is first
+# order of computation within a layer; self-attention, which is not here, is first
+_KIND_ORDER = {"cross_attn": 1, "mlp": 2, "layer": 3}
 OUTPUT = "output"  # the last receiver of paths
 _MAX_NAMES = 40  # rows or columns that still have room for a name each
 
 
 @dataclass(frozen=True)
 class Places:
-    """Places sorted by depth."""
+    """Components, or places in the residual stream, sorted by depth.
+
+    Attributes:
+        order: their positions in the result.
+        names, stack, kind, layer, head: of each in this order; ``head`` is negative
+            where there is none.
+    """
 
     order: np.ndarray
     names: list[str]
@@ -41,19 +49,22 @@ class Places:
 
     @property
     def labels(self) -> list[str]:
-        """Names in words: streams by where they stand, components without the stack
-        where there is only one.
+        """Names as figures write them.
+
+        Streams are named by their position, components without the stack where there is
+        only one.
         """
         one = len(set(self.stack)) == 1
         return [
-            _words(*item, one)
+            _label(*item, one)
             for item in zip(self.names, self.stack, self.layer, strict=True)
         ]
 
     @property
     def breaks(self) -> list[float]:
-        """Borders where a new layer or stack begins, between two places; none where
-        each place is one of its own.
+        """Borders between two places, where a new layer or stack begins.
+
+        There are none between streams, and none where each layer has one place.
         """
         keys = list(zip(self.stack, self.layer.tolist(), strict=True))
         starts = [i for i in range(1, len(keys)) if keys[i] != keys[i - 1]]
@@ -62,8 +73,11 @@ class Places:
         return []
 
     def ticks(self, most: int = _MAX_NAMES) -> dict[str, Any]:
-        """Return ticks of an axis over the places: a name each, or one a branch or
-        layer where there are many.
+        """Return ticks of an axis over the places.
+
+        Each place has a tick with its name. Where there are more than ``most``, a tick
+        stands for all places of one kind in a layer, and some of these ticks are
+        skipped.
         """
         if len(self.names) <= most:
             return {
@@ -118,8 +132,9 @@ def coordinate(ds: xr.Dataset, name: str) -> np.ndarray:
 
 
 def find_positions(ds: xr.Dataset, dim: str = "component") -> Places:
-    """Return the places along ``dim``, by depth; those of one branch as the result has
-    them.
+    """Return the places along ``dim``, sorted by depth.
+
+    Those of one branch stay in the order of the result.
     """
     along = {
         name: coordinate(ds, name) for name in ("stack", "kind", "layer_index", "head")
@@ -144,11 +159,12 @@ def _sort(
     layer: np.ndarray,
     head: np.ndarray,
 ) -> Places:
+    """Sort places by stack, layer and the order of computation in a layer."""
     stacks = list(dict.fromkeys(stack))
-    kinds = sorted(dict.fromkeys(kind), key=lambda item: _LATER.get(item, 0))
+    kinds = sorted(dict.fromkeys(kind), key=lambda item: _KIND_ORDER.get(item, 0))
 
     def depth(i: int) -> tuple[int, int, int]:
-        stream = _STREAM_ENDS.get(labels[i].rsplit(".", 1)[-1], 102)
+        stream = _STREAM_ORDER.get(labels[i].rsplit(".", 1)[-1], 102)
         return (
             stacks.index(stack[i]),
             int(layer[i]),
@@ -160,18 +176,20 @@ def _sort(
     return Places(order, labels, stack, kind, layer[order], head[order])
 
 
-def _words(name: str, stack: str, layer: int, one_stack: bool) -> str:
-    end = name.rsplit(".", 1)[-1]
+def _label(name: str, stack: str, layer: int, one_stack: bool) -> str:
+    point = name.rsplit(".", 1)[-1]
     of_stack = ""
     if stack and not one_stack:
         of_stack = f"{stack} "
-    if end == "hook_embed":
+    if point == "hook_embed":
         return f"{of_stack}embedding"
-    if end.startswith("hook_resid"):
-        where = {"hook_resid_pre": "before", "hook_resid_post": "after"}.get(
-            end, "within"
+    if point.startswith("hook_resid"):
+        relation = {"hook_resid_pre": "before", "hook_resid_post": "after"}.get(
+            point, "within"
         )
-        return f"{of_stack}{where} layer {layer}{' (2)' if end.endswith('2') else ''}"
+        return (
+            f"{of_stack}{relation} layer {layer}{' (2)' if point.endswith('2') else ''}"
+        )
     if one_stack and stack:
         return name.removeprefix(f"{stack}.")
     return name

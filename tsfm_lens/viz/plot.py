@@ -1,4 +1,8 @@
-"""The figure of a thing: a forecast, a result, or two of them beside each other."""
+"""The figure of anything: a forecast, a result, or two of them together.
+
+:func:`plot` chooses among the registered figures by the kind of a result, the name that
+is given and the options. It draws nothing by itself.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
         others: the second thing, and the name of a figure where the first that fits is
             not wanted; its last words are enough: ``plot(result, "heatmap")`` draws
             ``attribution_heatmap``. Or the name of a variable of the result.
-        options: of the figure's function; of a variable a label or a place by
+        options: of the figure's function; of a variable a label or an index by
             dimension, such as ``layer=3``; ``names=["one", "two"]`` of two things.
 
     Raises:
@@ -48,18 +52,18 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
         name = str(thing.name or "value")
         data = thing.rename(name).to_dataset()
         return draw_variable(data, name, **{"title": name, **options})
-    texts = [other for other in others if isinstance(other, str)]
+    figure_names = [other for other in others if isinstance(other, str)]
     things = [
         _sections(other) for other in (thing, *others) if not isinstance(other, str)
     ]
-    if len(texts) > 1 or len(things) > 2:
+    if len(figure_names) > 1 or len(things) > 2:
         raise InputError(
-            f"{len(things)} things and {len(texts)} names of figures; plot takes two"
-            " things and one name"
+            f"{len(things)} things and {len(figure_names)} names of figures; plot takes"
+            " two things and one name"
         )
     word = ""
-    if texts:
-        word = texts[0]
+    if figure_names:
+        word = figure_names[0]
     if len(things) == 1:
         return _draw(things[0], word, options)
     pair = [next(iter(item.values())) for item in things]
@@ -99,34 +103,38 @@ def _sections(thing: Any) -> dict[str, Any]:
 
 
 def _draw(
-    results: Mapping[str, Any], word: str, options: Mapping[str, Any]
+    results: Mapping[str, Any], requested: str, options: Mapping[str, Any]
 ) -> go.Figure:
-    """Draw the figure of this name, else the first that the result has what it takes
-    for.
+    """Draw the figure of this name.
+
+    Without a name it is the first figure that takes the options; without options, the
+    first that does not refuse the result.
     """
     figures = [
         (figure, result)
         for kind, result in results.items()
         for figure in _figures(kind)
     ]
-    if word:
+    if requested:
         named = {figure.name: (figure, result) for figure, result in figures}
-        matches = [name for name in named if name == word]
-        holders = [result for result in results.values() if _holds(result, word)]
+        matches = [name for name in named if name == requested]
+        holders = [result for result in results.values() if _holds(result, requested)]
         if not matches and holders:
             of_variable = [
-                name for name, (figure, _) in named.items() if figure.variable == word
+                name
+                for name, (figure, _) in named.items()
+                if figure.variable == requested
             ]
             if not of_variable:
-                return draw_variable(holders[0], word, **options)
+                return draw_variable(holders[0], requested, **options)
             matches = of_variable[:1]
-        matches = matches or [name for name in named if name.endswith(f"_{word}")]
+        matches = matches or [name for name in named if name.endswith(f"_{requested}")]
         if not matches:
             variables = [str(name) for result in results.values() for name in result]
-            raise unknown_name("figure", word, [*named, *variables])
+            raise unknown_name("figure", requested, [*named, *variables])
         if len(matches) > 1:
             raise InputError(
-                f"{word!r} means {' or '.join(matches)}; give the whole name"
+                f"{requested!r} means {' or '.join(matches)}; give the whole name"
             )
         figures = [named[matches[0]]]
     # an option decides which figure is meant; without one, the first that the result

@@ -1,5 +1,8 @@
-"""Figures for print: journal column widths, type from 5 points on, lines told apart
-without colour.
+"""Figures for print, in the widths of journal columns.
+
+:func:`for_print` copies a figure with type from 5 points on, and with dashes, symbols
+and hatches, so that lines differ without colour. :mod:`tsfm_lens.viz.saving` writes the
+file.
 """
 
 from __future__ import annotations
@@ -22,10 +25,8 @@ from tsfm_lens.viz.theme import (
 )
 
 __all__ = ["for_print"]
-COLUMNS = {
-    "single": 89.0,
-    "double": 183.0,
-}  # mm, the widths of Nature and of most journals on A4
+# mm, the widths of Nature and of most journals on A4
+COLUMNS = {"single": 89.0, "double": 183.0}
 PIXELS_PER_MM = 96 / 25.4
 PIXELS_PER_POINT = 96 / 72
 SMALLEST = 10  # pixels of the smallest type on the screen
@@ -99,28 +100,29 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     # nothing is wider than both columns of a page, so there is nothing to send the
     # caller to
     if width < COLUMNS["double"] and not fits(fig, width):
-        least = LEAST_SCALE * least_width(fig) / PIXELS_PER_MM
+        needed = LEAST_SCALE * least_width(fig) / PIXELS_PER_MM
         raise InputError(
-            f"this figure needs {least:.0f} mm to be read at 5 pt, not {width:g};"
+            f"this figure needs {needed:.0f} mm to be read at 5 pt, not {width:g};"
             " choose 'double' (183 mm)"
         )
     return in_print(fig, width)
 
 
 def in_print(fig: go.Figure, width_mm: float) -> go.Figure:
-    """Copy a figure without its title, at a width in mm: as wide as on a screen, to be
-    drawn on a smaller scale.
+    """Copy a figure without its title, at a width in mm.
+
+    It is as wide as on a screen, to be drawn on a smaller scale.
     """
     printed = untitled(fig)
     room = width_mm * PIXELS_PER_MM
     scale = min(SCALE, room / least_width(fig))
     meta = dict(fig.layout.meta or {})
-    more = legend_height(fig, room / scale) - meta.get("legend_height", 0)
-    height = printed.layout.height + more
+    extra = legend_height(fig, room / scale) - meta.get("legend_height", 0)
+    height = printed.layout.height + extra
     scale = min(scale, TALLEST * PIXELS_PER_MM / height)
     width = room / scale
     margin = printed.layout.margin
-    margin.b += more
+    margin.b += extra
     fit_axes(printed, width - _SIDES, height - margin.t - margin.b)
     meta |= {
         "width_mm": round(width_mm, 1),
@@ -146,8 +148,8 @@ def _mark(trace: Any) -> None:
         return
     if trace.type == "bar":
         if colour in _HATCHES and trace.marker.pattern.shape is None:
-            look = {"shape": _HATCHES[colour], "size": 6, "solidity": 0.25}
-            trace.marker.pattern = look
+            style = {"shape": _HATCHES[colour], "size": 6, "solidity": 0.25}
+            trace.marker.pattern = style
         return
     mode = trace.mode or ""
     if "lines" in mode and trace.line.dash is None:

@@ -1,4 +1,8 @@
-"""Forecasts under heavy ablation."""
+"""Forecasts under heavy ablation, and forecasts over each other.
+
+:func:`recipe_forecasts` draws recipes of ablation; :func:`overlay` draws any forecasts
+of the same series together.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +61,14 @@ def overlay(
     context_steps: int | None = None,
     title: str = "",
 ) -> go.Figure:
-    """Draw forecasts of one series over each other: medians, the interval of the first,
-    the ends of the others'.
+    """Draw forecasts of one series over each other.
+
+    These are their medians, the interval of the first, and the bounds of the others'.
     """
     first, *_ = forecasts.values()
     view = scene(first, series, context_steps)
-    figure = blank()
-    panel = figure.panel()
+    canvas = blank()
+    panel = canvas.panel()
     x = view.time.at(view.future)
     medians = []
     for position, (name, ds) in enumerate(forecasts.items()):
@@ -74,7 +79,7 @@ def overlay(
         medians.append(values[median_position(levels)])
         low = values[order[0]]
         high = values[order[-1]]
-        bounds = (
+        interval = (
             f"from the {levels[order[0]]:.3g} to the {levels[order[-1]]:.3g} quantile"
         )
         label = f"{name} (interval)"
@@ -83,6 +88,7 @@ def overlay(
             continue
         for end in (low, high):
             view.forecast(panel, end, label, colour, 0.9, "dash")
+    # after all intervals, so that none hides a median
     for position, (name, median) in enumerate(zip(forecasts, medians, strict=True)):
         view.forecast(panel, median, name, CATEGORICAL[position % len(CATEGORICAL)])
     view.draw(panel)
@@ -94,11 +100,11 @@ def overlay(
     about = "medians, mean over steps"
     if title:
         about = f"{view.id} by {name_model(first)}"
-    return figure.dress(
+    return canvas.finalize(
         heading,
         about,
         f"{len(view.future)} steps ahead from {view.remark}",
-        f"intervals: {bounds}",
+        f"intervals: {interval}",
     )
 
 
@@ -115,8 +121,7 @@ def recipe_forecasts(
     series: str | int = 0,
     context_steps: int | None = None,
 ) -> go.Figure:
-    """Draw the forecast of a series with many heads and MLPs ablated, a panel per
-    recipe.
+    """Draw the forecast with many heads and MLPs ablated, a panel per recipe.
 
     Args:
         recipes: names to draw, all if None.
@@ -130,18 +135,19 @@ def recipe_forecasts(
     medians = values[:, median_position(ds["quantile"].values)]
     for panel, recipe in zip(grid, indices, strict=True):
         draw_bands(panel, view, ds["quantile"].values, values[recipe])
+        # the first recipe is the complete model
         if recipe:
             view.forecast(panel, medians[0], "original forecast", VERMILION, dash="dot")
         view.draw(panel)
     core = np.append(view.observations, medians[0])
-    trimmed = fit(grid, core, values[indices].ravel())
+    cut_remark = fit(grid, core, values[indices].ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    return grid.dress(
+    return grid.finalize(
         f"Forecasts of {view.id} by {name_model(ds)} under heavy ablation",
         f"{ds.sizes['step']} steps ahead from {view.remark}",
         "distance: 1 − rank correlation with the original",
-        trimmed,
+        cut_remark,
         view.time.remark,
     )
 
@@ -151,9 +157,9 @@ def _recipes(ds: xr.Dataset) -> Iterator[FigurePanel]:
     for position in forecast_series(ds, MAX_DRAWN):
         text = read_recipes(ds)
         drawn = recipe_forecasts(ds, series=position)
-        of = names(ds, "series")[position]
+        label = names(ds, "series")[position]
         yield FigurePanel(
-            drawn, _recipe_table(ds.isel(series=[position])), text, series=of
+            drawn, _recipe_table(ds.isel(series=[position])), text, series=label
         )
 
 
@@ -161,8 +167,13 @@ def _title(ds: xr.Dataset, recipe: int, series: int) -> tuple[str, ...]:
     """Write a recipe, what it takes, and the distance and the error of its forecast."""
     heads, mlps = (int(ds[name].values[recipe]) for name in ("n_heads", "n_mlps"))
     share = percent(float(ds["heads_share"].values[recipe]))
-    parts = [f"{heads} head{'s' * (heads > 1)} ({share})"] * bool(heads)
-    parts += [f"{mlps} MLP{'s' * (mlps > 1)}"] * bool(mlps)
+    parts = []
+    if heads:
+        noun = "heads" if heads > 1 else "head"
+        parts.append(f"{heads} {noun} ({share})")
+    if mlps:
+        noun = "MLPs" if mlps > 1 else "MLP"
+        parts.append(f"{mlps} {noun}")
     taken = "complete model"
     if parts:
         taken = f"without {' + '.join(parts)}"

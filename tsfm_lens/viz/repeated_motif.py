@@ -1,4 +1,8 @@
-"""Attention to a repeated motif, and heads over the checkpoints of a training."""
+"""Attention to a repeated motif, and heads over the checkpoints of a training.
+
+:func:`training_history` draws the checkpoints; the map of a repeated motif is a generic
+drawing.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,9 @@ __all__ = ["training_history"]
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:
-    """Name the heads that look at the motif's last instance more than at the same steps
-    of a series without one.
+    """Name the heads that attend to the motif's last instance.
+
+    They are compared with the same steps of a series without a motif.
     """
     return summarize(
         ds.isel(target=0),
@@ -80,7 +85,6 @@ def read_history(ds: xr.Dataset) -> list[str]:
     if "copying" in ds:
         final = ds["copying"][-1]
         reached = ds["training_step"][ds["copying"] >= final / 2]
-        half = None
         if final > 0:
             half = reached[0]
         copied = "of the distance from the mean to a perfect copy"
@@ -108,11 +112,14 @@ def read_history(ds: xr.Dataset) -> list[str]:
     sentences=read_history,
 )
 def training_history(ds: xr.Dataset) -> go.Figure:
-    """Draw the training of a model: its loss, how well it copies, and a line per head
-    for what the head does.
+    """Draw the training of a model: its loss, how well it copies, and its heads.
+
+    Every head has a line for what it does.
 
     Example:
-        >>> fig = viz.training_history(probes.training_history({0: lens, 100: lens}, motif=8, n_sequences=8))
+        >>> checkpoints = {0: lens, 100: lens}
+        >>> history = probes.training_history(checkpoints, motif=8, n_sequences=8)
+        >>> fig = viz.training_history(history)
         >>> fig.layout.meta["title"]
         'Heads of chronos-nano over its training'
     """
@@ -145,8 +152,8 @@ def training_history(ds: xr.Dataset) -> go.Figure:
             dots=5,
         )
         panel.y("share copied" if "copy_score" in ds else "1 − relative\ncopy error")
-    for (name, title, text), panel in zip(heads, panels, strict=True):
-        _head_lines(panel, ds, name, x, text)
+    for (name, title, meaning), panel in zip(heads, panels, strict=True):
+        _draw_head_lines(panel, ds, name, x, meaning)
         panel.y(title)
         if name == "prefix_matching":
             panel.line(
@@ -168,16 +175,16 @@ def training_history(ds: xr.Dataset) -> go.Figure:
         f"step 0 stands at {number(start)}" if (steps == 0).any() else "",
         f"a line per head{spread}",
     ]
-    return canvas.dress(f"Heads of {name_model(ds)} over its training", *remarks)
+    return canvas.finalize(f"Heads of {name_model(ds)} over its training", *remarks)
 
 
-def _head_lines(
-    panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: str
+def _draw_head_lines(
+    panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, meaning: str
 ) -> None:
-    """Draw a line per head in its layer's colour, and its range over motifs behind it."""
+    """Draw a line per head in its layer's colour, and its range over motifs."""
     for layer, label in enumerate(names(ds, "layer")):
         colour = CATEGORICAL[layer % len(CATEGORICAL)]
-        layer_words = layer_name(label)
+        layer_label = layer_name(label)
         for head, head_label in enumerate(names(ds, "head")):
             at = {"layer": layer, "head": head}
             if f"{name}_low" in ds:
@@ -185,15 +192,15 @@ def _head_lines(
                     array(ds, f"{name}_{end}", "training_step", **at)
                     for end in ("low", "high")
                 )
-                panel.band(x, low, high, mixed(colour, 0.2), layer_words)
+                panel.band(x, low, high, mixed(colour, 0.2), layer_label)
             hover = (
-                f"step %{{x:.0f}}<br>{layer_words}, head {head_label}: %{{y:.2f}}"
-                f" {words}"
+                f"step %{{x:.0f}}<br>{layer_label}, head {head_label}: %{{y:.2f}}"
+                f" {meaning}"
             )
             panel.line(
                 x,
                 array(ds, name, "training_step", **at),
-                layer_words,
+                layer_label,
                 hover,
                 colour=colour,
                 width=1.2,

@@ -1,4 +1,10 @@
-"""Attention along rollouts and through layers, weighted by norms, and between patches."""
+"""Attention along rollouts, through layers, weighted by norms, and of patches.
+
+:func:`autoregressive_attention_map` follows heads along a forecast,
+:func:`attention_rollout_map` tokens through the layers, and
+:func:`patch_attention_grid` the patches of one layer. Patterns of one forward pass are
+in :mod:`tsfm_lens.viz.attention`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +26,7 @@ from tsfm_lens.viz.generic import generic_figure
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import draw_bands, scene
 from tsfm_lens.viz.select import array, name_model, names, position, positions
-from tsfm_lens.viz.sheet import Look, Sheet, blank
+from tsfm_lens.viz.sheet import Sheet, Style, blank
 from tsfm_lens.viz.summary import labelled, summarize, summary
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import VERMILION, number, percent, plain
@@ -52,8 +58,9 @@ _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
-    """Name the sharpest or the most diffuse head, and the heads that read special
-    tokens.
+    """Name the sharpest or the most diffuse head.
+
+    Heads that read special tokens are named too.
     """
     maps = array(ds, "attention", "layer", "head", "query", "key")
     special = maps[..., token_axis(ds, "key", overlaps=True).aside].sum(-1).mean(-1)
@@ -71,8 +78,9 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
 
 
 def read_flow(ds: xr.Dataset) -> list[str]:
-    """Describe how much a token keeps of itself, and which input most of the flow comes
-    from.
+    """Describe how much a token keeps of itself.
+
+    A sentence names the input that most of the flow comes from.
     """
     flow = array(ds, "flow", "layer", "query", "key")
     if flow.shape[-1] < 2:
@@ -108,8 +116,9 @@ def _token(axis: TokenAxis, token: int) -> str:
 def autoregressive_attention_map(
     ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None
 ) -> go.Figure:
-    """Draw the autoregressive attention of the sharpest or the most diffuse heads, each
-    head a panel.
+    """Draw the attention of the sharpest or most diffuse heads along the forecast.
+
+    Each head has a panel.
 
     Args:
         heads: "sharp" for the lowest entropies, "diffuse" for the highest.
@@ -142,24 +151,24 @@ def autoregressive_attention_map(
         f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in indices
     ]
     notes = [
-        f"{format_nats(entropy[index])}{_aside(one, keys)}"
+        f"{format_nats(entropy[index])}{_special_share(one, keys)}"
         for index, one in zip(indices, maps, strict=True)
     ]
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
     hover = "query step %{x} reads context step %{y}"
-    group = _draw(grid, maps, labels, keys, queries, hover, upwards=True)
+    group = _draw_maps(grid, maps, labels, keys, queries, hover, upwards=True)
     grid.colours(weight_colours(limit))
-    forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
+    are_forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
     title_axes(
         grid,
-        "forecast step" if forecasts else "query step",
-        "context step" if forecasts else "key step",
+        "forecast step" if are_forecasts else "query step",
+        "context step" if are_forecasts else "key step",
     )
     word = "Most diffuse"
     if heads == "sharp":
         word = "Sharpest"
     marks = ", ".join(keys.axis.aside_labels())
-    return grid.dress(
+    return grid.finalize(
         f"{word} heads of {name_model(ds)} along the forecast of {single_series(ds)}",
         attention_kind(ds),
         "steps from the start of the forecast",
@@ -170,8 +179,9 @@ def autoregressive_attention_map(
 
 
 def heads_shown(heads: int) -> int:
-    """Return how many heads are shown as the sharpest, and as many as the most diffuse,
-    none as both.
+    """Return how many heads are drawn as the sharpest, and as the most diffuse.
+
+    None is drawn as both.
     """
     return min(_HEADS, max(heads // 2, 1))
 
@@ -185,18 +195,22 @@ def heads_shown(heads: int) -> int:
 def attention_rollout_map(
     ds: xr.Dataset, *, layers: Sequence[str | int] | None = None
 ) -> go.Figure:
-    """Draw how much of each input token may have reached each token after every layer
-    (Abnar and Zuidema).
+    """Draw how much of each input token may have reached each token.
+
+    There is a map after every layer (Abnar and Zuidema).
     """
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
     keys = ruler(token_axis(ds, "key"))
     queries = ruler(token_axis(ds, "query"))
-    rest = [np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow]
-    limit = float(np.quantile(rest, 0.99)) or 1.0
+    # what a token keeps of itself is large, and would leave the rest white
+    from_others = [
+        np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow
+    ]
+    limit = float(np.quantile(from_others, 0.99)) or 1.0
     labels = [f"after {label}" for label in layer_names(ds, rows)]
     grid = panel_grid([(label,) for label in labels], row_height=190)
-    group = _draw(
+    group = _draw_maps(
         grid,
         flow,
         labels,
@@ -211,7 +225,7 @@ def attention_rollout_map(
     stack = ""
     if ds.attrs.get("stack"):
         stack = f"the {ds.attrs['stack']} of "
-    return grid.dress(
+    return grid.finalize(
         f"Attention rollout through {stack}{name_model(ds)}",
         single_series(ds),
         "mean over heads and half a residual stream, multiplied layer by layer",
@@ -221,7 +235,7 @@ def attention_rollout_map(
     )
 
 
-def _draw(
+def _draw_maps(
     grid: Sheet,
     maps: list[np.ndarray],
     labels: list[str],
@@ -231,14 +245,16 @@ def _draw(
     *,
     upwards: bool,
 ) -> tuple[int, int]:
-    """Draw maps (query, key), with keys upwards or to the right; return how many keys
-    and queries share a cell.
+    """Draw maps (query, key), and return how many keys and queries share a cell.
+
+    Keys go upwards, or to the right.
     """
     group = choose_group(keys, queries, min(_CELLS // len(maps), _PANEL))
     for panel, one, label in zip(grid, maps, labels, strict=True):
         z, x, y = pooled(one, keys, queries, group)
         if upwards:
-            z, x, y = z.T, y, x
+            z = z.T
+            x, y = y, x
         panel.cells(
             z,
             x,
@@ -249,7 +265,7 @@ def _draw(
             ygap=0,
         )
         if keys.timed and len(keys.axis.aside):
-            (panel.level if upwards else panel.upright)(keys.end, dash="dot")
+            (panel.hline if upwards else panel.vline)(keys.end, dash="dot")
     across, up = (queries, keys) if upwards else (keys, queries)
     columns = max(col for _, col in grid.places)
     grid.x(
@@ -261,16 +277,16 @@ def _draw(
     return group
 
 
-def _aside(weights: np.ndarray, keys: Ruler) -> str:
-    """Write how much of a head's attention goes to special tokens, where that is 1 %
-    and more.
+def _special_share(weights: np.ndarray, keys: Ruler) -> str:
+    """Write how much of a head's attention goes to special tokens.
+
+    It is "" below 1 %.
     """
     rest = float(weights[:, keys.axis.aside].sum(axis=1).mean())
-    return (
-        f", {percent(round(rest, 2))} on"
-        f" {' and '.join(sorted(set(keys.axis.special[keys.axis.aside])))}"
-        * (rest >= 0.01)
-    )
+    if rest < 0.01:
+        return ""
+    tokens = sorted(set(keys.axis.special[keys.axis.aside]))
+    return f", {percent(round(rest, 2))} on {' and '.join(tokens)}"
 
 
 generic_figure(
@@ -310,8 +326,9 @@ _FEW = 5  # rows that are all numbered
 
 @figure("patch_attention", "Attention matrices of the first layer, head by head.")
 def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
-    """Draw every head of a layer as a matrix, forecast tokens downwards and context
-    tokens to the right.
+    """Draw every head of a layer as a matrix.
+
+    Forecast tokens go downwards, context tokens to the right.
     """
     at = position(ds, "layer", layer)
     everything = array(ds, "attention", "layer", "head", "query", "key")
@@ -341,7 +358,7 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
             xgap=0,
             ygap=0,
         )
-    ticks: Look = {"nticks": 5} if ds.sizes["query"] > _FEW else {"dtick": 1}
+    ticks: Style = {"nticks": 5} if ds.sizes["query"] > _FEW else {"dtick": 1}
     grid.y(autorange="reversed", **ticks)
     grid.x(nticks=4)
     # a causal model has queries in its context too
@@ -354,11 +371,12 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     grid.colours(weight_colours(limit))
     special = [str(word) for word in ds["key_special"].values if str(word)]
     width = int((ds["key_stop"] - ds["key_start"]).max())
-    return grid.dress(
+    noun = "steps" if width > 1 else "step"
+    tail = f", then {', '.join(special)}" if special else ""
+    return grid.finalize(
         f"{sentence_start(ds)} of {layer_names(ds)[at]} of {name_model(ds)}",
         f"{names(ds, 'series')[0]}, {ds.sizes['step']} steps ahead",
-        f"context tokens of {width} step{'s' * (width > 1)}"
-        + (f", then {', '.join(special)}" if special else ""),
+        f"context tokens of {width} {noun}{tail}",
         f"darkest: {number(limit)} or more",
     )
 
@@ -371,8 +389,9 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
 def selected_patch(
     ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None
 ) -> go.Figure:
-    """Draw the forecast over its context, and a dashed line at the patch that a head
-    reads most.
+    """Draw the forecast over its context, and the patch that a head reads most.
+
+    A dashed line stands at the start of the patch.
 
     Args:
         head: number; the one with the largest mean weight on one patch if None.
@@ -390,15 +409,16 @@ def selected_patch(
     draw_bands(panel, view, ds["quantile"].values, values)
     view.draw(panel)
     start = int(ds["argmax_start"].values[at, which])
-    index = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}"
-    look: Look = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
-    panel.upright(view.time.scalar(float(start)), **look)
+    head_label = f"{layer_names(ds)[at]}, head {names(ds, 'head')[which]}"
+    style: Style = {"colour": VERMILION, "width": 1.6, "dash": "6px,3px"}
+    panel.vline(view.time.scalar(float(start)), **style)
     view.title_axes(panel)
     title = (
-        f"Forecast of {view.id} by {name_model(ds)}, and the patch that {index} selects"
+        f"Forecast of {view.id} by {name_model(ds)}, and the patch that {head_label}"
+        " selects"
     )
     share = percent(float(weights[which]))
-    return sheet.dress(
+    return sheet.finalize(
         title,
         f"{ds.sizes['step']} steps ahead from {view.remark}",
         f"dashed: the patch, from {view.time.label(start)} on",

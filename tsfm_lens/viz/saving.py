@@ -1,4 +1,8 @@
-"""Writing a figure to a file: html, json, png, svg or pdf by the name's suffix."""
+"""Writing a figure to a file: html, json, png, svg or pdf by the name's suffix.
+
+:func:`save` is the usual entry. :func:`rendered` returns the content of a file,
+:func:`printed` a page as PDF. Static images need kaleido and a Chromium.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,8 @@ BROWSER_CONFIG = {
 # milliseconds of a page's own clock for its scripts, and seconds for all
 _PATIENCE = 60_000
 _LONGEST = 600
-_WIDTH = 800  # pixels of a static image whose figure sets no width: two journal columns at 12 px type
+# pixels of a static image whose figure sets no width: two journal columns at 12 px type
+_WIDTH = 800
 
 
 def save(
@@ -45,8 +50,9 @@ def save(
     scale: float = 2.0,
     self_contained: bool = True,
 ) -> Path:
-    """Write ``fig`` to ``path`` whole or not at all: into a file beside it, which then
-    takes its place.
+    """Write ``fig`` to ``path``, whole or not at all.
+
+    It is written into a file beside ``path``, which then takes its place.
 
     Args:
         path: its suffix is the format: .html, .json, .png, .svg or .pdf. Missing
@@ -97,8 +103,9 @@ def rendered(
     scale: float = 2.0,
     self_contained: bool = True,
 ) -> bytes:
-    """Return the content of a file of format ``kind``, one of ``FORMATS``; arguments
-    and errors as in :func:`save`.
+    """Return the content of a file of format ``kind``, one of ``FORMATS``.
+
+    Arguments and errors are those of :func:`save`.
     """
     if kind == "html":
         return fig.to_html(
@@ -121,8 +128,9 @@ def rendered(
 
 
 def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
-    """Write several files, all of them or none: each beside its place, then all moved
-    once the last is whole.
+    """Write several files, all of them or none.
+
+    Each is written beside its place, and all are moved once the last is whole.
     """
     with ExitStack() as parts:
         for path, content in contents.items():
@@ -133,8 +141,9 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
 
 
 def _with_dots(png: bytes, dots: float) -> bytes:
-    """Add to a PNG the dots an inch that it is drawn with, by which programs know its
-    size.
+    """Add to a PNG its resolution in dots an inch.
+
+    Programs know the size of the picture by it.
     """
     metre = round(dots / 0.0254)
     chunk = b"pHYs" + struct.pack(">IIB", metre, metre, 1)
@@ -189,8 +198,9 @@ def _browser(kind: str) -> Iterator[None]:
 
 
 def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
-    """Draw in a headless browser through kaleido, without its MathJax, which it would
-    fetch from the net.
+    """Draw in a headless browser through kaleido.
+
+    It goes without MathJax, which kaleido would fetch from the net.
     """
     with _browser(options["format"]), warnings.catch_warnings():
         import kaleido
@@ -212,8 +222,9 @@ def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
 
 
 def locate_browser(kind: str = "pdf") -> str:
-    """Return the path of the browser that draws files of a kind; errors as in
-    :func:`printed`.
+    """Return the path of the browser that draws files of a kind.
+
+    Errors are those of :func:`printed`.
     """
     with _browser(kind):
         from choreographer.browsers.chromium import Chromium
@@ -226,8 +237,9 @@ def locate_browser(kind: str = "pdf") -> str:
 
 
 def printed(page: bytes) -> bytes:
-    """Print an HTML page to PDF in a headless browser, once the scripts of the page
-    have drawn.
+    """Print an HTML page to PDF in a headless browser.
+
+    The scripts of the page have drawn by then.
 
     Raises:
         RenderError: kaleido, which finds the browser, or a browser is missing, or it
@@ -241,17 +253,18 @@ def printed(page: bytes) -> bytes:
         source = Path(folder, "page.html")
         target = Path(folder, "page.pdf")
         source.write_bytes(page)
-        how = [
+        arguments = [
             "--headless",
             "--disable-gpu",
             "--no-pdf-header-footer",
             f"--virtual-time-budget={_PATIENCE}",
         ]
         # as root Chromium starts in no other way
-        how += ["--no-sandbox"] * (getattr(os, "geteuid", lambda: 1)() == 0)
+        if getattr(os, "geteuid", lambda: 1)() == 0:
+            arguments.append("--no-sandbox")
         command = [
             browser,
-            *how,
+            *arguments,
             f"--user-data-dir={folder}/profile",
             f"--print-to-pdf={target}",
             source.as_uri(),

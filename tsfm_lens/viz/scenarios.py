@@ -1,4 +1,8 @@
-"""Scenarios: the forecast with another input, and what changed it since an earlier run."""
+"""Scenarios: the forecast with another input, and its change since an earlier run.
+
+:func:`what_if_lines` draws a scenario; the change since an earlier forecast is drawn by
+:func:`generic_figure`. ``ANSWERS`` has the sentences of both.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +73,7 @@ def _middle(ds: xr.Dataset, name: str, *dims: str) -> np.ndarray:
     )
 
 
-def _ends(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
+def _outer_quantiles(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the lowest and the highest quantile."""
     order = np.argsort(ds["quantile"].values)
     values = array(ds, name, "quantile", "step")
@@ -83,15 +87,16 @@ _REDRAWN = (
 
 
 def read_what_if(ds: xr.Dataset) -> list[str]:
-    """State by how much the forecast moves with the changes, by which of several, and
-    through which components.
+    """State by how much the forecast moves with the changes.
+
+    Further sentences say by which of several, and through which components.
     """
     before = _middle(ds, "forecast")
     after = _middle(ds, "changed_forecast")
     move = after - before
     effects = _middle(ds, "effect", "change").mean(1)
     width, new_width = (
-        np.subtract(*reversed(_ends(ds, name))).mean()
+        np.subtract(*reversed(_outer_quantiles(ds, name))).mean()
         for name in ("forecast", "changed_forecast")
     )
     is_changed = _changed_steps(ds)
@@ -100,13 +105,13 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     if is_changed.any() and not is_changed.all():
         inside = move[is_changed].mean()
         outside = move[~is_changed].mean()
-    word = None
-    full = None
+    through_statistic = None
+    total = None
     through = None
     if "through" in ds:
-        word = ds["through"].attrs["statistic"]
-        full = abs(ds["through_total"]).mean("step").sum()
-        through = abs(ds["through"]).mean("step").sum("change") / full
+        through_statistic = ds["through"].attrs["statistic"]
+        total = abs(ds["through_total"]).mean("step").sum()
+        through = abs(ds["through"]).mean("step").sum("change") / total
     return summarize(
         ds,
         "With {changes} the forecast of {target} averages {after:unit} instead of"
@@ -131,8 +136,8 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         n_steps=ds.sizes["step"],
         inside=inside,
         outside=outside,
-        word=word,
-        whole=full,
+        word=through_statistic,
+        whole=total,
         through=through,
         width=width if width > 0 else None,
         new_width=new_width,
@@ -163,8 +168,9 @@ def _statistic(ds: xr.Dataset) -> str:
     sentences=read_what_if,
 )
 def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figure:
-    """Draw both forecasts with their intervals, and under them each changed series as
-    it was and as it is.
+    """Draw both forecasts with their intervals, and each changed series.
+
+    The series stand below, as they were and as they are.
 
     Example:
         >>> fig = viz.what_if_lines(explain.what_if(driven, cause="+1", routes=False))
@@ -183,7 +189,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
         ("changed_forecast", "with the change", VERMILION),
     )
     for name, text, colour in lines:
-        low, high = _ends(ds, name)
+        low, high = _outer_quantiles(ds, name)
         above.band(
             view.time.at(view.future),
             low,
@@ -206,7 +212,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
     )
     below[-1].x(view.time.title)
     changes = str(ds.attrs.get("changes", ""))
-    return canvas.dress(
+    return canvas.finalize(
         f"Forecast of {target} by {name_model(ds)} with {changes}",
         f"{_statistic(ds)}, and interval between the outer quantiles",
         view.remark,
@@ -236,16 +242,16 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: Scene, row: int) -> None:
             colour=colour,
             width=1.3,
         )
-    label = (
-        names(ds.swap_dims(series="variate"), "variate")
-        if "variate" in ds.coords
-        else names(ds, "series")
-    )[row]
+    if "variate" in ds.coords:
+        labels = names(ds.swap_dims(series="variate"), "variate")
+    else:
+        labels = names(ds, "series")
+    label = labels[row]
     panel.y(f"{label} ({unit})" if unit else label, nticks=4)
 
 
 def read_change(ds: xr.Dataset) -> list[str]:
-    """State the change since the earlier forecast, and the parts that made most of it."""
+    """State the change since the earlier forecast, and its largest parts."""
     effect = labelled(ds, _middle(ds, "effect", "part"), "part", "step")
     effect = effect.assign_coords(part=_parts(ds))
     size = abs(effect).mean("step")
@@ -273,23 +279,22 @@ def read_change(ds: xr.Dataset) -> list[str]:
 
 
 def _origin(ds: xr.Dataset) -> str:
-    """Say what the later origin is made of; "" where both forecasts start at the same
-    step of the same past.
+    """Say what the later origin is made of.
+
+    It is "" where both forecasts start at the same step of the same past.
     """
     shift = int(ds.attrs["shift"])
     lost = int(ds.attrs["lost"])
-    metadata = [
-        f"each step is {shift} steps nearer",
-        f"the past goes on with {shift} steps of the earlier forecast",
-    ] * (shift > 0)
-    if lost:
-        metadata.append(
-            f"its {lost} oldest steps are gone"
-            if lost > 0
-            else f"{-lost} older steps are there"
-        )
-    if metadata:
-        return listed(metadata)
+    changes = []
+    if shift > 0:
+        changes.append(f"each step is {shift} steps nearer")
+        changes.append(f"the past goes on with {shift} steps of the earlier forecast")
+    if lost > 0:
+        changes.append(f"its {lost} oldest steps are gone")
+    elif lost:
+        changes.append(f"{-lost} older steps are there")
+    if changes:
+        return listed(changes)
     return ""
 
 

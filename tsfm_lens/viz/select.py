@@ -1,5 +1,7 @@
-"""Reading a labelled result: its kind, and the places of series, layers, heads and
-methods in it.
+"""Reading of a labelled result: its arrays, labels, units and names.
+
+:func:`array` returns a variable in a chosen order of dimensions, :func:`position` the
+index of a label. An unknown label raises, with the nearest existing ones.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ def names(ds: xr.Dataset, dim: str) -> list[str]:
     """Return the labels along ``dim`` as strings; positions where it has no labels."""
     if dim not in ds.dims:
         return []
-    return [str(v) for v in ds[dim].values]
+    # xarray numbers the places along a dimension without labels
+    return [str(label) for label in ds[dim].values]
 
 
 def position(ds: xr.Dataset, dim: str, value: str | int) -> int:
-    """Return the position of a label along ``dim``; a negative integer counts from the
-    end.
+    """Return the position of a label along ``dim``.
+
+    A negative integer counts from the end.
     """
     labels = names(ds, dim)
     if str(value) in labels:
@@ -35,7 +39,7 @@ def position(ds: xr.Dataset, dim: str, value: str | int) -> int:
 
 
 def series_position(ds: xr.Dataset, series: str | int) -> int:
-    """Return the position of a series, by its place (an integer) or its id (a string)."""
+    """Return the position of a series, by its index (integer) or its id (string)."""
     labels = names(ds, "series")
     if isinstance(series, str):
         return position(ds, "series", series)
@@ -51,26 +55,27 @@ MAX_DRAWN = 8
 
 
 def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
-    """Return places of the series that are forecast, the first ``most`` of them;
-    covariates are not.
+    """Return the positions of the series that are forecast, the first ``most``.
+
+    Covariates are not forecast.
     """
-    roles = (
-        ds["role"].values
-        if "role" in ds.coords
-        else ["target"] * ds.sizes.get("series", 1)
-    )
+    if "role" in ds.coords:
+        roles = list(ds["role"].values)
+    else:
+        roles = ["target"] * ds.sizes.get("series", 1)
     return [index for index, role in enumerate(roles) if role == "target"][:most]
 
 
 def positions(
     ds: xr.Dataset, dim: str, values: Sequence[str | int] | None
 ) -> list[int]:
-    """Return several positions along ``dim``, all of them for None; errors as in
-    :func:`position`.
+    """Return several positions along ``dim``, all of them for None.
+
+    Errors are those of :func:`position`.
     """
     if values is None:
         return list(range(ds.sizes[dim]))
-    return [position(ds, dim, v) for v in values]
+    return [position(ds, dim, value) for value in values]
 
 
 def median_position(quantiles: np.ndarray) -> int:
@@ -79,8 +84,9 @@ def median_position(quantiles: np.ndarray) -> int:
 
 
 def name_statistic(ds: xr.Dataset) -> str:
-    """Name the middle of a read-out forecast: "median", "mean", or "expected value"
-    over tokens.
+    """Name the central statistic of a forecast.
+
+    It is "median", "mean", or "expected value" over tokens.
     """
     statistic = str(ds.attrs.get("statistic", ""))
     if statistic in ("mean", "expected value"):
@@ -89,16 +95,17 @@ def name_statistic(ds: xr.Dataset) -> str:
 
 
 def find_unit(ds: xr.Dataset, series: int | None = None) -> str:
-    """Return the unit of the data, of one series where each has its own; "" if it is
-    not known.
+    """Return the unit of the data, "" if it is not known.
+
+    It is that of ``series`` where each series has a unit.
     """
-    own = ""
+    series_unit = ""
     if "units" in ds.coords and series is not None and ds["units"].dims == ("series",):
-        own = str(ds["units"].values[series])
-        if not own and any(map(str, ds["units"].values)):
+        series_unit = str(ds["units"].values[series])
+        if not series_unit and any(map(str, ds["units"].values)):
             # a covariate is not in the unit of its target
             return ""
-    unit = own or str(ds.attrs.get("units", "") or "")
+    unit = series_unit or str(ds.attrs.get("units", "") or "")
     if unit == "data units":
         return ""
     return unit
@@ -128,18 +135,20 @@ def kind_word(kind: str) -> str:
 
 
 def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
-    """Return a variable as float64, cut at ``at`` (by position) and laid out as
-    ``dims``.
+    """Return a variable as float64, with dimensions in the order of ``dims``.
+
+    ``at`` has positions along the other dimensions.
     """
     if variable not in ds:
+        # raises, and says what the result lacks
         check(ds, str(ds.attrs.get("kind")), variable)
-    trimmed = ds[variable].isel(at, missing_dims="ignore")
-    if set(trimmed.dims) != set(dims):
+    selected = ds[variable].isel(at, missing_dims="ignore")
+    if set(selected.dims) != set(dims):
         raise InputError(
             f"variable {variable!r} has dimensions {tuple(ds[variable].dims)}, expected"
             f" {(*at, *dims)} in any order."
         )
-    return np.asarray(trimmed.transpose(*dims).values, dtype=float)
+    return np.asarray(selected.transpose(*dims).values, dtype=float)
 
 
 def shown(ids: Sequence[str], limit: int = 3) -> str:
@@ -150,8 +159,9 @@ def shown(ids: Sequence[str], limit: int = 3) -> str:
 
 
 def flat_series(ds: xr.Dataset) -> np.ndarray:
-    """Mark the series that are flat, or have a flat forecast, (series,); none where a
-    result does not say so.
+    """Mark the series that are flat, or have a flat forecast, (series,).
+
+    None is marked where the result does not say so.
     """
     if "flat" not in ds.coords:
         return np.zeros(ds.sizes["series"], dtype=bool)
@@ -159,8 +169,9 @@ def flat_series(ds: xr.Dataset) -> np.ndarray:
 
 
 def varying(ds: xr.Dataset) -> np.ndarray:
-    """Return the positions of the series that a summary is over: those that are not
-    flat, or all if all are.
+    """Return the positions of the series that a summary is over.
+
+    These are the series that are not flat, or all if all are.
     """
     flat = flat_series(ds)
     return np.flatnonzero(~flat | flat.all())
@@ -175,7 +186,5 @@ def means(values: np.ndarray, middle: Any = np.nanmean) -> np.ndarray:
 
 
 def medians(values: np.ndarray) -> np.ndarray:
-    """Take the median over series, the last axis, where any value is finite; NaN
-    elsewhere.
-    """
+    """Take the median over series, the last axis; NaN where no value is finite."""
     return means(values, np.nanmedian)

@@ -1,5 +1,9 @@
-"""Grammar of figures: a sheet of panels, and the look of curves, fans, points, bars and
-maps on them.
+"""Drawing calls of figures: a sheet of panels, and the marks on them.
+
+:func:`blank` and :func:`sheet` make a :class:`Sheet`, each :class:`Panel` of it draws
+curves, points, bars and maps, and :meth:`Sheet.finalize` returns the figure. Marks of
+what is not significant, and the subtitle that explains them, are decided here. Nothing
+here reads a Dataset.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from tsfm_lens.viz.theme import (
     LETTER,
     PALE,
     USUAL,
-    dress,
+    finalize,
     fit_axes,
     mixed,
     number,
@@ -31,17 +35,13 @@ from tsfm_lens.viz.theme import (
     wrapped,
 )
 
-Look = dict[str, Any]
+Style = dict[str, Any]
 """Settings of a mark or an axis."""
 
 PRINTED = 500  # cells of a map that still have room for their number
 _MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
-_ALWAYS: Look = {
-    "exclude_empty_subplots": False
-}  # or plotly leaves out what is drawn before the first trace
-# pixels beside the panels, and between their titles
-_SIDES = 84
-_APART = 10
+# or plotly leaves out what is drawn before the first trace
+_ALWAYS: Style = {"exclude_empty_subplots": False}
 _BAR_MARGIN = 96  # pixels beside the panels for a colour bar
 _BAR_LENGTH = 320  # pixels of the longest
 _BAR_TICK = 36  # pixels between two numbers beside it
@@ -49,8 +49,17 @@ _BAR_TICK = 36  # pixels between two numbers beside it
 
 @dataclass
 class Sheet:
-    """Panels in rows and columns, the room that they take, and what legend and subtitle
-    say of them.
+    """Panels in rows and columns, and the room that they take.
+
+    Attributes:
+        places: row and column of each panel; empty on a sheet of one panel.
+        plot_height: of all panels together, in pixels.
+        min_width: pixels that the figure needs.
+        above, below: pixels over and under the panels.
+        legend: entries that the legend has so far.
+        signs, floors: marks of what is not significant, and noise floors, which the
+            subtitle names.
+        has_band: whether a noise floor is drawn.
     """
 
     fig: go.Figure
@@ -69,11 +78,9 @@ class Sheet:
         return Panel(self, {"row": row, "col": col} if self.places else {})
 
     def __iter__(self) -> Iterator[Panel]:
-        return (
-            (self.panel(*position) for position in self.places)
-            if self.places
-            else iter([self.panel()])
-        )
+        if not self.places:
+            return iter([self.panel()])
+        return (self.panel(*position) for position in self.places)
 
     def x(self, title: str | None = None, **settings: Any) -> None:
         """Set every horizontal axis."""
@@ -84,8 +91,9 @@ class Sheet:
         self.fig.update_yaxes(**_titled(title), **settings)
 
     def colours(self, scale: dict[str, Any]) -> None:
-        """Set colours of all maps, with a bar beside them that is no longer than needed
-        to read it.
+        """Set the colours of all maps, with a colour bar beside them.
+
+        The bar is no longer than needed to read it.
         """
         bar = {"len": min(1.0, _BAR_LENGTH / self.plot_height), **scale["colorbar"]}
         length = bar["len"] * self.plot_height
@@ -97,20 +105,19 @@ class Sheet:
         self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=margin)
 
     def noisy(self, noise: Finding, sign: str = "") -> None:
-        """Note for the subtitle the noise floor, and the mark that is drawn on what is
-        within it.
-        """
+        """Note for the subtitle the noise floor, and the mark of what is within it."""
         if noise.floor > 0:
-            several = "up to " * (noise.lowest < 0.99 * noise.floor)
-            self.floors[f"{several}{number(noise.floor)} {noise.unit}".strip()] = None
+            differs = noise.lowest < 0.99 * noise.floor
+            bound = "up to " if differs else ""
+            self.floors[f"{bound}{number(noise.floor)} {noise.unit}".strip()] = None
         if sign:
             self.signs[sign] = None
 
-    def dress(self, title: str, *remarks: str) -> go.Figure:
-        """Finish the figure."""
+    def finalize(self, title: str, *remarks: str) -> go.Figure:
+        """Give the figure its title, subtitle and size, and return it."""
         fit_axes(self.fig, max(self.min_width, USUAL), self.plot_height)
-        remarks = (*remarks, self._noise_words())
-        return dress(
+        remarks = (*remarks, self._noise_remark())
+        return finalize(
             self.fig,
             title,
             true_minus("; ".join(remark for remark in remarks if remark)),
@@ -120,15 +127,16 @@ class Sheet:
             min_width=self.min_width,
         )
 
-    def _noise_words(self) -> str:
-        """Return words of a subtitle on the noise that is drawn, "" if none is known."""
+    def _noise_remark(self) -> str:
+        """Write what the subtitle says of the noise, "" where none is known."""
+        signs = ""
         if self.signs:
             signs = f"{' or '.join(self.signs)}: {NOT_SIGNIFICANT}"
-        else:
-            signs = ""
         floor = ""
         if len(self.floors) == 1:
-            floor = f"noise floor {next(iter(self.floors))}{', grey' * self.has_band}"
+            floor = f"noise floor {next(iter(self.floors))}"
+            if self.has_band:
+                floor = f"{floor}, grey"
         if signs and floor:
             return f"{signs} ({floor})"
         return signs or floor
@@ -168,20 +176,21 @@ def sheet(
         for row in range(1, len(heights) + 1)
         for col in range(1, len(widths) + 1)
     ]
-    look = {"yanchor": "bottom", "font": {"size": title_type}, "showarrow": False}
+    style = {"yanchor": "bottom", "font": {"size": title_type}, "showarrow": False}
     # all at once: plotly looks at every note of a figure whenever one is added
     fig.layout.annotations = list(fig.layout.annotations) + [
-        {"text": plain(title).replace("\n", "<br>"), **_over(fig, position), **look}
+        {"text": plain(title).replace("\n", "<br>"), **_over(fig, position), **style}
         for position, title in zip(positions, titles or (), strict=False)
         if title
     ]
-    room = (30 if titles is not None else 10) if above is None else above
-    return Sheet(fig, positions, total, above=room, min_width=min_width, below=below)
+    if above is None:
+        above = 30 if titles is not None else 10
+    return Sheet(fig, positions, total, above=above, min_width=min_width, below=below)
 
 
-def _over(fig: go.Figure, place: tuple[int, int]) -> Look:
-    """Return where the title of a panel stands."""
-    plot = fig.get_subplot(*place)
+def _over(fig: go.Figure, position: tuple[int, int]) -> Style:
+    """Return the coordinates of a panel's title, centred over the panel."""
+    plot = fig.get_subplot(*position)
     x, y = (axis.plotly_name.replace("axis", "") for axis in (plot.xaxis, plot.yaxis))
     return {"x": 0.5, "y": 1, "xref": f"{x} domain", "yref": f"{y} domain"}
 
@@ -203,7 +212,9 @@ class Panel:
         group: str | None = None,
         **props: Any,
     ) -> None:
-        """Add a trace; ``group``: with which entry of the legend it is hidden, its own
+        """Add a trace.
+
+        ``group`` is the entry of the legend with which the trace is hidden, its own
         unless given.
         """
         entry = group or name
@@ -215,6 +226,7 @@ class Panel:
         else:
             box = {"hoverinfo": "skip"}
         if entry:
+            # plotly shows and hides the traces of a group together
             membership = {"legendgroup": plain(entry)}
         else:
             membership = {}
@@ -237,13 +249,13 @@ class Panel:
         **more: Any,
     ) -> None:
         """Draw a curve, with dots of a size on it."""
-        look: Look = {"color": colour, "width": width} | (
+        style: Style = {"color": colour, "width": width} | (
             {"dash": dash} if dash else {}
         )
-        marks: Look = {"marker": {"size": dots}} if dots else {}
-        options: Look = {
+        marks: Style = {"marker": {"size": dots}} if dots else {}
+        options: Style = {
             "mode": "lines+markers" if dots else "lines",
-            "line": look,
+            "line": style,
             **marks,
         }
         self.add(go.Scatter, name, hover, x=x, y=y, **{**options, **more})
@@ -259,13 +271,14 @@ class Panel:
         legend: bool = False,
     ) -> None:
         """Draw the area between two curves."""
-        look: Look = {
+        style: Style = {
             "x": x,
             "mode": "lines",
             "line": {"width": 0, "color": colour},
             "group": name,
         }
-        self.add(go.Scatter, f"{name} from", "", y=low, legend=False, **look)
+        # an invisible lower edge, up to which the next trace is filled
+        self.add(go.Scatter, f"{name} from", "", y=low, legend=False, **style)
         self.add(
             go.Scatter,
             name,
@@ -274,7 +287,7 @@ class Panel:
             fill="tonexty",
             fillcolor=colour,
             legend=legend,
-            **look,
+            **style,
         )
 
     def dots(
@@ -292,12 +305,13 @@ class Panel:
         across: bool = False,
         **more: Any,
     ) -> None:
-        """Draw points, with whiskers (``across``: along the horizontal axis) and hollow
-        where not significant.
+        """Draw points, hollow where not significant, with whiskers over intervals.
+
+        With ``across`` the whiskers lie along the horizontal axis.
         """
-        form: Look = {} if symbol is None else {"symbol": symbol}
-        outline: Look = {"line": {"color": edge, "width": 0.5}} if edge else {}
-        marker: Look = {
+        form: Style = {} if symbol is None else {"symbol": symbol}
+        outline: Style = {"line": {"color": edge, "width": 0.5}} if edge else {}
+        marker: Style = {
             "color": colour,
             "size": size,
             **form,
@@ -305,10 +319,11 @@ class Panel:
             **more.pop("marker", {}),
         }
         if noise is not None:
+            filled = symbol or "circle"
             marker["symbol"] = [
-                f"{symbol or 'circle'}{'-open' * bool(faint)}" for faint in noise.pale
+                f"{filled}-open" if faint else filled for faint in noise.pale
             ]
-            self.sheet.noisy(noise, "hollow" * bool(noise.pale.any()))
+            self.sheet.noisy(noise, "hollow" if noise.pale.any() else "")
         bars = _whiskers(noise, x if across else y, across=across)
         self.add(
             go.Scatter,
@@ -331,29 +346,30 @@ class Panel:
         noise: Finding | None = None,
         **more: Any,
     ) -> None:
-        """Draw bars upwards, or to the right (``across``), with whiskers and hatched
-        where not significant.
+        """Draw bars, hatched where not significant, with whiskers over intervals.
+
+        They point upwards, or to the right with ``across``.
         """
         if across:
-            where = {"x": lengths, "y": places, "orientation": "h"}
+            placement = {"x": lengths, "y": places, "orientation": "h"}
         else:
-            where = {"x": places, "y": lengths}
-        marker: Look = {"color": colour}
+            placement = {"x": places, "y": lengths}
+        marker: Style = {"color": colour}
         if noise is not None:
-            shapes = ["/" * bool(faint) for faint in noise.pale]
+            shapes = ["/" if faint else "" for faint in noise.pale]
             marker["pattern"] = {
                 "shape": shapes,
                 "fillmode": "replace",
                 "size": 6,
                 "solidity": 0.3,
             }
-            self.sheet.noisy(noise, "hatched" * bool(noise.pale.any()))
+            self.sheet.noisy(noise, "hatched" if noise.pale.any() else "")
         self.add(
             go.Bar,
             name,
             hover,
             marker=marker,
-            **where,
+            **placement,
             **_whiskers(noise, lengths, across=across),
             **more,
         )
@@ -371,7 +387,7 @@ class Panel:
         **more: Any,
     ) -> None:
         """Draw a heat map on the sheet's colours."""
-        where = {
+        placement = {
             name: value for name, value in (("x", x), ("y", y)) if value is not None
         }
         if noise is None:
@@ -388,7 +404,7 @@ class Panel:
             texts = np.where(faint, "(" + texts + ")", texts)
             # plotly chooses a type that the cells have room for
             more = {**more, "text": texts.tolist(), "texttemplate": "%{text}"}
-        options: Look = {
+        options: Style = {
             "coloraxis": "coloraxis",
             "xgap": 1,
             "ygap": 1,
@@ -396,7 +412,7 @@ class Panel:
             **more,
         }
         trace = go.Heatmap(
-            z=z, hovertemplate=f"{hover}<extra></extra>", **where, **options
+            z=z, hovertemplate=f"{hover}<extra></extra>", **placement, **options
         )
         self.sheet.fig.add_trace(trace, **self.at)
         if noise is not None:
@@ -406,13 +422,13 @@ class Panel:
                 sign = "dotted"
             else:
                 sign = "pale"
-            self.sheet.noisy(noise, sign * bool(faint.any()))
+            self.sheet.noisy(noise, sign if faint.any() else "")
         if faint.any() and not numbered:
-            dots: Look = {
+            dots: Style = {
                 "text": np.where(faint, "·", "").tolist(),
                 "texttemplate": "%{text}",
             }
-            look: Look = (
+            style: Style = (
                 {**dots, "textfont": {"size": 14, "color": GREY}}
                 if dotted
                 else {"xgap": 1, "ygap": 1}
@@ -421,24 +437,24 @@ class Panel:
                 faint,
                 f"rgba(255,255,255,{0 if dotted else 0.6})",
                 name=NOT_SIGNIFICANT,
-                **look,
-                **where,
+                **style,
+                **placement,
             )
 
     def cover(self, cells: np.ndarray, colour: str, **more: Any) -> None:
         """Draw one colour over some cells of a map."""
-        look: Look = {
+        style: Style = {
             "colorscale": [[0, colour], [1, colour]],
             "zmin": 0,
             "zmax": 1,
             "showscale": False,
         }
-        options: Look = {"hoverinfo": "skip", **look, **more}
+        options: Style = {"hoverinfo": "skip", **style, **more}
         self.sheet.fig.add_trace(
             go.Heatmap(z=np.where(cells, 0.0, np.nan), **options), **self.at
         )
 
-    def level(
+    def hline(
         self,
         y: float,
         *,
@@ -452,7 +468,7 @@ class Panel:
             y=y, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at
         )
 
-    def upright(
+    def vline(
         self,
         x: float | str,
         *,
@@ -461,35 +477,45 @@ class Panel:
         dash: str | None = None,
         **more: Any,
     ) -> None:
-        """Draw a line from the foot of the panel to its top."""
+        """Draw a line from the bottom of the panel to its top."""
         self.sheet.fig.add_vline(
             x=x, line=_stroke(colour, width, dash), **_ALWAYS, **more, **self.at
         )
 
-    def shape(self, kind: str, x: Sequence[Any], y: Sequence[Any], **look: Any) -> None:
+    def shape(
+        self, kind: str, x: Sequence[Any], y: Sequence[Any], **style: Any
+    ) -> None:
         """Draw a plotly shape between two corners."""
         self.sheet.fig.add_shape(
-            type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **look, **self.at
+            type=kind, x0=x[0], x1=x[1], y0=y[0], y1=y[1], **style, **self.at
         )
 
-    def partings(self, places: Sequence[float], *, across: bool = True) -> None:
-        """Draw thin lines across the panel, or from its foot to its top."""
+    def separators(self, positions: Sequence[float], *, across: bool = True) -> None:
+        """Draw thin lines across the panel, or from its bottom to its top."""
         free, fixed = ("y", "x") if across else ("x", "y")
         refs = self._axes()
+        # "x domain" goes from 0 to 1 across the panel, whatever its range
         refs[f"{fixed}ref"] += " domain"
-        look: Look = {"type": "line", **refs, "line": {"color": GREY, "width": 1}}
+        style: Style = {"type": "line", **refs, "line": {"color": GREY, "width": 1}}
         self._add_shapes(
             [
-                {f"{free}0": at, f"{free}1": at, f"{fixed}0": 0, f"{fixed}1": 1, **look}
-                for at in places
+                {
+                    f"{free}0": at,
+                    f"{free}1": at,
+                    f"{fixed}0": 0,
+                    f"{fixed}1": 1,
+                    **style,
+                }
+                for at in positions
             ]
         )
 
     def frames(self, cells: np.ndarray, colour: str) -> None:
-        """Draw a frame around each cell (row, column) of a map whose rows and columns
-        are counted from 0.
+        """Draw a frame around the marked cells (row, column) of a map.
+
+        The axes of the map count rows and columns from 0.
         """
-        look: Look = {
+        style: Style = {
             "type": "rect",
             **self._axes(),
             "line": {"color": colour, "width": 2},
@@ -501,20 +527,21 @@ class Panel:
                     "x1": col + 0.46,
                     "y0": row - 0.44,
                     "y1": row + 0.44,
-                    **look,
+                    **style,
                 }
                 for row, col in np.argwhere(cells)
             ]
         )
 
     def _add_shapes(self, shapes: list[dict[str, Any]]) -> None:
-        """Add shapes all at once: plotly looks at every shape of a figure whenever one
-        is added.
+        """Add shapes to the figure, all at once.
+
+        Plotly goes through every shape of a figure whenever one is added.
         """
         if shapes:
             self.sheet.fig.layout.shapes = [*self.sheet.fig.layout.shapes, *shapes]
 
-    def _place(self) -> Any:
+    def _subplot(self) -> Any:
         """Return the panel's axes in the layout."""
         if self.at:
             return self.sheet.fig.get_subplot(**self.at)
@@ -522,9 +549,9 @@ class Panel:
 
     def _axes(self) -> dict[str, str]:
         """Name the panel's axes, as shapes and notes refer to them."""
-        position = self._place()
+        subplot = self._subplot()
         names = {
-            f"{letter}ref": getattr(position, f"{letter}axis").plotly_name
+            f"{letter}ref": getattr(subplot, f"{letter}axis").plotly_name
             for letter in "xy"
         }
         return {ref: name.replace("axis", "") for ref, name in names.items()}
@@ -532,8 +559,10 @@ class Panel:
     def floor(
         self, noise: Finding | None, *, signed: bool = True, across: bool = False
     ) -> None:
-        """Draw a grey band over what the noise alone reaches (``across``: along the
-        horizontal axis), where known.
+        """Draw a grey band over the noise floor, where it is known.
+
+        With ``across`` the band lies along the horizontal axis. It is left out where
+        the largest floor exceeds every effect that is above its own floor.
         """
         if noise is None or not noise.floor > 0:
             return
@@ -541,24 +570,33 @@ class Panel:
         if above.any() and noise.floor > np.abs(noise.size[above]).max():
             return
         self.sheet.noisy(noise)
-        self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)
+        self.background_band(
+            -noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across
+        )
         self.sheet.has_band = True
 
-    def stripe(
+    def background_band(
         self, low: float, high: float, colour: str, *, across: bool = False
     ) -> None:
-        """Draw a stripe behind the marks, from side to side (``across``: from foot to
-        top).
+        """Draw a band behind the marks, from side to side.
+
+        With ``across`` it goes from the bottom to the top.
         """
-        look: Look = {"line_width": 0, "fillcolor": colour, "layer": "below", **_ALWAYS}
+        style: Style = {
+            "line_width": 0,
+            "fillcolor": colour,
+            "layer": "below",
+            **_ALWAYS,
+        }
         if across:
-            self.sheet.fig.add_vrect(x0=low, x1=high, **look, **self.at)
+            self.sheet.fig.add_vrect(x0=low, x1=high, **style, **self.at)
         else:
-            self.sheet.fig.add_hrect(y0=low, y1=high, **look, **self.at)
+            self.sheet.fig.add_hrect(y0=low, y1=high, **style, **self.at)
 
     def note(self, text: str, x: Any, y: Any, *, size: float = 11, **more: Any) -> None:
-        """Write a few words; with "domain" for ``xref`` or ``yref``, placed in shares
-        of the panel.
+        """Write a short text on the panel.
+
+        With "domain" for ``xref`` or ``yref`` its position is a share of the panel.
         """
         for axis in ("x", "y"):
             if more.get(f"{axis}ref") == "domain":
@@ -587,8 +625,9 @@ class Panel:
 
 
 def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, Any]:
-    """Return error bars of a trace over the intervals of its effects; none where there
-    are no intervals.
+    """Return the error bars of a trace over the intervals of its effects.
+
+    There are none where no effect has an interval.
     """
     if noise is None or not noise.spread:
         return {}
@@ -623,14 +662,15 @@ _TAG = re.compile(r"<(?!br)[^>]*>")
 
 
 def text_width(text: str, size: float) -> float:
-    """Estimate the width in pixels of the longest line of a text, markup apart."""
+    """Estimate the width in pixels of the longest line of a text, without markup."""
     lines = re.split(r"<br>|\n", _TAG.sub("", text))
     return LETTER * size / LABEL_TYPE * max(map(len, lines))
 
 
 def shortened(text: str, width: float, size: float, lines: int = 4) -> str:
-    """Break a text into at most so many lines of a width in pixels, cut off with an
-    ellipsis where it is longer.
+    """Break a text into lines of a width in pixels.
+
+    A text of more than ``lines`` lines is cut off with an ellipsis.
     """
     letters = max(int(width * LABEL_TYPE / (LETTER * size)), 6)
     parts = [part for line in text.split("\n") for part in wrap(line, letters) or [""]]

@@ -1,4 +1,8 @@
-"""Similarity of layers, and entropic rank of heads."""
+"""Similarity of layers, and entropic rank of heads.
+
+:func:`generic_figure` makes the figures; :func:`read_layer_similarity` describes the
+maps.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,9 @@ from tsfm_lens.viz.words import layers
 
 
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
-    """Describe between which layers the stream changes most, or which updates are
-    alike.
+    """Describe which layers are least and most alike.
+
+    For "cka" these are neighbours in the stream, else the updates of any two layers.
     """
     axis = "layer"
     if measure == "cka":
@@ -24,12 +29,12 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
     values = array(ds, measure, axis, f"other_{axis}")
     labels = layers(ds, axis)
     rows, columns = np.triu_indices(len(labels), 1)
-    what = "updates, by their cosine"
+    subject = "updates, by their cosine"
     if measure == "cka":
         neighbours = columns == rows + 1
         rows = rows[neighbours]
         columns = columns[neighbours]
-        what = "neighbours in the stream, by the CKA"
+        subject = "neighbours in the stream, by the CKA"
     pairs = [
         " and ".join([labels[a], labels[b]]) for a, b in zip(rows, columns, strict=True)
     ]
@@ -41,7 +46,7 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
         " signed}.",
         "The CKA is undefined where the stream is the same for all tokens: "
         "{undefined:which}.",
-        what=what,
+        what=subject,
         alike=alike,
         undefined=undefined if undefined.any() else None,
     )
@@ -71,8 +76,9 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
 
 def _ranks(ds: xr.Dataset) -> xr.Dataset:
     """Add the range of ranks over series."""
-    each = ds["entropy"].copy(data=np.exp(ds["entropy"].values))
-    return ds.assign(rank_low=each.min("series"), rank_high=each.max("series"))
+    # the rank is the exponential of the entropy
+    ranks = ds["entropy"].copy(data=np.exp(ds["entropy"].values))
+    return ds.assign(rank_low=ranks.min("series"), rank_high=ranks.max("series"))
 
 
 generic_figure(

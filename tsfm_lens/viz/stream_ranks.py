@@ -1,4 +1,9 @@
-"""Ranks of embedded series and of the residual stream from layer to layer."""
+"""Ranks of embedded series and of the residual stream from layer to layer.
+
+:func:`generic_figure` makes the figures; :func:`read_flow`, :func:`read_bound` and
+:func:`read_embedding_ranks` describe them. Ranks of weights are in
+:mod:`tsfm_lens.viz.weights`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +19,9 @@ from tsfm_lens.viz.words import listed, num
 
 
 def read_flow(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State the rank of the stream and of W_Q at both ends of the depth, and where that
-    of single series rises.
+    """State the rank of the stream and of W_Q at both ends of the depth.
+
+    A sentence says where the rank of single series rises.
     """
     return summarize(
         ds.isel(epsilon=level_position(ds, epsilon)),
@@ -32,9 +38,10 @@ def read_flow(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
 
 
 def read_bound(ds: xr.Dataset) -> list[str]:
-    """State whether theorem 4 applies to the model, and whether its bound is exceeded."""
-    relative = array(ds, "singular_value", "stream", "mode")
-    relative = relative[1:] / relative[1:, :1]
+    """State whether theorem 4 applies to the model, and if its bound is exceeded."""
+    values = array(ds, "singular_value", "stream", "mode")
+    # the first stream is the embedding, on which there is no bound
+    relative = values[1:] / values[1:, :1]
     bound = array(ds, "bound", "layer", "mode")
     applies = np.isfinite(bound)
     exceeded = (relative > bound)[applies].sum()
@@ -88,8 +95,9 @@ generic_figure(
 
 
 def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State how many directions the families use, and single signals of them with
-    intervals.
+    """State how many directions families of signals use.
+
+    Ranks of single signals have intervals.
     """
     one = ds.isel(epsilon=level_position(ds, epsilon))
     one = one.isel(family=one["told"].values > 0)

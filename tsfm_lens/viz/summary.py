@@ -50,8 +50,9 @@ def summarize(
     side: int = 0,
     **fields: Any,
 ) -> list[str]:
-    """Fill sentences, then say of a judged effect on how many series it acts, where it
-    is significant and learned.
+    """Fill sentences, then report a tested effect.
+
+    The report says on how many series it acts, and where it is significant and learned.
 
     A sentence with a field that the result lacks, or that has no finite value, is left
     out.
@@ -62,7 +63,7 @@ def summarize(
             Behind its colon stand a statement of :class:`Members` and a unit; of a
             number, the unit alone. A unit is "percent", "signed", "nats", "whole",
             "unit" for that of the data ("signed unit" with a sign), or any other.
-        effect: judged variable, see :func:`.estimates.judge`.
+        effect: tested variable, see :func:`.estimates.judge`.
         noun: for several members, such as "heads".
         labels: function that names the members; by their coordinates if None.
         side: sign of the members that are named and counted; 0 for both.
@@ -86,8 +87,9 @@ def summarize(
 
 @dataclass(frozen=True)
 class Members:
-    """Members of a variable, such as heads, as a template says them: ``{NAME:STATEMENT
-    UNIT}``.
+    """Members of a variable, such as heads, as a template reports them.
+
+    A field of the template is ``{NAME:STATEMENT UNIT}``.
 
     A statement is the name of a public method, or median, mean, max, min or sum.
     """
@@ -121,9 +123,9 @@ class Members:
         positions = self.effect.named(_MAX_NAMES, different)
         if positions:
             return self._listed(positions, write)
-        least = self.effect.least
-        if least:
-            return f"none of {write(least).lstrip('+')} or more"
+        smallest = self.effect.least
+        if smallest:
+            return f"none of {write(smallest).lstrip('+')} or more"
         return "none"
 
     def each(self, write: Write) -> str:
@@ -131,11 +133,11 @@ class Members:
         return self._listed(np.flatnonzero(self.mask), write)
 
     def highest(self, write: Write) -> str:
-        """Name the highest member, and all that cannot be told from it."""
+        """Name the highest member, and all that are written as the same number."""
         return self._alike(np.nanmax(self.effect.size), write)
 
     def lowest(self, write: Write) -> str:
-        """Name the lowest member, and all that cannot be told from it."""
+        """Name the lowest member, and all that are written as the same number."""
         return self._alike(np.nanmin(self.effect.size), write)
 
     def ends(self, write: Write) -> str:
@@ -165,14 +167,14 @@ class Members:
         """Say what sizes and ranges are over, in brackets."""
         return self.effect.basis
 
-    def _listed(self, places: Sequence[int] | np.ndarray, write: Write) -> str:
-        reported = self.effect.told
-        return listed([f"{self.labels[i]} ({reported(i, write)})" for i in places])
+    def _listed(self, positions: Sequence[int] | np.ndarray, write: Write) -> str:
+        write_size = self.effect.told
+        return listed([f"{self.labels[i]} ({write_size(i, write)})" for i in positions])
 
     def _alike(self, value: float, write: Write) -> str:
-        written = [write(float(own)) for own in self.effect.size.flat]
-        alike = [i for i, text in enumerate(written) if text == write(float(value))]
-        texts = [self.labels[i] for i in alike]
+        written = [write(float(size)) for size in self.effect.size.flat]
+        equal = [i for i, text in enumerate(written) if text == write(float(value))]
+        texts = [self.labels[i] for i in equal]
         if len(texts) > _MAX_NAMES:
             texts = [f"{len(texts)} equal {self.noun}"]
         return f"{listed(texts)} ({write(float(value))})"
@@ -188,8 +190,9 @@ class Members:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reader of the fields of templates: what is given, then variables and attributes
-    of a result.
+    """Reader of the fields of templates.
+
+    A field is what is given, else a variable, else an attribute of the result.
     """
 
     ds: xr.Dataset
@@ -210,24 +213,25 @@ class _Reader:
         if value.dtype.kind in "OUT":
             return shown([str(item) for item in np.atleast_1d(value.values)])
         dims = map(str, self._size(name).dims)
-        is_judged = finding(self.ds, name, *dims) is not None
-        if is_judged and name not in self.given:
+        is_tested = finding(self.ds, name, *dims) is not None
+        if is_tested and name not in self.given:
             return self._finite(self.judged(name))
         value = _over_series(value, self.ds)
         sizes = np.asarray(value.values, dtype=float)
         known = np.isfinite(sizes)
-        unjudged = Finding(
+        # all sizes are worth a mention where none is tested
+        untested = Finding(
             *(sizes, sizes, sizes), known, ~known & known, facts={"smallest": 0.0}
         )
-        return self._finite(self._members(unjudged, value))
+        return self._finite(self._members(untested, value))
 
     def judged(self, name: str) -> Members:
-        """Return the members of a judged effect."""
+        """Return the members of a tested effect."""
         size = self._size(name)
         return self._members(judged(self.ds, name, *map(str, size.dims)), size)
 
     def _size(self, name: str) -> xr.DataArray:
-        """Return the size of an effect; a scalar without dimensions for what has none."""
+        """Return the size of an effect, a scalar where there is none."""
         return self.ds.get(f"{name}_size", xr.DataArray())
 
     @staticmethod
@@ -252,8 +256,9 @@ def labelled(ds: xr.Dataset, values: Any, *dims: str) -> xr.DataArray:
 
 
 def _over_series(value: xr.DataArray, ds: xr.Dataset) -> xr.DataArray:
-    """Take the median over series that are not flat, and over steps; leave the only
-    dimension.
+    """Take the median over series that are not flat, and over steps.
+
+    Where these are all dimensions, the first stays.
     """
     repeated = [dim for dim in value.dims if dim in ("series", "step")]
     if len(repeated) == value.ndim:

@@ -1,5 +1,7 @@
-"""Parts that the figures of sweeps share: rows of results, intervals, significance, and
-words for them.
+"""Parts that the figures of sweeps share: labelled tables, intervals and sentences.
+
+:func:`labelled` makes of a table what :func:`generic_figure` draws; :func:`say_changes`
+writes how large changes are and which are significant.
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ def name_intervals(table: pd.DataFrame) -> str:
 
 
 def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
-    """Describe how the intervals and tests of a page were made, and name tests with too
-    few units.
+    """Describe how the intervals and tests of a page were made.
+
+    Tests with too few units are named.
     """
     tested = [table for table in tables if "units" in table and len(table)]
     if not tested:
@@ -95,8 +98,9 @@ def describe_methods(tables: Sequence[pd.DataFrame]) -> list[str]:
 
 
 def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
-    """Say that there are too few units for the tests of a page, and how many are
-    needed; "" where they suffice.
+    """Say that there are too few units for the tests of a page.
+
+    The text says how many are needed; it is "" where they suffice.
     """
     needed = units_needed(
         row["tests"], level=1 - float(table.attrs.get("confidence", 0.95))
@@ -117,15 +121,16 @@ def sizes_words(rows: pd.DataFrame) -> str:
     )
     count = int(rows["significant"].sum())
     few = few_units(told(rows.nlargest(1, "units"))[0], rows)
-    messages = f"significant: {count or 'none'} of {len(rows)}"
+    significance = f"significant: {count or 'none'} of {len(rows)}"
     if few and not count:
-        messages = few
-    return f"MASE changes by {low} to {high} (median {middle}); {messages}"
+        significance = few
+    return f"MASE changes by {low} to {high} (median {middle}); {significance}"
 
 
 def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]:
-    """Say of each model the sizes of some changes, which are significant, and which one
-    leads.
+    """Say of each model how large some changes are.
+
+    Further sentences say which are significant, and which one leads.
 
     Args:
         rows: entries of a sweep, with a column "change".
@@ -134,17 +139,19 @@ def say_changes(rows: pd.DataFrame, subject: str, names: pd.Series) -> list[str]
     """
     rows = rows.assign(name=names)[np.isfinite(rows["change"])]
     out = []
-    for model, mine in rows.groupby("model", sort=False):
-        order = mine["change"].abs().sort_values(ascending=False, kind="stable").index
-        significant = mine.loc[order][mine.loc[order, "significant"]]
+    for model, changes in rows.groupby("model", sort=False):
+        order = (
+            changes["change"].abs().sort_values(ascending=False, kind="stable").index
+        )
+        significant = changes.loc[order][changes.loc[order, "significant"]]
         named = [
             f"{row['name']} ({change_words(row)})"
             for row in told(significant.head(_MAX_NAMED))
         ]
-        sizes = f"{model}: {subject}, {sizes_words(mine)}"
+        sizes = f"{model}: {subject}, {sizes_words(changes)}"
         out.append(f"{sizes}: {listed(named)}." if named else f"{sizes}.")
-        leading = mine[(mine["leads"] == "highest") & (mine["change"] > 0)]
-        often = often_first(mine if leading.empty else leading, "name")
+        leading = changes[(changes["leads"] == "highest") & (changes["change"] > 0)]
+        often = often_first(changes if leading.empty else leading, "name")
         if often:
             sure = "significantly"
             if leading.empty:
@@ -163,8 +170,9 @@ def verdict(significant: Any) -> str:
 
 
 def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
-    """Name the entries most often first in bootstrap samples of units: "layer 3 (62 %)
-    and layer 0 (20 %)".
+    """Name the entries that are most often first in bootstrap samples of units.
+
+    An example is "layer 3 (62 %) and layer 0 (20 %)".
     """
     first = (
         rows[rows[name] > 0]
@@ -184,8 +192,9 @@ def counted(count: int, word: str) -> str:
 
 
 def change_text(share: float, digits: int = 1) -> str:
-    """Write a relative change in percent with its sign; 0 has none, and from 10 000 %
-    on it is in powers of ten.
+    """Write a relative change in percent with its sign.
+
+    0 has no sign; from 10 000 % on the number is in powers of ten.
     """
     if abs(share) < 100:
         text = f"{100 * share:+.{digits}f}"
@@ -204,19 +213,20 @@ def span_text(lower: float, upper: float, digits: int = 1) -> str:
 
 
 def change_words(row: Mapping[str, Any]) -> str:
-    """Write a change with its interval, where there is one: "+1.0 % [−0.4, +2.0 %]";
-    "unknown" without a result.
+    """Write a change with its interval, where there is one.
+
+    An example is "+1.0 % [−0.4, +2.0 %]"; without a result it is "unknown".
     """
     if not np.isfinite(row["change"]):
         return "unknown"
-    return (
-        f"{change_text(row['change'])} {span_text(row['lower'], row['upper'])}".rstrip()
-    )
+    interval = span_text(row["lower"], row["upper"])
+    return f"{change_text(row['change'])} {interval}".rstrip()
 
 
 def order_words(order: str) -> str:
-    """Write an order of ablation in words: "lowest stable rank first", "at random, seed
-    3"; "no head can go".
+    """Write an order of ablation in words.
+
+    Examples are "lowest stable rank first", "at random, seed 3" and "no head can go".
     """
     if not order:
         return "no head can go"
@@ -230,13 +240,14 @@ def order_words(order: str) -> str:
 
 def recipe_words(row: Mapping[str, Any]) -> str:
     """Write what a recipe takes out: "28 % of heads + 2 MLPs"."""
-    share = (
-        100 * max(float(row["heads_ablated"]), 0) / max(float(row["heads_total"]), 1)
-    )
+    ablated = max(float(row["heads_ablated"]), 0)
+    share = 100 * ablated / max(float(row["heads_total"]), 1)
+    text = f"{share:.0f} % of heads"
     mlps = max(int(row["n_mlps"]), 0)
-    return f"{share:.0f} % of heads" + (
-        f" + {mlps} MLP{'s' if mlps > 1 else ''}" if mlps else ""
-    )
+    if not mlps:
+        return text
+    noun = "MLPs" if mlps > 1 else "MLP"
+    return f"{text} + {mlps} {noun}"
 
 
 def selection_words(selection: str, seed: int = -1) -> str:
@@ -253,8 +264,9 @@ def selection_words(selection: str, seed: int = -1) -> str:
 def labelled(
     table: pd.DataFrame, index: Sequence[str], variable: str, ends: str = ""
 ) -> xr.Dataset:
-    """Return a column of a table by the labels of others, with its interval and test; a
-    change is in percent.
+    """Return a column of a table by its labels, with its interval and its test.
+
+    A change is in percent.
 
     Args:
         table: a row per combination of the labels in ``index``.
@@ -296,8 +308,9 @@ def panels_by_model(
     table: pd.DataFrame,
     name: str = "",
 ) -> Iterator[FigurePanel]:
-    """Yield a figure of each model of a table, named by its kind, a further name and
-    the model.
+    """Yield a figure of each model of a table.
+
+    Its name is the kind, a further name and the model.
     """
     for model in list_models(table):
         parts = (str(table.attrs.get("kind")), name, model)
@@ -311,10 +324,11 @@ def sweep_panel(
     draw: Callable[..., go.Figure],
     words: Callable[..., list[str]],
 ) -> Iterator[FigurePanel]:
-    """Yield a figure of a table with its reading, where the sweep has something for it."""
+    """Yield a figure of a table with its sentences, if any entry is finished."""
     try:
         chart = draw(table)
     except InputError as error:
+        # a sweep may have run in part
         if "no finished entry" not in str(error):
             raise
     else:
@@ -323,11 +337,8 @@ def sweep_panel(
 
 def sweep_subject(table: pd.DataFrame) -> str:
     """Name the models, with the numbers of datasets and windows."""
-    count = int(
-        table.attrs.get(
-            "n_datasets", table["dataset"].nunique() if "dataset" in table else 0
-        )
-    )
+    count = table["dataset"].nunique() if "dataset" in table else 0
+    count = int(table.attrs.get("n_datasets", count))
     windows = ""
     if "n_windows" in table.attrs:
         windows = f", {counted(int(table.attrs['n_windows']), 'window')}"
@@ -341,7 +352,7 @@ def least_words(rows: pd.DataFrame) -> str:
     """Write how many heads layers keep, and which need theirs most."""
     low = rows["kept"].min()
     high = rows["kept"].max()
-    most = rows["of"].max()
+    total = rows["of"].max()
     rows = rows.assign(name="layer " + rows["layer"].astype(str))
     leading = rows[rows["leads"] == "highest"]
     often = often_first(rows if leading.empty else leading, "name")
@@ -351,4 +362,4 @@ def least_words(rows: pd.DataFrame) -> str:
     needs = ""
     if often:
         needs = f"; {sure} most needed, in bootstrap samples: {often}"
-    return f"layers keep {low} to {high} of {counted(int(most), 'head')}{needs}"
+    return f"layers keep {low} to {high} of {counted(int(total), 'head')}{needs}"

@@ -1,4 +1,8 @@
-"""Sweeps of heads: one by one, in growing numbers, and those that must stay."""
+"""Sweeps of heads: one by one, in growing numbers, and those that must stay.
+
+Each measurement is declared beside its sentences and its :func:`generic_figure`;
+:mod:`tsfm_lens.viz.sweep_entries` has what they share.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +56,9 @@ measurement(
 
 
 def read_heads(table: pd.DataFrame) -> list[str]:
-    """State what single heads cost, which changes are significant, and whether one
-    costs significantly most.
+    """State what single heads cost, and which changes are significant.
+
+    A sentence says whether one head costs significantly most.
     """
     return sweep.say_changes(table, "without one head", table["label"])
 
@@ -65,18 +70,19 @@ def read_curves(table: pd.DataFrame) -> list[str]:
     if valid.empty:
         return []
     free = (valid["within"] == valid["of"]).sum()
-    least = sweep.least_words(valid.assign(kept=valid["of"] - valid["within"]))
+    needs = sweep.least_words(valid.assign(kept=valid["of"] - valid["within"]))
     return [
         f"{valid['model'].iloc[0]}: in {free} of {sweep.counted(len(valid), 'layer')}"
         f" all heads can go at once with a rise of {valid['judged_by'].iloc[0]} below"
         f" {percent(sweep.find_tolerance(table))}, in {(valid['within'] == 0).sum()} no"
-        f" head can go; {least}."
+        f" head can go; {needs}."
     ]
 
 
 def _single_heads(table: pd.DataFrame) -> xr.Dataset:
-    """Return the change of MASE without each head, (model, layer, head); rows of each
-    kind of attention.
+    """Return the change of MASE without each head, (model, layer, head).
+
+    A layer has a row for each of its kinds of attention.
     """
     rows = table.assign(layer=table["layer"].astype(str))
     if rows["attention"].nunique() > 1:
@@ -85,9 +91,7 @@ def _single_heads(table: pd.DataFrame) -> xr.Dataset:
 
 
 def _best_curves(table: pd.DataFrame) -> xr.Dataset:
-    """Return the change of MASE in the better order of each layer, (model, layer,
-    ablated).
-    """
+    """Return the change of MASE in the better order, (model, layer, ablated)."""
     rows = table[table["better"]]
     return sweep.labelled(rows, ["model", "layer", "ablated"], "change")
 
@@ -160,8 +164,8 @@ def summarize_head_counts(table: pd.DataFrame) -> list[str]:
     return out
 
 
-def _heads_kept(table: pd.DataFrame) -> xr.Dataset:
-    """Return how many heads each layer must keep in its better order, (model, layer)."""
+def _head_counts(table: pd.DataFrame) -> xr.Dataset:
+    """Return how many heads layers must keep in their better order, (model, layer)."""
     return sweep.labelled(table[table["better"]], ["model", "layer"], "kept")
 
 
@@ -169,7 +173,7 @@ draw_heads_at = generic_figure(
     "sweep_heads_at",
     "kept",
     "Heads that each layer must keep.",
-    prepare=_heads_kept,
+    prepare=_head_counts,
     variables=("model", "layer", "kept", "better"),
 )
 panels("sweep_heads_at")(

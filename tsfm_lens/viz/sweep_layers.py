@@ -1,4 +1,8 @@
-"""Sweeps of layers, groups and ranges of layers across datasets."""
+"""Sweeps of layers, groups and ranges of layers across datasets.
+
+:func:`generic_figure` makes the figures; :func:`read_distances` and :func:`read_ranges`
+describe them.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +70,9 @@ def read_ranges(table: pd.DataFrame) -> list[str]:
 
 
 def _distances(table: pd.DataFrame) -> xr.Dataset:
-    """Return the distance of the forecast without single layers and groups, (model,
-    part, span, first).
+    """Return the distance of the forecast without single layers and groups.
+
+    It is (model, part, span, first).
     """
     rows = _sized(table[table["family"].isin(("layers", "groups"))])
     span = rows["size"].astype(str) + " layers in a row"

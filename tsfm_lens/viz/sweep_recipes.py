@@ -1,4 +1,8 @@
-"""Heavy ablations and rules of selection across datasets, and changes by dataset."""
+"""Heavy ablations and rules of selection across datasets, and changes by dataset.
+
+:func:`generic_figure` draws the tables; :func:`recipe_rows` names the entries of
+recipes.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +85,9 @@ def read_selection(table: pd.DataFrame) -> list[str]:
 
 
 def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the entries of recipes with ``label`` (model and what goes) and ``chosen``
-    (how its heads were chosen).
+    """Return the entries of recipes with ``label`` and ``chosen``.
+
+    ``label`` is the model and what is ablated, ``chosen`` how the heads were chosen.
     """
     check(table, "sweep_recipes", *_KEYS, *_SIZES)
     # a recipe without a result on some metrics still has a row
@@ -117,8 +122,9 @@ def _recipes(table: pd.DataFrame) -> xr.Dataset:
 
 
 def _choices(table: pd.DataFrame) -> xr.Dataset:
-    """Return the change of MASE by choice of heads, (entry,); tested are differences
-    from random choices.
+    """Return the change of MASE by choice of heads, (entry,).
+
+    Tested are differences from random choices.
     """
     labels = [
         f"{row['model']}, {row['recipe']}, "
@@ -176,16 +182,16 @@ measurement(
 def read_datasets(table: pd.DataFrame) -> list[str]:
     """State on how many datasets a layer can lose its heads; of one model."""
     out = []
-    within = percent(sweep.find_tolerance(table))
+    tolerance = percent(sweep.find_tolerance(table))
     for layer, rows in table[np.isfinite(table["change"])].groupby("layer", sort=False):
-        of = int(rows["of"].iloc[0])
-        retained = int(rows["kept"].iloc[0])
+        total = int(rows["of"].iloc[0])
+        n_kept = int(rows["kept"].iloc[0])
         # no head ablated is always within
         largest = rows.groupby("dataset")["largest_within"].first().clip(lower=0)
         datasets = sweep.counted(len(largest), "dataset")
         out.append(
-            f"Layer {layer} (keeps {retained} of {of} heads over all datasets): all"
-            f" {of} heads can go within {within} on {(largest == of).sum()} of"
+            f"Layer {layer} (keeps {n_kept} of {total} heads over all datasets): all"
+            f" {total} heads can go within {tolerance} on {(largest == total).sum()} of"
             f" {datasets}; the median dataset tolerates {num(float(largest.median()))}."
         )
     return out

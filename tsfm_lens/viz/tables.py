@@ -1,4 +1,7 @@
-"""Tables that several measurements make of their numbers."""
+"""Tables that several measurements make of their numbers.
+
+A panel of a report has one under its figure.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from tsfm_lens.viz.select import find_unit, names
 
 
 def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
-    """Tabulate query–key pairs (of each layer and head) with at least ``least``: what
-    they cover, the value.
+    """Tabulate query–key pairs with at least ``least``, and the steps they cover.
+
+    There is a row for each pair, of each layer and head where the variable has these.
     """
     rest = [str(dim) for dim in ds[variable].dims if dim not in ("query", "key")]
     values = ds[variable].transpose(*rest, "query", "key").values
@@ -46,8 +50,9 @@ def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
 
 
 def quantile_table(ds: xr.Dataset, series: int, **at: int) -> pd.DataFrame:
-    """Tabulate the steps of one series with a column a quantile, at positions along
-    other dimensions, named first.
+    """Tabulate the steps of one series, with a column for each quantile.
+
+    ``at`` has positions along other dimensions; their labels are the first columns.
     """
     table = steps_table(ds, series)
     for position, (dim, index) in enumerate(at.items()):

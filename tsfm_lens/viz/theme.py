@@ -1,4 +1,9 @@
-"""Look of every figure: the ``tsfm_lens`` template, colours, titles and number formats."""
+"""Template, colours, titles and number formats of all figures.
+
+:func:`finalize` gives a figure its title and height, :func:`plain` and :func:`number`
+write what stands in it. Importing the module registers the template ``tsfm_lens``;
+plotly's default template stays what it is.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +58,8 @@ TITLE_TYPE = 13
 LABEL_TYPE = 12
 LEGEND_ROW = 24  # pixels
 LETTER = 7.2  # pixels, about the width of one in labels
-USUAL = 640  # pixels of a figure, for which titles are broken and rows of the legend counted
+# pixels of a figure, for which titles are broken and rows of the legend counted
+USUAL = 640
 _DATE = 100  # pixels of the widest date
 _SIGN = 45  # pixels of an entry of the legend beside its name
 _TITLE_CHARACTERS = 84
@@ -67,7 +73,7 @@ _CAPITAL = 11
 
 
 def _template() -> go.layout.Template:
-    """Return the look of every figure."""
+    """Return the plotly template of every figure."""
     title = {"size": TITLE_TYPE}
     label = {"size": LABEL_TYPE}
     axis: dict[str, Any] = {
@@ -136,24 +142,29 @@ _NEGATIVE = re.compile(r"(?<![\w.)\]-])-(?=\.?\d)|(?<=\de)-(?=\d)")
 
 
 def plain(text: object) -> str:
-    """Write a string that plotly shows letter by letter: markup, entities and ``%{…}``
-    lose their power.
+    """Escape a string so that plotly shows it letter by letter.
+
+    Markup, entities and ``%{…}`` lose their meaning.
     """
+    # plotly takes "%{…}" for a field of a hover box, and text between "$" for LaTeX
     escaped = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return escaped.replace("%{", "%&#123;").replace("$", "&#36;")
 
 
 def significant(value: float, digits: int) -> str:
-    """Write significant digits; numbers below a million are written out, with all
-    digits before the point.
+    """Write a number with so many significant digits.
+
+    Numbers below a million are written out, with all digits before the point.
     """
+    # "g" writes 12345 with four digits as 1.234e+04
     text = f"{value:.{digits}g}"
     return true_minus(f"{value:.0f}" if "e+" in text and abs(value) < 1e6 else text)
 
 
 def true_minus(text: str) -> str:
-    """Write a minus sign before each negative number; hyphens in names, dates and
-    ranges stay.
+    """Write a minus sign before each negative number.
+
+    Hyphens in names, dates and ranges stay.
     """
     return _NEGATIVE.sub("−", text)
 
@@ -183,15 +194,17 @@ def mixed(colour: str, strength: float) -> str:
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """Cut ``text`` into lines, each made safe for plotly; a number keeps its percent
-    sign.
+    """Break ``text`` into lines that are safe for plotly.
+
+    A number keeps its percent sign.
     """
     return [plain(line) for line in wrap(_PERCENT.sub("\u00a0", text), width)]
 
 
 def wrapped(text: str, length: float) -> str:
-    """Break a title, safe for plotly, into lines of a length in pixels, its unit in one
-    of its own.
+    """Break a title that is safe for plotly into lines of a length in pixels.
+
+    Where it does not fit in one line, its unit starts a new one.
     """
     letters = max(int(length / LETTER), 8)
     text = text.replace("<br>", " ")
@@ -202,9 +215,11 @@ def wrapped(text: str, length: float) -> str:
 
 
 def fit_axes(fig: go.Figure, width: float, height: float) -> None:
-    """Break long titles of axes, and thin dates, for panels of a width and height in
-    pixels together.
+    """Break long titles of axes, and thin out the labels of dates.
+
+    ``width`` and ``height`` are those of all panels together, in pixels.
     """
+    # plotly leaves the first axis of a trace unnamed
     dated = [
         t.xaxis or "x" for t in fig.data if "datetime" in str(getattr(t.x, "dtype", ""))
     ]
@@ -220,8 +235,7 @@ def fit_axes(fig: go.Figure, width: float, height: float) -> None:
 
 
 def legend_height(fig: go.Figure, width: float) -> int:
-    """Return about the pixels that the legend under a figure of a width takes, 0 for
-    none.
+    """Return about the pixels that the legend under a figure of a width takes.
 
     Plotly lays the legend out and takes from the panels what this falls short.
     """
@@ -232,7 +246,7 @@ def legend_height(fig: go.Figure, width: float) -> int:
     return LEGEND_ROW * ceil(wide / (width - 60))
 
 
-def dress(
+def finalize(
     fig: go.Figure,
     title: str,
     subtitle: str,
@@ -242,8 +256,9 @@ def dress(
     below: float,
     min_width: float,
 ) -> go.Figure:
-    """Give ``fig`` the template, its title and a height that leaves ``plot_height``
-    pixels to the panels.
+    """Give ``fig`` the template, its title and its height.
+
+    The height leaves ``plot_height`` pixels to the panels.
     """
     heads = _lines(title, _TITLE_CHARACTERS)
     subs = _lines(subtitle, _SUBTITLE_CHARACTERS)

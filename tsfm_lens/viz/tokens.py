@@ -1,5 +1,8 @@
-"""Tokens on a time axis: spans true to scale, special tokens aside, and patterns cut to
-what can be seen.
+"""Tokens on a time axis, along the sides of an attention pattern.
+
+:func:`token_axis` reads the tokens of one side and :func:`ruler` lays them out: as wide
+as the steps that they cover, with special tokens after a gap. :func:`pooled` merges
+cells that would be too small to be seen.
 """
 
 from __future__ import annotations
@@ -10,13 +13,19 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.core.errors import InputError
-from tsfm_lens.viz.sheet import Look
 from tsfm_lens.viz.theme import plain
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenAxis:
-    """One side of an attention pattern."""
+    """One side of an attention pattern.
+
+    Attributes:
+        start, stop: steps [start, stop) that each token covers, (token,).
+        special: name of each special token, "" of the others, (token,).
+        timed: indices of the ordinary tokens, by their first step.
+        aside: indices of the special tokens.
+    """
 
     start: np.ndarray
     stop: np.ndarray
@@ -25,8 +34,11 @@ class TokenAxis:
     aside: np.ndarray
 
     def cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return edges of the cells in steps, (cell + 1,), and the token in each, -1
-        for a gap, (cell,).
+        """Return edges of cells in steps, (cell + 1,), and the token in each, (cell,).
+
+        The token of a gap is -1.
+
+        The token of a gap is -1.
         """
         edges: list[float] = []
         owner: list[int] = []
@@ -53,14 +65,17 @@ class TokenAxis:
         return f"steps {first} to {last}"
 
     def aside_labels(self) -> list[str]:
-        """Return short names of the special tokens, numbered where one name comes
-        twice.
+        """Return short names of the special tokens.
+
+        A name that occurs several times is numbered.
         """
         texts = [str(self.special[i]) for i in self.aside]
-        return [
-            plain(w if texts.count(w) == 1 else f"{w} {texts[:n].count(w) + 1}")
-            for n, w in enumerate(texts)
-        ]
+        labels = []
+        for index, text in enumerate(texts):
+            number = texts[:index].count(text) + 1
+            label = text if texts.count(text) == 1 else f"{text} {number}"
+            labels.append(plain(label))
+        return labels
 
 
 def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxis:
@@ -104,8 +119,16 @@ def token_axis(ds: xr.Dataset, side: str, *, overlaps: bool = False) -> TokenAxi
 
 @dataclass(frozen=True)
 class Ruler:
-    """Cells along one side: tokens over time first, then, after a gap, the special ones
-    at a fixed width.
+    """Cells along one side of a pattern.
+
+    Tokens over time come first; special ones follow after a gap, at a fixed width.
+
+    Attributes:
+        axis: tokens of this side.
+        edges: of the cells, in steps, (cell + 1,).
+        owner: token in each cell, -1 for a gap, (cell,).
+        timed: number of cells over time.
+        end: edge at which these end.
     """
 
     axis: TokenAxis
@@ -119,17 +142,18 @@ class Ruler:
         if not self.timed:
             return np.empty(0)
         # the context ends where the forecast starts
-        low, high = self.edges[0], 0.0 if self.end == -0.5 else self.end
-        least = max((high - low) / most, 1.0)
-        size = 10.0 ** np.floor(np.log10(least))
+        low = self.edges[0]
+        high = 0.0 if self.end == -0.5 else self.end
+        smallest = max((high - low) / most, 1.0)
+        size = 10.0 ** np.floor(np.log10(smallest))
         # there is no half a step
         factors = (1, 2, 5, 10) if size < 10 else (1, 2, 2.5, 5, 10)
-        width = next(size * factor for factor in factors if size * factor >= least)
+        width = next(size * factor for factor in factors if size * factor >= smallest)
         return np.arange(np.ceil(low / width), np.floor(high / width) + 1) * width
 
 
 def ruler(axis: TokenAxis) -> Ruler:
-    """Lay one side of a pattern out."""
+    """Lay out one side of a pattern."""
     edges, owner = axis.cells()
     timed = len(owner)
     count = len(axis.aside)
@@ -144,16 +168,20 @@ def ruler(axis: TokenAxis) -> Ruler:
     elif count:
         edges = np.append(edges, end + 0.04 * span)
         owner = np.append(owner, -1)
-    aside = edges[-1] + 0.06 * span * np.arange(1, count + 1)
-    look: Look = {"owner": np.concatenate([owner, axis.aside]).astype(int)}
+    special_edges = edges[-1] + 0.06 * span * np.arange(1, count + 1)
     return Ruler(
-        axis=axis, edges=np.concatenate([edges, aside]), timed=timed, end=end, **look
+        axis=axis,
+        edges=np.concatenate([edges, special_edges]),
+        owner=np.concatenate([owner, axis.aside]).astype(int),
+        timed=timed,
+        end=end,
     )
 
 
 def choose_group(x: Ruler, y: Ruler, cells: int) -> tuple[int, int]:
-    """Return how many adjacent keys and queries share a cell so that a pattern has
-    about ``cells`` cells at most.
+    """Return how many adjacent keys and queries share a cell.
+
+    A pattern then has about ``cells`` cells at most.
     """
     keys = len(x.owner)
     queries = len(y.owner)
@@ -181,14 +209,16 @@ def grouped(group: tuple[int, int]) -> str:
 def pooled(
     weights: np.ndarray, x: Ruler, y: Ruler, group: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return cells of one pattern (query, key), the largest value of a group of
-    adjacent tokens over time.
+    """Return the cells of one pattern (query, key), and their edges.
+
+    A cell holds the largest value of a group of adjacent tokens over time.
     """
     x_starts = _starts(x, group[0])
     y_starts = _starts(y, group[1])
     z = weights[np.ix_(y.owner, x.owner)].astype(np.float32)
     z[y.owner < 0, :] = np.nan
     z[:, x.owner < 0] = np.nan
+    # fmax passes over the NaN of gaps
     z = np.fmax.reduceat(np.fmax.reduceat(z, x_starts, axis=1), y_starts, axis=0)
     return (
         z,
@@ -198,8 +228,9 @@ def pooled(
 
 
 def _starts(side: Ruler, group: int) -> np.ndarray:
-    """Return where pooled cells begin: every ``group``-th token over time, every
-    special token alone.
+    """Return where pooled cells begin.
+
+    That is at every ``group``-th token over time, and at every special token.
     """
     return np.concatenate(
         [np.arange(0, side.timed, group), np.arange(side.timed, len(side.owner))]

@@ -1,8 +1,13 @@
-"""Trainings: measures, attention and attention norms."""
+"""Trainings: measures over the steps, attention and attention norms.
+
+:func:`training_measures` draws lines over the steps, :func:`attention_snapshots`
+attention at a few of them. What is drawn was measured by :mod:`tsfm_lens.training`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -28,32 +33,52 @@ __all__ = ["attention_snapshots", "training_measures"]
 _ROW = 130
 _GAP = 26
 STEEP = 30  # times the smallest value from which on an axis is logarithmic
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One measure of a training, and how figures and sentences name it."""
+
+    name: str
+    title: str
+    word: str
+    phrase: str
+
+
 _ROWS = (
-    ("loss", "training loss", "training loss", "the training loss"),
-    (
+    _Row("loss", "training loss", "training loss", "the training loss"),
+    _Row(
         "watched_loss",
         "loss of the\nwatched data",
         "loss",
         "the loss of the watched data",
     ),
-    ("sharpness", "sharpness\nλ max", "largest eigenvalue", "the sharpness"),
-    (
+    _Row("sharpness", "sharpness\nλ max", "largest eigenvalue", "the sharpness"),
+    _Row(
         "noise_scale",
         "gradient noise\nscale (batches)",
         "noise scale",
         "the gradient noise scale",
     ),
-    ("entropy", "entropy of\nattention (nats)", "entropy", "the entropy of attention"),
-    ("nuclear_norm", "nuclear norm\nof attention", "nuclear norm", "its nuclear norm"),
-    (
+    _Row(
+        "entropy", "entropy of\nattention (nats)", "entropy", "the entropy of attention"
+    ),
+    _Row(
+        "nuclear_norm",
+        "nuclear norm\nof attention",
+        "nuclear norm",
+        "its nuclear norm",
+    ),
+    _Row(
         "diagonal_mass",
         "diagonal mass\nof attention",
         "diagonal mass",
         "its diagonal mass",
     ),
-    ("numerical_rank", "numerical rank\nof attention", "rank", "its numerical rank"),
+    _Row(
+        "numerical_rank", "numerical rank\nof attention", "rank", "its numerical rank"
+    ),
 )
-"""Measure, title of its axis, word in hover boxes, words in sentences."""
 _MOST = 16  # rows of maps
 _COLUMNS = 6  # snapshots side by side
 _HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
@@ -86,19 +111,21 @@ def run_words(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
 
 
 def read_watch(ds: xr.Dataset) -> list[str]:
-    """Describe from where to where each measure went, and whether the sharpness can be
-    trusted.
+    """Describe from where to where each measure went.
+
+    A sentence says whether the sharpness can be trusted.
     """
     out = []
     for run, one in run_words(ds):
-        for name, *_, text in _ROWS:
+        for row in _ROWS:
+            name = row.name
             if name not in one or (name == "watched_loss" and "loss" in one):
                 continue
             rest = [dim for dim in one[name].dims if dim != "step"]
             out += summarize(
                 one,
                 "{measure} went from {mean:ends}.",
-                measure=capital(f"{run}: {text}".removeprefix(": ")),
+                measure=capital(f"{run}: {row.phrase}".removeprefix(": ")),
                 mean=one[name].mean(rest).dropna("step"),
             )
     if "sharpness_residual" in ds:
@@ -110,8 +137,9 @@ def read_watch(ds: xr.Dataset) -> list[str]:
 
 
 def watch_table(ds: xr.Dataset, *dims: str) -> pd.DataFrame:
-    """Tabulate variables that have no further axes, a row for each combination of
-    labels.
+    """Tabulate variables that have no further axes.
+
+    There is a row for each combination of labels.
     """
     variables = [
         name for name in ds.data_vars if set(ds[name].dims) <= {"run", "seed", *dims}
@@ -135,39 +163,38 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     rows = [
         row
         for row in _ROWS
-        if row[0] in ds and bool(np.isfinite(ds[row[0]].values).any())
+        if row.name in ds and bool(np.isfinite(ds[row.name].values).any())
     ]
-    if "loss" in [row[0] for row in rows]:
-        rows = [row for row in rows if row[0] != "watched_loss"]
+    if "loss" in [row.name for row in rows]:
+        rows = [row for row in rows if row.name != "watched_loss"]
     canvas = sheet(
         [_ROW] * max(len(rows), 1), row_gap=_GAP, min_width=420, shared_xaxes="all"
     )
     steps = np.asarray(ds["step"].values, dtype=float)
-    for panel, (name, title, word, _) in zip(canvas, rows, strict=False):
-        for entry, colour, middle, low, high in _lines(ds, name):
-            finite = np.isfinite(middle)
-            if (high > low).any():
-                panel.band(
-                    steps[finite], low[finite], high[finite], mixed(colour, 0.25), entry
-                )
-            hover = (
-                f"step %{{x:,}}<br>{plain(entry)}{', ' * bool(entry)}{word} %{{y:.4g}}"
-            )
+    for panel, row in zip(canvas, rows, strict=False):
+        for line in _lines(ds, row.name):
+            finite = np.isfinite(line.middle)
+            x = steps[finite]
+            if (line.high > line.low).any():
+                low = line.low[finite]
+                high = line.high[finite]
+                panel.band(x, low, high, mixed(line.colour, 0.25), line.name)
+            member = f"{plain(line.name)}, " if line.name else ""
             panel.line(
-                steps[finite],
-                middle[finite],
-                entry,
-                hover,
-                colour=colour,
+                x,
+                line.middle[finite],
+                line.name,
+                f"step %{{x:,}}<br>{member}{row.word} %{{y:.4g}}",
+                colour=line.colour,
                 width=1.4,
                 dots=3,
             )
-        numbers = np.asarray(ds[name].values, dtype=float)
+        numbers = np.asarray(ds[row.name].values, dtype=float)
         values = numbers[np.isfinite(numbers)]
         steep = values.min() > 0 and values.max() > STEEP * values.min()
-        is_logarithmic = steep and name in ("loss", "watched_loss", "sharpness")
-        panel.y(title, **(LOG_AXIS if is_logarithmic else {}))
-        _references(panel, ds, name)
+        is_logarithmic = steep and row.name in ("loss", "watched_loss", "sharpness")
+        panel.y(row.title, **(LOG_AXIS if is_logarithmic else {}))
+        _draw_references(panel, ds, row.name)
     canvas.x(showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
     several = "run" in ds.dims
@@ -180,7 +207,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     bands = residual
     if "seed" in ds.dims:
         bands = "bands: all seeds"
-    return canvas.dress(
+    return canvas.finalize(
         f"Training measures of {name_model(ds)}",
         f"{len(steps)} measurements",
         mean,
@@ -188,48 +215,48 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     )
 
 
-def _lines(
-    ds: xr.Dataset, name: str
-) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield the lines of a measure, of runs, heads, or one: name, colour, middle and
-    ends, (step,) each.
-    """
+@dataclass(frozen=True)
+class _Line:
+    """One line of a measure, with the band around it, (step,) each."""
+
+    name: str
+    colour: str
+    middle: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def _lines(ds: xr.Dataset, name: str) -> Iterator[_Line]:
+    """Yield the lines of a measure: of runs, of heads, or a single one."""
     value = ds[name]
     if "run" in ds.dims:
         value = value.mean([dim for dim in ("layer", "head") if dim in value.dims])
         for position, run in enumerate(names(ds, "run")):
-            one, colour = (
-                value.isel(run=position),
-                CATEGORICAL[position % len(CATEGORICAL)],
-            )
+            one = value.isel(run=position)
+            colour = CATEGORICAL[position % len(CATEGORICAL)]
             if "seed" not in one.dims:
                 one = one.expand_dims("seed")
             middle, low, high = (
                 np.asarray(item, float)
                 for item in (one.mean("seed"), one.min("seed"), one.max("seed"))
             )
-            yield run, colour, middle, low, high
+            yield _Line(run, colour, middle, low, high)
     elif "layer" in value.dims:
         values = array(ds, name, "layer", "head", "step")
         for layer, label in enumerate(names(ds, "layer")):
             for one in values[layer]:
                 if np.isfinite(one).any():
-                    yield (
-                        layer_name(label),
-                        CATEGORICAL[layer % len(CATEGORICAL)],
-                        one,
-                        one,
-                        one,
-                    )
+                    colour = CATEGORICAL[layer % len(CATEGORICAL)]
+                    yield _Line(layer_name(label), colour, one, one, one)
     else:
         values = array(ds, name, "step")
-        residual = (
-            array(ds, f"{name}_residual", "step") if f"{name}_residual" in ds else 0.0
-        )
-        yield "", INK, values, values - residual, values + residual
+        residual = np.zeros(1)
+        if f"{name}_residual" in ds:
+            residual = array(ds, f"{name}_residual", "step")
+        yield _Line("", INK, values, values - residual, values + residual)
 
 
-def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
+def _draw_references(panel: Panel, ds: xr.Dataset, name: str) -> None:
     """Draw uniform attention and the identity, where all layers have as many keys."""
     if "n_keys" in ds.coords:
         keys = {int(value) for value in ds["n_keys"].values}
@@ -244,7 +271,7 @@ def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
         "diagonal_mass": [(1 / d, "even")],
     }
     for level, text in levels[name]:
-        panel.level(level, dash="dot")
+        panel.hline(level, dash="dot")
         panel.note(
             text,
             1,
@@ -270,8 +297,9 @@ def attention_snapshots(
     row: int = 0,
     snapshots: Sequence[int] | None = None,
 ) -> go.Figure:
-    """Draw the attention of heads, or of one head of several runs, at several steps
-    side by side.
+    """Draw attention at several steps side by side.
+
+    A row is a head, or one head of one of several runs.
 
     Args:
         layer: label; a negative integer counts from the last; all layers that have room
@@ -282,7 +310,8 @@ def attention_snapshots(
 
     Example:
         >>> pattern = {"0": torch.eye(4)[None]}
-        >>> watch = training.Watch(torch.nn.Linear(1, 1), [], patterns=lambda: pattern, snapshots=1)
+        >>> model = torch.nn.Linear(1, 1)
+        >>> watch = training.Watch(model, [], patterns=lambda: pattern, snapshots=1)
         >>> for step in range(3):
         ...     _ = watch(step)
         >>> len(viz.attention_snapshots(watch.dataset()).data)
@@ -302,37 +331,36 @@ def attention_snapshots(
     pattern = ds["pattern"].isel(input=row, snapshot=indices)
     if "seed" in pattern.dims:
         pattern = pattern.isel(seed=0)
-    text, maps = _maps(pattern, layer, head)
+    row_titles, maps = _maps(pattern, layer, head)
     columns = len(indices)
     titles = [f"step {int(step):,}" for step in pattern["snapshot"].values]
     canvas = sheet(
-        [110] * len(text),
+        [110] * len(row_titles),
         [1] * columns,
-        titles=titles + [""] * (columns * (len(text) - 1)),
+        titles=titles + [""] * (columns * (len(row_titles) - 1)),
         row_gap=14,
         column_gap=0.02,
         min_width=120 + 95 * columns,
     )
-    cells = np.ndindex(len(text), columns)
+    cells = np.ndindex(len(row_titles), columns)
     for panel, (line, column) in zip(canvas, cells, strict=True):
-        panel.cells(maps[line, column], hover=_HOVER, name=text[line])
-        panel.y(text[line] if column == 0 else None)
+        panel.cells(maps[line, column], hover=_HOVER, name=row_titles[line])
+        panel.y(row_titles[line] if column == 0 else None)
     canvas.colours(colour_scale("attention", low=0.0, high=float(np.nanmax(maps))))
     canvas.x(showticklabels=False, ticks="", constrain="domain")
     canvas.y(showticklabels=False, ticks="", autorange="reversed")
     count = ds.sizes["snapshot"]
-    about = (
-        f"input {row}; {count} snapshot{'s' * (count != 1)}; rows are queries, columns"
-        " keys"
-    )
-    return canvas.dress(f"Attention of {name_model(ds)} over training", about)
+    noun = "snapshot" if count == 1 else "snapshots"
+    about = f"input {row}; {count} {noun}; rows are queries, columns keys"
+    return canvas.finalize(f"Attention of {name_model(ds)} over training", about)
 
 
 def _maps(
     pattern: xr.DataArray, layer: str | int | None, head: int | None
 ) -> tuple[list[str], np.ndarray]:
-    """Return titles and (map, snapshot, query, key): heads of a run, or one head of
-    several runs.
+    """Return titles and maps (map, snapshot, query, key).
+
+    A map is a head of a run, or one head of one of several runs.
     """
     ds = pattern.to_dataset()
     layers = positions(ds, "layer", None if layer is None else [layer])
@@ -374,10 +402,8 @@ def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
         count = len(steps)
         first = steps["snapshot"].min()
         last = steps["snapshot"].max()
-        text = (
-            f"Attention was kept at {count} step{'s' * (count != 1)}, {first:,} to"
-            f" {last:,}."
-        )
+        noun = "step" if count == 1 else "steps"
+        text = f"Attention was kept at {count} {noun}, {first:,} to {last:,}."
         yield FigurePanel(attention_snapshots(ds), steps, [text], "attention")
 
 
@@ -397,8 +423,9 @@ measurement(
 
 
 def _norms(ds: xr.Dataset) -> xr.DataArray:
-    """Return the norms of attention by run, of all inputs and heads as one run where
-    there is one alone.
+    """Return the norms of attention by run.
+
+    Without runs, those of all inputs and heads are one run.
     """
     norms = ds["nuclear_norm"]
     if "run" not in norms.dims:

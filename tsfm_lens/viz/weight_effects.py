@@ -1,5 +1,6 @@
-"""Effects of fine-tuning by component: how far weights moved, what that does, and what
-setting them back costs.
+"""Effects of fine-tuning by component: what moved, and what setting it back costs.
+
+:func:`generic_figure` makes the figure; :func:`read_weight_effects` describes it.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ measurement(
 
 
 def read_weight_effects(ds: xr.Dataset) -> list[str]:
-    """State whether anything was tuned, where the weights moved most, which of it
-    matters, and what the error gains.
+    """State whether anything was tuned, and which of it matters.
+
+    Further sentences say where the weights moved most, and what the error gains.
     """
     if ds.attrs["identical"]:
         return [
@@ -71,8 +73,9 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
 
 
 def _read_errors(ds: xr.Dataset) -> list[str]:
-    """State what tuning did to the error of the forecasts, and how few components undo
-    half of it.
+    """State what tuning did to the error of the forecasts.
+
+    A sentence says how few components undo half of it.
     """
     change = judged(ds, "base_error_change")
     together = array(ds, "cumulative_error_change_size", "back")
@@ -98,8 +101,9 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
 
 
 def _of_base(change: float) -> str:
-    """Write what tuning adds to the base model's error; ``change`` is the logarithm of
-    that over the tuned model's.
+    """Write what tuning adds to the base model's error.
+
+    ``change`` is the logarithm of the base model's error over the tuned model's.
     """
     share = math.expm1(-change)
     return f"{'+' if share >= 0 else ''}{percent(share)}"

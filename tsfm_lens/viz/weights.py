@@ -1,4 +1,9 @@
-"""Ranks, spectra and angles of the weights."""
+"""Ranks, spectra and angles of the weights.
+
+:func:`weight_rank_map` draws how many of its directions each matrix uses; the other
+figures are made by :func:`generic_figure`. Ranks of the residual stream are in
+:mod:`tsfm_lens.viz.stream_ranks`.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +32,18 @@ _ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 
 
 def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State the share of their directions that the matrices use, and which uses the
-    least.
+    """State the share of their directions that the matrices use.
+
+    A sentence names the matrix that uses the least.
     """
     one = ds.isel(epsilon=level_position(ds, epsilon), matrix=whole_matrices(ds))
-    reported = one["told"].values > 0
-    if not reported.any():
+    is_known = one["told"].values > 0
+    if not is_known.any():
         return [
             f"At ε = {float(one['epsilon']):g} rounding of the weights hides every"
             " rank."
         ]
-    share = one["rank_share"][reported]
+    share = one["rank_share"][is_known]
     return summarize(
         one,
         "At ε = {epsilon} the median matrix uses this share of its directions: "
@@ -47,7 +53,7 @@ def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]
         noun="matrices",
         parts=share.groupby("part").median(),
         share=share,
-        hidden=None if reported.all() else (~reported).sum(),
+        hidden=None if is_known.all() else (~is_known).sum(),
     )
 
 
@@ -65,17 +71,18 @@ def read_weight_spectra(ds: xr.Dataset) -> list[str]:
 
 
 def relative(values: np.ndarray, floor: np.ndarray | None = None) -> np.ndarray:
-    """Divide singular values (…, mode), descending, by the largest; NaN where not
-    drawn, or under ``floor`` (…,).
+    """Divide singular values (…, mode), descending, by the largest.
+
+    They are NaN where they are not drawn, or below ``floor`` (…,).
     """
     top = values[..., :1]
     shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
     if floor is None:
-        least = np.full(values.shape[:-1], _LOWEST)
+        threshold = np.full(values.shape[:-1], _LOWEST)
     else:
-        least = np.fmax(floor, _LOWEST)
+        threshold = np.fmax(floor, _LOWEST)
     # a comparison with NaN is false
-    return np.where(shares >= least[..., None], shares, np.nan)
+    return np.where(shares >= threshold[..., None], shares, np.nan)
 
 
 def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
@@ -86,7 +93,7 @@ def level_position(ds: xr.Dataset, epsilon: float | None) -> int:
 
 
 def whole_matrices(ds: xr.Dataset) -> list[int]:
-    """Return places of the matrices over all heads."""
+    """Return the positions of the matrices over all heads."""
     return [index for index, head in enumerate(list_names(ds, "head")) if head == ""]
 
 
@@ -95,7 +102,7 @@ def list_names(ds: xr.Dataset, coordinate: str) -> list[str]:
     return [str(value) for value in ds[coordinate].values]
 
 
-def _layer_words(ds: xr.Dataset, matrices: list[int]) -> list[str]:
+def _layer_labels(ds: xr.Dataset, matrices: list[int]) -> list[str]:
     """Name the layer of each matrix, with its stack where there are several."""
     stacks, layers = (
         [list_names(ds, name)[i] for i in matrices] for name in ("stack", "layer")
@@ -107,44 +114,45 @@ def _layer_words(ds: xr.Dataset, matrices: list[int]) -> list[str]:
     ]
 
 
-def _column_words(ds: xr.Dataset) -> list[str]:
-    """Name each matrix by its part, with the kind of attention where the model has
-    several.
+def _column_labels(ds: xr.Dataset) -> list[str]:
+    """Name each matrix by its part.
+
+    The kind of attention is named where the model has several.
     """
     parts = list_names(ds, "part")
     kinds = list_names(ds, "layer_kind")
     attention = {kinds[i] for i in whole_matrices(ds) if parts[i] in _ATTENTION}
+    # a strict subset: the kind is one of several
     return [
-        (
-            f"{kind_word(kind).removesuffix('-attention')} {part}"
-            if {kind} < attention
-            else part
-        )
+        f"{kind_word(kind).removesuffix('-attention')} {part}"
+        if {kind} < attention
+        else part
         for part, kind in zip(parts, kinds, strict=True)
     ]
 
 
 def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
-    """Lay a variable of the matrices over all heads out, layer × matrix, where rounding
-    does not hide it.
+    """Lay out a variable of the matrices over all heads, layer × matrix.
+
+    Shares of a rank that rounding hides are missing.
     """
     full = whole_matrices(ds)
     values = ds[variable].isel(matrix=full)
     if variable == "rank_share":
         share = 100 * values.where(ds["told"].isel(matrix=full) > 0)
         values = share.assign_attrs(units="%", long_name="share of the full rank")
-    layers = _layer_words(ds, full)
-    columns = _column_words(ds)
+    layers = _layer_labels(ds, full)
+    columns = _column_labels(ds)
     # attention first, whatever the order of writing
     parts = list_names(ds, "part")
-    order = sorted(full, key=lambda place: parts[place] not in _ATTENTION)
-    matrices = [columns[place] for place in full]
+    order = sorted(full, key=lambda index: parts[index] not in _ATTENTION)
+    matrices = [columns[index] for index in full]
     keys = pd.MultiIndex.from_arrays([layers, matrices], names=["block", "part"])
     labels = xr.Coordinates.from_pandas_multiindex(keys, "matrix")
     grid = values.drop_vars(list(values.coords)).assign_coords(labels)
     rows = {
         "block": list(dict.fromkeys(layers)),
-        "part": list(dict.fromkeys(columns[place] for place in order)),
+        "part": list(dict.fromkeys(columns[index] for index in order)),
     }
     table = grid.unstack("matrix").sel(rows)
     table["block"].attrs["long_name"] = "layer"
@@ -159,8 +167,9 @@ def _by_matrix(ds: xr.Dataset, variable: str) -> xr.Dataset:
     sentences=read_weight_ranks,
 )
 def weight_rank_map(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
-    """Draw the layer × matrix map of the share of its directions that each matrix uses:
-    its ε-rank.
+    """Draw the share of its directions that each matrix uses, layer × matrix.
+
+    The share is that of its ε-rank.
     """
     one = ds.isel(epsilon=level_position(ds, epsilon))
     about = f"singular values above {float(one['epsilon']):g} of the largest"

@@ -1,4 +1,8 @@
-"""Numbers, lists and names as sentences write them."""
+"""Numbers, lists and names as sentences write them.
+
+Read :func:`num` and :func:`listed` first; :mod:`tsfm_lens.viz.summary` fills sentences
+with them.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,14 @@ from tsfm_lens.viz.theme import nats, significant
 def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
     """Name the series that a figure shows, and how several were put together."""
     ids = names(ds, "series")
-    return f"{how} over " * (len(rows) > 1) + shown([ids[i] for i in rows])
+    series = shown([ids[i] for i in rows])
+    if len(rows) > 1:
+        return f"{how} over {series}"
+    return series
 
 
 def layer_names(ds: xr.Dataset, rows: Sequence[int] | None = None) -> list[str]:
-    """Name the layers in words, all or those at some places."""
+    """Name the layers in words, all or those at some positions."""
     labels = [layer_name(label) for label in names(ds, "layer")]
     if rows is None:
         return labels
@@ -30,10 +37,13 @@ def num(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Write three significant digits with a true sign, of a negative zero none but the
-    plus.
+    """Write three significant digits with a true sign.
+
+    A negative zero has a plus.
     """
-    return f"{'' if value < 0 else '+'}{num(value + 0.0)}"
+    sign = "" if value < 0 else "+"
+    # adding 0 takes the sign off a zero
+    return f"{sign}{num(value + 0.0)}"
 
 
 def capital(text: str) -> str:
@@ -60,7 +70,7 @@ def layers(ds: xr.Dataset, dim: str = "layer") -> list[str]:
 
 
 def after_number(unit: str) -> str:
-    """Write a unit as it follows a number: a power of ten gets a multiplication sign."""
+    """Write a unit as it follows a number, with "×" before a power of ten."""
     if unit.startswith("10"):
         return f"× {unit}"
     return unit

@@ -1,4 +1,8 @@
-"""Zero-ablation of single components: a map, and the forecasts without them."""
+"""Zero-ablation of single components: a map, and the forecasts without them.
+
+:func:`ablation_heatmap` draws the effects of all components, :func:`ablation_forecasts`
+the forecasts without some. ``MEASURES`` has the effects that can be drawn.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ from tsfm_lens.viz.select import (
     positions,
     varying,
 )
-from tsfm_lens.viz.sheet import Look, Sheet, sheet
+from tsfm_lens.viz.sheet import Sheet, Style, sheet
 from tsfm_lens.viz.summary import summarize
 from tsfm_lens.viz.tables import steps_table
 from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
@@ -46,7 +50,7 @@ __all__ = ["ablation_forecasts", "ablation_heatmap"]
 
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
-    """Describe the heads and MLPs with the largest effects, and which are significant."""
+    """Describe the heads and MLPs with the largest effects, and their significance."""
     effect = judged(ds, metric, "component")
     labels = names(ds, "component")
     measure = MEASURES[metric]
@@ -62,9 +66,9 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
             ds.isel(component=group),
             f"{lead}{{{metric}:basis}}: {{{metric}:largest{unit}}}.",
         )
-    for most in effect.named(1, heads):
-        text = effect.lead(most)
-        out += [f"{labels[most]}: {text}."] if text else []
+    for largest in effect.named(1, heads):
+        text = effect.lead(largest)
+        out += [f"{labels[largest]}: {text}."] if text else []
     if metric == "spearman_distance" and "mean_shift_size" in ds:
         out += read_shift(ds, effect)
     out += effect.standing(labels, "heads", heads)
@@ -75,26 +79,27 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
 
 
 def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
-    """Name the component that moves the forecast farthest, and say how it can differ
-    from the leader in shape.
+    """Name the component that moves the forecast farthest.
+
+    A sentence says how it can differ from the leader in shape.
     """
     parts = ds["kind"].values.astype(str) != "layer"
-    most = judged(ds, "mean_shift", "component").named(1, parts)
-    if not most:
+    farthest = judged(ds, "mean_shift", "component").named(1, parts)
+    if not farthest:
         return []
     first = shape.named(1, parts)
     labels = names(ds, "component")
     return [
         *summarize(
-            ds.isel(component=most),
+            ds.isel(component=farthest),
             "The forecast moves farthest, as a share of the series' range, without "
             "{mean_shift:each percent}.",
             "That is size, in which {size} leads; Spearman distance is shape, in which "
             "{shape} leads. A change of level or scale has size without shape.",
-            size=labels[most[0]],
-            shape=labels[first[0]] if first and first != most else None,
+            size=labels[farthest[0]],
+            shape=labels[first[0]] if first and first != farthest else None,
         ),
-        *name_improvements(ds, list(dict.fromkeys([*most, *first]))),
+        *name_improvements(ds, list(dict.fromkeys([*farthest, *first]))),
     ]
 
 
@@ -154,8 +159,9 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
 def ablated_forecast_table(
     ds: xr.Dataset, series: int, components: list[str]
 ) -> pd.DataFrame:
-    """Tabulate truth, unablated forecast and the forecast without each component, a row
-    per step.
+    """Tabulate truth, unablated forecast and the forecast without each component.
+
+    There is a row per step.
     """
     table = steps_table(ds, series)
     if "truth" in ds:
@@ -171,8 +177,9 @@ def ablated_forecast_table(
 
 
 def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
-    """Return the heads and MLPs of the largest Spearman distance on a series, strongest
-    first; none of a flat one.
+    """Return the heads and MLPs of the largest Spearman distance on a series.
+
+    The strongest comes first; a flat series has none.
     """
     effect = array(ds, "spearman_distance", "component", series=series)
     kinds = coordinate(ds, "kind")
@@ -189,8 +196,9 @@ def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
 
 @figure("ablation_effects", "Change of the forecast without each head, MLP or layer.")
 def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
-    """Draw what zeroing each head, MLP and layer does, layer × component, as the median
-    over series.
+    """Draw what zeroing each head, MLP and layer does, layer × component.
+
+    Effects are medians over series.
 
     Args:
         metric: "spearman_distance", or "mase_change" and "mae_change" (relative).
@@ -202,9 +210,9 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     effect = array(ds, metric, "component", "series")
     noise = finding(ds, metric, "component")
     middle = central_sizes(noise, effect)
-    canvas = _draw(ds, middle, measure, noise)
+    canvas = _draw_blocks(ds, middle, measure, noise)
     # by the root, since layers reach far beyond heads
-    scale: Look = (
+    scale: Style = (
         {"diverging": True, "tickformat": ".2~%"} if measure.relative else {"low": 0.0}
     )
     canvas.colours(colour_scale(measure.word, middle, root=True, **scale))
@@ -213,8 +221,8 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
         "Ablation of single components of"
         f" {stacks and f'the {stacks} of '}{name_model(ds)}: {measure.word}"
     )
-    what = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
-    return canvas.dress(title, what, "zeroed one at a time")
+    about = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
+    return canvas.finalize(title, about, "zeroed one at a time")
 
 
 @figure("ablation_effects", "Forecasts without single components.")
@@ -258,23 +266,24 @@ def ablation_forecasts(
         view.draw(panel)
         view.forecast(panel, baseline, "unablated forecast", BLUE)
         view.forecast(panel, values, "ablated forecast", VERMILION)
-    trimmed = fit(
+    cut_remark = fit(
         grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0
     )
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
     title = f"Forecasts of {view.id} by {name_model(ds)} without single components"
-    what = (
+    about = (
         f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated"
         " with the unablated one"
     )
-    return grid.dress(title, what, trimmed, view.time.remark)
+    return grid.finalize(title, about, cut_remark, view.time.remark)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Name and format of one ablation measure; ``relative`` ones are shares centred on
-    0.
+    """Name and format of one ablation measure.
+
+    ``relative`` measures are shares, centred on 0.
     """
 
     word: str
@@ -299,88 +308,83 @@ class Measure:
         return number(value)
 
 
-def _blocks(places: Places) -> list[tuple[str, int]]:
-    """List kinds with their number of heads, 0 for a single column: heads, single
-    columns, whole layers last.
+def _blocks(sites: Places) -> list[tuple[str, int]]:
+    """List kinds of components with their number of heads, 0 for a single column.
+
+    Heads come first, then single columns, layers as a whole last.
     """
-    kind = np.array(places.kind)
-    kinds = [
-        k for k in dict.fromkeys(places.kind) if k not in ("mlp", "layer", "embed")
-    ]
-    head_blocks = [(k, int(places.head[kind == k].max()) + 1) for k in kinds]
-    single = [k for k in kinds if (places.head[kind == k] < 0).any()]
+    kind = np.array(sites.kind)
+    kinds = [k for k in dict.fromkeys(sites.kind) if k not in ("mlp", "layer", "embed")]
+    head_blocks = [(k, int(sites.head[kind == k].max()) + 1) for k in kinds]
+    single = [k for k in kinds if (sites.head[kind == k] < 0).any()]
     single += [k for k in ("mlp", "layer") if (kind == k).any()]
     return [block for block in head_blocks if block[1]] + [(k, 0) for k in single]
 
 
 def _grid(
-    places: Places, layers: list[int], stack: str, kind: str, heads: int
+    sites: Places, layers: list[int], stack: str, kind: str, heads: int
 ) -> np.ndarray:
-    """Locate the component at (layer, column) of a block in the result; -1 where there
-    is none.
+    """Locate the component at (layer, column) of a block in the result.
+
+    It is -1 where there is none.
     """
     grid = np.full((len(layers), max(heads, 1)), -1)
     for at, *where, layer, head in zip(
-        places.order, places.stack, places.kind, places.layer, places.head, strict=True
+        sites.order, sites.stack, sites.kind, sites.layer, sites.head, strict=True
     ):
         if where == [stack, kind] and layer >= 0 and (head >= 0) == bool(heads):
             grid[layers.index(layer), max(head, 0)] = at
     return grid
 
 
-def _draw(
+def _draw_blocks(
     ds: xr.Dataset, middle: np.ndarray, measure: Measure, noise: Finding | None
 ) -> Sheet:
     """Draw all blocks, a row per stack and a column per kind of component."""
 
     def title(kind: str, heads: int) -> str:
-        if not heads:
-            return {"mlp": "MLP", "layer": "layer"}.get(
-                kind, "all\nheads" if kind in with_heads else kind_word(kind)
-            )
-        return kind_word(kind).replace("-", "-\n")
+        if heads:
+            return kind_word(kind).replace("-", "-\n")
+        if kind not in ("mlp", "layer") and kind in with_heads:
+            return "all\nheads"
+        return kind_word(kind)
 
-    indices = find_positions(ds)
-    rows = dict[str, list[int]]()
+    sites = find_positions(ds)
     with_heads = {
-        kind for kind, head in zip(indices.kind, indices.head, strict=True) if head >= 0
+        kind for kind, head in zip(sites.kind, sites.head, strict=True) if head >= 0
     }
-    for stack, layer in sorted(
-        {
-            (s, int(at))
-            for s, at in zip(indices.stack, indices.layer, strict=True)
-            if at >= 0
-        }
-    ):
-        rows.setdefault(stack, []).append(layer)
-    rows = {
-        stack: rows[stack] for stack in dict.fromkeys(indices.stack) if stack in rows
-    }
-    blocks = _blocks(indices)
-    deep = sum(map(len, rows.values()))
+    rows: dict[str, list[int]] = {}
+    for stack, layer in zip(sites.stack, sites.layer, strict=True):
+        if layer >= 0 and int(layer) not in rows.setdefault(stack, []):
+            rows[stack].append(int(layer))
+    rows = {stack: sorted(layers) for stack, layers in rows.items()}
+    blocks = _blocks(sites)
+    n_rows = sum(map(len, rows.values()))
     heads = sum(count for _, count in blocks)
-    height = max(int(np.clip(330 / deep, 20, 46)), -(-120 // deep))
+    height = max(int(np.clip(330 / n_rows, 20, 46)), -(-120 // n_rows))
     grids = [
-        (stack, block, _grid(indices, rows[stack], stack, *block))
+        (stack, block, _grid(sites, rows[stack], stack, *block))
         for stack in rows
         for block in blocks
     ]
-    wide = sum(max(21 * count, 90) if count else 40 for _, count in blocks)
+    width = sum(max(21 * count, 90) if count else 40 for _, count in blocks)
     canvas = sheet(
         [len(layers) * height for layers in rows.values()],
         [count or max(1.0, 0.19 * heads) for _, count in blocks],
         titles=[title(*block) if (grid >= 0).any() else "" for _, block, grid in grids],
         row_gap=70,
         column_gap=min(0.014, 0.5 / len(blocks)),
-        min_width=160 + wide,
+        min_width=160 + width,
         above=46,
         below=46,
     )
-    texts = [_describe(ds, i, middle, measure, noise) for i in range(len(middle))]
+    texts = [
+        _describe_component(ds, i, middle, measure, noise) for i in range(len(middle))
+    ]
     stacks: set[str] = set()
     for (stack, (_, count), grid), panel in zip(grids, canvas, strict=True):
-        there = grid >= 0
-        if not there.any():
+        exists = grid >= 0
+        if not exists.any():
             panel.x(visible=False)
             panel.y(visible=False)
             continue
@@ -388,23 +392,24 @@ def _draw(
         first = stack not in stacks
         stacks.add(stack)
         panel.cells(
-            np.where(there, middle[grid], np.nan),
+            np.where(exists, middle[grid], np.nan),
             np.arange(grid.shape[1]),
             layers,
             "%{customdata}",
             write=measure.write if heads <= 8 or not count else None,
+            # where there is no component -1 picks the last one, which stays hidden
             noise=noise and noise.at(grid),
             customdata=[[texts[i] if i >= 0 else "" for i in row] for row in grid],
         )
-        ticks: Look = {
+        ticks: Style = {
             "tickvals": layers[:: -(-len(layers) // 12)],
             "ticks": "outside" if first else "",
         }
-        title_of = ""
+        y_title = ""
         if first:
-            title_of = f"{stack} layer" if len(rows) > 1 else "layer"
+            y_title = f"{stack} layer" if len(rows) > 1 else "layer"
         panel.y(
-            title_of,
+            y_title,
             autorange="reversed",
             showline=False,
             showticklabels=first,
@@ -418,7 +423,7 @@ def _draw(
     return canvas
 
 
-def _describe(
+def _describe_component(
     ds: xr.Dataset, i: int, middle: np.ndarray, measure: Measure, noise: Finding | None
 ) -> str:
     """Describe a component for a hover box."""
@@ -445,11 +450,14 @@ MEASURES = {
 @panels("ablation_effects")
 def _panels(ds: xr.Dataset) -> Iterator[FigurePanel]:
     changes = [
-        m
-        for m in ("mase_change", "mae_change")
-        if m in ds and np.isfinite(ds[m].values).any()
+        metric
+        for metric in ("mase_change", "mae_change")
+        if metric in ds and np.isfinite(ds[metric].values).any()
     ]
-    for metric in ["spearman_distance"] * ("spearman_distance" in ds) + changes[:1]:
+    metrics = changes[:1]
+    if "spearman_distance" in ds:
+        metrics.insert(0, "spearman_distance")
+    for metric in metrics:
         yield FigurePanel(
             ablation_heatmap(ds, metric=metric),
             ablation_table(ds, metric),

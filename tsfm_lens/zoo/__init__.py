@@ -1,5 +1,8 @@
-"""Embedded checkpoints, small real models in the native formats, and planted models. No
-torch is imported here.
+"""Embedded checkpoints: small real models in their native formats, and planted ones.
+
+:func:`checkpoint_names` lists them and :func:`training_record` reads how heads emerged
+in the training of one. Planted models are in :mod:`tsfm_lens.zoo.planted`. This module
+does not import torch.
 """
 
 from __future__ import annotations
@@ -40,19 +43,12 @@ def training_record(name: str) -> Result:
         False
     """
     if not has_training_record(name):
-        names = [
-            checkpoint_name
-            for checkpoint_name in checkpoint_names()
-            if has_training_record(checkpoint_name)
-        ]
-        raise InputError(
-            f"no record of the training of {name} is at hand; "
-            + (
-                f"there is one of {', '.join(names)}"
-                if names
-                else "tsfm_lens.studies.recipes.history measures a run"
-            )
-        )
+        recorded = [entry for entry in checkpoint_names() if has_training_record(entry)]
+        if recorded:
+            advice = f"there is one of {', '.join(recorded)}"
+        else:
+            advice = "tsfm_lens.studies.recipes.history measures a run"
+        raise InputError(f"no record of the training of {name} is at hand; {advice}")
     # the help of the command line reads this module, and xarray takes long to import
     import xarray as xr
 

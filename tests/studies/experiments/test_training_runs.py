@@ -51,7 +51,8 @@ def config(model: str = "transformer", **fields: Any) -> experiments.TrainConfig
     return experiments.TrainConfig.model_validate(content)
 
 
-def test_a_run_goes_on_where_it_was_stopped_and_only_then(tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    """A run goes on where it was stopped, and only if asked to."""
     watched = {
         "watch": {
             "every": 1,
@@ -93,7 +94,8 @@ def test_a_run_goes_on_where_it_was_stopped_and_only_then(tmp_path: Path) -> Non
     )
 
 
-def test_a_grid_trains_what_is_missing_and_gathers_it(tmp_path: Path) -> None:
+def test_a_grid_trains_only_missing_runs(tmp_path: Path) -> None:
+    """A grid trains the runs that are missing and gathers all."""
     arms = list(
         experiments.of_seeds(
             {"plain": config(), "with SAM": config(optimizer={"rho": 0.1})}, (0, 1)
@@ -164,7 +166,8 @@ def waves(path: Path) -> Path:
     return file
 
 
-def test_the_command_trains_on_a_file_and_says_the_errors(tmp_path: Path) -> None:
+def test_the_command_trains_on_a_file(tmp_path: Path) -> None:
+    """The command trains on a file and prints the errors."""
     waves(tmp_path)
     file = tmp_path / "run.yaml"
     file.write_text(
@@ -219,7 +222,7 @@ def test_the_command_trains_on_a_file_and_says_the_errors(tmp_path: Path) -> Non
         ("- 1", "expected the fields"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_before_anything_is_written(
+def test_untrainable_configurations_are_refused_before_writing(
     text: str, words: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.yaml"
@@ -230,9 +233,10 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
-def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept(
+def test_trained_weights_are_measured_as_kept(
     tmp_path: Path,
 ) -> None:
+    """What describes trained weights is measured at the weights that were kept."""
     data = {"kind": "file", "file": waves(tmp_path), "length": 24, "horizon": 6}
     arms = {}
     for name, model, optimizer in (
@@ -314,9 +318,10 @@ def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept
         ),
     ],
 )
-def test_every_record_is_drawn_tabulated_read_and_fits_a_column(
+def test_every_record_has_figure_and_table(
     home: Callable[[str], xr.Dataset], name: str
 ) -> None:
+    """Every record has a figure, a table and sentences, and fits a column."""
     record = home(name)
     plates = draw_results({record.attrs["kind"]: record})[record.attrs["kind"]]
     assert (
@@ -333,7 +338,7 @@ def test_every_record_is_drawn_tabulated_read_and_fits_a_column(
         assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
 
 
-def test_the_optimiser_is_that_of_the_configuration() -> None:
+def test_the_optimiser_follows_the_configuration() -> None:
     given = {
         "name": "adamw",
         "learning_rate": 0.02,

@@ -47,14 +47,14 @@ def circuit() -> Planted:
     return plant("seasonal-copy", "chronos-bolt")
 
 
-def test_a_planted_circuit_is_found_and_nothing_else(circuit: Planted) -> None:
+def test_only_the_planted_circuit_is_found(circuit: Planted) -> None:
     found = score(circuit.lens(), circuit.card, methods=CAUSAL).methods
     assert (found[["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(
         axis=None
     )
 
 
-def test_its_untrained_twins_hold_no_such_circuit(circuit: Planted) -> None:
+def test_untrained_twins_hold_no_planted_circuit(circuit: Planted) -> None:
     twins = [
         score(untrained(circuit, seed), circuit.card, series=6, methods=CAUSAL).methods
         for seed in range(2)
@@ -65,7 +65,7 @@ def test_its_untrained_twins_hold_no_such_circuit(circuit: Planted) -> None:
     assert (found["claim_precision"].mean().fillna(0.0) < 0.2).all()
 
 
-def test_a_planted_induction_head_is_named_and_no_other() -> None:
+def test_only_planted_induction_heads_are_named() -> None:
     induction = plant("seasonal-copy", "chronos")
     methods = ["induction: repeated tokens, copy"]
     (row,) = score(induction.lens(), induction.card, methods=methods).methods.to_dict(
@@ -81,9 +81,10 @@ def test_a_planted_induction_head_is_named_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["chronos", "chronos-bolt"])
-def test_self_repair_names_the_head_that_has_a_backup_and_ablation_does_not(
+def test_self_repair_finds_heads_with_backups(
     architecture: str,
 ) -> None:
+    """Self-repair names the head that has a backup; ablation does not."""
     planted = plant("backup", architecture)
     primary = next(
         str(part.stands_in_for) for part in planted.card.parts if part.role == "backup"
@@ -107,7 +108,8 @@ def _at(mechanism: str, seed: int, level: float) -> Planted:
     return plant(mechanism, "chronos-bolt", seed=seed, weight_noise=level)
 
 
-def test_a_copy_bears_noise_and_a_gate_hardly_any() -> None:
+def test_a_copy_bears_more_noise() -> None:
+    """A planted copy bears noise in its weights, a planted gate hardly any."""
     borne = as_noisy_as_it_bears(
         partial(_at, "seasonal-copy", 0), LEVELS, series=4, seed=0
     )
@@ -119,7 +121,8 @@ def test_a_copy_bears_noise_and_a_gate_hardly_any() -> None:
     )
 
 
-def test_a_backup_that_acts_alone_is_none() -> None:
+def test_a_backup_acts_only_after_ablation() -> None:
+    """Noise under which the backup acts by itself is too much."""
     clean, noisy = (_at("backup", 1, level) for level in (0.0, 0.01))
     series = [
         evaluation_case(one.lens(), one.card, series=4, seed=1)
@@ -132,7 +135,9 @@ def test_a_backup_that_acts_alone_is_none() -> None:
     assert borne.card.weight_noise == 0.0001
 
 
-def test_a_campaign_gives_each_model_what_it_bears() -> None:
+def test_models_get_the_noise_they_bear() -> None:
+    """A campaign gives each model as much weight noise as it bears."""
+
     def planter(
         mechanism: str,
         architecture: str,
@@ -180,7 +185,8 @@ def find_rule(planted: Planted) -> CovariateTimes:
     return rule
 
 
-def test_methods_that_change_parts_find_the_head(planted: Planted) -> None:
+def test_methods_of_intervention_find_the_head(planted: Planted) -> None:
+    """Methods that change parts of the model find the planted head."""
     on = evaluation_case(planted.lens(), planted.card, series=4, noise=0.05)
     clean = on.clean.batch
     corrupted = on.corrupted.batch
@@ -225,7 +231,8 @@ def test_methods_that_change_parts_find_the_head(planted: Planted) -> None:
     ).all(axis=None)
 
 
-def test_a_decoy_that_moves_the_forecast_is_none() -> None:
+def test_decoys_do_not_move_the_forecast() -> None:
+    """A head that moves the forecast is no decoy."""
     planted = stub()
     on = evaluation_case(planted.lens(), planted.card, series=4)
     assert keeps_its_roles(on, TOLD)

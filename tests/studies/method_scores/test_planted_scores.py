@@ -48,7 +48,7 @@ def _draws() -> list[tuple[np.ndarray, np.ndarray]]:
     return [(scores, labels) for scores, labels in drawn if 0 < labels.sum() < 6]
 
 
-def test_precision_is_the_mean_over_the_orders_of_ties() -> None:
+def test_precision_averages_over_orders_of_ties() -> None:
     for scores, labels in _draws()[:6]:
         size = int(labels.sum())
         of_orders = []
@@ -60,7 +60,8 @@ def test_precision_is_the_mean_over_the_orders_of_ties() -> None:
         assert_close(precision_at_size(scores, labels), np.mean(of_orders), depth=1000)
 
 
-def test_candidates_without_a_score_are_last_and_ties_rank_worst() -> None:
+def test_candidates_without_score_rank_last() -> None:
+    """Candidates without a score come last, and equal ones have their worst rank."""
     found = marks(
         np.array([np.nan, 1.0, 2.0, 2.0]), np.array([True, False, False, True])
     )
@@ -83,9 +84,8 @@ RULES = (
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
 @pytest.mark.parametrize("noise", [0.0, 0.05])
-def test_twins_hold_the_same_values_and_another_forecast(
-    rule: Rule, noise: float
-) -> None:
+def test_twins_differ_in_their_forecasts(rule: Rule, noise: float) -> None:
+    """Twins hold the same values and make another forecast."""
     planted = stub()
     on = evaluation_case(
         planted.lens(),
@@ -111,7 +111,8 @@ def test_twins_hold_the_same_values_and_another_forecast(
             )
 
 
-def test_true_tokens_are_those_that_the_rule_reads(on: EvaluationCase) -> None:
+def test_true_tokens_follow_the_rule(on: EvaluationCase) -> None:
+    """The true tokens are those that the planted rule reads."""
     # 64 steps in patches of 4, of which the rule reads the last 16
     expected = {
         token_name(row, token): token >= 12 for row in range(6) for token in range(16)
@@ -119,7 +120,8 @@ def test_true_tokens_are_those_that_the_rule_reads(on: EvaluationCase) -> None:
     assert true_tokens(on) == expected
 
 
-def test_backups_count_only_where_pairs_are_looked_for(on: EvaluationCase) -> None:
+def test_backups_count_only_for_pair_methods(on: EvaluationCase) -> None:
+    """Backups count only for methods that look for pairs."""
     parts = (
         *on.card.parts,
         PlantedPart(
@@ -186,7 +188,7 @@ def _plant(
     return stub(architecture, seed)
 
 
-def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> None:
+def test_campaign_tables_reproduce_its_page(tmp_path: Path) -> None:
     chosen = [
         "zero ablation",
         "sharp heads",
@@ -240,7 +242,7 @@ def test_a_campaign_makes_a_page_that_its_tables_make_again(tmp_path: Path) -> N
     assert set(both.loc[both["condition"] == "planted", "method"]) == {chosen[0]}
 
 
-def test_the_page_of_the_docs_is_what_was_measured() -> None:
+def test_the_docs_page_shows_the_measurements() -> None:
     page = Path(__file__).parents[3] / "docs" / "planted.md"
     assert tables(scoring.read_scores(page)) in page.read_text()
 

@@ -25,7 +25,7 @@ def the_truth(case: explained.ExplanationCase) -> np.ndarray:
     return np.nan_to_num(case.true_parts)
 
 
-def test_the_truth_scores_one_and_its_opposite_nothing() -> None:
+def test_truth_scores_one_and_opposites_zero() -> None:
     assert explained.benchmark(the_truth, **FEW)["auroc"].item() == 1.0
     assert (
         explained.benchmark(lambda case: -the_truth(case), **FEW)["auroc"].item() == 0.0
@@ -44,7 +44,8 @@ def test_the_truth_scores_one_and_its_opposite_nothing() -> None:
     )
 
 
-def test_true_segments_are_those_whose_values_move_the_rule() -> None:
+def test_true_segments_move_the_planted_rule() -> None:
+    """The true segments are those whose values move what the rule forecasts."""
     (case,) = explained.cases(PAIRS[:1], seeds=1, series=1)
     rule = plant(*PAIRS[0], seed=0).card.rule
     values = np.asarray(case.run.batch.values[0])
@@ -56,7 +57,8 @@ def test_true_segments_are_those_whose_values_move_the_rule() -> None:
         np.testing.assert_array_equal(moved, true > 0)
 
 
-def test_routes_find_what_is_planted_and_attention_does_not() -> None:
+def test_only_routes_find_the_planted_parts() -> None:
+    """Routes find what is planted, attention does not."""
     row = explained.benchmark("routes, exact", "routes", **FEW)
     assert row["auroc"].item() >= 0.95
     peak = explained.benchmark(
@@ -65,7 +67,7 @@ def test_routes_find_what_is_planted_and_attention_does_not() -> None:
     assert row["auroc"].item() > peak["auroc"].item()
 
 
-def test_the_shipped_table_says_what_was_measured() -> None:
+def test_the_shipped_table_shows_the_measurements() -> None:
     rows = pd.read_csv(SHOWN.with_suffix(".explanations.csv"))
     assert set(zip(rows["level"], rows["method"], strict=True)) <= set(
         explained.SHIPPED
@@ -89,9 +91,10 @@ def test_the_shipped_table_says_what_was_measured() -> None:
         ).abs().max() <= 0.1, item
 
 
-def test_a_part_is_measured_again_and_the_rest_stays(
+def test_measuring_again_keeps_other_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A part of the table is measured again, and the rest stays."""
     page = tmp_path / "page.md"
     page.write_text(f"before\n{explained.START}{explained.STOP}\nafter\n")
     monkeypatch.setattr(
@@ -138,7 +141,8 @@ def unlike(values: np.ndarray, period: int) -> float:
     return float(np.abs(values[-period:] - values[-2 * period : -period]).mean())
 
 
-def test_what_only_decides_about_a_gate_counts_neither_way() -> None:
+def test_inputs_that_open_gates_are_unlabelled() -> None:
+    """What only decides whether a gate opens is neither a true nor a false input."""
     rule: Any = plant("gate", "chronos-bolt", seed=0).card.rule
     for case in explained.cases([("gate", "chronos-bolt")], seeds=1, series=2):
         values = np.asarray(case.run.batch.values[0])
@@ -153,7 +157,8 @@ def test_what_only_decides_about_a_gate_counts_neither_way() -> None:
             np.testing.assert_array_equal(np.isnan(labels), ~taken & decides)
 
 
-def test_of_a_covariate_what_is_known_ahead_is_true() -> None:
+def test_the_covariate_s_future_is_true() -> None:
+    """Of a planted covariate the true segments are those that are known ahead."""
     (case,) = explained.cases(PAIRS[1:], seeds=1, series=1)
     by_name = dict(
         zip([part.name for part in case.parts], case.true_parts, strict=True)

@@ -17,7 +17,8 @@ def rows() -> pd.DataFrame:
     return trial.trial(2, 5)
 
 
-def test_true_explanations_are_accepted_and_wrong_ones_fail(rows: pd.DataFrame) -> None:
+def test_only_true_explanations_are_accepted(rows: pd.DataFrame) -> None:
+    """True explanations are accepted, and wrong ones fail."""
     table = (
         trial.accepted(rows)["all: hold or in part"]
         .str.split(" of ", expand=True)
@@ -29,7 +30,8 @@ def test_true_explanations_are_accepted_and_wrong_ones_fail(rows: pd.DataFrame) 
     assert (share == 0).all(), share
 
 
-def test_a_verdict_is_that_of_inputs_and_routes_together(rows: pd.DataFrame) -> None:
+def test_verdicts_join_inputs_and_routes(rows: pd.DataFrame) -> None:
+    """A verdict is that of inputs and routes together."""
     fails, holds = ((rows[["inputs", "routes"]] == word) for word in ("fails", "holds"))
     assert ((rows["verdict"] == "fails") == fails.any(axis=1)).all()
     assert (
@@ -41,7 +43,7 @@ def test_a_verdict_is_that_of_inputs_and_routes_together(rows: pd.DataFrame) -> 
     assert (rows[rows["explanation"] == "signs flipped"]["routes"] == "fails").all()
 
 
-def test_a_trial_goes_on_where_it_ended(
+def test_an_ended_trial_goes_on(
     rows: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page of two commands is that of one."""

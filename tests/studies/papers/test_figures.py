@@ -20,7 +20,7 @@ from tsfm_lens.report.figures import make_figure, write_figure
 from tsfm_lens.studies.papers.items import ITEMS
 
 
-def test_a_figure_that_cannot_be_drawn_leaves_nothing(
+def test_failed_figures_leave_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     series = bundled("co2", "sunspots").tail(40)
@@ -44,7 +44,7 @@ def test_a_figure_that_cannot_be_drawn_leaves_nothing(
     assert not new.exists()
 
 
-def test_every_reported_value_is_one_of_a_measurement() -> None:
+def test_every_reported_value_was_measured() -> None:
     named = {
         name for measurement in measurements().values() for name in measurement.paper
     }

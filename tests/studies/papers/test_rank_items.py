@@ -172,7 +172,8 @@ def test_a_wrong_definition_is_found(
     assert ours(reproduce(name, seeds=2), key) > 0
 
 
-def test_size_ratios_of_the_schedules_in_every_reading() -> None:
+def test_size_ratios_of_schedules_are_known() -> None:
+    """Size ratios of the schedules are known in every reading of the paper."""
     known = [
         (0.082, 0.086, 0.075),
         (0.151, 0.161, 0.144),
@@ -227,7 +228,8 @@ def test_a_language_model_decides_the_contrast() -> None:
     )
 
 
-def test_one_claim_has_one_verdict_in_all_items() -> None:
+def test_items_agree_on_a_shared_claim() -> None:
+    """A claim that several items hold has the same verdict in all of them."""
     flow, spectra = (
         reproduce(name, [nano("bolt-nano"), nano("chronos-nano")], **FEW)
         for name in ("S0-FOR", "S0-F10")
@@ -270,9 +272,10 @@ def _toy_ranks(
     return told
 
 
-def test_sizes_are_compared_within_an_architecture_and_opened_in_turn(
+def test_sizes_are_compared_within_an_architecture(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Sizes are compared within an architecture, and models opened one by one."""
     order: list[str] = []
     known = {
         "small": (64, 2, 32.0, 16.0),
@@ -333,9 +336,10 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., xr.Dataset]:
 @pytest.mark.parametrize(
     "name", [item.id for item in ITEMS if item.theory and item.source == SOURCE]
 )
-def test_every_number_of_the_theory_is_measured_without_a_model(
+def test_theory_is_measured_without_a_model(
     name: str, found: Callable[..., xr.Dataset]
 ) -> None:
+    """Every number of the theory is measured without a model."""
     result = found(name, seeds=2)
     item = find_item(name)
     assert {value.quantity for value in item.values} <= set(
@@ -353,9 +357,10 @@ def test_every_number_of_the_theory_is_measured_without_a_model(
         assert (number == 0) == (quantity != words("S0-C1", "above_printed")), quantity
 
 
-def test_slopes_have_intervals_over_draws_that_hold_those_of_the_paper(
+def test_intervals_hold_the_paper_s_slopes(
     found: Callable[..., xr.Dataset],
 ) -> None:
+    """Slopes have intervals over draws, which hold the slopes of the paper."""
     for name, key in (("S0-J1A", "slope_of_rank"), ("S0-J1B", "slope_of_width")):
         result = found(name, seeds=12)
         one = row(result, key)
@@ -406,7 +411,7 @@ RUN = [
         for name in RUN
     ],
 )
-def test_the_docs_state_the_command_s_own_verdicts(
+def test_docs_state_the_command_s_verdicts(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # what is told of a smaller model is no claim, and measuring the ranks of its

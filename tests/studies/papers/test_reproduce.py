@@ -63,7 +63,7 @@ def scores(heads: list[tuple[bool, bool]]) -> tuple[xr.Dataset, xr.Dataset]:
     return one, other
 
 
-def test_the_counts_behind_table_5_give_table_5() -> None:
+def test_the_released_counts_give_table_5() -> None:
     heads = (
         [(True, True)] * 2
         + [(True, False)] * 10
@@ -85,7 +85,7 @@ def test_the_counts_behind_table_5_give_table_5() -> None:
     assert (np.abs(table([(True, True), *heads[:-1]])["difference"]) > 1e-3).sum() >= 7
 
 
-def test_the_released_lists_give_the_printed_shares(
+def test_released_lists_give_the_printed_shares(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("S3-F6", "S3-F13", "S3-F14", "S3-F15"):
@@ -103,7 +103,8 @@ def test_the_released_lists_give_the_printed_shares(
     assert share == pytest.approx(100 * (9 + 11) / 144)
 
 
-def test_the_tokens_of_the_test_are_the_paper_s_at_a_published_size() -> None:
+def test_test_tokens_are_the_paper_s() -> None:
+    """At a published size the tokens of the test are those of the paper."""
     lens = load(testing.published("chronos", "tiny"), check=False)
     found = reproduce("S3-RRT", lens, **FAST)
     np.testing.assert_array_equal(found["difference"], 0)
@@ -163,7 +164,8 @@ def test_every_number_can_be_measured(name: str) -> None:
         assert lens.model_id not in found.attrs["note"]
 
 
-def test_every_id_of_the_papers_is_known_and_what_is_not_run_has_a_reason() -> None:
+def test_every_item_of_papers_is_known() -> None:
+    """Every id of the papers is known, and those that are not run have a reason."""
     ids = [name for paper in PAPERS.values() for name in paper["ids"].split()]
     panels = ("S0-F2a", "S0-F4c", "S2-LM", "S2-F4", "S2-F4b", "S2-F13")
     assert [find_item(name).id for name in panels] == [
@@ -184,7 +186,8 @@ def test_every_id_of_the_papers_is_known_and_what_is_not_run_has_a_reason() -> N
     assert "A claim holds" not in visible.stdout
 
 
-def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
+def test_ablated_forecasts_cover_the_paper_steps() -> None:
+    """Forecasts without heads are compared over the steps of the paper."""
     lens = nano("chronos-nano")
     data = tsfm_lens.bundled("co2", "elnino").tail(200)
     options = {"horizon": 72, "num_samples": 2, "seed": 1}
@@ -220,7 +223,8 @@ def run(*args: str) -> Result:
     return RUNNER.invoke(app, ["reproduce", *args])
 
 
-def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
+def test_claims_have_words_and_numbers() -> None:
+    """Claims are words for people and numbers for scripts."""
     options = ("s3-f1e", "--model", "bolt-nano", "--windows", "1", "--horizon", "6")
     visible = run(*options)
     lines = visible.stdout.splitlines()
@@ -279,7 +283,7 @@ def test_failures(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweep_shows_intervals_and_keeps_its_cells(
+def test_sweeps_show_intervals_and_keep_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

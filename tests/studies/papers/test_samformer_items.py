@@ -102,9 +102,10 @@ def toy(variables: dict[str, dict[str, float]]) -> xr.Dataset:
 
 @pytest.mark.parametrize("true", [True, False])
 @pytest.mark.parametrize("item", TOY)
-def test_claims_on_the_toy_problem_follow_the_runs(
+def test_claims_on_the_toy_follow_runs(
     item: str, true: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Claims on the toy problem follow the results of the runs."""
     planted(monkeypatch, toy(TOY[item][0 if true else 1]))
     found = reproduce(item)
     statements = [value.key for value in find_item(item).values if value.paper == 1]
@@ -190,9 +191,10 @@ CLAIMS = {
 
 @pytest.mark.parametrize("true", [True, False])
 @pytest.mark.parametrize("item", CLAIMS)
-def test_claims_on_trained_models_follow_the_runs(
+def test_claims_on_models_follow_their_runs(
     item: str, true: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Claims on trained models follow the results of their runs."""
     planted(monkeypatch, trained(TRUE if true else FALSE))
     found = reproduce(item)
     for claim in CLAIMS[item]:
@@ -200,7 +202,8 @@ def test_claims_on_trained_models_follow_the_runs(
     assert settings(found)["data"] == "ETTh1 at 96, Exchange at 96"
 
 
-def test_runs_are_compared_with_those_of_their_seed_where_both_ended() -> None:
+def test_only_ended_runs_are_compared() -> None:
+    """Runs are compared with those of the same seed where both ended."""
     data = trained(TRUE)
     data["test_mse"][1, 3] = np.nan
     first, second = samformer.pairs(data, "test_mse", "Transformer", "SAMformer")
@@ -215,7 +218,7 @@ def test_runs_are_compared_with_those_of_their_seed_where_both_ended() -> None:
 
 
 @pytest.mark.parametrize("true", [True, False])
-def test_the_claim_on_radii_follows_the_runs(
+def test_claims_on_radii_follow_the_runs(
     true: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rhos = [0.5, 0.0, 0.1, 0.9]
@@ -279,7 +282,8 @@ def means(cells: Mapping[Cell, Printed]) -> dict[Cell, float]:
     return {cell: value.mean for cell, value in cells.items()}
 
 
-def test_overall_improvements_follow_from_the_tables_but_for_two() -> None:
+def test_most_overall_improvements_follow_from_tables() -> None:
+    """Overall improvements follow from the printed tables, but for two of them."""
     known = {"iTransformer": (2.06, -1.25), "PatchTST": (3.96, -0.57)}
     found = reproduce("S1-IMP")
     for value in find_item("S1-IMP").values:
@@ -312,7 +316,8 @@ def test_both_tests_are_those_of_samples() -> None:
     assert compare((1.0, 0.0), (2.0, 0.0)).pooled == 0.0
 
 
-def test_bold_numbers_of_table_7_are_those_of_the_pooled_test() -> None:
+def test_bold_numbers_follow_the_pooled_test() -> None:
+    """The bold numbers of table 7 are those that the pooled test finds."""
     plain = {tuple(cell) for cell in PAPERS["samformer"]["not_significant"]}
     for cell, own in TABLES["MSE"]["SAMformer"].items():
         found = compare(own, TABLES["MSE"]["TSMixer+SAM"][cell])
@@ -326,7 +331,7 @@ def test_bold_numbers_of_table_7_are_those_of_the_pooled_test() -> None:
     assert float(row(reproduce("S1-T7"), "cells where neither is")["difference"]) == 0
 
 
-def test_parameters_are_counted_by_the_stated_sizes() -> None:
+def test_parameters_follow_from_the_stated_sizes() -> None:
     printed = dict(PAPERS["samformer"]["parameters"])
     counts = reproduce("S1-T8")
     own = printed.pop("SAMformer")

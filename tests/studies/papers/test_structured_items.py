@@ -166,9 +166,10 @@ def test_errors_are_relative_to_standard_attention(
     assert verdict(found, "better") == outcome
 
 
-def test_losses_are_less_that_of_standard_attention_with_the_same_seed(
+def test_losses_are_relative_to_standard_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """From each loss that of standard attention with the same seed is taken off."""
     base = 4 + DRAW.random(SEEDS)
     arm = "MLR 8+2+2+2+1+1"
     data = xr.Dataset(
@@ -203,9 +204,10 @@ def test_losses_are_less_that_of_standard_attention_with_the_same_seed(
     assert len(plate.sentences) == 2
 
 
-def test_the_best_rate_carries_over_where_it_does(
+def test_transfer_of_rates_is_recognised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The best learning rate is said to carry over exactly where it does."""
     # errors with one lowest place in every row, by parametrisation the place for every
     # width
     best = {
@@ -258,12 +260,14 @@ def test_the_best_rate_carries_over_where_it_does(
     ]
 
 
-def test_a_step_of_either_form_is_taken_in_turn() -> None:
+def test_both_forms_take_steps_in_turn() -> None:
+    """Steps of the two forms are taken in turn."""
     slower = row(reproduce("S2-F12", seeds=1), "slower")
     assert 0 < float(slower["low"]) <= float(slower["ours"]) <= float(slower["high"])
 
 
-def test_counts_are_the_printed_formulas_but_for_what_is_a_bound() -> None:
+def test_counts_follow_the_printed_formulas() -> None:
+    """Counts are those of the printed formulas, but for those that are bounds."""
     for name in ("S2-T3", "S2-FL"):
         assert (reproduce(name)["difference"].dropna("quantity") == 0).all(), name
     families = reproduce("S2-T1")
@@ -278,9 +282,10 @@ def test_counts_are_the_printed_formulas_but_for_what_is_a_bound() -> None:
     assert verdict(costs, "best 8 of 8") == "does not hold"
 
 
-def test_a_model_is_cut_where_its_ranks_come_to_the_printed_ratio(
+def test_models_are_cut_at_printed_ratios(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A model is cut where its ranks come to the printed ratio."""
     monkeypatch.setattr(low_rank, "RATIOS", low_rank.RATIOS[1:3])
     lens = nano("bolt-nano")
     found = reproduce("S0-T2", lens, windows=1, horizon=8)
@@ -298,7 +303,8 @@ def test_a_model_is_cut_where_its_ranks_come_to_the_printed_ratio(
     assert np.isnan(ours(found, "overlap of the ten likeliest tokens, ratio 0.237"))
 
 
-def test_the_printed_size_ratios_are_those_of_the_ranks_of_the_arms() -> None:
+def test_printed_size_ratios_follow_from_ranks() -> None:
+    """The printed size ratios are those of the ranks of the arms."""
     record = recipes.low_rank_record("attention")
     found = reproduce("S0-F7")
     # three layers of ranks 3, 4, 5 in the encoder and one of 3, twice over, in the

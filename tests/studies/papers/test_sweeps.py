@@ -164,9 +164,10 @@ def test_every_sweep_is_run_and_read(name: str, store: Path) -> None:
     assert (known["unit"] == "%").all()
 
 
-def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(
+def test_recipes_cost_what_their_ablations_cost(
     store: Path,
 ) -> None:
+    """Recipes cost what forecasts without their heads and MLPs cost."""
     found = run("S3-T4", store)
     # layers 7 to 13 of 20 are the middle one of three; its place keeps 0 of 16 heads;
     # MLPs 10 and 11 of 20 are its MLP
@@ -196,7 +197,7 @@ def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(
     assert {quantity.split(": ")[1] for quantity in quantities} == columns
 
 
-def test_heads_kept_are_those_of_the_definition(store: Path) -> None:
+def test_kept_heads_follow_the_definition(store: Path) -> None:
     single = run("S3-F10", store)
     counted = run("S3-F11", store)
     for layer in range(3):
@@ -221,7 +222,8 @@ def test_heads_kept_are_those_of_the_definition(store: Path) -> None:
     assert "3 layers of 4 heads" in counted.attrs["note"]
 
 
-def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> None:
+def test_the_smallest_rise_is_most_ablatable(store: Path) -> None:
+    """The most ablatable layer is that with the smallest rise of the error."""
     found = run("S3-F3", store)
     rises = [change(f"decoder.{layer}") for layer in range(3)]
     layer = int(np.argmin(rises))
@@ -238,9 +240,10 @@ def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> N
     assert_change(ranges, quantity, "decoder.1.mlp", "decoder.2.mlp")
 
 
-def test_what_is_missing_is_said_before_anything_is_written(
+def test_missing_data_are_named_before_writing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is missing is named before anything is written."""
     folder = tmp_path / "store"
     expect_error(
         "lacks 97 of 97",
@@ -313,7 +316,7 @@ def test_what_is_missing_is_said_before_anything_is_written(
         ),
     ],
 )
-def test_what_does_not_go_together_is_said(
+def test_options_that_conflict_are_refused(
     name: str,
     model: Any,
     data: Any,
@@ -336,7 +339,7 @@ def test_what_does_not_go_together_is_said(
         ({"cancelled": True}, KeyboardInterrupt),
     ],
 )
-def test_a_sweep_that_did_not_end_gives_no_numbers(
+def test_unfinished_sweeps_give_no_numbers(
     outcome: dict[str, Any],
     error: type[BaseException],
     tmp_path: Path,
@@ -371,7 +374,7 @@ def gathered(**results: pd.DataFrame) -> Gathered:
     return Gathered("made", results, {}, [])
 
 
-def test_the_paper_s_own_results_give_the_paper_s_numbers() -> None:
+def test_released_results_give_the_printed_numbers() -> None:
     timesfm = Subject("a", "timesfm-2.5", 20, 16)
     toto = Subject("b", "toto-1", 12, 12)
     own = {
@@ -443,7 +446,8 @@ def test_the_released_counts_give_figure_11() -> None:
 
 
 @pytest.mark.parametrize(("bolt_rise", "holds"), [(0.02, 1.0), (0.5, 0.0)])
-def test_half_of_the_mlps_of_bolt_and_toto(bolt_rise: float, holds: float) -> None:
+def test_ranges_of_six_mlps_decide(bolt_rise: float, holds: float) -> None:
+    """Only ranges of six MLPs, half of those of Bolt and Toto, decide the claim."""
     subjects = [Subject("a", "chronos-bolt", 12, 12), Subject("b", "toto-1", 12, 12)]
     rows = [
         (model, part, 6 - width, 5 + width)

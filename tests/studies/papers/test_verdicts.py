@@ -85,16 +85,19 @@ def of_means(*layers: float) -> np.ndarray:
     ],
     ids=["normal", "heavy tails", "skewed", "skewed the other way", "two values"],
 )
-def test_nothing_is_decided_more_often_than_promised(
+def test_false_verdicts_keep_their_promised_rate(
     windows: int, noise: Callable[[np.random.Generator, int], np.ndarray]
 ) -> None:
+    """Where nothing is true, no verdict comes more often than promised."""
     found = outcomes(lambda rng: noise(rng, windows))
     assert found[HOLDS] <= MOST
     assert found[FAILS] <= MOST
 
 
 @pytest.mark.parametrize(("seeds", "shared"), [(2, 1.0), (3, 0.0), (3, 1.0), (5, 3.0)])
-def test_what_seeds_share_is_not_taken_for_an_effect(seeds: int, shared: float) -> None:
+def test_shared_noise_is_no_effect(seeds: int, shared: float) -> None:
+    """What the seeds share is not taken for an effect."""
+
     def draw(rng: np.random.Generator) -> np.ndarray:
         return shared * rng.normal(size=(seeds, 1)) + rng.normal(size=(seeds, 24))
 
@@ -107,7 +110,8 @@ def test_what_seeds_share_is_not_taken_for_an_effect(seeds: int, shared: float) 
         assert alone[HOLDS] > MOST
 
 
-def test_planted_effects_are_found_on_either_side() -> None:
+def test_planted_effects_are_found() -> None:
+    """Planted effects of either sign are found."""
     assert (
         outcomes(lambda rng: 1.5 + rng.normal(size=16), parts=2)[HOLDS] > 0.9 * STUDIES
     )
@@ -137,7 +141,8 @@ def test_series_with_many_windows_count_once() -> None:
     assert separate[UNDECIDED] < 25
 
 
-def test_the_middle_is_compared_with_each_end_and_not_with_their_mean() -> None:
+def test_middles_are_compared_with_each_end() -> None:
+    """The middle is compared with each end, not with the mean of both."""
     first, middle, last = of_means(0.98, 0.41, 0.18)
     # the mean of both ends lies above the middle, and the claim is false
     assert ((first + last) / 2 > middle).mean() > 0.9
@@ -160,7 +165,7 @@ def test_the_middle_is_compared_with_each_end_and_not_with_their_mean() -> None:
     )
 
 
-def test_too_few_windows_are_undecided_and_say_so() -> None:
+def test_too_few_windows_are_undecided() -> None:
     # windows that all agree do so by chance in 2 of 2^n
     for parts in (1, 2, 6, 12):
         assert (
@@ -181,7 +186,8 @@ def test_too_few_windows_are_undecided_and_say_so() -> None:
     assert mixed.why == "interval contains 0"
 
 
-def test_the_mean_s_interval_is_student_s_and_seeds_widen_it() -> None:
+def test_mean_intervals_are_student_s() -> None:
+    """The interval of the mean is Student's, and differences of seeds widen it."""
     rng = np.random.default_rng(6)
     values = rng.normal(size=9)
     low, high = stats.t.interval(0.95, 8, values.mean(), stats.sem(values))
@@ -194,7 +200,8 @@ def test_the_mean_s_interval_is_student_s_and_seeds_widen_it() -> None:
     assert np.isnan(interval(values[:2], range(2)).low)
 
 
-def test_what_follows_from_counts_is_exact_and_two_intervals_can_be_compared() -> None:
+def test_verdicts_from_counts_are_exact() -> None:
+    """What follows from counts is exact, and two intervals can be compared."""
     assert exactly("", true=True, of="x").outcome == HOLDS
     assert exactly("", true=False, of="x").outcome == FAILS
     high = Interval(3.0, 2.0, 4.0)
@@ -211,7 +218,8 @@ def test_what_follows_from_counts_is_exact_and_two_intervals_can_be_compared() -
     )
 
 
-def test_a_claim_has_one_verdict_over_every_epsilon() -> None:
+def test_verdicts_join_all_values_of_epsilon() -> None:
+    """A claim has one verdict over all values of epsilon."""
     for coarse, fine, outcome in (
         ("11", "1", HOLDS),
         ("10", "0", FAILS),
@@ -263,9 +271,10 @@ def scores(
     )
 
 
-def test_the_bootstrap_over_sequences_and_series_covers_and_finds(
+def test_the_bootstrap_covers_and_finds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The bootstrap over sequences and series covers the truth and finds effects."""
     monkeypatch.setattr(measures, "DRAWS", 200)
     rng = np.random.default_rng(8)
     visible: Counter[str] = Counter()
@@ -305,7 +314,7 @@ def test_the_bootstrap_over_sequences_and_series_covers_and_finds(
     assert "too few for a test" in few.why
 
 
-def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
+def test_scores_equal_those_of_the_overlap() -> None:
     lens = nano("chronos-nano")
     induction = induction_scores(lens, motif=16, n_sequences=4)
     entropy = head_entropy(
@@ -331,9 +340,8 @@ def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
     assert_close(correlations(prefix, normalised)[0], float(correlation), depth=100)
 
 
-def test_windows_of_given_series_follow_one_another_and_belong_to_their_series() -> (
-    None
-):
+def test_windows_belong_to_their_series() -> None:
+    """Windows of given series follow one another and belong to their series."""
     batch = SeriesBatch((np.arange(20.0), np.arange(30.0)), ("a", "b"))
     windows, clusters = last_windows(batch, 3, 4)
     assert clusters == ("a", "b") * 3

@@ -83,9 +83,10 @@ def quiet(line: str) -> None:
     return None
 
 
-def test_a_record_holds_what_each_cell_computed_wherever_it_came_in(
+def test_records_hold_results_in_any_order(
     tmp_path: Path,
 ) -> None:
+    """A record holds what each cell computed, in whatever order the cells came."""
     runs = [("c", 1), ("a", 0), ("b", 0), ("a", 1)]
     assert queue(tmp_path, *(cell(*run) for run in runs)).work(quiet) == 4
     found = record(tmp_path)
@@ -124,7 +125,7 @@ def test_a_cell_is_not_added_twice(tmp_path: Path) -> None:
         queue(tmp_path, cells[0], cells[0])
 
 
-def test_a_write_that_breaks_off_leaves_the_record_whole(
+def test_interrupted_writes_leave_the_record_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue(tmp_path, cell("a", 0)).work(quiet)
@@ -143,7 +144,7 @@ def test_a_write_that_breaks_off_leaves_the_record_whole(
     assert (tmp_path / "records" / "toy.nc").read_bytes() == before
 
 
-def test_the_records_alone_say_what_is_done(tmp_path: Path) -> None:
+def test_records_alone_tell_what_is_done(tmp_path: Path) -> None:
     cells = [
         cell("a", 0),
         cell("a", 1),
@@ -168,7 +169,8 @@ def test_the_records_alone_say_what_is_done(tmp_path: Path) -> None:
     assert [item.name for item in unfinished(fresh)] == ["b, seed 1"]
 
 
-def test_a_failing_cell_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_failing_cells_do_not_stop_others(tmp_path: Path) -> None:
+    """A cell that fails is noted, and the next one runs."""
     tries = []
 
     def fail(place: Workplace) -> xr.Dataset:
@@ -189,7 +191,8 @@ def test_a_failing_cell_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
     assert len(tries) == 2
 
 
-def test_a_stop_file_ends_it_between_cells(tmp_path: Path) -> None:
+def test_a_stop_file_ends_between_cells(tmp_path: Path) -> None:
+    """A stop file ends the queue between two cells."""
     work = queue(
         tmp_path,
         cell("a", 0, lambda place: (work.stop_file.touch(), make_part("a", 0))[1]),
@@ -201,7 +204,7 @@ def test_a_stop_file_ends_it_between_cells(tmp_path: Path) -> None:
     assert work.work(quiet) == 1
 
 
-def test_a_stopped_cell_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_stopped_cells_go_on(tmp_path: Path) -> None:
     def by_halves(place: Workplace) -> xr.Dataset | None:
         half = place.folder / "half"
         if not half.exists():
@@ -229,8 +232,9 @@ KILLED = """
             if seed == deadly and not (root / "killed").exists():
                 (root / "killed").touch()
                 os.kill(os.getpid(), signal_number)
-            error = ("seed", [float(seed)])
-            return xr.Dataset({"error": error}, coords={"seed": [seed]})
+            return xr.Dataset(
+                {"error": ("seed", [float(seed)])}, coords={"seed": [seed]}
+            )
         return run
 
     cells = [QueueCell(1, "toy", f"seed {seed}", run_of(seed)) for seed in range(4)]
@@ -239,7 +243,8 @@ KILLED = """
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_kill_loses_and_repeats_no_finished_cell(tmp_path: Path, number: int) -> None:
+def test_a_kill_loses_no_finished_cell(tmp_path: Path, number: int) -> None:
+    """A kill loses no finished cell, and none is computed again."""
     command = [
         sys.executable,
         "-c",
@@ -277,9 +282,10 @@ def test_one_queue_works_on_a_state(tmp_path: Path) -> None:
     assert queue(tmp_path, cell("a", 0, second)).work(quiet) == 1
 
 
-def test_every_cell_of_the_plan_has_a_name_of_its_own_and_says_which_files_it_lacks(
+def test_cells_have_names_and_missing_files(
     tmp_path: Path,
 ) -> None:
+    """Each cell of the plan has a name of its own and says which files it lacks."""
     cells = all_cells(tmp_path)
     assert len({item.key for item in cells}) == len(cells)
     assert len({item.folder for item in cells}) == len(cells)
@@ -293,7 +299,7 @@ def test_every_cell_of_the_plan_has_a_name_of_its_own_and_says_which_files_it_la
     assert waiting.xs("samformer_runs", level="record").tolist() == [220, 100]
 
 
-def test_what_ships_is_of_the_plan_and_described(tmp_path: Path) -> None:
+def test_shipped_records_are_planned_and_described(tmp_path: Path) -> None:
     planned = {all_cell.key for all_cell in all_cells(tmp_path)}
     card = (RECORDS / "README.md").read_text(encoding="utf-8")
     for name in {record for record, _ in planned}:

@@ -13,7 +13,8 @@ from tsfm_lens.studies.rank_theory.compression import AttentionWeights
 from tsfm_lens.testing import assert_close
 
 
-def test_norms_are_those_of_the_products_and_can_be_set() -> None:
+def test_norms_of_products_can_be_set() -> None:
+    """Norms are those of the products of weights, and they can be set."""
     weights = AttentionWeights.random(12, 3)
     for head in range(3):
         product = weights.query[head].T @ weights.key[head]
@@ -37,9 +38,10 @@ def rng() -> np.random.Generator:
 
 
 @pytest.mark.parametrize("horizon", [1, D - 1, D, 3 * D])
-def test_what_matters_is_the_length_and_not_the_horizon(
+def test_the_length_decides_not_the_horizon(
     horizon: int, rng: np.random.Generator
 ) -> None:
+    """Whether a readout exists depends on the length, not on the horizon."""
     tokens = rng.standard_normal((D, L))
     assert rank_theory.readout_exists(tokens, rng.standard_normal((D, horizon)))
     # more channels than steps in the window: no full row rank, and in general no
@@ -49,9 +51,10 @@ def test_what_matters_is_the_length_and_not_the_horizon(
     )
 
 
-def test_a_multiple_of_the_identity_reaches_the_bound_and_other_forms_have_none(
+def test_only_scaled_identities_have_a_bound(
     rng: np.random.Generator,
 ) -> None:
+    """A multiple of the identity reaches the bound, and other forms have none."""
     x = rng.standard_normal((D, L))
     other = rng.standard_normal((L, L))
     bound = rank_theory.nuclear_norm_bound(x, 3 * np.eye(L), np.eye(L))

@@ -43,7 +43,9 @@ def exponentials(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("order", [1, 3])
-def test_embeddings_with_a_kink_keep_the_bound_of_their_derivatives(order: int) -> None:
+def test_embeddings_with_kinks_keep_their_bound(order: int) -> None:
+    """Embeddings with a kink keep the bound that their derivatives allow."""
+
     def kinked(x: np.ndarray) -> np.ndarray:
         return np.abs(x - KNOTS) ** order
 
@@ -71,7 +73,8 @@ def ranks(matrix: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize("name", rank_theory.ACTIVATIONS)
-def test_activations_are_contractions_and_those_of_torch(name: str) -> None:
+def test_activations_are_torch_s_and_contract(name: str) -> None:
+    """Activations are those of torch, and contractions."""
     x = np.linspace(-8, 8, 4001)
     ours = rank_theory.ACTIVATIONS[name](x)
     assert (np.abs(ours) <= np.abs(x)).all()
@@ -81,7 +84,7 @@ def test_activations_are_contractions_and_those_of_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 2, 5, 16])
-def test_a_chebyshev_embedding_has_its_rank_exactly(rank: int) -> None:
+def test_chebyshev_embeddings_have_exactly_their_rank(rank: int) -> None:
     made = rank_theory.ChebyshevEmbedding.random(40, rank, seed=rank)
     points = np.linspace(-15, 15, 200)
     tokens = made(points)

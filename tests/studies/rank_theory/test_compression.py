@@ -41,9 +41,10 @@ def drawn(
 
 @settings(max_examples=40, deadline=None)
 @given(SIZES)
-def test_the_compressed_layer_is_the_layer_on_the_projected_input(
+def test_compressed_layers_act_on_projected_inputs(
     sizes: tuple[int, int, int, int],
 ) -> None:
+    """The compressed layer is the layer on the projected input."""
     vocabulary, weights, rng = drawn(*sizes)
     rank = int(rng.integers(1, weights.width + 1))
     tokens = rng.normal(size=(weights.width, 6))
@@ -71,7 +72,8 @@ def test_the_compressed_layer_is_the_layer_on_the_projected_input(
     ).all()
 
 
-def test_where_scores_play_no_part_a_repeated_token_needs_all_of_the_bound() -> None:
+def test_repeated_tokens_can_reach_the_bound() -> None:
+    """Where scores play no part, a repeated token needs all of the bound."""
     vocabulary = np.diag([1.0, 0.1, 0.1, 0.1])
     nothing = np.zeros((1, 4, 4))
     even = AttentionWeights(nothing, nothing, 2 * np.eye(4)[None])
@@ -88,7 +90,8 @@ def test_where_scores_play_no_part_a_repeated_token_needs_all_of_the_bound() -> 
         )
 
 
-def test_scores_that_keep_tokens_apart_make_a_layer_incompressible() -> None:
+def test_scores_can_make_layers_incompressible() -> None:
+    """Scores that keep tokens apart make a layer incompressible."""
     for width, tokens in ((2, 2), (6, 6), (6, 25), (6, 200)):
         singular = np.linspace(1.0, 0.3, width)
         u, weights = rank_theory.incompressible(singular, tokens, seed=width)
@@ -122,7 +125,8 @@ def test_scores_that_keep_tokens_apart_make_a_layer_incompressible() -> None:
                 )
 
 
-def test_the_printed_logarithm_holds_up_to_four_d_plus_one_tokens() -> None:
+def test_the_printed_logarithm_has_a_limit() -> None:
+    """The printed logarithm holds for at most 4 d + 1 tokens."""
     smallest = {}
     for tokens in (65, 128, 1024):
         for as_printed in (True, False):
@@ -153,9 +157,8 @@ def spectrum(matrix: np.ndarray) -> np.ndarray:
     return np.linalg.svd(matrix, compute_uv=False)
 
 
-def test_the_best_sketch_reaches_the_next_singular_value_and_a_full_one_misses_nothing() -> (
-    None
-):
+def test_the_best_sketch_is_optimal() -> None:
+    """It errs by the next singular value; a sketch of full rank misses nothing."""
     rng = np.random.default_rng(0)
     left = orthonormal(6, 6, rng)
     right = orthonormal(9, 6, rng)
@@ -186,9 +189,10 @@ def test_the_best_sketch_reaches_the_next_singular_value_and_a_full_one_misses_n
     st.integers(0, 6),
     st.integers(0, 2**32 - 1),
 )
-def test_a_sketch_for_each_head_keeps_its_promises(
+def test_sketches_by_head_keep_their_bounds(
     heads: int, size: int, decay: float, more: int, seed: int
 ) -> None:
+    """A sketch for each head keeps the bounds that are promised."""
     width = heads * size
     singular = np.exp(-np.arange(width) / decay)
     for rank in range(1, size):
@@ -212,7 +216,7 @@ def test_a_sketch_for_each_head_keeps_its_promises(
 @pytest.mark.parametrize("heads", [1, 2, 3, 6])
 @pytest.mark.parametrize("depth", [1, 30])
 @pytest.mark.parametrize("rate", [2.0, 8.0])
-def test_the_construction_grows_as_fast_as_the_theorem_says(
+def test_the_construction_grows_by_the_theorem(
     heads: int, depth: int, rate: float
 ) -> None:
     singular = np.exp(-np.arange(24) / rate)
@@ -238,7 +242,8 @@ def test_the_construction_grows_as_fast_as_the_theorem_says(
             assert np.abs(found - lead).max() <= singular[-1] / 5 + SLACK
 
 
-def test_the_floor_of_the_construction_is_the_largest_that_is_printed() -> None:
+def test_the_construction_has_the_largest_floor() -> None:
+    """The floor of the construction is the largest of those that are printed."""
     singular = np.exp(-np.arange(12) / 3)
     heads = 3
     depth = 4

@@ -41,9 +41,10 @@ def spectra() -> xr.Dataset:
     return rank_theory.spectra_by_heads(draws=3)
 
 
-def test_the_error_of_compression_grows_with_the_singular_value_cut_off(
+def test_errors_grow_with_the_dropped_values(
     by_rank: xr.Dataset,
 ) -> None:
+    """The error of compression grows with the singular value that is cut off."""
     assert by_rank.attrs["kind"] == "theory_compression_rank"
     assert abs(float(by_rank["slope"].mean()) - 1) < 0.1
     assert float(by_rank["slope_of_all"].mean()) > float(by_rank["slope"].mean())
@@ -104,7 +105,8 @@ def planted_vocabulary(lens: Lens, sizes: tuple[float, float]) -> np.ndarray:
     return circle
 
 
-def test_a_planted_curve_is_found_in_the_plane() -> None:
+def test_planted_curves_are_found_in_planes() -> None:
+    """A planted curve is found in the plane of the first two directions."""
     lens = fresh("t5")
     circle = planted_vocabulary(lens, (3.0, 1.0))
     found = vocabulary_plane(lens)
@@ -133,7 +135,8 @@ def test_a_planted_curve_is_found_in_the_plane() -> None:
     assert 0.5 < float(vocabulary_plane(lens)["neighbour_ratio"]) < 2
 
 
-def test_bins_have_their_values_and_special_tokens_are_left_out() -> None:
+def test_special_tokens_have_no_bins() -> None:
+    """Bins have their values, and special tokens are left out."""
     lens = load("chronos-nano")
     found = vocabulary_plane(lens)
     table = lens.native.model.model.shared.weight.detach().double().numpy()
@@ -147,7 +150,8 @@ def test_bins_have_their_values_and_special_tokens_are_left_out() -> None:
     expect_error("bolt-nano embeds patches", vocabulary_plane, load("bolt-nano"))
 
 
-def test_random_embeddings_have_the_directions_of_their_patches() -> None:
+def test_embeddings_have_directions_of_their_patches() -> None:
+    """Random embeddings have the directions of their patches."""
     lens = load("bolt-nano")
     other = load("chronos-nano")
     runs = [lens.run(bundled("co2"), 8), other.run(bundled("co2"), 8)]
@@ -190,7 +194,8 @@ def test_random_embeddings_have_the_directions_of_their_patches() -> None:
     expect_error("reads text", spectra_by_patch, text.run([np.full(20, 7.0)], 2))
 
 
-def test_ranks_of_several_models_are_the_means_of_each() -> None:
+def test_ranks_by_model_are_its_means() -> None:
+    """Ranks of several models are the means of each."""
     lenses = [load("bolt-nano"), load("chronos-nano")]
     found = ranks_by_model(iter(lenses), epsilon=[0.1, 0.01])
     assert found["model"].values.tolist() == ["bolt-nano", "chronos-nano"]

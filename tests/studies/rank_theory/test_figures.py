@@ -46,9 +46,10 @@ def named(fig: Any, start: str) -> list[Any]:
     return [trace for trace in fig.data if (trace.name or "").startswith(start)]
 
 
-def test_errors_by_rank_are_root_mean_squares_under_their_bounds(
+def test_errors_by_rank_keep_their_bounds(
     results: dict[str, xr.Dataset],
 ) -> None:
+    """Errors by rank are root mean squares and lie under their bounds."""
     ds = results["compression_rank"]
     fig = figures.compression_rank_lines(ds)
     for scaling in ("theorem", "unit"):
@@ -82,7 +83,7 @@ def bolt(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_a_figure_of_several_models_takes_them_all(bolt: str, tmp_path: Path) -> None:
+def test_figures_of_several_models_show_all(bolt: str, tmp_path: Path) -> None:
     args = (*SERIES, "--out", str(tmp_path), "--format", "json")
     result = run("model_rank_dots", bolt, "chronos-nano", *args)
     assert result.exit_code == 0, result.output
@@ -105,9 +106,10 @@ def results() -> dict[str, xr.Dataset]:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(
+def test_every_chapter_has_figure_and_table(
     kind: str, results: dict[str, xr.Dataset]
 ) -> None:
+    """Every chapter has a figure, a table and sentences, and fits a column."""
     ds = results[kind]
     for plate in draw_results({ds.attrs["kind"]: ds})[ds.attrs["kind"]]:
         assert len(plate.table)

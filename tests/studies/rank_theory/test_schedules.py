@@ -38,7 +38,7 @@ def test_schedules_of_the_paper(
         assert ratio.ranks == pytest.approx(counted.mean() / 64)
 
 
-def test_the_guideline_is_what_its_formula_says() -> None:
+def test_the_guideline_follows_its_formula() -> None:
     # 12 + (32 - 12) * sqrt((0, 1, 4) / 4)
     assert rank_theory.guideline(5, 64, r_min=12)[[0, 1, 4]].tolist() == [12, 22, 32]
     assert rank_theory.guideline(1, 64).tolist() == [16]

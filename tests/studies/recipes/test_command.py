@@ -1,4 +1,4 @@
-"""Commands tell what is wrong before they draw series, and write over no run."""
+"""Commands name an error in one line before they draw series, and keep old runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def told(
         ),
     ],
 )
-def test_the_zoos_commands_say_what_is_wrong(
+def test_commands_say_what_is_wrong(
     arguments: list[str],
     code: int,
     words: str,

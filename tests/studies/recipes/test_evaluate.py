@@ -46,7 +46,7 @@ class LastSeason:
         return torch.from_numpy(np.stack(rows)), None
 
 
-def test_naive_quantiles_repeat_the_season_and_widen() -> None:
+def test_naive_quantiles_repeat_seasons_and_widen() -> None:
     context = np.array([1.0, 5.0, 2.0, 6.0, 2.0, np.nan])
     quantiles = evaluate.naive_quantiles(context, 2, 5)
     # the gap takes the value before it
@@ -55,7 +55,8 @@ def test_naive_quantiles_repeat_the_season_and_widen() -> None:
     np.testing.assert_allclose(width / width[0], np.sqrt([1, 1, 2, 2, 3]))
 
 
-def test_windows_do_not_overlap_and_see_no_future() -> None:
+def test_windows_see_no_future() -> None:
+    """Windows do not overlap, and none sees the future."""
     case = evaluate.SkillCase("ramp", np.arange(100.0), 4, np.arange(100.0)[None] * 2)
     tasks = list(evaluate.windows(case, 10))
     assert len(tasks) == 5
@@ -66,7 +67,7 @@ def test_windows_do_not_overlap_and_see_no_future() -> None:
     assert all(task.covariates[0, -1] == 2 * task.truth[-1] for task in tasks)
 
 
-def test_a_seasonal_naive_model_has_ratio_one() -> None:
+def test_seasonal_naive_models_have_ratio_one() -> None:
     values = np.random.default_rng(0).normal(size=120)
     cases = [
         evaluate.SkillCase("noise", values, 4),
@@ -118,9 +119,11 @@ def test_tuning_sees_no_test(
     assert second.count("effects of the right sign: negative 50.0%") == 1
 
 
-def test_a_forecast_that_is_not_finite_is_an_error_and_no_series_that_is_left_out(
+def test_forecasts_that_are_not_finite_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A forecast that is not finite is an error: its series is not left out."""
+
     def damaged(
         pipeline: object, tasks: list[Any], *, horizon: int, **options: object
     ) -> list[np.ndarray]:
@@ -142,7 +145,8 @@ def test_a_forecast_that_is_not_finite_is_an_error_and_no_series_that_is_left_ou
     assert evaluate.measure(LastSeason(), [unseen], horizon=12).empty
 
 
-def test_a_horizon_that_no_series_has_is_answered_with_the_longest() -> None:
+def test_impossible_horizons_get_the_longest() -> None:
+    """A horizon that no series has is answered with the longest possible one."""
     # two seasons and a step stay as context
     longest = 100 - 49
     assert [
@@ -171,7 +175,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_checkpoint_is_small_and_is_what_its_recipe_describes(name: str) -> None:
+def test_checkpoints_are_small_and_match_recipes(name: str) -> None:
+    """A checkpoint is small and is what its recipe describes."""
     folder = checkpoint_path(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6
     stored = json.loads((folder / "config.json").read_text())
@@ -188,13 +193,15 @@ def test_a_checkpoint_is_small_and_is_what_its_recipe_describes(name: str) -> No
     assert {key: value.shape for key, value in stored.items()} == shapes
 
 
-def test_bolt_nano_beats_the_seasonal_naive_forecast_on_real_series() -> None:
+def test_bolt_nano_beats_seasonal_naive() -> None:
+    """On real series bolt-nano beats the seasonal naive forecast."""
     pipeline = BaseChronosPipeline.from_pretrained(str(checkpoint_path("bolt-nano")))
     skills = measure(pipeline, real_cases(), horizon=24)
     assert geometric_mean(skills["/ seasonal naive"]) < 0.95
 
 
-def test_chronos2_nano_uses_the_known_future_of_a_covariate() -> None:
+def test_chronos2_nano_uses_known_futures() -> None:
+    """chronos2-nano uses the known future of a covariate."""
     pipeline = BaseChronosPipeline.from_pretrained(
         str(checkpoint_path("chronos2-nano"))
     )
@@ -202,9 +209,11 @@ def test_chronos2_nano_uses_the_known_future_of_a_covariate() -> None:
     assert gain["ratio"] < 0.7
 
 
-def test_signs_of_effects_are_those_of_what_a_model_does_with_a_covariate(
+def test_signs_tell_how_covariates_are_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Signs of effects are those of what a model does with a covariate."""
+
     def always_rise(
         pipeline: object, tasks: list[Any], *, horizon: int, **options: object
     ) -> list[np.ndarray]:
@@ -219,7 +228,8 @@ def test_signs_of_effects_are_those_of_what_a_model_does_with_a_covariate(
     }
 
 
-def test_hours_repeat_by_day_and_half_of_them_is_a_temperature() -> None:
+def test_hourly_cases_repeat_by_day() -> None:
+    """Hourly series repeat by day, and temperature adds half of what varies."""
     plain, heated = (
         evaluate.hourly_cases(count=24, heated=heated) for heated in (False, True)
     )

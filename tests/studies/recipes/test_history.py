@@ -34,7 +34,8 @@ def trained(
     return TrainingHistory(tmp_path / "run")
 
 
-def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> None:
+def test_scores_equal_each_checkpoint_s_own(trained: TrainingHistory) -> None:
+    """Scores along a history are those of each checkpoint alone."""
     picked = {step: trained[step] for step in (0, 8)}
     data = probes.training_history(
         picked, losses=trained.losses, name="tiny", n_sequences=4, **SMALL
@@ -64,7 +65,7 @@ def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> 
     )
 
 
-def test_models_of_quantiles_are_scored_by_motifs(
+def test_quantile_models_are_scored_by_motifs(
     patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     Trainer(patch_recipe, tmp_path, corpus).run(quiet=True)
@@ -102,7 +103,7 @@ def test_what_is_no_run_is_refused(
     expect_error("no training run", TrainingHistory, trained.folder)
 
 
-def test_losses_of_another_measure_are_left_out(
+def test_losses_of_other_measures_are_omitted(
     patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     first, second = patch_recipe.stages
@@ -118,7 +119,7 @@ def test_losses_of_another_measure_are_left_out(
     assert max(steps) == 8
 
 
-def test_the_command_writes_a_file_that_opens(
+def test_the_command_writes_a_readable_file(
     patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     Trainer(patch_recipe, tmp_path / "run", corpus).run(until=1, quiet=True)

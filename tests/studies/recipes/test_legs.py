@@ -29,7 +29,7 @@ from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import HISTORY
 
 
-def test_the_rate_rises_again_at_a_restart() -> None:
+def test_learning_rates_rise_again_at_restarts() -> None:
     again = Phase(at=1000, learning_rate=1.0, decay=500)
     plan = find_recipe("chronos-nano").model_copy(
         update={
@@ -66,7 +66,7 @@ def muon_leg(recipe: TrainingRecipe) -> TrainingRecipe:
     return recipe.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
 
 
-def test_muon_takes_the_matrices_of_the_layers(
+def test_muon_takes_matrices_of_layers_only(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     trainer = Trainer(muon_leg(token_recipe), tmp_path / "run", corpus, device="cpu")
@@ -82,7 +82,8 @@ def test_muon_takes_the_matrices_of_the_layers(
     assert rest == {id(weight) for weight in trainer.model.parameters()} - matrices
 
 
-def test_muon_is_that_of_torch_in_the_precision_of_the_weights() -> None:
+def test_muon_steps_as_torch_s_does() -> None:
+    """Muon is that of torch, in the precision of the weights."""
     torch.manual_seed(0)
     own = [
         torch.nn.Parameter(torch.randn(size)) for size in ((8, 20), (20, 8), (8, 20))
@@ -116,9 +117,10 @@ def three_legs(
     )
 
 
-def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(
+def test_legs_can_begin_from_means(
     tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
+    """A leg begins from the mean of two checkpoints if it says so."""
     plan = three_legs(tiny, from_mean=True)
     full = run(plan, tmp_path / "whole", corpus)
     before, after = (
@@ -189,7 +191,7 @@ def double_norms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("double_norms")
 @pytest.mark.parametrize("part", ["d_model", "d_kv", "d_ff", "all"])
-def test_a_wider_model_gives_the_same_outputs(tiny: TrainingRecipe, part: str) -> None:
+def test_wider_models_give_the_same_outputs(tiny: TrainingRecipe, part: str) -> None:
     if part == "all":
         changes = WIDER
     else:
@@ -212,9 +214,8 @@ def test_a_wider_model_gives_the_same_outputs(tiny: TrainingRecipe, part: str) -
     ("name", "length"),
     [("chronos-nano", 300), ("bolt-nano", 512)],
 )
-def test_recipes_widen_their_models_at_all_distances_that_they_meet(
-    name: str, length: int
-) -> None:
+def test_recipes_widen_models_at_all_distances(name: str, length: int) -> None:
+    """Recipes widen their models at all distances between tokens that they meet."""
     plan = recipe(name)
     model, (changes,) = (
         trained(plan),
@@ -302,9 +303,10 @@ def test_legs_are_resumed(
         assert_same_weights(full, again)
 
 
-def test_the_native_pipeline_computes_exactly_what_was_trained(
+def test_the_native_pipeline_computes_trained_forecasts(
     tiny: TrainingRecipe, tmp_path: Path
 ) -> None:
+    """The native pipeline computes exactly what was trained."""
     model = build_model(tiny).eval()
     export(model, tmp_path / "out")
     pipeline = BaseChronosPipeline.from_pretrained(str(tmp_path / "out"))

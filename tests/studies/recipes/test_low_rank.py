@@ -71,9 +71,8 @@ def compute_rank(weight: torch.Tensor) -> int:
 
 
 @pytest.mark.parametrize("sketch", ["by head", "shared"])
-def test_only_attentions_differ_from_the_dense_model_and_keep_their_norm(
-    tiny: TrainingRecipe, sketch: str
-) -> None:
+def test_low_ranks_change_attentions_only(tiny: TrainingRecipe, sketch: str) -> None:
+    """Only attentions differ from the dense model, and they keep their norm."""
     dense = build_model(tiny)
     low = build_model(with_rank(tiny, rank=2, sketch=sketch))
     state = low.state_dict()
@@ -101,9 +100,10 @@ def test_only_attentions_differ_from_the_dense_model_and_keep_their_norm(
         )
 
 
-def test_ranks_rise_by_the_schedule_and_end_at_the_size_of_a_head(
+def test_ranks_rise_to_head_size(
     token_recipe: TrainingRecipe,
 ) -> None:
+    """Ranks rise by the schedule and end at the size of a head."""
     deep = token_recipe.model_copy(
         update={"config": token_recipe.config | {"num_layers": 4}}
     )
@@ -119,7 +119,7 @@ def test_ranks_rise_by_the_schedule_and_end_at_the_size_of_a_head(
     assert ranks["decoder_blocks.0.cross_attn.o"] == 2
 
 
-def test_a_fixed_vocabulary_has_its_rank_and_its_polynomials(
+def test_fixed_vocabularies_have_rank_and_polynomials(
     token_recipe: TrainingRecipe,
 ) -> None:
     dense = build_model(token_recipe)
@@ -160,9 +160,10 @@ def test_training_leaves_only_a_fixed_vocabulary(
 
 
 @pytest.mark.parametrize("sketch", ["by head", "shared"])
-def test_trained_low_ranks_open_with_every_hook_point(
+def test_low_ranks_have_every_hook_point(
     tiny: TrainingRecipe, sketch: str, corpus: Corpus, tmp_path: Path
 ) -> None:
+    """Trained models of low rank open with every hook point."""
     recipe = with_rank(tiny, rank=2, sketch=sketch)
     full = run(recipe, tmp_path / "whole", corpus)
     run(recipe, tmp_path / "stopped", corpus, until=4)
@@ -179,7 +180,7 @@ def test_trained_low_ranks_open_with_every_hook_point(
     ) == len(matrices(lens))
 
 
-def test_a_new_option_leaves_old_identities_alone(
+def test_new_options_leave_old_identities_alone(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
     identity = Trainer(token_recipe, tmp_path, corpus, device="cpu").task.identity
@@ -211,13 +212,14 @@ def test_a_new_option_leaves_old_identities_alone(
         ({"vocabulary_rank": 17}, "vocabulary of rank 17; expected 1 to .* 16"),
     ],
 )
-def test_what_a_model_cannot_have_is_refused_before_anything_is_written(
+def test_impossible_ranks_are_refused_before_writing(
     changes: dict[str, Any],
     words: str,
     token_recipe: TrainingRecipe,
     corpus: Corpus,
     tmp_path: Path,
 ) -> None:
+    """What a model cannot have is refused before anything is written."""
     expect_error(
         words,
         Trainer,
@@ -292,9 +294,10 @@ def test_records_are_of_svds(
 @pytest.mark.parametrize(
     ("tokens", "ranks"), [(16, (3, 2, 2)), (13, (2, 0, 1)), (9, (4,))]
 )
-def test_products_of_spread_features_are_the_scores_by_levels(
+def test_spread_features_give_scores_by_levels(
     tokens: int, ranks: tuple[int, ...]
 ) -> None:
+    """Products of spread features are the scores by levels."""
     query, key = torch.randn(2, 2, tokens, sum(ranks), dtype=torch.float64)
     distance = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
     wide = [spread(part, ranks) for part in (query, key)]
@@ -305,9 +308,10 @@ def test_products_of_spread_features_are_the_scores_by_levels(
     )
 
 
-def test_one_level_is_the_native_model_and_several_are_not(
+def test_one_level_is_the_native_model(
     token_recipe: TrainingRecipe,
 ) -> None:
+    """One level is the native model, and several are not."""
     size = token_recipe.config["d_kv"]
     native = logits(build_model(token_recipe))
     one = logits(

@@ -18,7 +18,7 @@ from tsfm_lens.training.series_source import SeriesSource
 NEXT_ORDER = 0.15
 
 
-def test_periodic_kernels_return_to_one_after_their_period() -> None:
+def test_periodic_kernels_return_after_their_period() -> None:
     full = families.kernel_bank(800)
     halves = families.kernel_bank(40, period_scale=0.5)
     for index, period in enumerate(families.PERIODS):
@@ -42,7 +42,7 @@ def test_other_kernels_have_their_closed_form() -> None:
     np.testing.assert_allclose(bank[9:11, 3, 3], [0.1, 1.0])
 
 
-def test_draws_have_the_covariance_of_their_kernel(
+def test_draws_have_their_kernel_s_covariance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = np.random.default_rng(3)
@@ -62,7 +62,7 @@ def test_draws_have_the_covariance_of_their_kernel(
     )
 
 
-def test_runge_kutta_is_of_fourth_order_on_a_linear_flow() -> None:
+def test_runge_kutta_is_of_fourth_order() -> None:
     matrix = np.array([[-0.1, 2.0, 0.0], [-2.0, -0.1, 0.0], [0.0, 0.0, -0.5]])
     start = np.array([[1.0, 0.5, 2.0]])
     exact = start @ expm(matrix).T
@@ -76,7 +76,7 @@ def test_runge_kutta_is_of_fourth_order_on_a_linear_flow() -> None:
     assert errors[0] / errors[1] == pytest.approx(16, rel=NEXT_ORDER)
 
 
-def test_flows_vanish_at_their_known_fixed_points() -> None:
+def test_flows_vanish_at_known_fixed_points() -> None:
     root = np.sqrt(8.0 / 3.0 * 27.0)
     assert_close(
         families.lorenz(np.array([root, root, 27.0])),
@@ -113,7 +113,8 @@ def test_seasonal_walk_differences_are_white(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", list(families.FAMILIES))
-def test_families_are_finite_and_depend_on_their_seed_only(name: str) -> None:
+def test_families_depend_on_their_seed_only(name: str) -> None:
+    """Families of series are finite and depend on their seed only."""
     family = families.FAMILIES[name]
     first, again, other = (
         family(np.random.default_rng(seed), 9, 50) for seed in (0, 0, 1)
@@ -124,7 +125,8 @@ def test_families_are_finite_and_depend_on_their_seed_only(name: str) -> None:
     assert not np.array_equal(first, other)
 
 
-def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:
+def test_short_series_end_with_the_row(tmp_path: Path) -> None:
+    """Series shorter than a row stand at its end."""
     short = np.arange(100.0, dtype=np.float32)
     long = np.arange(2_000.0, dtype=np.float32)
     np.savez(

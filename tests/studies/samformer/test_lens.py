@@ -63,7 +63,7 @@ def test_every_oracle_holds(options: dict[str, Any]) -> None:
     assert not failed, failed
 
 
-def test_a_reparametrised_weight_is_put_back_after_an_oracle() -> None:
+def test_oracles_put_reparametrised_weights_back() -> None:
     model = drawn(sigma_reparam=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     check_lens(load(model), oracles=[ORACLES[3]])
@@ -72,7 +72,7 @@ def test_a_reparametrised_weight_is_put_back_after_an_oracle() -> None:
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-def test_an_ablated_attention_leaves_the_linear_model() -> None:
+def test_ablated_attention_leaves_the_linear_model() -> None:
     model = drawn(normalise=True)
     lens = load(model)
     batch = lens.adapter.example(1, L)
@@ -105,9 +105,8 @@ def test_an_ablated_attention_leaves_the_linear_model() -> None:
     ],
     ids=["channels", "one channel", "short", "gaps"],
 )
-def test_series_that_the_model_cannot_take_are_refused(
-    series: np.ndarray, says: str
-) -> None:
+def test_series_of_wrong_shapes_are_refused(series: np.ndarray, says: str) -> None:
+    """Series that the model cannot take are refused."""
     lens = load(drawn(normalise=True))
     expect_error(says, lens.forecast, as_series([series]), H)
     expect_error(

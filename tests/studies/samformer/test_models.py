@@ -116,7 +116,8 @@ def test_the_transformer_is_its_formula(options: dict[str, Any]) -> None:
     assert_close(model(x), expected, depth=400, magnitude=30.0)
 
 
-def test_inputs_and_draws_can_be_those_of_the_released_code() -> None:
+def test_released_inputs_and_draws_are_available() -> None:
+    """Scaling of inputs and draws of weights can be those of the released code."""
     x, (scaled, plain) = (
         windows(),
         (
@@ -137,9 +138,8 @@ def test_inputs_and_draws_can_be_those_of_the_released_code() -> None:
     assert 0.9 * limit < float(drawn.v.weight.detach().abs().max()) <= limit  # type: ignore[union-attr]
 
 
-def test_what_is_frozen_gets_no_gradient_and_a_number_of_weights_is_that_of_the_formula() -> (
-    None
-):
+def test_frozen_weights_get_no_gradient() -> None:
+    """What is frozen gets no gradient; the formula gives the number of weights."""
     wide = {"width": 16}
     for options, frozen in (
         ({}, ()),
@@ -203,7 +203,8 @@ def test_a_constant_channel_is_safe(level: float, dtype: torch.dtype) -> None:
     )
 
 
-def test_the_spectral_norm_of_every_reparametrised_matrix_is_gamma() -> None:
+def test_reparametrised_matrices_have_norm_gamma() -> None:
+    """The spectral norm of every reparametrised matrix is gamma."""
     model = ChannelTransformer(L, 40, D, sigma_reparam=True).double()
     before = model.readout.parametrizations.weight.original.detach().clone()
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -217,7 +218,8 @@ def test_the_spectral_norm_of_every_reparametrised_matrix_is_gamma() -> None:
     assert_close(model.readout.weight, factor * before, depth=20)
 
 
-def test_the_gradient_through_the_spectral_norm_is_that_of_small_steps() -> None:
+def test_spectral_norms_have_the_right_gradient() -> None:
+    """The gradient through the spectral norm is that of small steps."""
     layer = sigma_reparametrised(nn.Linear(6, 4, bias=False).double())
     original = layer.parametrizations.weight.original
     fixed = torch.randn(
@@ -231,7 +233,7 @@ def test_the_gradient_through_the_spectral_norm_is_that_of_small_steps() -> None
     )
 
 
-def test_the_oracle_reaches_the_loss_that_is_expected_of_it() -> None:
+def test_the_oracle_reaches_its_expected_loss() -> None:
     toy = LinearToy(length=30, horizon=12, channels=3, training=300, validation=3000)
     x, y = (part.flatten(0, 1).double() for part in toy.pairs(0, 3300))
     weight = torch.linalg.lstsq(x[:900], y[:900]).solution
@@ -270,7 +272,8 @@ def test_tsmixer_is_its_description() -> None:
     assert torch.equal(model.train()(x[:1]), model.eval()(x[:1]))
 
 
-def test_a_seed_draws_the_same_weights_and_leaves_torchs_random_numbers_alone() -> None:
+def test_seeds_leave_torch_s_generator_alone() -> None:
+    """A seed draws the same weights and leaves torch's random numbers alone."""
     before = torch.get_rng_state()
     first, second, other = (
         ChannelTransformer(L, H, D, seed=seed) for seed in (3, 3, 4)

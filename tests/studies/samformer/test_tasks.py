@@ -41,9 +41,8 @@ def toy_task(**options: Any) -> ToyTask:
     return ToyTask(make_model("transformer", 16, 5, 3), SMALL, batch=16, **options)
 
 
-def test_the_toy_is_linear_with_noise_of_its_own_and_any_part_of_it_can_be_made_alone() -> (
-    None
-):
+def test_the_toy_is_linear_with_noise() -> None:
+    """The toy is linear with noise, and any part of it can be made alone."""
     toy = LinearToy(
         length=40, horizon=6, channels=2, training=900, validation=300, noise=0.5
     )
@@ -61,7 +60,8 @@ def test_the_toy_is_linear_with_noise_of_its_own_and_any_part_of_it_can_be_made_
     )
 
 
-def test_a_benchmark_is_parted_and_standardised_as_written() -> None:
+def test_benchmarks_are_split_as_published() -> None:
+    """A benchmark is split and standardised as the papers say."""
     values = waves(503)
     made = benchmark(values, length=24, horizon=6)
     # 70 %, the rest, 20 %, each rounded down as the released code does (E1-8)
@@ -101,7 +101,8 @@ def test_files_are_read_plain_and_zipped(zipped: bool, tmp_path: Path) -> None:
     )
 
 
-def test_every_pair_comes_once_an_epoch_in_an_order_of_seed_and_epoch() -> None:
+def test_epochs_hold_each_pair_once() -> None:
+    """Every pair comes once an epoch, in an order given by seed and epoch."""
     task = toy_task()
     control = toy_task()
     other = toy_task(seed=1)
@@ -119,7 +120,8 @@ def test_every_pair_comes_once_an_epoch_in_an_order_of_seed_and_epoch() -> None:
     assert not torch.equal(other.list_pairs(2), task.list_pairs(2))
 
 
-def test_losses_and_measures_are_means_over_all_numbers() -> None:
+def test_losses_are_means_over_all_numbers() -> None:
+    """Losses and measures of error are means over all numbers."""
     task = toy_task()
     x, y = SMALL.pairs(70, 90)
     with torch.no_grad():
@@ -130,7 +132,8 @@ def test_losses_and_measures_are_means_over_all_numbers() -> None:
     assert_close(found["mae"], np.abs(error).mean(), depth=100, dtype="float32")
 
 
-def test_evaluation_leaves_the_mode_as_it_was_and_uses_no_dropout() -> None:
+def test_evaluation_keeps_modes_without_dropout() -> None:
+    """Evaluation leaves the mode as it was and uses no dropout."""
     data = benchmark(waves(), length=16, horizon=5)
     model = make_model("tsmixer", 16, 5, 3, dropout=0.5).train()
     assert compute_errors(model, data.test) == compute_errors(model, data.test)
@@ -164,13 +167,14 @@ def test_the_identity_tells_every_setting() -> None:
         ({"split": "70/20/10"}, "70/10/20"),
     ],
 )
-def test_windows_that_do_not_fit_are_refused(
+def test_windows_longer_than_data_are_refused(
     options: dict[str, Any], says: str
 ) -> None:
+    """Windows that do not fit into the data are refused."""
     expect_error(says, benchmark, waves(), **options)
 
 
-def test_series_with_gaps_and_constant_channels_are_refused() -> None:
+def test_gaps_and_constant_channels_are_refused() -> None:
     gap = waves()
     still = waves()
     gap[1, 250] = np.nan

@@ -206,9 +206,10 @@ def operations(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> int:
 @pytest.mark.parametrize(
     ("tokens", "ranks"), [(256, (4, 2, 1, 1)), (256, (1,) * 8), (128, (6,))]
 )
-def test_the_operations_of_token_levels_are_those_of_the_formula(
+def test_operations_of_token_levels_are_counted(
     tokens: int, ranks: tuple[int, ...]
 ) -> None:
+    """The operations of token levels are those of the formula."""
     distance = Reach(ranks, token_blocks(tokens, len(ranks)), causal=False)
     q = torch.randn(1, tokens, sum(ranks))
     v = torch.randn(1, tokens, 5)
@@ -219,7 +220,8 @@ def test_the_operations_of_token_levels_are_those_of_the_formula(
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_layer_reads_as_the_matrix_that_it_is(name: str) -> None:
+def test_layers_read_as_their_matrices(name: str) -> None:
+    """A layer reads as the matrix that it is."""
     made = module(FORMS[name])
     x = torch.randn(5, WIDTH, dtype=torch.float64)
     for part in (made.q, made.k):
@@ -286,7 +288,7 @@ def by_order(x: Tensor, ranks: Sequence[int], order: str) -> Tensor:
     ("tokens", "width", "ranks"),
     [(12, 16, (3, 2, 1)), (40, 16, (4, 4)), (8, 32, (1, 2, 3, 4))],
 )
-def test_bilinear_levels_cost_what_the_formula_says(
+def test_bilinear_levels_cost_what_formulas_say(
     tokens: int, width: int, ranks: tuple[int, ...]
 ) -> None:
     x = torch.randn(tokens, width, dtype=torch.float64)

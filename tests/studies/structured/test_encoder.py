@@ -81,7 +81,9 @@ def test_every_oracle_holds(name: str) -> None:
     ]
 
 
-def test_a_table_with_another_number_of_score_features_is_refused() -> None:
+def test_wrong_score_features_are_refused() -> None:
+    """A wiring table with a wrong number of score features is refused."""
+
     class Wrong(StepAdapter):
         def __init__(self, native: StepForecaster) -> None:
             super().__init__(native)
@@ -93,7 +95,8 @@ def test_a_table_with_another_number_of_score_features_is_refused() -> None:
         check_wiring(Wrong, forecaster("bilinear train"), quiet=True)
 
 
-def test_a_run_on_a_file_is_of_the_named_scoring_function(tmp_path: Path) -> None:
+def test_runs_use_the_named_scoring_function(tmp_path: Path) -> None:
+    """A run on a file uses the scoring function that was named."""
     rows = np.sin(np.arange(120)[:, None] / np.array([3.0, 7.0]))
     (tmp_path / "waves.csv").write_text(
         "a,b\n" + "\n".join(",".join(map(str, row)) for row in rows)

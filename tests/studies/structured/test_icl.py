@@ -62,7 +62,8 @@ class Oracle(nn.Module):
         return least_squares_in_context(x, y).float()
 
 
-def test_least_squares_is_numpys_of_the_pairs_before() -> None:
+def test_least_squares_uses_earlier_pairs() -> None:
+    """Least squares is that of numpy on the pairs before."""
     x, y = Prompts(inputs=5).draw(3, seed=1)
     found = least_squares_in_context(x, y)
     for prompt in range(3):
@@ -80,7 +81,7 @@ def test_least_squares_is_numpys_of_the_pairs_before() -> None:
             )
 
 
-def test_the_oracle_errs_as_its_expectation_says() -> None:
+def test_the_oracle_has_its_expected_error() -> None:
     count = 4096
     x, y = Prompts(inputs=4).draw(count, seed=2)
     errors = errors_by_pairs(Oracle(), x, y)
@@ -93,7 +94,8 @@ def test_the_oracle_errs_as_its_expectation_says() -> None:
     assert_close(errors[4:], torch.zeros(4), depth=100, magnitude=1.0, dtype="float32")
 
 
-def test_prompts_are_functions_of_seed_and_parts_and_have_the_stated_moments() -> None:
+def test_prompts_have_the_stated_moments() -> None:
+    """Prompts depend on seed and parts alone and have the stated moments."""
     prompts = Prompts(inputs=6)
     x, y = prompts.draw(2000, 3, 1)
     assert x.shape == (2000, 12, 6)
@@ -116,7 +118,8 @@ def test_prompts_are_functions_of_seed_and_parts_and_have_the_stated_moments() -
     )
 
 
-def test_the_curriculum_rises_from_four_dimensions_to_all() -> None:
+def test_the_curriculum_rises_to_all_dimensions() -> None:
+    """The curriculum rises from four dimensions to all."""
     prompts = Prompts(inputs=16, curriculum=12)
     assert prompts.sizes(0) == (4, 8)
     assert prompts.sizes(6) == (10, 20)
@@ -130,7 +133,8 @@ def test_the_curriculum_rises_from_four_dimensions_to_all() -> None:
 
 
 @pytest.mark.parametrize("name", REGRESSORS)
-def test_a_task_begins_at_the_mean_square_of_the_answers(name: str) -> None:
+def test_tasks_begin_at_the_answers_variance(name: str) -> None:
+    """A task begins at the mean square of the answers."""
     prompts = Prompts(inputs=4)
     if name in ("attention", "bilinear-btt"):
         ranks = {}
@@ -148,7 +152,7 @@ def test_a_task_begins_at_the_mean_square_of_the_answers(name: str) -> None:
     assert task.evaluate()["last"] == task.by_pairs()[-1]
 
 
-def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
+def test_runs_equal_a_plain_training_loop(tmp_path: Path) -> None:
     found = experiments.train(config(), tmp_path / "run", quiet=True)
     prompts = Prompts(inputs=3)
     model = make_regressor("attention", prompts, width=8, layers=1, heads=2, seed=0)
@@ -172,9 +176,8 @@ def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokens", ["single", "pairs"])
 @pytest.mark.parametrize("name", ["attention", "bilinear-btt"])
-def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(
-    name: str, tokens: str
-) -> None:
+def test_predictions_see_earlier_pairs_only(name: str, tokens: str) -> None:
+    """A prediction sees its own x and the pairs before, nothing else."""
     model = make_regressor(name, Prompts(3), width=8, layers=1, heads=2, tokens=tokens)
     with torch.no_grad():
         for weight in model.parameters():
@@ -189,9 +192,10 @@ def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(
     assert torch.equal((by_x[:, 0] != 0).any(-1), earlier.tril(0))
 
 
-def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(
+def test_grids_gather_oracle_and_ranks(
     tmp_path: Path,
 ) -> None:
+    """A grid is gathered with the oracle and the ranks of its scores."""
     arms = {
         name: experiments.IN_CONTEXT_ARMS[name]
         for name in ("1 head, rank 2", "8 heads, rank 2", "1 head, BTT")

@@ -77,9 +77,10 @@ def drawn(name: str) -> structured.StructuredMatrix:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_product_numbers_operations_and_rank_are_those_of_the_definition(
+def test_matrices_follow_their_definition(
     name: str,
 ) -> None:
+    """Product, number of weights, operations and rank follow the definition."""
     matrix = drawn(name)
     expected = CASES[name][1](matrix)
     assert_close(matrix.dense(), expected, depth=40)
@@ -107,17 +108,17 @@ def test_product_numbers_operations_and_rank_are_those_of_the_definition(
         (4, 4, 4, 4, 1),
     ],
 )
-def test_the_rank_of_levels_saturates_from_the_finest_up(
+def test_ranks_saturate_from_the_finest_level(
     ranks: tuple[int, ...],
 ) -> None:
+    """The rank of levels saturates from the finest one up."""
     torch.manual_seed(1)
     matrix = structured.MultiLevelLowRank(32, 32, ranks).double()
     assert np.linalg.matrix_rank(matrix.dense().detach().numpy()) == matrix.generic_rank
 
 
-def test_a_train_of_the_highest_rank_is_any_matrix_and_a_lower_one_the_nearest() -> (
-    None
-):
+def test_tensor_trains_approximate_matrices_best() -> None:
+    """A train of the highest rank is any matrix, one of a lower rank the nearest."""
     torch.manual_seed(2)
     matrix = torch.randn(12, 20, dtype=torch.float64)
     for s in (1, 2, 3):
@@ -193,9 +194,8 @@ def test_rates_are_those_of_the_table(width: int) -> None:
 
 
 @pytest.mark.parametrize(("d_out", "d_in"), [(64, 64), (256, 64), (64, 256), (16, 512)])
-def test_first_weights_have_the_spectral_norm_of_the_theory(
-    d_out: int, d_in: int
-) -> None:
+def test_initial_weights_have_theoretical_norms(d_out: int, d_in: int) -> None:
+    """First weights have the spectral norm of the theory."""
     draw = torch.randn(d_out, d_in, generator=torch.Generator().manual_seed(0))
     draw *= structured.first_deviation(d_out, d_in)
     assert 1 <= float(torch.linalg.matrix_norm(draw, 2)) / (d_out / d_in) ** 0.5 <= 3
@@ -209,7 +209,8 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_step_moves_features_as_much_at_every_width(name: str) -> None:
+def test_steps_move_features_alike_across_widths(name: str) -> None:
+    """A step of training moves features as much at every width."""
     moved: dict[bool, list[float]] = {True: [], False: []}
     for width in (64, 256, 1024):
         for scaled, out in moved.items():
@@ -246,12 +247,14 @@ def test_a_step_moves_features_as_much_at_every_width(name: str) -> None:
         (lambda: structured.token_blocks(8, 5), "8 tokens are fewer"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_by_name(
+def test_sizes_that_mismatch_are_refused(
     make: Callable[[], object], message: str
 ) -> None:
+    """Sizes that do not fit are refused, and the message names them."""
     expect_error(message, make)
 
 
-def test_an_encoder_that_sees_the_future_is_no_regressor() -> None:
+def test_regressors_need_causal_encoders() -> None:
+    """An encoder that sees the future is refused as a regressor."""
     ahead = structured.Encoder(12, 1, 2, structured.Standard(), causal=False)
     expect_error("not causal", structured.InContextRegressor, 2, 4, ahead, 12)

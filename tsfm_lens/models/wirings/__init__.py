@@ -1,3 +1,4 @@
-"""Wirings, one file per architecture; each defines ``ARCHITECTURE``. Files that start
-with "_" are shared parts.
+"""Wirings, one file per architecture; each registers its ``Architecture``.
+
+Files that start with "_" are shared parts.
 """

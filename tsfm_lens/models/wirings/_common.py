@@ -1,5 +1,8 @@
-"""Common parts of the wirings: known configurations, series as libraries take them,
-rows of tables.
+"""Parts that the wirings share.
+
+Three kinds: known keys of configurations and their checks (:func:`refuse_unknown`),
+series as libraries take them (:func:`padded`, :func:`by_role`), and rows of wiring
+tables (:func:`attention_row`, :func:`mlp_row`). No architecture is defined here.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ def contexts(values: Iterable[Any]) -> list[Tensor]:
 
 
 def items(batch: SeriesBatch) -> list[Tensor]:
-    """Return one tensor per item: (time,), or (variate, time) where an item has several
-    variates.
+    """Return one tensor per item.
+
+    It is (time,), or (variate, time) where an item has several variates.
     """
     rows = contexts(batch.values)
     groups = [
@@ -37,8 +41,9 @@ def items(batch: SeriesBatch) -> list[Tensor]:
 
 
 def padded(batch: SeriesBatch, length: int) -> Tensor:
-    """Return (batch, length), float32; shorter series are padded with NaN on the left,
-    longer ones cut there.
+    """Return the series as (batch, length), float32.
+
+    Shorter series are padded with NaN on the left, longer ones are cut there.
     """
     out = torch.full((len(batch), length), float("nan"))
     for row, series in zip(out, contexts(batch.values), strict=True):
@@ -53,47 +58,46 @@ def by_item(batch: SeriesBatch, length: int) -> Tensor:
 
 
 def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
-    """Return (item, variate, time), float32, of each role that occurs; known covariates
-    go on over the horizon.
+    """Return (item, variate, time), float32, for each role that occurs.
+
+    Known covariates continue over the horizon.
     """
-    shapes = {
+    roles_by_group = {
         group: tuple(batch.roles[row] for row in rows)
         for group, rows in batch.rows_by_group().items()
     }
     first = batch.groups[0]
+    first_roles = roles_by_group[first]
     n_variates = batch.n_variates
-    for group, roles in shapes.items():
-        if roles != shapes[first]:
+    for group, roles in roles_by_group.items():
+        if roles != first_roles:
             raise InputError(
                 f"{group!r} has {_counts(roles)} and {first!r}"
-                f" {_counts(shapes[first])}; this model takes items alike"
+                f" {_counts(first_roles)}; this model takes items alike"
             )
     full = by_item(batch, length)
-    ahead = (
-        torch.tensor(batch.known_future(horizon)).float().unflatten(0, (-1, n_variates))
-    )
+    known = torch.tensor(batch.known_future(horizon)).float()
+    ahead = known.unflatten(0, (-1, n_variates))
     parts = {}
-    for role in dict.fromkeys(shapes[first]):
-        own = torch.tensor([shape == role for shape in shapes[first]])
-        parts[role] = (
-            torch.cat([full[:, own], ahead[:, own]], -1)
-            if role == "known"
-            else full[:, own]
-        )
+    for role in dict.fromkeys(first_roles):
+        mask = torch.tensor([variate_role == role for variate_role in first_roles])
+        parts[role] = full[:, mask]
+        if role == "known":
+            parts[role] = torch.cat([parts[role], ahead[:, mask]], -1)
     return parts
 
 
 def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tensor:
-    """Return rows of all series, item by item: forecasts of targets, counted along an
-    axis, and NaN for covariates.
+    """Return rows of all series, item by item, NaN for covariates.
+
+    ``targets`` are the forecasts of targets, counted along ``axis``.
     """
     if set(roles) == {"target"}:
         return targets
-    by_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
-    full = by_item.new_full(
-        (len(by_item), len(roles), *by_item.shape[2:]), float("nan")
-    )
-    full[:, [row for row, role in enumerate(roles) if role == "target"]] = by_item
+    per_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
+    shape = (len(per_item), len(roles), *per_item.shape[2:])
+    full = per_item.new_full(shape, float("nan"))
+    full[:, [row for row, role in enumerate(roles) if role == "target"]] = per_item
     return full.flatten(0, 1).movedim(0, axis)
 
 
@@ -102,14 +106,18 @@ def _counts(roles: tuple[str, ...]) -> str:
 
 
 Keys = dict[str, Any]
-"""Keys of a configuration that a wiring understands; those of an object inside under
-its own key, else None.
+"""Keys of a configuration that a wiring understands.
+
+The value of a key is the known keys of the object under it, else None.
 """
 
 
-def keys(words: str, **parts: Keys) -> Keys:
-    """Write known keys as words, and objects with keys of their own by name."""
-    return {**dict.fromkeys(words.split()), **parts}
+def keys(names: str, **parts: Keys) -> Keys:
+    """Make the known keys of a configuration, given as one string.
+
+    ``parts`` are keys whose value is an object with keys of its own.
+    """
+    return {**dict.fromkeys(names.split()), **parts}
 
 
 HUB = keys(
@@ -117,8 +125,9 @@ HUB = keys(
     " generation_config id2label label2id model_type name_or_path output_attentions"
     " output_hidden_states problem_type return_dict torch_dtype transformers_version"
 )
-"""Keys that transformers writes into any config.json and that change nothing inside a
-model.
+"""Keys that transformers writes into any config.json.
+
+They change nothing inside a model.
 """
 
 GENERATION = keys(
@@ -126,8 +135,9 @@ GENERATION = keys(
     " max_length max_new_tokens output_attentions output_hidden_states pad_token_id"
     " return_dict_in_generate temperature top_k top_p transformers_version use_cache"
 )
-"""Keys of a generation_config.json under which the library still samples as the wirings
-say.
+"""Keys of a generation_config.json that a wiring understands.
+
+Under them the library still samples as the wirings say.
 """
 
 
@@ -159,8 +169,9 @@ def refuse_values(
     *,
     inside: str = "",
 ) -> None:
-    """Refuse a configuration whose keys have values other than the ones that the wiring
-    describes.
+    """Refuse a configuration whose keys have other values than expected.
+
+    The wiring describes models with the expected ones only.
     """
     for key, value in expected.items():
         if isinstance(value, Mapping):
@@ -173,8 +184,9 @@ def refuse_values(
 
 
 def write_checkpoint(model: Any, config: Mapping[str, Any], folder: Path) -> None:
-    """Write config.json and model.safetensors, for libraries that can read but not
-    write them.
+    """Write config.json and model.safetensors.
+
+    This is for libraries that can read but not write them.
     """
     write_tensors(model.state_dict(), config, folder)
 
@@ -184,10 +196,9 @@ def write_tensors(
 ) -> None:
     """Write tensors by name as :func:`write_checkpoint` does."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.detach().contiguous() for name, tensor in state.items()},
-        folder / "model.safetensors",
-    )
+    # safetensors refuses tensors that are not contiguous
+    tensors = {name: tensor.detach().contiguous() for name, tensor in state.items()}
+    save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
@@ -207,14 +218,14 @@ Matrices = tuple[Projection, Projection, Projection, Projection]
 
 
 def projections(path: str, names: str) -> Matrices:
-    """Return matrices q, k, v and o by a path that holds each of their names."""
+    """Return matrices q, k, v and o, whose names replace {} in a path."""
     q, k, v, o = (Projection(path.format(name)) for name in names.split())
     return q, k, v, o
 
 
-def fused(path: str, layout: str, out: Projection, **others: Any) -> Matrices:
-    """Return matrices q, k and v, which are one of a layer, and o."""
-    q, k, v = (Projection(path, layout, part, 3, **others) for part in range(3))
+def fused(path: str, layout: str, out: Projection, **fields: Any) -> Matrices:
+    """Return matrices q, k and v, which are parts of one layer, and o."""
+    q, k, v = (Projection(path, layout, part, 3, **fields) for part in range(3))
     return q, k, v, out
 
 
@@ -226,15 +237,17 @@ def attention_row(
     write: str = "",
     reads: Site | None = None,
     stream: str = "batch pos d_model",
-    **others: Any,
+    **fields: Any,
 ) -> Attention:
-    """Describe an attention that writes what its module returns, or another, into a
-    stream that the block reads.
+    """Describe an attention whose output is added to the stream.
+
+    ``write`` is the module that returns what is added, if it is not ``module`` itself;
+    ``reads`` the site of the stream that it reads, the input of the block if None.
     """
     if reads is None:
         reads = Site("", "in", 0, stream)
     return Attention(
-        kind, module, Site(write or module, layout=stream), reads, *matrices, **others
+        kind, module, Site(write or module, layout=stream), reads, *matrices, **fields
     )
 
 
@@ -246,10 +259,13 @@ def mlp_row(
     *,
     stream: str = "batch pos d_model",
     first: Projection | None = None,
-    **others: Any,
+    **fields: Any,
 ) -> Mlp:
-    """Describe an MLP: modules that return its write and take the stream, its layers,
-    and its first matrix if fused.
+    """Describe an MLP.
+
+    ``write`` is the module that returns what is added to the stream, ``reads`` the one
+    that takes the stream, ``layers`` are the first and the last layer, and ``first`` is
+    the first matrix where a layer holds several.
     """
     hidden = stream.replace("d_model", "d_mlp")
     into, out = layers
@@ -264,5 +280,5 @@ def mlp_row(
         out,
         first or Projection(into, "d_mlp"),
         act=act,
-        **others,
+        **fields,
     )

@@ -1,4 +1,8 @@
-"""Chronos: T5 over quantised values, sampled token by token (Ansari et al., 2024)."""
+"""Chronos: T5 over quantised values, sampled token by token (Ansari et al., 2024).
+
+Read :class:`ChronosAdapter` first; the wiring table and the forward are those of
+:class:`tsfm_lens.models.wirings.t5.TokenAdapter`.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +64,9 @@ class ChronosAdapter(t5.TokenAdapter):
         future: Tensor | None = None,
         tokens: Tensor | None = None,
     ) -> Encoded:
-        """Tokenise the context and the teacher-forced future (start token alone if
-        there is none).
+        """Tokenise the context and the teacher-forced future.
+
+        Without a future, the decoder reads the start token alone.
         """
         context = self.native._prepare_and_validate_context(
             self.lengthened(_common.contexts(batch.values))
@@ -79,13 +84,13 @@ class ChronosAdapter(t5.TokenAdapter):
         )
 
     def encode_tokens(self, ids: Tensor, decoder: Tensor) -> Encoded:
-        """Encode token ids as they are, (batch, pos) each; the decoder's begin with its
-        start token.
+        """Encode token ids as they are, (batch, pos) each.
+
+        Those of the decoder begin with its start token.
         """
         values = tuple(row.numpy().astype(float) for row in ids)
-        batch = SeriesBatch(
-            values, tuple(f"sequence-{position}" for position in range(len(ids)))
-        )
+        names = tuple(f"sequence-{index}" for index in range(len(ids)))
+        batch = SeriesBatch(values, names)
         return self.of_tokens(
             ids, torch.ones_like(ids), decoder, torch.ones(len(ids)), batch
         )
@@ -102,8 +107,9 @@ class ChronosAdapter(t5.TokenAdapter):
         )[0]
 
     def number_step(self, values: np.ndarray) -> float:
-        """Return the width of a bin, which grows with the mean absolute value of the
-        context.
+        """Return the width of a bin in data units.
+
+        It grows with the mean absolute value of the context.
         """
         low, high = self.native.tokenizer.centers[:2].tolist()
         return float((high - low) * np.nanmean(np.abs(values)))
@@ -112,8 +118,9 @@ class ChronosAdapter(t5.TokenAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Draw sample paths, and take their empirical quantiles as
-        ``ChronosPipeline.predict_quantiles`` does.
+        """Draw sample paths, and take their empirical quantiles.
+
+        ``ChronosPipeline.predict_quantiles`` does the same.
         """
         contexts = self.lengthened(_common.contexts(batch.values))
         paths = self.native.predict(
@@ -122,8 +129,9 @@ class ChronosAdapter(t5.TokenAdapter):
         return self.of_paths(paths, levels)
 
     def values(self, encoded: Encoded) -> Tensor:
-        """Return the value that each token decodes to, (batch, vocabulary), special
-        tokens included.
+        """Return the value that each token decodes to, (batch, vocabulary).
+
+        Special tokens are included.
         """
         vocabulary = torch.arange(self.settings.n_tokens).reshape(1, 1, -1)
         values = self.native.tokenizer.output_transform(

@@ -1,5 +1,7 @@
-"""Chronos-2: an encoder that attends over time and, at each token, over the series of a
-group.
+"""Chronos-2: attention over time and, at each token, over the series of a group.
+
+It is an encoder over patches. Read :class:`Chronos2Adapter` first. Categories become
+numbers by the library's own preparation (``_encode_categories``).
 """
 
 from __future__ import annotations
@@ -55,17 +57,13 @@ def _attention(kind: str, sublayer: int, *, by_group: bool) -> Attention:
         "pattern_layout": "pos head query key",
         "over": "variate",
     }
-    rest: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "reads": Site(f"layer.{sublayer}", "in", 0),
         "norm": f"layer.{sublayer}.layer_norm",
     }
-    return attention_row(
-        kind,
-        at,
-        projections(f"{at}.{{}}", "q k v o"),
-        **rest,
-        **(layouts if by_group else {}),
-    )
+    if by_group:
+        fields |= layouts
+    return attention_row(kind, at, projections(f"{at}.{{}}", "q k v o"), **fields)
 
 
 def _wiring(config: Any, patch: int) -> Wiring:
@@ -73,28 +71,29 @@ def _wiring(config: Any, patch: int) -> Wiring:
     mlp = mlp_row(
         "layer.2.mlp", "layer.2", layers, config.dense_act_fn, norm="layer.2.layer_norm"
     )
-    writers = (
-        _attention("time_attn", 0, by_group=False),
-        _attention("group_attn", 1, by_group=True),
-        mlp,
-    )
-    sizes = (
-        config.num_layers,
-        config.num_heads,
-        config.d_model,
-        config.d_kv,
-        config.d_ff,
-    )
     stack = Stack(
-        "", "encoder.block", *sizes, writers, ln_final="encoder.final_layer_norm"
+        "",
+        "encoder.block",
+        n_layers=config.num_layers,
+        n_heads=config.num_heads,
+        d_model=config.d_model,
+        d_head=config.d_kv,
+        d_mlp=config.d_ff,
+        writers=(
+            _attention("time_attn", 0, by_group=False),
+            _attention("group_attn", 1, by_group=True),
+            mlp,
+        ),
+        ln_final="encoder.final_layer_norm",
     )
     unembed = Site("output_patch_embedding", layout="batch pos d_out")
     return Wiring("chronos-2", (stack,), unembed, "input_patch_embedding", patch)
 
 
 class Chronos2Adapter(Adapter):
-    """Adapter of a ``Chronos2Pipeline``; the variates of an item are rows with one
-    group id.
+    """Adapter of a ``Chronos2Pipeline``.
+
+    The variates of an item are rows with one group id.
     """
 
     architecture = "chronos-2"
@@ -118,17 +117,16 @@ class Chronos2Adapter(Adapter):
         self.wiring = _wiring(self.model.config, self.prediction_length)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Pad contexts on the left, with their group ids; append the patches to
-        forecast with known covariates.
+        """Pad contexts on the left, and append the patches to forecast.
+
+        Known covariates have values in those patches; rows of an item share a group id.
         """
         with_codes = self.numbered(batch)
         context = _common.padded(with_codes, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
         n_future = -(-steps // self.patch)
-        width, stride = (
-            int(self.settings.input_patch_size),
-            int(self.settings.input_patch_stride),
-        )
+        width = int(self.settings.input_patch_size)
+        stride = int(self.settings.input_patch_stride)
         length = width * -(-context.shape[1] // width)
         special = ("REG",) if self.settings.use_reg_token else ()
         spans = TokenSpans.patches(
@@ -157,8 +155,10 @@ class Chronos2Adapter(Adapter):
         )
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Replace categories by the library's numbers: means of the one target, or the
-        categories' own numbers.
+        """Replace categories by the library's numbers.
+
+        They are means of the target if there is one target, else the categories' own
+        numbers.
         """
         if not any(batch.categories):
             return batch
@@ -166,10 +166,9 @@ class Chronos2Adapter(Adapter):
         futures = list(batch.futures)
         for group in np.unique(batch.group_index):
             rows = np.flatnonzero(batch.group_index == group)
+            targets = rows[[batch.roles[row] == "target" for row in rows]]
             for row in rows[[batch.categories[row] is not None for row in rows]]:
-                target = np.stack(
-                    [batch.values[one] for one in rows if batch.roles[one] == "target"]
-                )
+                target = np.stack([batch.values[target] for target in targets])
                 values[row], futures[row] = _encode_categories(batch, int(row), target)
         return replace(
             batch,
@@ -179,7 +178,10 @@ class Chronos2Adapter(Adapter):
         )
 
     def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
-        """Keep the numbers of the library's preparation, which reads the whole history."""
+        """Keep the numbers of categories over the whole history.
+
+        The library's preparation computes them from all of it.
+        """
         numbered = self.numbered(batch)
         tables: list[np.ndarray | None] = []
         for row, levels in enumerate(batch.categories):
@@ -189,9 +191,9 @@ class Chronos2Adapter(Adapter):
             table = np.full(len(levels) + 1, np.nan)
             parts = ((batch.values, numbered.values), (batch.futures, numbered.futures))
             for codes, numbers in parts:
-                own = codes[row]
-                if own is not None:
-                    table[_places(own, levels)] = numbers[row]
+                row_codes = codes[row]
+                if row_codes is not None:
+                    table[_table_rows(row_codes, levels)] = numbers[row]
             tables.append(table)
         return replace(batch, level_numbers=tuple(tables))
 
@@ -205,12 +207,10 @@ class Chronos2Adapter(Adapter):
     ) -> Prediction:
         """Run the pipeline for its own quantiles, all items in one native batch."""
         rows = max(256, len(batch))
-        contexts = self.lengthened(_common.items(self.numbered(batch)))
-        inputs: Any = (
-            contexts
-            if not batch.has_covariates
-            else prepared(self.numbered(batch), contexts, horizon)
-        )
+        with_codes = self.numbered(batch)
+        inputs: Any = self.lengthened(_common.items(with_codes))
+        if batch.has_covariates:
+            inputs = prepared(with_codes, inputs, horizon)
         items = self.native.predict(inputs, prediction_length=horizon, batch_size=rows)
         quantiles = torch.cat(items).transpose(1, 2)
         return self.at(quantiles, levels)
@@ -230,8 +230,9 @@ class Chronos2Adapter(Adapter):
 def prepared(
     batch: SeriesBatch, contexts: list[Tensor], horizon: int
 ) -> list[dict[str, Any]]:
-    """Prepare items as the library does, (row, time) and (row, step), but that all rows
-    are forecast.
+    """Prepare items as the library does, but so that all rows are forecast.
+
+    Rows are (row, time) in the past and (row, step) in the future.
     """
     sizes = np.bincount(batch.group_index).tolist()
     futures = torch.tensor(batch.known_future(horizon)).float().split(sizes)
@@ -246,8 +247,9 @@ def prepared(
 def _encode_categories(
     batch: SeriesBatch, row: int, target: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return past and future of one covariate of categories, as the library's own
-    preparation gives them.
+    """Return past and future of one covariate of categories as numbers.
+
+    They are those of the library's own preparation.
     """
     from chronos.chronos2.preprocess import from_list_of_dicts
 
@@ -256,9 +258,9 @@ def _encode_categories(
     future = batch.futures[row]
     table = batch.level_numbers[row]
     if table is not None:
-        return table[_places(past, levels)], (
-            None if future is None else table[_places(future, levels)]
-        )
+        if future is not None:
+            future = table[_table_rows(future, levels)]
+        return table[_table_rows(past, levels)], future
     if len(target) > 1:
         _refuse_unseen(batch, row)
         # codes themselves, and a missing value has one of its own
@@ -281,26 +283,29 @@ def _encode_categories(
     )
 
 
-def _places(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
-    """Return the places of codes in a table of levels, whose last row is of missing
-    values.
+def _table_rows(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
+    """Return the indices of codes in a table of levels.
+
+    Its last row is that of missing values.
     """
     return np.nan_to_num(codes, nan=len(levels)).astype(int)
 
 
 def _refuse_unseen(batch: SeriesBatch, row: int) -> None:
-    """Refuse a category of the future that no past has: beside several targets there is
-    no mean to stand for it.
+    """Refuse a category of the future that no past has.
+
+    With several targets there is no mean that could stand for it.
     """
-    alike = [
-        one for one, name in enumerate(batch.variates) if name == batch.variates[row]
+    pasts = [
+        values
+        for values, name in zip(batch.values, batch.variates, strict=True)
+        if name == batch.variates[row]
     ]
-    seen = np.unique(np.concatenate([batch.values[one] for one in alike]))
+    seen = np.unique(np.concatenate(pasts))
     future = batch.futures[row]
     levels = batch.categories[row] or ()
-    if future is None:
-        novel = []
-    else:
+    novel = []
+    if future is not None:
         novel = [levels[int(code)] for code in future if code not in seen]
     if novel:
         past = ", ".join(levels[int(code)] for code in seen[np.isfinite(seen)])

@@ -1,4 +1,7 @@
-"""Chronos-Bolt: T5 over patches, all quantiles of all steps in one decoder token."""
+"""Chronos-Bolt: T5 over patches, all quantiles of all steps in one decoder token.
+
+Read :class:`BoltAdapter` first; the wiring table is that of T5.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,8 @@ class BoltAdapter(Adapter):
         context = context[..., -self.context_length :].to(
             device=self.device, dtype=torch.float32
         )
-        width, stride = self.settings.input_patch_size, self.settings.input_patch_stride
+        width = self.settings.input_patch_size
+        stride = self.settings.input_patch_stride
         length = width * -(-context.shape[-1] // width)
         special = ("REG",) if self.settings.use_reg_token else ()
         spans = {

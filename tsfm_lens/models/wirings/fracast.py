@@ -1,5 +1,8 @@
-"""Fracast: one block of convolution and MLP, used at ten dilations, a norm after each
-sum; no attention.
+"""Fracast: one block of convolution and MLP, used at ten dilations; no attention.
+
+A norm follows each sum, so that the stream is not a sum of writes. Read
+:class:`FracastAdapter` first; ``_unrolled`` gives each use of the block a module of its
+own, which hooks need.
 """
 
 from __future__ import annotations
@@ -68,11 +71,11 @@ def _wiring(core: Any, steps: int) -> Wiring:
     stack = Stack(
         "",
         "core.blocks",
-        core.n_stages,
-        0,
-        core.d,
-        0,
-        core.block.ffn.down.in_features,
+        n_layers=core.n_stages,
+        n_heads=0,
+        d_model=core.d,
+        d_head=0,
+        d_mlp=core.block.ffn.down.in_features,
         writers=(conv, mlp),
         ln_final="core.norm",
         upstream=("core.in_proj", "core.periodic"),
@@ -103,8 +106,10 @@ class _Head(nn.Module):
 
 
 def _unrolled(native: Any) -> nn.Module:
-    """Give every use of the shared block a module of its own, with the same parameters,
-    and the head a call.
+    """Give every use of the shared block a module of its own.
+
+    The modules share their parameters. The head becomes a module that is called, so
+    that hooks see it.
     """
     core = native.core
     head = native.head
@@ -131,8 +136,9 @@ def _modules(native: Any) -> nn.Module:
 
 
 class FracastAdapter(Adapter):
-    """Adapter of a ``FracastModel``; its only stack is no sum of writes, so it has
-    branches only.
+    """Adapter of a ``FracastModel``.
+
+    Its only stack is no sum of writes, so it has branches only.
     """
 
     architecture = NAME
@@ -153,20 +159,17 @@ class FracastAdapter(Adapter):
         """Scale each context to 0 to 1, as the library does; every step is a token."""
         values = self._values(batch)
         mask = np.isfinite(values)
-        loc = np.nanmin(values, axis=1, keepdims=True).astype(np.float64)
-        span = np.maximum(np.nanmax(values, axis=1, keepdims=True) - loc, 1e-5).astype(
-            np.float64
-        )
-        scaled = torch.from_numpy(
-            np.where(mask, (values - loc) / span, np.float32(0)).astype(np.float32)
-        )
+        lowest = np.nanmin(values, axis=1, keepdims=True).astype(np.float64)
+        highest = np.nanmax(values, axis=1, keepdims=True)
+        width = np.maximum(highest - lowest, 1e-5).astype(np.float64)
+        scaled = np.where(mask, (values - lowest) / width, np.float32(0))
         inputs = {
-            "values": scaled.to(self.device),
+            "values": torch.from_numpy(scaled.astype(np.float32)).to(self.device),
             "valid": torch.from_numpy(mask).to(self.device),
         }
         loc, span = (
             torch.from_numpy(part[:, 0]).to(self.device, torch.float32)
-            for part in (loc, span)
+            for part in (lowest, width)
         )
         spans = {"": TokenSpans.patches(-self.context_length, self.context_length, 1)}
         return Encoded(inputs | {"loc": loc, "span": span}, spans, loc, span, batch)
@@ -204,28 +207,20 @@ class FracastAdapter(Adapter):
         """Compute quantiles in data units, (…, batch, quantile, step)."""
         values = encoded.inputs["values"]
         valid = encoded.inputs["valid"]
-        if normalized.ndim > 3:
-            rows = normalized.flatten(0, -4)
-        else:
-            rows = normalized[None]
-        read = torch.stack([self._read(row, values, valid) for row in rows]).unflatten(
-            0, normalized.shape[:-3] or (1,)
+        leading = normalized.shape[:-3]
+        streams = normalized.reshape(-1, *normalized.shape[-3:])
+        raw = torch.stack([self._read(stream, values, valid) for stream in streams])
+        return self._in_data_units(
+            raw.reshape(*leading, *raw.shape[1:]), encoded.loc, encoded.scale
         )
-        if not (normalized.ndim > 3):
-            read = read[0]
-        return self._in_data_units(read, encoded.loc, encoded.scale)
 
     @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run ``FracastModel.forecast_batch``."""
-        return self.at(
-            torch.from_numpy(
-                self.native.forecast_batch(self._values(batch), horizon=horizon)
-            ),
-            levels,
-        )
+        quantiles = self.native.forecast_batch(self._values(batch), horizon=horizon)
+        return self.at(torch.from_numpy(quantiles), levels)
 
 
 def _built(config: Mapping[str, Any]) -> Any:
@@ -255,16 +250,13 @@ def _inside(name: str) -> Path | None:
 
 
 def _save(native: Any, folder: Path) -> None:
-    # copies of the shared block, and the head's place in its wrapper, are ours
-    own = {
-        name.replace("head.native.", "head."): item
-        for name, item in _modules(native).state_dict().items()
+    # copies of the shared block, and the wrapper around the head, are ours
+    tensors = {
+        name.replace("head.native.", "head."): tensor
+        for name, tensor in _modules(native).state_dict().items()
+        if ".blocks." not in name
     }
-    write_tensors(
-        {name: item for name, item in own.items() if ".blocks." not in name},
-        native.config,
-        folder,
-    )
+    write_tensors(tensors, native.config, folder)
 
 
 register(

@@ -1,5 +1,8 @@
-"""Moirai 1.1-R: a bidirectional encoder over all variates of an item, with a mixture of
-four distributions.
+"""Moirai 1.1-R: an encoder over all variates of an item, with a mixture as head.
+
+The encoder is bidirectional, the mixture of four distributions. Read
+:class:`MoiraiAdapter` first; packing and the wiring table are shared with
+:mod:`tsfm_lens.models.wirings.moirai_2`.
 """
 
 from __future__ import annotations
@@ -36,8 +39,9 @@ PATCH = 32
 
 
 class MoiraiAdapter(moirai_2.PackedAdapter):
-    """Adapter of a ``MoiraiModule``, or the module of a ``MoiraiForecast``, at one
-    patch size.
+    """Adapter of a ``MoiraiModule`` at one patch size.
+
+    It also takes a ``MoiraiForecast``, of which it opens the module.
     """
 
     architecture = NAME
@@ -89,76 +93,69 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
             )
         length = self.longest(batch)
         roles = batch.roles[: batch.n_variates]
-        kind = _library().MoiraiForecast
-        sizes = {
-            "prediction_length": horizon,
-            "context_length": length,
-            "patch_size": self.patch,
-            "num_samples": 100,
-        }
-        return self.forecaster(kind, roles, **sizes), moirai_2.native_input(
-            batch, length, horizon, self.device
+        forecast = self.forecaster(
+            _library().MoiraiForecast,
+            roles,
+            prediction_length=horizon,
+            context_length=length,
+            patch_size=self.patch,
+            # that of a call counts, see predict
+            num_samples=100,
         )
+        return forecast, moirai_2.native_input(batch, length, horizon, self.device)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute the mean of the mixture in data units, (batch, 1, step), in whole
-        patches; NaN for covariates.
+        """Compute the mean of the mixture in data units, (batch, 1, step).
+
+        Steps are whole patches; covariates are NaN.
         """
         native = {name: value for name, value in inputs.items() if name != "layout"}
         return self._future(self.model(**native).mean, inputs["layout"])
 
     def _future(self, per_token: Tensor, layout: moirai_2.Layout) -> Tensor:
         """Turn (…, item, pos, patch) into (…, item · variate, 1, step)."""
-        start = len(layout.targets) * layout.n_context
-        future = per_token[
-            ..., start : start + len(layout.targets) * layout.n_future, : self.patch
-        ]
-        rows = (
-            future.unflatten(-2, (len(layout.targets), -1))
-            .flatten(-2)
-            .flatten(-3, -2)
-            .unsqueeze(-2)
-        )
+        n_targets = len(layout.targets)
+        # the contexts of all targets come first, then their futures
+        start = n_targets * layout.n_context
+        stop = start + n_targets * layout.n_future
+        future = per_token[..., start:stop, : self.patch]
+        by_variate = future.unflatten(-2, (n_targets, -1)).flatten(-2)
+        rows = by_variate.flatten(-3, -2).unsqueeze(-2)
         return _common.with_covariates(rows, layout.roles, -3)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute the mean in data units, (…, batch, 1, step)."""
         sizes = encoded.inputs["patch_size"].expand(normalized.shape[:-1])
         parameters = self.model.param_proj(normalized, sizes)
-        loc = encoded.stats["loc"]
-        scale = encoded.stats["scale"]
-        mean = self.model.distr_output.distribution(
-            parameters, loc=loc, scale=scale
-        ).mean
-        return self._future(mean, encoded.inputs["layout"])
+        mixture = self.model.distr_output.distribution(
+            parameters, loc=encoded.stats["loc"], scale=encoded.stats["scale"]
+        )
+        return self._future(mixture.mean, encoded.inputs["layout"])
 
     @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Draw sample paths from one masked pass of ``MoiraiForecast.forward``, and
-        take their empirical quantiles.
+        """Draw sample paths, and take their empirical quantiles.
+
+        They come from one masked pass of ``MoiraiForecast.forward``.
         """
         forecast, inputs = self.library_input(batch, horizon)
+        draws = self.samples if num_samples is None else num_samples
         with torch.no_grad():
-            paths = forecast(
-                **inputs,
-                num_samples=self.samples if num_samples is None else num_samples,
-            ).cpu()
+            paths = forecast(**inputs, num_samples=draws).cpu()
         # the library drops the axis of a single variate
-        samples = (
-            (paths if paths.ndim == 4 else paths.unsqueeze(-1))
-            .permute(0, 3, 1, 2)
-            .flatten(0, 1)
-        )
-        return self.of_paths(
-            _common.with_covariates(samples, batch.roles[: batch.n_variates], 0), levels
-        )
+        if paths.ndim < 4:
+            paths = paths.unsqueeze(-1)
+        roles = batch.roles[: batch.n_variates]
+        samples = paths.permute(0, 3, 1, 2).flatten(0, 1)
+        return self.of_paths(_common.with_covariates(samples, roles, 0), levels)
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:
-    """Refuse all but distributions of uni2ts: the loader calls whatever a ``_target_``
-    names, with its arguments.
+    """Refuse output distributions that are not of uni2ts.
+
+    The loader calls whatever a ``_target_`` names, with its arguments.
     """
     nodes: list[Any] = [config.get("distr_output")]
     for node in nodes:
@@ -171,12 +168,15 @@ def _check(config: Mapping[str, Any], where: str) -> None:
                 " class of uni2ts.distribution"
             )
         parts = node.get("components", ())
-        nodes += list(parts) if isinstance(parts, list) else [parts] if parts else []
+        # the list grows while it is walked, so that parts of parts are checked, too
+        if isinstance(parts, list):
+            nodes += parts
+        elif parts:
+            nodes.append(parts)
         for key, value in node.items():
-            number = type(value) in (int, float) and value > 0
-            if key not in ("_target_", "components") and not (
-                key.isidentifier() and key[0] != "_" and number
-            ):
+            is_positive = type(value) in (int, float) and value > 0
+            is_argument = key.isidentifier() and key[0] != "_" and is_positive
+            if key not in ("_target_", "components") and not is_argument:
                 raise CheckpointError(
                     f"{where} has distr_output.{key}={reprlib.repr(value)}, expected a"
                     " number above 0"

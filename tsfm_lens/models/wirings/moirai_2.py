@@ -1,5 +1,7 @@
-"""Moirai 2: a causal decoder over all variates of an item, emitting quantiles of
-several patches at once.
+"""Moirai 2: a causal decoder over all variates, emitting quantiles of several patches.
+
+Read :class:`PackedAdapter` first, the base of both Moirai: the variates of an item
+share one token sequence, which :class:`Layout` describes.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ from tsfm_lens.models.wirings._common import (
 
 
 def _stand_in_for_pytree() -> None:
-    """Give jaxtyping a ``PyTree`` where there is no jax: uni2ts names it in annotations
-    only.
+    """Give jaxtyping a ``PyTree`` where there is no jax.
+
+    Uni2ts names it in annotations only.
     """
     jaxtyping: Any = import_module("jaxtyping")
     try:
@@ -66,7 +69,10 @@ LIBRARY = Extra(
 
 
 class PackedAdapter(Adapter):
-    """Base of the adapters of both Moirai: the variates of an item share one sequence."""
+    """Base of the adapters of both Moirai.
+
+    The variates of an item share one sequence.
+    """
 
     packed = True
     multivariate = True
@@ -80,31 +86,31 @@ class PackedAdapter(Adapter):
     def library_input(
         self, batch: SeriesBatch, horizon: int
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Return the library's forecast object for a batch and a horizon, and its
-        arguments.
+        """Return the library's forecast object and its arguments.
+
+        They are made for a batch and a horizon.
         """
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Pack one sequence per item: the context of every variate, then places for its
-        future.
+        """Pack one sequence per item.
+
+        It holds the context and the empty future of every variate.
         """
         steps = self.prediction_length if horizon is None else horizon
         forecast, native = self.library_input(batch, steps)
         inputs: dict[str, Any] = dict(
             zip(PACKED, forecast._convert(self.patch, **native), strict=True)
         )
-        context_mask = inputs["observed_mask"] * ~inputs["prediction_mask"].unsqueeze(
-            -1
-        )
+        in_context = ~inputs["prediction_mask"].unsqueeze(-1)
+        context_mask = inputs["observed_mask"] * in_context
         loc, scale = self.model.scaler(
             inputs["target"], context_mask, inputs["sample_id"], inputs["variate_id"]
         )
-        n_context, n_future = (
+        layout = Layout(
+            batch.roles[: batch.n_variates],
             forecast.context_token_length(self.patch),
             forecast.prediction_token_length(self.patch),
-        )
-        layout = Layout(
-            batch.roles[: batch.n_variates], n_context, n_future, self.patch
+            self.patch,
         )
         return Encoded(
             {**inputs, "layout": layout},
@@ -119,8 +125,9 @@ class PackedAdapter(Adapter):
         )
 
     def forecaster(self, kind: type, roles: tuple[str, ...], **sizes: int) -> Any:
-        """Return the library's forecast object for these sizes, kept until others are
-        requested.
+        """Return the library's forecast object for these sizes.
+
+        It is kept until other sizes are requested.
         """
         sizes |= {
             "target_dim": roles.count("target"),
@@ -154,16 +161,16 @@ PACKED = (
 def describe_stack(model: Any) -> Stack:
     """Describe the rows of a uni2ts ``TransformerEncoder`` at ``model.encoder``."""
     layer = model.encoder.layers[0]
-    inside = layer.self_attn
-    if inside.attn_dropout_p > 0:
+    self_attn = layer.self_attn
+    if self_attn.attn_dropout_p > 0:
         raise WiringError(
-            f"this Moirai has attn_dropout_p={inside.attn_dropout_p}, which uni2ts"
+            f"this Moirai has attn_dropout_p={self_attn.attn_dropout_p}, which uni2ts"
             " applies in evaluation mode too, so that no two forwards agree; set"
             " attn_dropout_p = 0.0 on every layer's self_attn"
         )
-    if inside.num_groups != inside.num_heads:
+    if self_attn.num_groups != self_attn.num_heads:
         raise WiringError(
-            f"this Moirai groups {inside.num_heads} heads in {inside.num_groups},"
+            f"this Moirai groups {self_attn.num_heads} heads in {self_attn.num_groups},"
             " expected no grouping"
         )
     # groups of one head each: the axis of length 1
@@ -185,19 +192,15 @@ def describe_stack(model: Any) -> Stack:
         layer.ffn.activation.__name__,
         **rest,
     )
-    sizes = (
-        model.num_layers,
-        inside.num_heads,
-        model.d_model,
-        inside.head_dim,
-        layer.ffn.hidden_dim,
-    )
-    writers = (attention, mlp)
     return Stack(
         "",
         "encoder.layers",
-        *sizes,
-        writers,
+        n_layers=model.num_layers,
+        n_heads=self_attn.num_heads,
+        d_model=model.d_model,
+        d_head=self_attn.head_dim,
+        d_mlp=layer.ffn.hidden_dim,
+        writers=(attention, mlp),
         ln_final="encoder.norm",
         upstream=("in_proj",),
     )
@@ -205,7 +208,7 @@ def describe_stack(model: Any) -> Stack:
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of an item's series in its packed sequence."""
+    """Order of an item's series in its packed sequence."""
 
     roles: tuple[str, ...]
     n_context: int
@@ -214,13 +217,13 @@ class Layout:
 
     @property
     def blocks(self) -> list[tuple[int, bool]]:
-        """Place of the series, and whether it is its future, block by block."""
-        out: list[tuple[int, bool]] = []
+        """Index of the series, and whether it is its future, block by block."""
+        blocks: list[tuple[int, bool]] = []
         for role in ("target", "known", "past"):
-            rows = [row for row, item in enumerate(self.roles) if item == role]
-            out += [(row, False) for row in rows]
-            out += [(row, True) for row in rows if role != "past"]
-        return out
+            rows = [row for row, name in enumerate(self.roles) if name == role]
+            blocks += [(row, False) for row in rows]
+            blocks += [(row, True) for row in rows if role != "past"]
+        return blocks
 
     @property
     def last_context(self) -> list[int]:
@@ -244,15 +247,13 @@ class Layout:
         future = TokenSpans.patches(0, self.n_future, self.patch)
         total = TokenSpans((), (), ())
         for row, ahead in self.blocks:
-            part = context
-            if ahead:
-                part = future
+            part = future if ahead else context
             total += replace(part, variate=(row,) * len(part))
         return total
 
     @property
     def targets(self) -> list[int]:
-        """Places of the series that are forecast."""
+        """Indices of the series that are forecast."""
         return [row for row, role in enumerate(self.roles) if role == "target"]
 
 
@@ -264,8 +265,9 @@ def native_input(
     *,
     causal_fill: bool = False,
 ) -> dict[str, Tensor]:
-    """Make the arguments of a uni2ts forecast: (item, time, variate), filled with 0, or
-    causal means (Moirai 2).
+    """Make the arguments of a uni2ts forecast, (item, time, variate).
+
+    Gaps are filled with 0, or with causal means under ``causal_fill`` (Moirai 2).
     """
     parts = {
         role: values.transpose(1, 2)
@@ -273,10 +275,9 @@ def native_input(
     }
     values = parts["target"]
     is_value = ~torch.isnan(values)
-    lengths = torch.tensor(
-        [len(series) for series in batch.values][:: batch.n_variates]
-    )
-    padding = torch.arange(length)[None] < (length - lengths.clamp(max=length))[:, None]
+    lengths = torch.tensor([len(series) for series in batch.values])
+    item_lengths = lengths[:: batch.n_variates].clamp(max=length)
+    padding = torch.arange(length)[None] < (length - item_lengths)[:, None]
     complete = torch.where(is_value, values, 0.0)
     targets = [
         series
@@ -290,9 +291,8 @@ def native_input(
         impute = CausalMeanValueImputation()
         for index, series in enumerate(targets):
             # of all known values, before the cut to the context
-            tail = np.asarray(
-                impute(np.array(series, dtype=np.float32)), dtype=np.float32
-            )[-length:]
+            filled = impute(np.array(series, dtype=np.float32))
+            tail = np.asarray(filled, dtype=np.float32)[-length:]
             item, variate = divmod(index, values.shape[2])
             complete[item, length - len(tail) :, variate] = torch.from_numpy(tail)
     inputs = {
@@ -302,8 +302,8 @@ def native_input(
     }
     for role, name, mask in _FEATURES:
         if role in parts:
-            there = ~torch.isnan(parts[role])
-            inputs |= {name: torch.where(there, parts[role], 0.0), mask: there}
+            observed = ~torch.isnan(parts[role])
+            inputs |= {name: torch.where(observed, parts[role], 0.0), mask: observed}
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
@@ -344,9 +344,11 @@ class Moirai2Adapter(PackedAdapter):
         """Return a ``Moirai2Forecast`` and its arguments."""
         length = self.longest(batch)
         roles = batch.roles[: batch.n_variates]
-        kind = _library().Moirai2Forecast
         forecast = self.forecaster(
-            kind, roles, prediction_length=horizon, context_length=length
+            _library().Moirai2Forecast,
+            roles,
+            prediction_length=horizon,
+            context_length=length,
         )
         # the library's own transform fills gaps with 0 where there are several targets
         causal = roles.count("target") == 1
@@ -355,8 +357,9 @@ class Moirai2Adapter(PackedAdapter):
         )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step), from the last
-        context token of each variate.
+        """Compute quantiles in data units, (batch, quantile, step).
+
+        They are read at the last context token of each variate.
         """
         native = {name: inputs[name] for name in PACKED}
         return self._quantiles(
@@ -364,8 +367,9 @@ class Moirai2Adapter(PackedAdapter):
         )
 
     def _quantiles(self, output: Tensor, layout: Layout) -> Tensor:
-        """Turn (…, item, pos, raw output) into (…, item · variate, quantile, step); NaN
-        for covariates.
+        """Turn (…, item, pos, output) into (…, item · variate, quantile, step).
+
+        Covariates are NaN.
         """
         positions = [layout.last_context[row] for row in layout.targets]
         rows = rearrange(
@@ -387,8 +391,9 @@ class Moirai2Adapter(PackedAdapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run ``Moirai2Forecast.forward``; beyond one pass, the library rolls out
-        univariate items only.
+        """Run ``Moirai2Forecast.forward``.
+
+        Beyond one pass, the library rolls out univariate items only.
         """
         roles = batch.roles[: batch.n_variates]
         if horizon > self.prediction_length and len(roles) > 1:
@@ -402,12 +407,10 @@ class Moirai2Adapter(PackedAdapter):
             output = forecast(**inputs).cpu()
         # (item, quantile, step[, variate]): the library drops the axis of a single
         # variate
-        if output.ndim == 4:
-            full = output
-        else:
-            full = output.unsqueeze(-1)
+        if output.ndim < 4:
+            output = output.unsqueeze(-1)
         quantiles = rearrange(
-            full, "item quantile step variate -> (item variate) step quantile"
+            output, "item quantile step variate -> (item variate) step quantile"
         )
         quantiles = _common.with_covariates(quantiles, roles, 0)
         return self.at(quantiles, levels)

@@ -1,5 +1,8 @@
-"""T5, the language model: the contrast that the papers on Chronos draw. A series is its
-sequence of token ids.
+"""T5, the language model: the contrast that the papers on Chronos draw.
+
+A series is its sequence of token ids. Read :class:`TokenAdapter` first, the base of T5
+and Chronos; :func:`stacks` describes an encoder and a decoder of T5, which Chronos-Bolt
+has, too.
 """
 
 from __future__ import annotations
@@ -79,6 +82,7 @@ class TokenAdapter(Adapter):
             "shared",
             steps_per_readout=1,
         )
+        # T5 scales the stream before a head that is tied to the embedding
         self._rescale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
     def of_tokens(
@@ -91,8 +95,9 @@ class TokenAdapter(Adapter):
         *,
         n_eos: int = 0,
     ) -> Encoded:
-        """Make the native input of token ids, (batch, pos) each; the decoder's begin
-        with its start token.
+        """Make the native input of token ids, (batch, pos) each.
+
+        Those of the decoder begin with its start token.
         """
         n_context = ids.shape[1] - n_eos
         spans = {
@@ -109,21 +114,23 @@ class TokenAdapter(Adapter):
         return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
 
     def shifted(self, target: Tensor | None, count: int) -> Tensor:
-        """Return a decoder's input: the start token, and what follows of the target, if
-        there is one.
+        """Return a decoder's input, (batch, pos).
+
+        It is the start token, followed by the target without its last token, if there
+        is one.
         """
         start = torch.full((count, 1), self.model.config.decoder_start_token_id)
         if target is None:
             return start
         return torch.cat([start, target[:, :-1].long()], dim=1)
 
-    def refuse_other_ids(self, values: Tensor, words: str, hint: str = "") -> None:
+    def refuse_other_ids(self, values: Tensor, message: str, hint: str = "") -> None:
         """Refuse values that are no token ids."""
         size = self.model.config.vocab_size
         wrong = (values != values.round()) | (values < 0) | (values >= size)
         if bool(wrong.any()):
             raise InputError(
-                f"{words} from 0 to {size - 1}; got {float(values[wrong][0]):g}{hint}"
+                f"{message} from 0 to {size - 1}; got {float(values[wrong][0]):g}{hint}"
             )
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -136,8 +143,9 @@ class TokenAdapter(Adapter):
 
 
 def pipeline(name: str) -> dict[str, Any]:
-    """Return the functions ``open`` and ``wrap`` of an architecture with a pipeline of
-    the library of Chronos.
+    """Return the functions ``open`` and ``wrap`` of an architecture.
+
+    Its native object is a pipeline ``name`` of Chronos's library.
     """
 
     def kind() -> Any:
@@ -155,8 +163,10 @@ def pipeline(name: str) -> dict[str, Any]:
 
 
 def blank(model: str, config: Mapping[str, Any]) -> Any:
-    """Build a model without weights, of T5 in transformers or of a class "module:name"
-    that takes its configuration.
+    """Build a model without weights.
+
+    ``model`` is a class of T5 in transformers, or a class "module:name" that takes its
+    configuration.
     """
     from transformers import T5Config
 
@@ -167,8 +177,9 @@ def blank(model: str, config: Mapping[str, Any]) -> Any:
 
 
 def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
-    """Describe the encoder's and the decoder's rows; ``encoder_upstream`` are the
-    modules that make the first input.
+    """Describe the encoder and the decoder.
+
+    ``encoder_upstream`` are the modules that make the first input.
     """
     names = {
         "n_heads": "num_heads",
@@ -185,15 +196,19 @@ def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
         n_layers: int,
         writers: tuple[Writer, ...],
         upstream: tuple[str, ...],
-        **others: Any,
+        **fields: Any,
     ) -> Stack:
-        others |= {
-            "ln_final": f"{name}.final_layer_norm",
-            "upstream": upstream,
-            "entry": name,
+        return Stack(
+            name,
+            f"{name}.block",
+            n_layers,
+            writers=writers,
+            ln_final=f"{name}.final_layer_norm",
+            upstream=upstream,
+            entry=name,
             **sizes,
-        }
-        return Stack(name, f"{name}.block", n_layers, writers=writers, **others)
+            **fields,
+        )
 
     decoder = (attention, cross, _mlp(2, config))
     upstream = (*encoder_upstream, "encoder")
@@ -221,6 +236,7 @@ def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Attention:
     at = f"layer.{sublayer}.{name}"
     norm = f"layer.{sublayer}.layer_norm"
+    # a sublayer holds norm and branch, so that its input is the stream itself
     reads = Site(f"layer.{sublayer}", "in", 0)
     return attention_row(
         kind,
@@ -235,18 +251,25 @@ def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Atte
 def _mlp(sublayer: int, config: Any) -> Mlp:
     at = f"layer.{sublayer}.DenseReluDense"
     norm = f"layer.{sublayer}.layer_norm"
-    layers = (f"{at}.wi_0" if config.is_gated_act else f"{at}.wi", f"{at}.wo")
+    into = f"{at}.wi"
     gate = None
     if config.is_gated_act:
+        into = f"{at}.wi_0"
         gate = Projection(f"{at}.wi_1", "d_mlp")
     return mlp_row(
-        at, f"layer.{sublayer}", layers, config.dense_act_fn, gate=gate, norm=norm
+        at,
+        f"layer.{sublayer}",
+        (into, f"{at}.wo"),
+        config.dense_act_fn,
+        gate=gate,
+        norm=norm,
     )
 
 
 class T5Adapter(TokenAdapter):
-    """Adapter of a ``T5ForConditionalGeneration``: token ids in and out; tokenise text
-    with its own tokenizer.
+    """Adapter of a ``T5ForConditionalGeneration``: token ids in and out.
+
+    Tokenise text with its own tokenizer first.
     """
 
     architecture = "t5"
@@ -268,18 +291,17 @@ class T5Adapter(TokenAdapter):
         future: Tensor | None = None,
         tokens: Tensor | None = None,
     ) -> Encoded:
-        """Pad token ids on the left under the mask, and add the teacher-forced decoder
-        input.
+        """Pad token ids on the left under the mask.
+
+        The decoder's input is teacher-forced.
         """
         ids = _common.padded(batch, self.longest(batch))
         mask = ~torch.isnan(ids)
         ids = self._ids(torch.where(mask, ids, float(self.model.config.pad_token_id)))
-        target = future
-        if future is None:
-            target = tokens
-        decoder = self.shifted(
-            None if target is None else self._ids(target), len(batch)
-        )
+        target = tokens if future is None else future
+        if target is not None:
+            target = self._ids(target)
+        decoder = self.shifted(target, len(batch))
         return self.of_tokens(ids, mask.long(), decoder, torch.ones(len(batch)), batch)
 
     def _ids(self, values: Tensor) -> Tensor:

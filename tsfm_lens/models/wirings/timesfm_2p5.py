@@ -1,5 +1,8 @@
-"""TimesFM 2.5 in Google's own package: a decoder over patches whose branches end in a
-norm of their own.
+"""TimesFM 2.5 in Google's own package: a decoder whose branches end in a norm.
+
+It is a decoder over patches with a key-value cache. Read :class:`TimesFmAdapter` first.
+:func:`cleaned`, :func:`patched` and :func:`deciles` are shared with the port to
+transformers; :func:`shared_prefixes` saves passes that several rows have in common.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ LIBRARY = Extra(
 
 
 def branches(norms: tuple[str, str]) -> dict[str, Any]:
-    """Return the fields of an attention whose branch ends in a norm of its own."""
+    """Return the fields of an attention whose branch ends in its own norm."""
+    # the stream receives the output of the second norm
     return {"write": norms[1], "norm": norms[0], "post_norm": norms[1]}
 
 
@@ -59,8 +63,9 @@ def describe_mlp(
     act: str,
     stream: str = "batch pos d_model",
 ) -> Mlp:
-    """Describe an MLP between two norms, its activation function as the library names
-    it.
+    """Describe an MLP between two norms.
+
+    ``act`` is the activation function as the library names it.
     """
     name = {"swish": "silu", "none": "linear"}.get(act, act)
     rest: dict[str, Any] = {"norm": norms[0], "post_norm": norms[1], "aside": True}
@@ -68,21 +73,24 @@ def describe_mlp(
 
 
 def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
-    """Return series without their leading NaN and with inner ones interpolated, as
-    ``timesfm`` does; fresh arrays.
+    """Return series without leading NaN, inner ones interpolated.
+
+    ``timesfm`` does the same. The arrays are fresh.
     """
-    out = []
+    complete = []
     for series in batch.values:
         is_value = ~np.isnan(series)
         first = int(np.argmax(is_value))
         index = np.arange(len(series))
-        out.append(np.interp(index, index[is_value], series[is_value])[first:])
-    return out
+        filled = np.interp(index, index[is_value], series[is_value])
+        complete.append(filled[first:])
+    return complete
 
 
 def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor]:
-    """Return values and masks, (batch, time): zero-padded at the front to a multiple of
-    the patch, True = padding.
+    """Return values and masks, (batch, time), in whole patches.
+
+    Series are padded with 0 at the front; masks are True where there is padding.
     """
     width = -(-length // patch) * patch
     values = torch.zeros(len(batch), width)
@@ -97,8 +105,9 @@ def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor
 def running_statistics(
     patches: Tensor, masks: Tensor, update: Callable[..., tuple[Tensor, Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Compute mean and standard deviation up to each patch, (batch, patch) each, by the
-    library's own update.
+    """Compute mean and standard deviation up to each patch.
+
+    Both are (batch, patch), by the library's own update.
     """
     n, mu, sigma = (torch.zeros(len(patches), device=patches.device) for _ in range(3))
     means = []
@@ -111,19 +120,18 @@ def running_statistics(
 
 
 def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
-    """Turn a head's raw output (…, batch, horizon · 10) into quantiles in data units,
-    (…, batch, quantile, step).
+    """Turn a head's raw output into quantiles in data units.
+
+    The output is (…, batch, horizon · 10), the quantiles are (…, batch, quantile,
+    step).
     """
+    by_step = flat.reshape(*flat.shape[:-1], horizon, -1)
     # entry 0 of the ten is the mean
-    return in_data_units(
-        flat.reshape(*flat.shape[:-1], horizon, -1)[..., 1:].transpose(-1, -2),
-        mu,
-        sigma,
-    )
+    return in_data_units(by_step[..., 1:].transpose(-1, -2), mu, sigma)
 
 
 def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[None]:
-    """Let a native module compute common beginnings once while the block runs."""
+    """Let a native module compute common prefixes once while the block runs."""
 
     def forward(inputs: Tensor, masks: Tensor, decode_caches: Any = None) -> Any:
         plain = type(model).forward
@@ -146,8 +154,9 @@ def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[
 def _in_pieces(
     model: Any, inputs: Tensor, masks: Tensor, caches: Any, prefixes: np.ndarray
 ) -> Any:
-    """Compute the outputs and caches of all rows, piece by piece of patches over which
-    no two rows part.
+    """Compute the outputs and caches of all rows, piece by piece.
+
+    Pieces are ranges of patches within which no two rows begin to differ.
     """
     outputs: list[tuple[Tensor, ...]] = []
     # by row, which row of the last piece is its beginning; at first all begin with
@@ -159,8 +168,8 @@ def _in_pieces(
             prefixes[:, stop - 1], return_index=True, return_inverse=True
         )
         rows, back = (
-            torch.as_tensor(item.reshape(-1), device=inputs.device)
-            for item in (firsts, group)
+            torch.as_tensor(indices.reshape(-1), device=inputs.device)
+            for indices in (firsts, group)
         )
         state = [_rows(cache, previous[firsts]) for cache in state]
         results, state = type(model).forward(
@@ -182,20 +191,16 @@ def _rows(cache: Any, rows: np.ndarray) -> Any:
 
 
 def pieces(prefixes: np.ndarray) -> list[tuple[int, int]]:
-    """Return ranges of patches within which rows that are alike at the first are so at
-    the last, (start, stop) each.
+    """Return ranges of patches, (start, stop), in which no two rows begin to differ.
+
+    Rows that are equal at the first patch of a range are equal at its last.
     """
+    # where the number of distinct prefixes grows, some rows begin to differ
     counts = [len(np.unique(column)) for column in prefixes.T]
-    cuts = [
-        0,
-        *(
-            position
-            for position in range(1, len(counts))
-            if counts[position] > counts[position - 1]
-        ),
-        len(counts),
+    splits = [
+        index for index in range(1, len(counts)) if counts[index] > counts[index - 1]
     ]
-    return list(pairwise(cuts))
+    return list(pairwise([0, *splits, len(counts)]))
 
 
 NAME = "timesfm-2.5"
@@ -221,11 +226,14 @@ def _wiring(model: Any) -> Wiring:
     ]
     mlp = describe_mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), act)
     d_mlp = model.stacked_xf[0].ff0.out_features
-    sizes = (model.x, model.h, model.md, model.hd, d_mlp)
     stack = Stack(
         "",
         "stacked_xf",
-        *sizes,
+        n_layers=model.x,
+        n_heads=model.h,
+        d_model=model.md,
+        d_head=model.hd,
+        d_mlp=d_mlp,
         writers=(attention, mlp),
         upstream=("tokenizer",),
         cached=_cache_length,
@@ -238,8 +246,9 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TimesFmAdapter(Adapter):
-    """Adapter of a ``TimesFM_2p5_200M_torch``; a single forward reads the point head:
-    deciles of the next patch.
+    """Adapter of a ``TimesFM_2p5_200M_torch``.
+
+    A single forward reads the point head: deciles of the next patch.
     """
 
     architecture = NAME
@@ -256,8 +265,9 @@ class TimesFmAdapter(Adapter):
 
     @property
     def passes(self) -> int:
-        """Number of forwards of one forecast: two under the library's flip invariance
-        (x and -x).
+        """Number of forwards of one forecast.
+
+        Two under the library's flip invariance, which averages over x and -x.
         """
         config = getattr(self.native, "forecast_config", None)
         if config is not None and config.force_flip_invariance:
@@ -276,24 +286,19 @@ class TimesFmAdapter(Adapter):
         mu, sigma = running_statistics(
             patches, masks, lambda *state: util.update_running_stats(*state)[0]
         )
-        patches_of_model = torch.where(masks, 0.0, util.revin(patches, mu, sigma))
+        inputs = {
+            "inputs": torch.where(masks, 0.0, util.revin(patches, mu, sigma)),
+            "masks": masks,
+            "mu": mu[:, -1],
+            "sigma": sigma[:, -1],
+        }
         spans = {"": TokenSpans.patches(-n_patches * patch, n_patches, patch)}
-        return Encoded(
-            {
-                "inputs": patches_of_model,
-                "masks": masks,
-                "mu": mu[:, -1],
-                "sigma": sigma[:, -1],
-            },
-            spans,
-            mu[:, -1],
-            sigma[:, -1],
-            batch,
-        )
+        return Encoded(inputs, spans, inputs["mu"], inputs["sigma"], batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute deciles of the patch after the last one, in data units, (batch,
-        quantile, step).
+        """Compute deciles of the patch after the last one.
+
+        They are in data units, (batch, quantile, step).
         """
         (_, _, output, _), _ = self.model(inputs["inputs"], inputs["masks"])
         return deciles(output[:, -1], self.model.o, inputs["mu"], inputs["sigma"])
@@ -307,8 +312,9 @@ class TimesFmAdapter(Adapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run ``forecast`` under the object's own configuration, or under a default one
-        if it has none that fits.
+        """Run ``forecast`` under the object's own configuration.
+
+        If it has none, a default one is made that fits.
         """
         native = copy.copy(self.native)
         # the library notes a device at construction and sends inputs there, and fills
@@ -354,28 +360,28 @@ class TimesFmAdapter(Adapter):
         )
 
     def sharing(self, prefixes: np.ndarray) -> AbstractContextManager[None]:
-        """Let rows that begin alike compute their common patches once; see
-        ``shared_prefixes``.
+        """Let rows that begin alike compute their common patches once.
+
+        See :func:`shared_prefixes`.
         """
         return shared_prefixes(self.model, prefixes)
 
     def joined(
         self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Join the arguments of all passes of a rollout to those of one pass without a
-        cache.
+        """Join the arguments of all passes of a rollout to those of one pass.
+
+        That pass has no cache.
         """
-        return (
-            tuple(
-                torch.cat([args[index] for args, _ in calls], dim=1) for index in (0, 1)
-            ),
-            {},
-        )
+        patches = torch.cat([args[0] for args, _ in calls], dim=1)
+        masks = torch.cat([args[1] for args, _ in calls], dim=1)
+        return (patches, masks), {}
 
 
 def wrap(module: Any) -> Any:
-    """Build the library's forecaster around a module, without another 200 million
-    weights.
+    """Build the library's forecaster around a module.
+
+    Its constructor would make another 200 million weights.
     """
     forecaster = LIBRARY.require().TimesFM_2p5_200M_torch
     native = forecaster.__new__(forecaster)
@@ -385,6 +391,7 @@ def wrap(module: Any) -> Any:
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    # hooks do not act inside compiled modules
     native = LIBRARY.require().TimesFM_2p5_200M_torch.from_pretrained(
         folder, torch_compile=False
     )
@@ -406,6 +413,7 @@ register(
         claims_tensors=lambda names: "stacked_xf.0.attn.qkv_proj.weight" in names,
         classes=("TimesFM_2p5_200M_torch", "TimesFM_2p5_200M_torch_module"),
         open=_open,
+        # the library has no configuration apart from its code
         blank=lambda config: module_class()(),
         adapter=TimesFmAdapter,
         wrap=lambda native: (

@@ -1,4 +1,8 @@
-"""TimesFM 2.5 as ported to transformers: separate projections, one pass, no cache."""
+"""TimesFM 2.5 as ported to transformers: separate projections, one pass, no cache.
+
+Read :class:`TimesFmPortAdapter` first; the preparation of series is shared with
+:mod:`tsfm_lens.models.wirings.timesfm_2p5`.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +54,15 @@ def _wiring(config: Any) -> Wiring:
     )
     norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
     mlp = timesfm_2p5.describe_mlp(norms, ("mlp.fc1", "mlp.fc2"), config.activation)
-    counts = (config.num_hidden_layers, config.num_attention_heads)
-    sizes = (config.hidden_size, config.head_dim, config.intermediate_size)
     stack = Stack(
         "",
         "model.layers",
-        *counts,
-        *sizes,
-        (attention, mlp),
+        n_layers=config.num_hidden_layers,
+        n_heads=config.num_attention_heads,
+        d_model=config.hidden_size,
+        d_head=config.head_dim,
+        d_mlp=config.intermediate_size,
+        writers=(attention, mlp),
         upstream=("model.input_ff_layer",),
     )
     unembed = Site("output_projection_point", layout="batch pos d_out")
@@ -71,8 +76,9 @@ def _wiring(config: Any) -> Wiring:
 
 
 class TimesFmPortAdapter(Adapter):
-    """Adapter of a ``TimesFm2_5ModelForPrediction``; a forward reads the point head:
-    deciles of the next patch.
+    """Adapter of a ``TimesFm2_5ModelForPrediction``.
+
+    A single forward reads the point head: deciles of the next patch.
     """
 
     architecture = NAME
@@ -117,8 +123,9 @@ class TimesFmPortAdapter(Adapter):
         return Encoded(inputs, spans, loc, scale, batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute deciles of the patch after the last one, in data units, (batch,
-        quantile, step).
+        """Compute deciles of the patch after the last one.
+
+        They are in data units, (batch, quantile, step).
         """
         states = self.model.model(
             past_values=inputs["values"], past_values_padding=inputs["padding_masks"]
@@ -180,6 +187,7 @@ def _blank(config: Mapping[str, Any]) -> Any:
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     from transformers import TimesFm2_5ModelForPrediction
 
+    # hooks see patterns in scaled_dot_product_attention, which "eager" does not call
     return TimesFm2_5ModelForPrediction.from_pretrained(
         folder, dtype=dtype, attn_implementation="sdpa"
     ).to(device)

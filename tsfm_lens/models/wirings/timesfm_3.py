@@ -1,5 +1,7 @@
-"""TimesFM 3: attention over time and then over variates in every layer, all branches
-between two norms.
+"""TimesFM 3: attention over time and then over variates in every layer.
+
+Every branch stands between two norms. Read :class:`TimesFm3Adapter` first. Series are
+prepared as ``decode`` does, not as ``TimesFM3Forecaster`` does.
 """
 
 from __future__ import annotations
@@ -59,14 +61,14 @@ KEYS = keys(
 
 def _attention(kind: str, module: str, short: str, *, across: bool) -> Attention:
     norms = (f"pre_{short}_attn_ln", f"post_{short}_attn_ln")
-    layouts: dict[str, Any] = {"z_layout": "(series variate) pos (head d_head)"}
-    layouts["qkv_layout"] = "(series variate) head pos d_head"
+    layouts: dict[str, Any] = {
+        "z_layout": "(series variate) pos (head d_head)",
+        "qkv_layout": "(series variate) head pos d_head",
+    }
     if across:
         layouts = {
             "z_layout": "(series pos) variate (head d_head)",
             "qkv_layout": "(series pos) head variate d_head",
-        }
-        layouts |= {
             "reads": Site(norms[0], "in", 0, STREAM),
             "aside": True,
             "over": "variate",
@@ -86,27 +88,21 @@ def _wiring(model: Any) -> Wiring:
             " wiring does not know"
         )
     time = _attention("time_attn", "seq_attn", "seq", across=False)
-    across = (
-        (_attention("variate_attn", "var_attn", "var", across=True),)
-        if model.use_variate_attention
-        else ()
-    )
+    across: tuple[Attention, ...] = ()
+    if model.use_variate_attention:
+        across = (_attention("variate_attn", "var_attn", "var", across=True),)
     mlp = timesfm_2p5.describe_mlp(
         ("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), sizes.ff_activation, STREAM
-    )
-    d_head, writers = sizes.model_dims // sizes.num_heads, (time, *across, mlp)
-    numbers = (
-        config.num_layers,
-        sizes.num_heads,
-        sizes.model_dims,
-        d_head,
-        sizes.hidden_dims,
     )
     stack = Stack(
         "",
         "transformer_stack.layers",
-        *numbers,
-        writers,
+        n_layers=config.num_layers,
+        n_heads=sizes.num_heads,
+        d_model=sizes.model_dims,
+        d_head=sizes.model_dims // sizes.num_heads,
+        d_mlp=sizes.hidden_dims,
+        writers=(time, *across, mlp),
         upstream=("pre_transformer_resblock",),
     )
     return Wiring(
@@ -120,8 +116,9 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TimesFm3Adapter(Adapter):
-    """Adapter of a ``TimesFM3Torch``, or of a ``TimesFM3Forecaster``'s model without
-    its preparation of series.
+    """Adapter of a ``TimesFM3Torch``, or of the model of a ``TimesFM3Forecaster``.
+
+    The forecaster's preparation of series is left out.
     """
 
     architecture = NAME
@@ -148,12 +145,11 @@ class TimesFm3Adapter(Adapter):
             -length, length // self.patch + self._future_patches(steps), self.patch
         )
         # running statistics of every patch, inside decode: no single scale
-        loc, scale = torch.zeros(len(batch)), torch.ones(len(batch))
         return Encoded(
             inputs,
             {"": spans},
-            loc,
-            scale,
+            torch.zeros(len(batch)),
+            torch.ones(len(batch)),
             batch,
             horizon=steps,
             items=len(inputs["target"]),
@@ -169,8 +165,9 @@ class TimesFm3Adapter(Adapter):
         return inputs
 
     def _future_patches(self, horizon: int) -> int:
-        """Count the masked patches that ``decode`` appends: under stitching,
-        predictions of neighbours overlap.
+        """Count the masked patches that ``decode`` appends.
+
+        Under stitching, predictions of neighbouring patches overlap.
         """
         if not self.model.use_stitching:
             return -(-horizon // self.prediction_length) * self.model.rolls
@@ -186,22 +183,19 @@ class TimesFm3Adapter(Adapter):
         return output.flatten(0, 1).transpose(1, 2)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Compute quantiles in data units, (…, batch, quantile, step); ``decode`` runs
-        with this transformer output.
+        """Compute quantiles in data units, (…, batch, quantile, step).
+
+        ``decode`` runs with the stream as the output of its transformer.
         """
         leading = normalized.shape[:-3]
         copies = math.prod(leading)
         items = len(encoded.inputs["target"])
         stream = normalized.reshape(copies * items, -1, *normalized.shape[-2:])
-        # the transformer hands back the stream
-        with shadowed(
-            [
-                (
-                    self.model.transformer_stack,
-                    lambda _forward: lambda *_, **_others: (stream, None, None),
-                )
-            ]
-        ):
+
+        def forward(*_args: Any, **_kwargs: Any) -> tuple[Tensor, None, None]:
+            return stream, None, None
+
+        with shadowed([(self.model.transformer_stack, lambda _plain: forward)]):
             quantiles = self.run(encoded.repeated(copies))
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 

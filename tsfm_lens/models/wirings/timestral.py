@@ -1,5 +1,7 @@
-"""Timestral: queries for the horizon beside an encoded context, attention over time
-and, in some layers, variates.
+"""Timestral: queries for the horizon beside an encoded context.
+
+Layers attend over time, and some of them over variates, too. Read
+:class:`TimestralAdapter` first. One pass is one block of the library's forecast.
 """
 
 from __future__ import annotations
@@ -66,60 +68,64 @@ LIBRARY = Extra(
 
 
 def _joined(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-    """Let an attention over time make one call: the library makes one for context
-    queries, one for the horizon's.
+    """Let an attention over time make one call.
+
+    The library makes one for the queries of the context and one for those of the
+    horizon.
     """
     x, mask, *rest = args
-    return (
-        x,
-        in_two(mask.mask, mask.enc_len) if hasattr(mask, "enc_len") else mask,
-        *rest,
-    ), kwargs
+    if hasattr(mask, "enc_len"):
+        mask = in_two(mask.mask, mask.enc_len)
+    return (x, mask, *rest), kwargs
 
 
-def _attention(place: int, over_time: bool, gate: str) -> Attention:
-    at = f"attns.{place}"
-    norm = f"attn_norms.{place}"
-    rest: dict[str, Any] = {"joined": _joined}
+def _attention(index: int, over_time: bool, gate: str) -> Attention:
+    at = f"attns.{index}"
+    norm = f"attn_norms.{index}"
+    kind = "time_attn"
+    fields: dict[str, Any] = {"joined": _joined}
     if not over_time:
+        kind = "variate_attn"
         # rows and positions are swapped up to the output projection, which has them
         # back
-        rest = {
+        fields = {
             "over": "variate",
             "x_layout": "pos batch d_model",
             "qkv_layout": "pos head batch d_head",
+            "pattern_layout": "pos head query key",
         }
-        rest["pattern_layout"] = "pos head query key"
-    if place:
-        rest |= {"reads": Site(norm, "in", 0), "aside": True}
+    if index:
+        fields |= {"reads": Site(norm, "in", 0), "aside": True}
+    if gate != "none":
+        fields["gate"] = Projection(f"{at}._gate")
     return attention_row(
-        "time_attn" if over_time else "variate_attn",
+        kind,
         at,
         fused(f"{at}.wQKV", "(part d_head head)", Projection(f"{at}.wO")),
         norm=norm,
-        gate=None if gate == "none" else Projection(f"{at}._gate"),
-        **rest,
+        **fields,
     )
 
 
 def _rows(config: Any, axes: tuple[bool, ...]) -> tuple[Writer, ...]:
     gates = (config.variate_attn_gate, config.time_attn_gate)
     attentions = [
-        _attention(position, over_time, gates[over_time])
-        for position, over_time in enumerate(axes)
+        _attention(index, over_time, gates[over_time])
+        for index, over_time in enumerate(axes)
     ]
     # both halves of the gated layer; the second goes through the activation
     gate, first = (Projection("mlp.w12", "(part d_mlp)", part, 2) for part in range(2))
-    rest: dict[str, Any] = {
-        "first": first,
-        "gate": gate,
-        "norm": "mlp_norm",
-        "aside": True,
-    }
-    return (
-        *attentions,
-        mlp_row("mlp", "mlp_norm", ("mlp.w12", "mlp.w3"), "silu", **rest),
+    mlp = mlp_row(
+        "mlp",
+        "mlp_norm",
+        ("mlp.w12", "mlp.w3"),
+        "silu",
+        first=first,
+        gate=gate,
+        norm="mlp_norm",
+        aside=True,
     )
+    return (*attentions, mlp)
 
 
 def _wiring(config: Any, steps: int) -> Wiring:
@@ -129,12 +135,12 @@ def _wiring(config: Any, steps: int) -> Wiring:
     stack = Stack(
         "",
         "transformer.layers",
-        len(config.block_schedule),
-        config.num_heads,
-        config.d_model,
-        config.head_dim,
-        config.mlp_hidden_dim,
-        writers,
+        n_layers=len(config.block_schedule),
+        n_heads=config.num_heads,
+        d_model=config.d_model,
+        d_head=config.head_dim,
+        d_mlp=config.mlp_hidden_dim,
+        writers=writers,
         ln_final="transformer.out_norm",
         upstream=("representation",),
         exceptions={
@@ -151,8 +157,9 @@ def _wiring(config: Any, steps: int) -> Wiring:
 
 
 class TimestralAdapter(Adapter):
-    """Adapter of a ``TimestralForecaster``; one pass is one block, in the library's
-    advancing frame.
+    """Adapter of a ``TimestralForecaster``.
+
+    One pass is one block, in the library's advancing frame.
 
     Attributes:
         clampsym: whether forecasts are averaged with those of -x and clipped at 0 where
@@ -184,29 +191,30 @@ class TimestralAdapter(Adapter):
 
     @property
     def passes(self) -> int:
-        """Number of forwards of one forecast: two where it is averaged with that of -x."""
+        """Number of forwards of one forecast.
+
+        Two where it is averaged with the forecast of -x.
+        """
         if self.clampsym:
             return 2
         return 1
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Stack items with their variates; known covariates have values in the patches
-        to forecast.
+        """Stack items with their variates.
+
+        Known covariates have values in the patches to forecast.
         """
         steps = self.prediction_length if horizon is None else horizon
-        native, library, n_future = (
-            self._native_input(batch, steps),
-            self.native,
-            -(-steps // self.patch),
-        )
+        n_future = -(-steps // self.patch)
+        library = self.native
+        native = self._native_input(batch, steps)
         values, mask = library._as_context(native.pop("context"), None)
-        sizes = {
-            name: (len(values), values.shape[-1] + steps * name.startswith("known"))
-            for name in native
+        lengths = {
+            name: values.shape[-1] + steps * name.startswith("known") for name in native
         }
         covariates = [
-            library._as_covariates(item, *sizes[name], name)
-            for name, item in native.items()
+            library._as_covariates(covariate, len(values), lengths[name], name)
+            for name, covariate in native.items()
         ]
         values, mask, *rest, _ = library._assemble_rows(
             values, mask, steps, *covariates
@@ -230,8 +238,9 @@ class TimestralAdapter(Adapter):
         )
 
     def _spans(self, n_context: int, n_future: int, has_covariates: bool) -> TokenSpans:
-        """Return the tokens of the context, then the queries; with covariates, both
-        cover context and horizon.
+        """Return the tokens of the context, then the queries.
+
+        With covariates, both cover context and horizon.
         """
         context = TokenSpans.patches(-n_context * self.patch, n_context, self.patch)
         queries = TokenSpans.patches(0, n_future, self.patch)
@@ -243,8 +252,9 @@ class TimestralAdapter(Adapter):
         )
 
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
-        """Make the arguments of ``forecast``, (item, variate, time), of the whole
-        series: it fills before it cuts.
+        """Make the arguments of ``forecast``, (item, variate, time).
+
+        They hold the whole series, since the library fills gaps before it cuts.
         """
         parts = _common.by_role(
             self.numbered(batch), self.padded_length(batch), horizon
@@ -254,8 +264,10 @@ class TimestralAdapter(Adapter):
         }
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Replace categories by the library's numbers: smoothed means of the one
-        target, or their own numbers.
+        """Replace categories by the library's numbers.
+
+        They are smoothed means of the target if there is one target, else the
+        categories' own numbers.
         """
         if not any(batch.categories):
             return batch
@@ -273,12 +285,8 @@ class TimestralAdapter(Adapter):
                 codes = torch.tensor(
                     np.concatenate([values[row], () if future is None else future])
                 )
-                numbers = (
-                    self.native._encode_categorical(codes[None, None], target)[0, 0]
-                    .double()
-                    .cpu()
-                    .numpy()
-                )
+                encoded = self.native._encode_categorical(codes[None, None], target)
+                numbers = encoded[0, 0].double().cpu().numpy()
                 values[row], ahead = np.split(numbers, [len(values[row])])
                 futures[row] = None if future is None else ahead
         return replace(
@@ -289,12 +297,13 @@ class TimestralAdapter(Adapter):
         )
 
     def _anchor(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Compute mean and scale of the last context patch, in whose units the head
-        speaks, (batch,) each.
+        """Compute mean and scale of the last context patch, (batch,) each.
+
+        The head's output is in their units.
         """
         rows = inputs["inputs"]
         mask = inputs["observed"]
-        last = inputs["inputs"].shape[1] - 1
+        last = rows.shape[1] - 1
         if inputs["known_future"] is not None:
             rows = torch.cat([rows, inputs["known_future"]], -1)
             mask = torch.cat([mask, inputs["known_future_mask"]], -1)
@@ -307,42 +316,45 @@ class TimestralAdapter(Adapter):
         return loc[:, last], scale[:, last]
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step), in whole patches;
-        of covariates, too.
+        """Compute quantiles in data units, (batch, quantile, step).
+
+        Steps are whole patches; covariates have quantiles, too.
         """
         return self._refined(self.model.predict_block(**inputs), inputs)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step)."""
         raw = self.model.head(normalized[..., -encoded.inputs["horizon_patches"] :, :])
-        units = (item[:, None, None] for item in (encoded.loc, encoded.scale))
+        loc = encoded.loc[:, None, None]
+        scale = encoded.scale[:, None, None]
         denormalize = LIBRARY.require("timestral.scaler").denormalize_quantiles
-        quantiles = denormalize(raw, *units, self.model.config.use_asinh)
+        quantiles = denormalize(raw, loc, scale, self.model.config.use_asinh)
         leading = quantiles.shape[:-3]
-        flat = self._refined(
-            quantiles.reshape(-1, *quantiles.shape[-2:]),
-            encoded.repeated(math.prod(leading)),
-        )
-        return flat.reshape(*leading, len(encoded.batch), *flat.shape[1:])
+        inputs = encoded.repeated(math.prod(leading))
+        flat = quantiles.reshape(-1, *quantiles.shape[-2:])
+        refined = self._refined(flat, inputs)
+        return refined.reshape(*leading, len(encoded.batch), *refined.shape[1:])
 
     def _refined(self, quantiles: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        """Move quantiles (batch, step, quantile) to the library's advancing frame,
-        (batch, quantile, step).
+        """Move quantiles to the library's advancing frame.
+
+        They are (batch, step, quantile) before and (batch, quantile, step) after.
         """
-        if inputs["role_ids"] is None:
-            targets = None
-        else:
+        targets = None
+        if inputs["role_ids"] is not None:
             targets = inputs["role_ids"] == TARGET
-        return self.native._refine_block(
+        refined = self.native._refine_block(
             quantiles, inputs["inputs"], inputs["observed"], targets
-        ).transpose(1, 2)
+        )
+        return refined.transpose(1, 2)
 
     @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Run ``TimestralForecaster.forecast``; it gives no forecast of covariates,
-        which are NaN.
+        """Run ``TimestralForecaster.forecast``.
+
+        It gives no forecast of covariates, which are NaN.
         """
         options = {
             "symmetric_averaging": self.clampsym,

@@ -1,4 +1,8 @@
-"""TiRex: recurrent blocks of xLSTM and gated MLPs over patches; no attention."""
+"""TiRex: recurrent blocks of xLSTM and gated MLPs over patches; no attention.
+
+Read :class:`TirexAdapter` first. The recurrence runs in bfloat16, so that there are no
+true gradients.
+"""
 
 from __future__ import annotations
 
@@ -59,16 +63,14 @@ def _wiring(model: Any) -> Wiring:
         norm="norm_ffn",
         aside=True,
     )
-    width = model.out_norm.weight.shape[0]
-    hidden = model.blocks[0].ffn.proj_down.in_features
     stack = Stack(
         "",
         "blocks",
-        len(model.blocks),
-        0,
-        width,
-        0,
-        hidden,
+        n_layers=len(model.blocks),
+        n_heads=0,
+        d_model=model.out_norm.weight.shape[0],
+        d_head=0,
+        d_mlp=model.blocks[0].ffn.proj_down.in_features,
         writers=(slstm, mlp),
         ln_final="out_norm",
         upstream=("input_patch_embedding",),
@@ -81,8 +83,9 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TirexAdapter(Adapter):
-    """Adapter of a ``TiRexZero``; beyond one patch the library appends patches of gaps
-    and runs again.
+    """Adapter of a ``TiRexZero``.
+
+    Beyond one patch the library appends patches of gaps and runs again.
     """
 
     architecture = NAME
@@ -131,8 +134,9 @@ class TirexAdapter(Adapter):
         )
 
     def _in_data_units(self, raw: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """Turn (…, batch, pos, quantile and step) into the last token's (…, batch,
-        quantile, step).
+        """Read quantiles (…, batch, quantile, step) off the last token.
+
+        ``raw`` is (…, batch, pos, quantile and step).
         """
         ahead = raw[..., -1, :].unflatten(
             -1, (len(self.levels), self.prediction_length)
@@ -158,9 +162,10 @@ def _built(config: Mapping[str, Any]) -> Any:
 
 
 def _config(native: Any) -> dict[str, Any]:
-    own = dict(vars(native.config))
-    own.pop("nan_mask_value")
-    return {"train_ctx_len": own.pop("train_ctx_len"), "model_config": own}
+    settings = dict(vars(native.config))
+    settings.pop("nan_mask_value")
+    context_length = settings.pop("train_ctx_len")
+    return {"train_ctx_len": context_length, "model_config": settings}
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:

@@ -1,5 +1,7 @@
-"""Toto 1.0: a decoder over patches, time-wise in most layers and across variates in a
-few, with a Student-t mixture.
+"""Toto 1.0: a decoder over patches with a mixture of Student-t distributions.
+
+Most layers attend over time, a few across variates. Read :class:`TotoAdapter` first. A
+single forward gives the mean of the mixture, a forecast draws sample paths.
 """
 
 from __future__ import annotations
@@ -57,6 +59,17 @@ FUSED = "(part d_head head)"
 
 
 def _attention(*, across: bool) -> Attention:
+    axes = {
+        "over": "time",
+        "qkv_layout": "(series variate) head pos d_head",
+        "x_layout": "(series variate) pos d_model",
+    }
+    if across:
+        axes = {
+            "over": "variate",
+            "qkv_layout": "(series pos) head variate d_head",
+            "x_layout": "(series pos) variate d_model",
+        }
     return attention_row(
         "attn",
         "attention",
@@ -64,16 +77,8 @@ def _attention(*, across: bool) -> Attention:
         reads=Site("", "in", 1, STREAM),
         stream=STREAM,
         z_layout="series variate pos (head d_head)",
-        over="variate" if across else "time",
-        qkv_layout=(
-            "(series pos) head variate d_head"
-            if across
-            else "(series variate) head pos d_head"
-        ),
-        x_layout=(
-            "(series pos) variate d_model" if across else "(series variate) pos d_model"
-        ),
         norm="norm1",
+        **axes,
     )
 
 
@@ -94,17 +99,14 @@ def _wiring(model: Any) -> Wiring:
         if layer.attention_axis.name == "SPACE"
     }
     n_heads = layers[0].num_heads
-    sizes = (
-        len(layers),
-        n_heads,
-        model.embed_dim,
-        model.embed_dim // n_heads,
-        layers[0].mlp[2].in_features,
-    )
     stack = Stack(
         "",
         "transformer.layers",
-        *sizes,
+        n_layers=len(layers),
+        n_heads=n_heads,
+        d_model=model.embed_dim,
+        d_head=model.embed_dim // n_heads,
+        d_mlp=layers[0].mlp[2].in_features,
         writers=(_attention(across=False), mlp),
         upstream=("patch_embed",),
         cached=_cache_length,
@@ -132,8 +134,9 @@ def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 class TotoAdapter(Adapter):
-    """Adapter of a ``Toto``; a single forward reads the mean of the mixture for the
-    next patch.
+    """Adapter of a ``Toto``.
+
+    A single forward reads the mean of the mixture for the next patch.
     """
 
     architecture = NAME
@@ -149,12 +152,9 @@ class TotoAdapter(Adapter):
     samples = 100
 
     def __init__(self, native: Any) -> None:
-        self.native = native
-        self.model = (
-            getattr(native, "model", native)
-            if not hasattr(native, "patch_embed")
-            else native
-        )
+        self.native = self.model = native
+        if not hasattr(native, "patch_embed"):
+            self.model = getattr(native, "model", native)
         if self.model.fusion is not None:
             raise WiringError(
                 "this Toto was fine-tuned with labels of exogenous variates, which the"
@@ -165,8 +165,9 @@ class TotoAdapter(Adapter):
         self.wiring = _wiring(self.model)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Stack items with their variates, missing values as 0 under the mask, padded
-        to whole patches on the left.
+        """Stack items with their variates, in whole patches.
+
+        Missing values are 0 under the mask, as is the padding on the left.
         """
         inputs = self._native_input(batch)
         patch = self.prediction_length
@@ -177,7 +178,7 @@ class TotoAdapter(Adapter):
             padding_mask=inputs["input_padding_mask"],
             prefix_length=length,
         )
-        loc, scale = (part[..., -patch:].flatten(0, 1) for part in (loc, scale))
+        loc, scale = (values[..., -patch:].flatten(0, 1) for values in (loc, scale))
         spans = {"": TokenSpans.patches(-length, length // patch, patch)}
         return Encoded(
             inputs, spans, loc[:, -1], scale[:, -1], batch, items=len(inputs["inputs"])
@@ -197,8 +198,9 @@ class TotoAdapter(Adapter):
         return {**inputs, "scaling_prefix_length": length}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute the mean of the mixture for the next patch, in data units, (batch, 1,
-        step).
+        """Compute the mean of the mixture for the next patch.
+
+        It is in data units, (batch, 1, step).
         """
         mixture, loc, scale = self.model(**inputs)
         patch = self.prediction_length
@@ -217,17 +219,17 @@ class TotoAdapter(Adapter):
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
-        """Draw all sample paths in one batch of ``TotoForecaster.forecast``, and take
-        their empirical quantiles.
+        """Draw sample paths, and take their empirical quantiles.
+
+        All are drawn in one batch of ``TotoForecaster.forecast``.
         """
         inputs = self._native_input(batch)
         series = inputs["inputs"]
-        future = _common.by_role(batch, 1, horizon).get(
-            "known", series.new_empty(len(series), 0, 1)
-        )[..., 1:]
-        inputs_of_forecaster = LIBRARY.require(
-            "toto.data.util.dataset"
-        ).MaskedTimeseries(
+        none_known = series.new_empty(len(series), 0, 1)
+        known = _common.by_role(batch, 1, horizon).get("known", none_known)
+        future = known[..., 1:]
+        dataset = LIBRARY.require("toto.data.util.dataset")
+        masked = dataset.MaskedTimeseries(
             series,
             inputs["input_padding_mask"],
             inputs["id_mask"],
@@ -235,28 +237,24 @@ class TotoAdapter(Adapter):
             torch.zeros(series.shape[:2], dtype=torch.int),
             future.shape[1],
         )
-        draws = num_samples
-        if num_samples is None:
-            draws = self.samples
-        forecaster = LIBRARY.require("toto.inference.forecaster").TotoForecaster(
-            self.model
-        )
-        forecast = forecaster.forecast(
-            inputs_of_forecaster,
+        draws = self.samples if num_samples is None else num_samples
+        inference = LIBRARY.require("toto.inference.forecaster")
+        forecast = inference.TotoForecaster(self.model).forecast(
+            masked,
             prediction_length=horizon,
             num_samples=draws,
             samples_per_batch=draws,
             future_exogenous_variables=future.to(series) if future.shape[1] else None,
         )
-        return self.of_paths(
-            forecast.samples.flatten(0, 1).permute(0, 2, 1).cpu(), levels
-        )
+        paths = forecast.samples.flatten(0, 1).permute(0, 2, 1)
+        return self.of_paths(paths.cpu(), levels)
 
     def joined(
         self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Join the arguments of all passes of a rollout to those of one pass without a
-        cache.
+        """Join the arguments of all passes of a rollout to those of one pass.
+
+        That pass has no cache.
         """
         # the library hands the whole series to every pass and skips what the cache
         # holds
@@ -268,6 +266,7 @@ def _toto() -> Any:
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    # hooks see patterns in scaled_dot_product_attention, which xformers does not call
     native = _toto().from_pretrained(
         folder, map_location=device, use_memory_efficient_attention=False
     )

@@ -1,5 +1,7 @@
-"""Toto 2.0: unit-scaled layers, a stream that every branch rescales, one layer in each
-group across variates.
+"""Toto 2.0: unit-scaled layers, and a stream that every branch rescales.
+
+In each group of layers, one attends across variates. Read :class:`Toto2Adapter` first.
+Unit scaling rescales the backward pass, so that there are no true gradients.
 """
 
 from __future__ import annotations
@@ -56,8 +58,9 @@ LIBRARY = Extra(
 
 
 def _mix(tau: str) -> Mix:
-    """Return a function of a block: its branch enters with tau / sqrt(1 + tau²), the
-    stream with 1 / sqrt(1 + tau²).
+    """Return a function of a block that gives the factors of branch and stream.
+
+    They are tau / sqrt(1 + tau²) for the branch and 1 / sqrt(1 + tau²) for the stream.
     """
 
     def factors(block: Any) -> tuple[float, float]:
@@ -72,19 +75,21 @@ def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
     # a unit-scaled layer divides by the root of its fan-in
     inner = config.d_model**-0.5
     out = Projection("attn.out_proj", gain=(config.v_dim * config.num_heads) ** -0.5)
+    over = "time"
     stream = "batch pos d_model"
+    qkv_layout = "batch head pos d_head"
     if across:
+        over = "variate"
         stream = "(series pos) variate d_model"
+        qkv_layout = "(series pos) head variate d_head"
     attention = attention_row(
         "attn",
         "attn",
         fused("attn.in_proj", "(part head d_head)", out, gain=inner),
         stream=stream,
         z_layout=stream.replace("d_model", "(head d_head)"),
-        over="variate" if across else "time",
-        qkv_layout=(
-            "(series pos) head variate d_head" if across else "batch head pos d_head"
-        ),
+        over=over,
+        qkv_layout=qkv_layout,
         norm="norm1",
         mix=_mix("attn_tau"),
     )
@@ -118,17 +123,14 @@ def _wiring(model: Any) -> Wiring:
         for layer in range(config.num_layers)
         if model.transformer._if_variate_layer(layer)
     ]
-    sizes = (
-        config.num_layers,
-        config.num_heads,
-        config.d_model,
-        config.v_dim,
-        config.d_ff,
-    )
     stack = Stack(
         "",
         "transformer.layers",
-        *sizes,
+        n_layers=config.num_layers,
+        n_heads=config.num_heads,
+        d_model=config.d_model,
+        d_head=config.v_dim,
+        d_mlp=config.d_ff,
         writers=_rows(config, across=False),
         ln_final="transformer.out_norm",
         final_layout="series variate pos d_model",
@@ -208,8 +210,10 @@ class Toto2Adapter(Adapter):
         )
 
     def _native_input(self, batch: SeriesBatch) -> dict[str, Tensor]:
-        """Make the arguments of ``forecast``; gaps are carried forward, as it counts
-        the last patch as observed.
+        """Make the arguments of ``forecast``.
+
+        Gaps are filled by the value before them, since the library counts the last
+        patch as observed.
         """
         length = -(-self.longest(batch) // self.patch) * self.patch
         # gaps are filled before the series is cut to the context, as the library's
@@ -230,7 +234,10 @@ class Toto2Adapter(Adapter):
         return {name: part.to(self.device) for name, part in parts.items()}
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step), in whole patches."""
+        """Compute quantiles in data units, (batch, quantile, step).
+
+        Steps are whole patches.
+        """
         native = {
             name: inputs[name]
             for name in ("target", "target_mask", "cpm_mask", "series_ids")
@@ -250,15 +257,13 @@ class Toto2Adapter(Adapter):
     def _in_data_units(
         self, raw: Tensor, n_future: int, loc: Tensor, scale: Tensor
     ) -> Tensor:
-        """Turn (quantile, …, batch, pos, patch) into sorted (…, batch, quantile, step),
-        each token's next patch.
+        """Read sorted quantiles (…, batch, quantile, step) off the tokens.
+
+        ``raw`` is (quantile, …, batch, pos, patch); each token gives its next patch.
         """
         ahead = raw[..., -(n_future + 1) : -1, :].flatten(-2).movedim(0, -2)
-        return (
-            (ahead.sinh() * scale[:, None, None] + loc[:, None, None])
-            .sort(dim=-2)
-            .values
-        )
+        quantiles = ahead.sinh() * scale[:, None, None] + loc[:, None, None]
+        return quantiles.sort(dim=-2).values
 
     @declare_row_independent
     def predict(

@@ -1,5 +1,7 @@
-"""TinyTimeMixer (TTM): MLPs that mix patches, features and channels; levels of finer
-patches, and a decoder.
+"""TinyTimeMixer (TTM): MLPs that mix patches, features and channels; no attention.
+
+The encoder has levels of finer and finer patches, each a stack of its own, and a
+decoder follows. Read :class:`TtmAdapter` first, and ``_stacks`` for the table.
 """
 
 from __future__ import annotations
@@ -92,57 +94,61 @@ def _rows(layer: Any) -> tuple[Branch, ...]:
         )
     branches = []
     for kind, path, layout in rows:
-        gated = kind != "channel_mix" and hasattr(
-            layer.get_submodule(path), "gating_block"
-        )
-        write = Site(f"{path}.gating_block" if gated else f"{path}.mlp", layout=layout)
+        has_gate = hasattr(layer.get_submodule(path), "gating_block")
+        module = f"{path}.mlp"
+        # the gate comes after the MLP, but before it where channels are mixed
+        if has_gate and kind != "channel_mix":
+            module = f"{path}.gating_block"
         branches.append(
-            Branch(kind, write, Site(path, "in", 0, STREAM), norm=f"{path}.norm.norm")
+            Branch(
+                kind,
+                Site(module, layout=layout),
+                Site(path, "in", 0, STREAM),
+                norm=f"{path}.norm.norm",
+            )
         )
     return tuple(branches)
 
 
 def _stacks(model: Any) -> tuple[Stack, ...]:
-    """Describe each level, whose stream holds the same numbers in more and narrower
-    tokens, and the decoder.
+    """Describe each level and the decoder.
+
+    A level's stream holds the same numbers as the one before, in more and narrower
+    tokens.
     """
     stacks: list[Stack] = []
-    encoder, decoder = (
-        "backbone.encoder.mlp_mixer_encoder.mixers",
-        "decoder.decoder_block.mixers",
-    )
-    for home in (encoder, decoder):
-        mixers = model.get_submodule(home)
-        name = "decoder" if home == decoder else "encoder"
-        levels = [(name, home, mixers)]
+    parts = {
+        "encoder": "backbone.encoder.mlp_mixer_encoder.mixers",
+        "decoder": "decoder.decoder_block.mixers",
+    }
+    for name, mixers_path in parts.items():
+        mixers = model.get_submodule(mixers_path)
+        levels = [(name, mixers_path, mixers)]
         if hasattr(mixers[0], "mixer_layers"):
             levels = [
                 (
                     f"{name}_level{mixer.adapt_patch_level}",
-                    f"{home}.{index}.mixer_layers",
+                    f"{mixers_path}.{index}.mixer_layers",
                     mixer.mixer_layers,
                 )
                 for index, mixer in enumerate(mixers)
             ]
         for level, path, layers in levels:
-            width = layers[0].feature_mixer.mlp.fc1.in_features
-            upstream = (
-                ("decoder.adapter",)
-                if name == "decoder" and model.decoder.adapter is not None
-                else ()
-            )
-            upstream = upstream if stacks else ("backbone.encoder.patcher",)
-            rows = _rows(layers[0])
+            upstream: tuple[str, ...] = ()
+            if not stacks:
+                upstream = ("backbone.encoder.patcher",)
+            elif name == "decoder" and model.decoder.adapter is not None:
+                upstream = ("decoder.adapter",)
             stacks.append(
                 Stack(
                     level,
                     path,
-                    len(layers),
-                    0,
-                    width,
-                    0,
-                    0,
-                    rows,
+                    n_layers=len(layers),
+                    n_heads=0,
+                    d_model=layers[0].feature_mixer.mlp.fc1.in_features,
+                    d_head=0,
+                    d_mlp=0,
+                    writers=_rows(layers[0]),
                     upstream=upstream,
                     follows=bool(stacks),
                 )
@@ -183,8 +189,9 @@ class TtmAdapter(Adapter):
         )
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Lay each item out as (time, variate), gaps and padding as 0 and marked as
-        unobserved.
+        """Lay each item out as (time, variate).
+
+        Gaps and padding are 0 and marked as unobserved.
         """
         rows = _alone
         if self.multivariate:
@@ -205,31 +212,24 @@ class TtmAdapter(Adapter):
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the forecast in data units, (batch, 1, step)."""
-        return (
-            self.model(**inputs, return_loss=False)
-            .prediction_outputs.transpose(1, 2)
-            .flatten(0, 1)[:, None]
-        )
+        output = self.model(**inputs, return_loss=False).prediction_outputs
+        return output.transpose(1, 2).flatten(0, 1)[:, None]
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute the forecast in data units, (…, batch, 1, step)."""
-        raw = self.model.head.base_forecast_block(normalized.flatten(-2))[
-            ..., None, : self.prediction_length
-        ]
-        return encoded.in_data_units(raw)
+        raw = self.model.head.base_forecast_block(normalized.flatten(-2))
+        return encoded.in_data_units(raw[..., None, : self.prediction_length])
 
     @declare_row_independent
     def predict(
         self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
     ) -> Prediction:
         """Run the model's own forward."""
+        inputs = self.encode(batch).inputs
         with torch.no_grad():
-            output = self.native(
-                **self.encode(batch).inputs, return_loss=False
-            ).prediction_outputs
-        return self.at(
-            output.transpose(1, 2).flatten(0, 1)[:, :horizon, None].cpu(), levels
-        )
+            output = self.native(**inputs, return_loss=False).prediction_outputs
+        rows = output.transpose(1, 2).flatten(0, 1)
+        return self.at(rows[:, :horizon, None].cpu(), levels)
 
 
 def _library() -> Any:

@@ -1,5 +1,7 @@
-"""Interactive views in a notebook: the heads of a model, and a forecast without a
-stretch of its past.
+"""Interactive views in a notebook.
+
+:func:`explore` shows the heads of a model, :func:`brush` a forecast without a stretch
+of its past.
 """
 
 from tsfm_lens.report.explore.opening import brush, explore

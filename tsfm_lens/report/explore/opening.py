@@ -1,4 +1,8 @@
-"""Opening of the notebook views, and the results that they need."""
+"""Opening of the notebook views, with the results that they need.
+
+Read :func:`explore` and :func:`brush` first. The widgets are in ``widget.py``, which is
+imported once the notebook libraries are known to be there.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,9 @@ _LIBRARIES = ("ipywidgets", "anywidget", "IPython")
 
 
 def explore(run: Run, *, kind: str | None = None) -> Explorer:
-    """Open the linked view of a model's heads in a notebook: click or ablate heads,
-    brush a stretch of the past.
+    """Open the linked view of a model's heads in a notebook.
+
+    Heads can be clicked and ablated, and a stretch of the past can be brushed.
 
     Args:
         run: of one series and maybe its covariates, over at most one pass; every
@@ -48,8 +53,9 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
 
 
 def brush(run: Run, item: Item = None, *, reference: Reference = "mean") -> Brush:
-    """Brush a stretch of the past in a notebook, over the figure or by a slider, and
-    see the forecast without it.
+    """Brush a stretch of the past in a notebook, and see the forecast without it.
+
+    It is brushed over the figure, or by a slider.
 
     Args:
         run: the forecast; forecasts without a stretch take its seed.
@@ -75,7 +81,7 @@ def brush(run: Run, item: Item = None, *, reference: Reference = "mean") -> Brus
 
 
 def need(what: str, *more: str, instead: str = "") -> None:
-    """Refuse to go on without the notebook libraries and ``more`` ones."""
+    """Raise MissingExtraError without the notebook libraries and ``more`` ones."""
     missing = [name for name in (*more, *_LIBRARIES) if find_spec(name) is None]
     if missing:
         hint = ""

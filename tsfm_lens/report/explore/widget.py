@@ -1,5 +1,8 @@
-"""Widgets of the notebook views: the linked view of heads, and a forecast that answers
-brushes.
+"""Widgets of the notebook views.
+
+Read :class:`Explorer` first (the linked view of heads), then :class:`Brush` (a forecast
+that answers brushes). Both keep every forecast that they have made. The drawing of the
+linked view is JavaScript, in :mod:`tsfm_lens.viz.linked`.
 """
 
 from __future__ import annotations
@@ -31,12 +34,13 @@ from tsfm_lens.viz.select import array, position, positions
 from tsfm_lens.viz.theme import VERMILION, number, untitled
 
 WIDE: dict[str, Any] = {"style": {"description_width": "initial"}}
-"""Style of a control whose description is never cut."""
+"""Style of a control whose description is never truncated."""
 
 
 def figure_widget(figure: go.Figure) -> go.FigureWidget:
-    """Turn a figure into a widget, with all traces that it will have; its title is left
-    to the page around it.
+    """Turn a figure into a widget, with all traces that it will have.
+
+    Its title is left to the page around it.
     """
     bare = untitled(figure).update_layout(width=None, autosize=True)
     # before the widget is made: a browser gets its first state, whatever changes its
@@ -53,8 +57,9 @@ def figure_widget(figure: go.Figure) -> go.FigureWidget:
 
 
 class Fit(anywidget.AnyWidget):
-    """Invisible line beside figures that lets them fill its width, also where they are
-    drawn before they are shown.
+    """Invisible line that lets the figures of a page fill its width.
+
+    They do so even if they are drawn before they are shown.
     """
 
     _esm = """
@@ -69,8 +74,9 @@ class Fit(anywidget.AnyWidget):
 def make_masks(
     run: Run, row: int, start: int, stop: int, reference: Reference
 ) -> Masks:
-    """Return the masks of one stretch, steps ``[start, stop)`` of a series, counted
-    from the forecast start.
+    """Return the masks of one stretch of a series.
+
+    The stretch is steps ``[start, stop)``, counted from the forecast start.
     """
     length = min(run.batch.lengths[0], run.lens.context_length)
     if not 0 <= row < len(run.batch) or not -length <= start < stop <= 0:
@@ -81,14 +87,16 @@ def make_masks(
     return Masks(run, (Segment("brushed", row, start, stop, "past"),), reference)
 
 
-_NOTHING = np.zeros((1, 1), dtype=bool)  # is kept of the one stretch
+# mask of the one stretch, of which nothing is kept
+_NOTHING = np.zeros((1, 1), dtype=bool)
 
 
 def point_ablated(
     run: Run, row: int, start: int, stop: int, reference: Reference
 ) -> np.ndarray:
-    """Compute the run's point forecast (step,) without a stretch: of a token model the
-    expected value on its path.
+    """Compute the run's point forecast (step,) without a stretch.
+
+    For a token model, it is the expected value on its path.
     """
     masks = make_masks(run, row, start, stop, reference)
     return masks(_NOTHING)[0, masks.middle]
@@ -101,8 +109,8 @@ def median_ablated(
     masks = make_masks(run, row, start, stop, reference)
     if run.lens.emits == "quantile":
         return masks(_NOTHING)[0, masks.middle]
-    # masks of other models give one forward each, which has no median beside that of
-    # the run's draws
+    # for other models a mask gives one forward pass, which has no median that could be
+    # compared with that of the run's draws
     batch = masks.masked(_NOTHING)
     return run.lens.forecast(
         batch, run.horizon, num_samples=run.num_samples, seed=run.seed
@@ -113,7 +121,8 @@ _RENDER = """
 export default { render({ model, el }) {
   const root = document.createElement("div");
   // a page that says nothing of dark is light
-  root.dataset.theme = document.body.dataset.jpThemeLight === "false" ? "dark" : "light";
+  root.dataset.theme = document.body.dataset.jpThemeLight === "false" ? "dark" \
+: "light";
   root.dataset.lmSuppressShortcuts = "true";
   el.append(root);
   const view = linkedView(root, model.get("state"), choice => model.send(choice));
@@ -126,8 +135,9 @@ export default { render({ model, el }) {
 
 
 class Explorer(anywidget.AnyWidget):
-    """One linked view of a model's components; made by
-    :func:`tsfm_lens.report.explore.explore`.
+    """One linked view of a model's components.
+
+    It is made by :func:`tsfm_lens.report.explore.explore`.
 
     ``chosen`` is a component, ``ablated`` a set of them by name, ``marked`` a stretch
     ``(start, stop)`` in steps from the forecast start, ``masked`` the forecast (step,)
@@ -156,11 +166,8 @@ class Explorer(anywidget.AnyWidget):
         self._forecasts: dict[Any, np.ndarray] = {
             frozenset(): array(states, "baseline_forecast", "step", series=0)
         }
-        for name, forecast in zip(
-            self._names,
-            array(states, "forecast", "component", "step", series=0),
-            strict=True,
-        ):
+        forecasts = array(states, "forecast", "component", "step", series=0)
+        for name, forecast in zip(self._names, forecasts, strict=True):
             self._forecasts[frozenset([name])] = forecast
         super().__init__(state=state)
         self.on_msg(self._on_choice)
@@ -175,31 +182,34 @@ class Explorer(anywidget.AnyWidget):
 
     def select(self, layer: str | int, head: str | int) -> None:
         """Show another head of the attention that is shown, by its labels."""
-        name = self.states["name"].values[
-            position(self.states, "layer", layer), position(self.states, "head", head)
-        ]
+        row = position(self.states, "layer", layer)
+        column = position(self.states, "head", head)
+        name = self.states["name"].values[row, column]
         self.chosen = self._names.index(str(name))
         self._answer()
 
     def ablate(self, *components: str) -> None:
-        """Show the forecast without exactly these components, by name; without
-        arguments none is ablated.
+        """Show the forecast without exactly these components, by name.
+
+        Without arguments, none is ablated.
         """
-        positions(
-            xr.Dataset(coords={"component": self._names}), "component", components
-        )
+        known = xr.Dataset(coords={"component": self._names})
+        # an unknown name is an error
+        positions(known, "component", components)
         self._choose(tuple(dict.fromkeys(components)), self.marked)
 
     def brush(self, start: int, stop: int) -> None:
-        """Show the forecast without steps ``[start, stop)``, from the forecast start;
-        all are given if none.
+        """Show the forecast without steps ``[start, stop)``, from the forecast start.
+
+        If the stretch is empty, the model is given all steps.
         """
         self._choose(self.ablated, (start, stop) if start != stop else None)
 
     @property
     def forecast(self) -> np.ndarray:
-        """Forecast (step,) without the ablated components, the plain one if there are
-        none; data units.
+        """Forecast (step,) without the ablated components, in data units.
+
+        It is the plain forecast if there are none.
         """
         return self._forecasts[frozenset(self.ablated)]
 
@@ -212,7 +222,10 @@ class Explorer(anywidget.AnyWidget):
         self._choose(tuple(self._names[at] for at in choice["ablated"]), marked)
 
     def _choose(self, ablated: tuple[str, ...], marked: tuple[int, int] | None) -> None:
-        """Forecast what is chosen, once each; what is refused changes nothing."""
+        """Forecast what is chosen, once each.
+
+        A refused choice changes nothing but ``error``.
+        """
         run = self.run
         self.error = ""
         try:
@@ -227,22 +240,25 @@ class Explorer(anywidget.AnyWidget):
         except LensError as error:
             self.error = str(error)
         finally:
-            # a view that waits hears of every end
+            # a view that waits gets an answer in any case
             self._answer()
 
     def _answer(self) -> None:
+        # the count makes every reply a change, which alone is sent
         self._count += 1
+        brush = None
+        if self.marked:
+            brush = [step + self._length for step in self.marked]
+        masked: dict[str, Any] = {}
+        if self.masked is not None:
+            masked = linked.line(self.states, self.masked)
         self.reply = {
             "count": self._count,
             "head": self.chosen,
             "ablated": [self._names.index(name) for name in self.ablated],
-            "brush": (
-                [step + self._length for step in self.marked] if self.marked else None
-            ),
+            "brush": brush,
             "without": linked.line(self.states, self.forecast),
-            "masked": (
-                linked.line(self.states, self.masked) if self.masked is not None else {}
-            ),
+            "masked": masked,
             "error": self.error,
         }
 
@@ -253,8 +269,9 @@ _THROUGH = "<style>.selectionlayer path { pointer-events: none !important; }</st
 
 
 class Brush(widgets.VBox):
-    """Forecast without the brushed stretch ``marked``, see :func:`brush`; medians are
-    (step,).
+    """Forecast without the brushed stretch ``marked``, see :func:`brush`.
+
+    Medians are (step,).
     """
 
     def __init__(self, run: Run, item: Item, reference: Reference) -> None:
@@ -269,13 +286,15 @@ class Brush(widgets.VBox):
         data = self.run.forecast.to_dataset(self.run.truth)
         self._view = scene(data, 0, self._length)
         figure = forecast_fan(data, series=0, context_steps=self._length)
-        line = {"color": VERMILION, "width": 2, "dash": "dash"}
-        where = {
-            "x": self._view.time.at(self._view.future),
-            "y": self.median,
-            "mode": "lines",
-        }
-        figure.add_trace(go.Scatter(**where, line=line, name=WITHOUT, visible=False))
+        without = go.Scatter(
+            x=self._view.time.at(self._view.future),
+            y=self.median,
+            mode="lines",
+            line={"color": VERMILION, "width": 2, "dash": "dash"},
+            name=WITHOUT,
+            visible=False,
+        )
+        figure.add_trace(without)
         figure.update_layout(dragmode="select", selectdirection="h")
         self.figure = figure_widget(figure)
         # without points plotly offers no way back from zooming
@@ -284,7 +303,8 @@ class Brush(widgets.VBox):
             "modeBarButtonsToAdd": ["select2d"],
         }
         self._line = self.figure.data[-1]
-        # events of a trace go the way of hovering, where the last one alone arrives
+        # not by events of a trace: they take the way of hovering, where the last one
+        # alone arrives
         self.figure.layout.on_change(self._on_selection, "selections")
         names = [
             (name or "series", row) for row, name in enumerate(self.run.batch.variates)
@@ -310,22 +330,21 @@ class Brush(widgets.VBox):
             f"<b>{escape(str(figure.layout.meta['title']))}: drag over the past to"
             " leave a stretch out</b>"
         )
-        bars = [
+        controls = [
             widgets.HTML(heading + _THROUGH),
             widgets.HBox([self.which, self.steps]),
         ]
-        super().__init__([*bars, self.figure, Fit(), self.words])
+        super().__init__([*controls, self.figure, Fit(), self.words])
         self._describe()
 
     def _on_selection(self, layout: Any, _selections: Any) -> None:
-        # the argument is of before
+        # the argument is the selection before this one
         if not (selections := layout.to_plotly_json().get("selections")):
             return
-        at = self._view.time.at(self._view.past)
-        first, last = sorted(
-            np.array([selections[-1][end] for end in ("x0", "x1")]).astype(at.dtype)
-        )
-        steps = self._view.past[(at >= first) & (at <= last)]
+        times = self._view.time.at(self._view.past)
+        bounds = np.array([selections[-1][name] for name in ("x0", "x1")])
+        first, last = sorted(bounds.astype(times.dtype))
+        steps = self._view.past[(times >= first) & (times <= last)]
         if len(steps):
             self.mark(int(steps[0]), int(steps[-1]) + 1)
         else:
@@ -336,50 +355,46 @@ class Brush(widgets.VBox):
         self.figure.plotly_relayout({"selections": []})
 
     def mark(self, start: int, stop: int, *, series: int | None = None) -> None:
-        """Leave out steps ``[start, stop)`` of a series, from the forecast start;
-        refusals stand under the figure.
+        """Leave out steps ``[start, stop)`` of a series, from the forecast start.
+
+        If that is refused, the reason is shown under the figure.
         """
         row = self.series if series is None else series
+        marked = (start, stop) if stop > start else None
         try:
-            without = self._forecast(row, start, stop) if stop > start else self.median
+            without = self._forecast(row, start, stop) if marked else self.median
         except LensError as error:
             self._describe(str(error))
             return
-        self.series, self.marked, self.without = (
-            row,
-            (start, stop) if stop > start else None,
-            without,
-        )
+        self.series = row
+        self.marked = marked
+        self.without = without
         with self.figure.batch_update():
             self._line.update(y=without, visible=self.marked is not None)
             shapes = [
                 shape for shape in self.figure.layout.shapes if shape.name != "brushed"
             ]
             if self.marked is not None:
-                band = {
-                    "type": "rect",
-                    "yref": "paper",
-                    "y0": 0,
-                    "y1": 1,
-                    "line": {"width": 0},
-                    "name": "brushed",
-                }
-                band |= {
-                    "x0": self._view.time.scalar(start - 0.5),
-                    "x1": self._view.time.scalar(stop - 0.5),
-                }
-                shapes.append(
-                    go.layout.Shape(fillcolor=VERMILION, opacity=0.12, **band)
+                band = go.layout.Shape(
+                    type="rect",
+                    x0=self._view.time.scalar(start - 0.5),
+                    x1=self._view.time.scalar(stop - 0.5),
+                    yref="paper",
+                    y0=0,
+                    y1=1,
+                    fillcolor=VERMILION,
+                    opacity=0.12,
+                    line={"width": 0},
+                    name="brushed",
                 )
+                shapes.append(band)
             self.figure.layout.shapes = shapes
-        self.which.value, self.steps.value = (
-            row,
-            (start, stop) if self.marked else (0, 0),
-        )
+        self.which.value = row
+        self.steps.value = marked or (0, 0)
         self._describe()
 
     def _forecast(self, row: int, start: int, stop: int) -> np.ndarray:
-        """Compute the median without a stretch, (step,); once for each."""
+        """Compute the median (step,) without a stretch, once for each stretch."""
         key = (row, start, stop)
         if key not in self._cache:
             self.words.value = f"forecasting without steps {start} to {stop - 1} …"
@@ -399,18 +414,14 @@ class Brush(widgets.VBox):
             f" {number(gap.max())} at most"
         )
         if (truth := self.run.truth) is not None and np.isfinite(truth[0]).any():
-            before, after = (
-                number(float(mae(median, truth[0])))
-                for median in (self.median, self.without)
-            )
+            before = number(float(mae(self.median, truth[0])))
+            after = number(float(mae(self.without, truth[0])))
             change += f"; mean absolute error {before} → {after} {unit}"
         time = self._view.time
-        if time.stamps is None:
-            dates = ""
-        else:
-            dates = f" ({time.date(start)} to {time.date(stop - 1)})".replace(
-                " 00:00", ""
-            )
+        dates = ""
+        if time.stamps is not None:
+            dates = f" ({time.date(start)} to {time.date(stop - 1)})"
+            dates = dates.replace(" 00:00", "")
         self.words.value = escape(
             f"without steps {start} to {stop - 1}{dates} of {name} {change}"
         )

@@ -1,5 +1,6 @@
-"""Local page: drop a file, choose a model, and see forecast, heads, ablations and
-explanations.
+"""Local page: drop a file, choose a model, and see it forecast and be explained.
+
+:func:`serve` opens it. Nothing leaves the machine.
 """
 
 from tsfm_lens.report.serve.server import serve

@@ -1,4 +1,8 @@
-"""Guard of the local server: the requests that it admits, and the number of pages."""
+"""Guard of the local server: which requests it admits, and how many pages run.
+
+Read :class:`Unwelcome` first. A request must name this machine and carry the token of
+the address; :class:`Server` puts this before every handler of Voilà.
+"""
 
 from __future__ import annotations
 
@@ -57,16 +61,15 @@ class Unwelcome(Matcher):
 
     def __init__(self, port: int, token: str) -> None:
         self._token = token.encode()
+        self._hosts = {f"{name}:{port}" for name in _NAMES}
         # a browser leaves out the port of plain HTTP
-        self._hosts = {
-            f"{name}{end}"
-            for name in _NAMES
-            for end in ([f":{port}", ""] if port == 80 else [f":{port}"])
-        }
+        if port == 80:
+            self._hosts |= set(_NAMES)
 
     def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
-        """Match a request, and remove its query, which holds the token, from all that
-        is logged about it.
+        """Match a request that is to be refused.
+
+        Its query, which holds the token, is removed from all that is logged about it.
         """
         request.uri = request.path
         text = self._objection(request)
@@ -82,14 +85,16 @@ class Unwelcome(Matcher):
                 f"This page is only at {', '.join(sorted(self._hosts))}, not at the"
                 " address that you opened."
             )
+        origin = f"http://{host}"
         if any(
-            headers.get(name, f"http://{host}") != f"http://{host}"
+            headers.get(name, origin) != origin
             for name in ("Origin", "Sec-Websocket-Origin")
         ):
             return "Another page requested this one, which is not allowed."
-        if _OPEN.match(request.path) or hmac.compare_digest(
-            _token(request), self._token
-        ):
+        if _OPEN.match(request.path):
+            return None
+        # in constant time, so that an answer's delay does not give the token away
+        if hmac.compare_digest(_token(request), self._token):
             return None
         return (
             "This page needs its full address with the token, as tsfm-lens serve"
@@ -98,8 +103,9 @@ class Unwelcome(Matcher):
 
 
 def _token(request: HTTPServerRequest) -> bytes:
-    """Return the token of a request, from its query or its Authorization header; empty
-    without one.
+    """Return the token of a request, empty without one.
+
+    It is in the query, or in the Authorization header.
     """
     tokens = request.query_arguments.get("token")
     header = IdentityProvider.auth_header_pat.match(
@@ -113,9 +119,7 @@ def _token(request: HTTPServerRequest) -> bytes:
 
 
 class Refusal(RequestHandler):
-    """Answer to an unwelcome request, with whatever method: status 403 and the reason
-    in words.
-    """
+    """Answer to an unwelcome request of any method: status 403 and the reason."""
 
     def initialize(self, words: str) -> None:
         self._words = words
@@ -138,9 +142,7 @@ class Fresh(Matcher):
 
 
 class Opening(RequestHandler):
-    """First sight of the page: a line that stands until its Python runs, which sends
-    the rest.
-    """
+    """First state of the page: a line until its Python runs, which sends the rest."""
 
     def get(self) -> None:
         """Send the line."""
@@ -167,8 +169,10 @@ class Server(Voila):
         ]
 
     def launch_browser(self) -> None:
-        """Open the address in the browser, through a file, since everybody on the
-        machine sees a command line.
+        """Open the address in the browser, through a file.
+
+        An address with the token on a command line would be seen by every user of the
+        machine.
         """
         path = Path(self.notebook_path).with_name("open.html")
         address = f"{self.connection_url}?token={self.token}"

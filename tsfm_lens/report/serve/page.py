@@ -1,12 +1,14 @@
-"""Local page: controls on top, then the forecast, its heads and ablations, and its
-explanation, one tab each.
+"""Local page: controls on top, then forecast, heads and explanation as tabs.
+
+Read :class:`Page` first. The tabs hold the same views as a notebook and a report; each
+is computed when it is first shown.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,8 @@ function render({ model, el }) {
   const words = document.createElement("span");
   const input = document.createElement("input");
   zone.className = "tsfm-lens-drop";
-  words.textContent = `Drop a CSV or Parquet file of up to ${Math.floor(model.get("limit") / 2 ** 20)} MiB here, ` +
+  words.textContent = `Drop a CSV or Parquet file of up to \
+${Math.floor(model.get("limit") / 2 ** 20)} MiB here, ` +
     "or choose one: ";
   input.type = "file";
   input.accept = model.get("accept");
@@ -56,11 +59,14 @@ function render({ model, el }) {
   el.append(zone, refusal);
   async function take(file) {
     if (!file) return;
-    const limit = model.get("limit"), mebibytes = (bytes) => (bytes / 2 ** 20).toFixed(1) + " MiB";
+    const limit = model.get("limit"), \
+mebibytes = (bytes) => (bytes / 2 ** 20).toFixed(1) + " MiB";
     if (file.size > limit) {
       // a larger message would end the connection, and nothing would be read any more
-      refusal.textContent = `${file.name} has ${mebibytes(file.size)}; this page reads files of up to ` +
-        `${mebibytes(limit)}. Start it with the file instead: tsfm-lens serve --data FILE`;
+      refusal.textContent = `${file.name} has ${mebibytes(file.size)}; \
+this page reads files of up to ` +
+        `${mebibytes(limit)}. Start it with the file instead: \
+tsfm-lens serve --data FILE`;
       return;
     }
     refusal.textContent = "";
@@ -71,7 +77,8 @@ function render({ model, el }) {
   }
   input.addEventListener("change", () => take(input.files[0]));
   for (const kind of ["dragover", "dragenter"]) {
-    zone.addEventListener(kind, (event) => { event.preventDefault(); zone.dataset.over = "yes"; });
+    zone.addEventListener(kind, (event) => { \
+event.preventDefault(); zone.dataset.over = "yes"; });
   }
   zone.addEventListener("dragleave", () => delete zone.dataset.over);
   zone.addEventListener("drop", (event) => {
@@ -83,9 +90,11 @@ function render({ model, el }) {
 export default { render };
 """
 _STYLE = """
-.tsfm-lens-drop { display: inline-block; padding: 8px 12px; border: 1px dashed #6b6b6b; border-radius: 4px; }
+.tsfm-lens-drop { display: inline-block; padding: 8px 12px; \
+border: 1px dashed #6b6b6b; border-radius: 4px; }
 .tsfm-lens-refusal { color: #a1260d; font-weight: 600; margin: 4px 0; }
-.tsfm-lens-drop[data-over], .tsfm-lens-drop:focus-within { border-color: #0072b2; background: #eaf3f9; }
+.tsfm-lens-drop[data-over], .tsfm-lens-drop:focus-within { \
+border-color: #0072b2; background: #eaf3f9; }
 """
 
 
@@ -103,8 +112,9 @@ class Dropped(anywidget.AnyWidget):
 
 
 class Columns(widgets.Accordion):
-    """Menus for ids, times, targets and covariates; empty menus leave the choice to the
-    rules of reading.
+    """Menus for ids, times, targets and covariates.
+
+    Where a menu is empty, the columns are found by the rules of reading.
     """
 
     def __init__(self, on_change: Callable[[], object]) -> None:
@@ -127,24 +137,24 @@ class Columns(widgets.Accordion):
         self.offer(None)
 
     def offer(self, path: Path | None) -> None:
-        """Offer the columns of a file; none if there is no file, or if it cannot be
-        read, which reading it will say.
+        """Offer the columns of a file.
+
+        There are none without a file, or if it cannot be read; reading it then says
+        why.
         """
-        try:
-            if path is None:
-                names = []
-            else:
+        names: Sequence[str] = []
+        if path is not None:
+            with suppress(LensError):
                 names = list_columns(path)
-        except LensError:
-            names = []
+        # the series are read once, after all menus are set
         self._quiet = True
         for key, menu in self.menus.items():
-            menu.options = (
-                [(_BY_RULE, ""), *((name, name) for name in names)]
-                if key in _ONE
-                else names
-            )
-            menu.value = "" if key in _ONE else ()
+            if key in _ONE:
+                menu.options = [(_BY_RULE, ""), *((name, name) for name in names)]
+                menu.value = ""
+            else:
+                menu.options = names
+                menu.value = ()
         self._quiet = False
         self.layout.display = "" if names else "none"
         self.selected_index = None
@@ -164,8 +174,9 @@ _BUNDLED = "bundled:"
 
 
 class Page(widgets.VBox):
-    """Local page as a widget; made by the notebook that
-    :func:`tsfm_lens.report.serve.serve` opens.
+    """Local page as a widget.
+
+    It is made by the notebook that :func:`tsfm_lens.report.serve.serve` opens.
     """
 
     def __init__(
@@ -210,9 +221,13 @@ class Page(widgets.VBox):
         self.series = widgets.Dropdown(options=[], description="series", **WIDE)
         self.columns = Columns(self._read)
         self.model = widgets.Combobox(
-            value=model, options=checkpoint_names(), description="model", continuous_update=False,
-            placeholder="embedded, folder or hub id", **WIDE,
-        )  # fmt: skip
+            value=model,
+            options=checkpoint_names(),
+            description="model",
+            continuous_update=False,
+            placeholder="embedded, folder or hub id",
+            **WIDE,
+        )
         steps = self._options.get("horizon") or 24
         self.horizon = widgets.BoundedIntText(
             value=steps, min=1, max=1024, description="steps", **WIDE
@@ -255,8 +270,9 @@ class Page(widgets.VBox):
             self._read()
 
     def _read(self) -> None:
-        """Read the chosen files and forecast; the earlier series stay if they cannot be
-        read.
+        """Read the chosen files and forecast.
+
+        The earlier series stay if they cannot be read.
         """
         with self._task("reading …"):
             self.batch = read_sources(
@@ -271,11 +287,11 @@ class Page(widgets.VBox):
             ]
             self.series.options = items
             self.series.value = items[0][1]
-            count = [f"{len(items)} series were read; choose one in the menu"]
-            self._notes = "".join(
-                f" {capital(note)}."
-                for note in (*count[len(items) < 2 :], *self.batch.notes)
-            )
+            notes = list(self.batch.notes)
+            if len(items) > 1:
+                count = f"{len(items)} series were read; choose one in the menu"
+                notes.insert(0, count)
+            self._notes = "".join(f" {capital(note)}." for note in notes)
             self._clear()
             self._forecast()
 
@@ -333,11 +349,10 @@ class Page(widgets.VBox):
         if self.run is None or self.shown[tab]:
             return
         status = self.status.value
-        with self._task("ablating every head …" if tab == 1 else "explaining …"):
-            run = self.run
-            self.tabs.children[tab].children = tuple(
-                self._heads(run) if tab == 1 else self._explanation(run)
-            )
+        is_heads = tab == 1
+        with self._task("ablating every head …" if is_heads else "explaining …"):
+            build = self._heads if is_heads else self._explanation
+            self.tabs.children[tab].children = tuple(build(self.run))
             self.shown[tab] = True
             self.status.value = status
 
@@ -347,10 +362,14 @@ class Page(widgets.VBox):
                 "<p>Heads are analysed one series at a time: this is"
                 f" {escape(run.batch.ids[0])} alone, without the other series.</p>"
             )
+            truth = None if run.truth is None else run.truth[:1]
             run = run.lens.run(
-                run.batch.select([0]), run.horizon, truth=None if run.truth is None else run.truth[:1],
-                num_samples=run.num_samples, seed=run.seed,
-            )  # fmt: skip
+                run.batch.select([0]),
+                run.horizon,
+                truth=truth,
+                num_samples=run.num_samples,
+                seed=run.seed,
+            )
         yield explore(run)
 
     def _explanation(self, run: Run) -> Iterator[widgets.Widget]:
@@ -377,15 +396,17 @@ class Page(widgets.VBox):
 
     @contextmanager
     def _task(self, description: str) -> Iterator[None]:
-        """Show a task while it runs; an error is shown on the page and leaves it as it
-        was.
+        """Show a task while it runs.
+
+        An error is shown on the page, which stays as it was.
         """
         self._say(description)
         self.go.disabled = True
         try:
             yield
         except LensError as error:
-            self._say(f"{error}.{self._still}" if self.run else str(error), error=True)
+            text = f"{error}.{self._still}" if self.run else str(error)
+            self._say(text, error=True)
         except Exception as error:  # a callback's error would be seen by nobody
             self._say(
                 f"{description} {type(error).__name__}: {error}. This is a fault of the"
@@ -401,13 +422,13 @@ class Page(widgets.VBox):
             return ""
         return f" The page still shows {self._what}"
 
-    def _say(self, words: str, *, error: bool = False) -> None:
+    def _say(self, text: str, *, error: bool = False) -> None:
         colour = "color:inherit"
         if error:
             colour = "color:#a1260d;font-weight:600"
         self.status.value = (
             '<div role="status" aria-live="polite"'
-            f' style="{colour}">{escape(words)}</div>'
+            f' style="{colour}">{escape(text)}</div>'
         )
 
 
@@ -416,8 +437,9 @@ def _row() -> widgets.Layout:
 
 
 def _section(result: xr.Dataset) -> Iterator[widgets.Widget]:
-    """Show a measurement as the report does: title, description, figures and their
-    sentences.
+    """Show a measurement as the report does.
+
+    It has a title, a description, figures and their sentences.
     """
     measurement = find(str(result.attrs["kind"]))
     yield widgets.HTML(
@@ -427,8 +449,5 @@ def _section(result: xr.Dataset) -> Iterator[widgets.Widget]:
     for panel in measurement.draw_panels(result):
         yield figure_widget(panel.figure)
         if panel.sentences:
-            yield widgets.HTML(
-                "<ul>"
-                + "".join(f"<li>{escape(text)}</li>" for text in panel.sentences)
-                + "</ul>"
-            )
+            items = "".join(f"<li>{escape(text)}</li>" for text in panel.sentences)
+            yield widgets.HTML(f"<ul>{items}</ul>")

@@ -1,5 +1,7 @@
-"""Local server of the page: Voilà, bound to this machine, for one notebook that shows
-the page.
+"""Local server of the page: Voilà, bound to this machine, for one notebook.
+
+Read :func:`serve` first. The page is in ``page.py``; which requests are admitted is
+decided in ``guard.py``.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ HOST = "127.0.0.1"
 # seconds without a page after which its kernel ends
 IDLE = 120
 FILE_LIMIT = 100 * 2**20
-"""Bytes of the largest file that the page reads; it travels in one message, with some
-names beside it.
+"""Bytes of the largest file that the page reads; it is sent in one message, with its
+name.
 """
 # in the place of Voilà's count of cells; a page that is loaded anew starts from its
 # first line
@@ -33,8 +35,10 @@ window.voila_process = () => {};
 const lost = document.createElement("p");
 lost.setAttribute("role", "alert");
 lost.className = "tsfm-lens-lost";
-lost.style = "position:sticky;top:0;z-index:9;margin:0;padding:8px;background:#fdecea;color:#a1260d;font-weight:600";
-lost.textContent = "The connection to tsfm-lens serve is lost, and this page reads nothing now. " +
+lost.style = "position:sticky;top:0;z-index:9;margin:0;padding:8px;\
+background:#fdecea;color:#a1260d;font-weight:600";
+lost.textContent = "The connection to tsfm-lens serve is lost, \
+and this page reads nothing now. " +
   "If the server still runs, load the page again.";
 window.WebSocket = class extends WebSocket {
   constructor(...parts) {
@@ -85,7 +89,7 @@ def serve(
     need("serve", "voila")
     from tsfm_lens.report.serve.guard import Server
 
-    position = _free(port)
+    free_port = _free(port)
     token = secrets.token_hex(16)
     arguments = {
         "model": model,
@@ -99,26 +103,25 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="tsfm-lens-") as folder:
         notebook = _notebook(Path(folder), arguments)
         if started is not None:
-            started(f"http://{HOST}:{position}/?token={token}")
+            started(f"http://{HOST}:{free_port}/?token={token}")
         # an interrupt and a request to end close the kernels; a shell that starts it in
         # the background ignores one
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler)
-        Server.launch_instance(
-            [str(notebook)], config=_settings(position, token, browser=browser)
-        )
+        settings = _settings(free_port, token, browser=browser)
+        Server.launch_instance([str(notebook)], config=settings)
 
 
 def _free(port: int) -> int:
     """Return the first free port from ``port`` on."""
-    for position in range(port, min(port + 100, 65536)):
+    for candidate in range(port, min(port + 100, 65536)):
         with socket.socket() as probe:
             try:
-                probe.bind((HOST, position))
+                probe.bind((HOST, candidate))
             except OSError:
                 continue
-            return position
+            return candidate
     raise InputError(f"no port from {port} on is free; give another with --port")
 
 
@@ -130,9 +133,9 @@ def _notebook(folder: Path, arguments: Mapping[str, Any]) -> Path:
         "from tsfm_lens.report.serve.page import Page",
         f"Page(**json.loads({json.dumps(arguments)!r}))",
     ]
-    text = json.dumps(f"Opening {arguments['model']} and forecasting …").replace(
-        "<", "\\u003c"
-    )
+    text = json.dumps(f"Opening {arguments['model']} and forecasting …")
+    # the text stands inside a script element, which no name of a model may end
+    text = text.replace("<", "\\u003c")
     cells = [
         nbformat.v4.new_markdown_cell(_LOADING % text),
         nbformat.v4.new_code_cell("\n".join(lines)),

@@ -1,6 +1,4 @@
-"""Commands of the studies, registered with the command line; an entry point names this
-package.
-"""
+"""Commands of the studies, registered with the command line by an entry point."""
 
 from tsfm_lens.studies.commands import reproduce, train
 

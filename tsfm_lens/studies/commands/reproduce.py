@@ -1,4 +1,8 @@
-"""Command that puts the paper's numbers beside the same measurements here."""
+"""Command that puts the paper's numbers beside the same measurements here.
+
+It parses options, shows progress and prints tables; the measuring is
+:func:`tsfm_lens.studies.papers.reproduce.reproduce`.
+"""
 
 from __future__ import annotations
 
@@ -121,14 +125,16 @@ def reproduce(
     *,
     reading: Reading,
 ) -> None:
-    """Measure what a table or figure of the paper reports, and show the paper's numbers
-    beside it.
+    """Measure what a table or figure of the paper reports.
+
+    The paper's numbers are shown beside the measured ones.
     """
     if list_ids:
         _list(as_json)
         return
     if name is None:
         raise typer.BadParameter("give the id of a table or figure, or --list")
+    # imported here, so that help and completion need not wait for it
     from transformers.utils import logging
 
     from tsfm_lens.studies.papers import reproduce as papers
@@ -194,11 +200,15 @@ def _list(as_json: bool) -> None:
     if as_json:
         echo(json.dumps(metadata))
         return
-    needs = [
-        item.why
-        or ("benchmark sweep" if item.sweep else "no model" if item.theory else "")
-        for item in ITEMS
-    ]
+    needs = []
+    for item in ITEMS:
+        if item.why:
+            need = item.why
+        elif item.sweep:
+            need = "benchmark sweep"
+        else:
+            need = "no model" if item.theory else ""
+        needs.append(need)
     rows = [
         [
             " ".join(item.ids),
@@ -256,15 +266,15 @@ def _render(result: xr.Dataset) -> None:
             "setting", "paper", "here", title=title, title_justify="left"
         )
         names = ("setting", "paper_setting", "our_setting")
-        for text in zip(*(result[name].values for name in names), strict=True):
-            differences.add_row(*map(str, text))
+        for setting in zip(*(result[name].values for name in names), strict=True):
+            differences.add_row(*map(str, setting))
         show(differences)
     if result.attrs["note"]:
         echo(result.attrs["note"], err=True)
 
 
 def _cells(row: Mapping[Any, Any]) -> list[str]:
-    """Return the cells of a row of the table: a number, a claim, or one of its parts."""
+    """Return the cells of a row of the table: a number, a claim, or a part of one."""
     paper, ours, estimate, low, high, difference = (
         "" if row[key] != row[key] else f"{row[key]:.4g}"
         for key in ("paper", "ours", "estimate", "low", "high", "difference")

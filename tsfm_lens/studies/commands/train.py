@@ -1,4 +1,8 @@
-"""Command that trains a small model."""
+"""Command that trains a small model.
+
+It parses options and prints errors; the training is
+:func:`tsfm_lens.studies.experiments.running.train`.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +45,14 @@ def train(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model of the lab: SAMformer, its ablations and baselines, on a file of
-    your own or the toy problem.
+    """Train a model of the lab: SAMformer, its ablations and baselines.
+
+    The series are in a file of your own, or those of the toy problem.
 
     Ctrl-C ends the run after the step at hand; --resume goes on as if it had never been
     stopped.
     """
+    # imported here, so that help and completion need not wait for it
     import torch
 
     from tsfm_lens.studies.experiments import train as train_run

@@ -1,5 +1,8 @@
-"""Small trainable models and controlled experiments of the literature, a package each;
-runs, and grids of runs.
+"""Small trainable models and controlled experiments of the literature.
+
+:mod:`tsfm_lens.studies.experiments.running` trains one model from a configuration,
+:mod:`tsfm_lens.studies.experiments.grid` trains and gathers many. The models are
+packages of their own, ``samformer`` and ``structured``.
 """
 
 # ruff: noqa: F403

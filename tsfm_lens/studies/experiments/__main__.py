@@ -1,8 +1,8 @@
-"""``python -m tsfm_lens.studies.experiments toy --out DIR``: train the grid of an
-experiment and write its results.
+"""Train the grid of an experiment and write its results.
 
-Runs that have ended are left as they are, so that a grid that was stopped goes on with
-the same command.
+``python -m tsfm_lens.studies.experiments toy --out DIR`` is the toy problem's. Runs
+that have ended are left as they are, so that a grid that was stopped goes on with the
+same command.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ _TOY = {
 
 @app.command()
 def toy(out: Out, *, seeds: Seeds = 7, epochs: int = 20, threads: Threads = 1) -> None:
-    """Train the toy problem: transformer, random transformer, σReparam, SAM, watched
-    (figures 1 to 3).
+    """Train the toy problem: transformer, random transformer, σReparam and SAM.
+
+    All are watched (figures 1 to 3).
     """
     configs = grids.toy_arms(epochs=epochs, watch=True)
     _train(configs, seeds, out, "toy", threads, {"epochs": epochs, **_TOY})
@@ -70,8 +71,9 @@ def benchmarks(
     seeds: Seeds = 5,
     threads: Threads = 1,
 ) -> None:
-    """Benchmarks of tables 1, 6, 9 and 10, and what the trained weights are like, from
-    files of your own.
+    """Train on benchmarks of tables 1, 6, 9 and 10, from files of your own.
+
+    What the trained weights are like is measured too.
     """
     configs: dict[str, TrainConfig] = {}
     for name, file in map(_name_and_file, data):
@@ -117,8 +119,9 @@ def radii(
     seeds: Seeds = 5,
     threads: Threads = 1,
 ) -> None:
-    """SAMformer by the radius ρ of sharpness-aware minimisation (figure 14), from a
-    file of your own.
+    """Train SAMformer by the radius ρ of sharpness-aware minimisation (figure 14).
+
+    The series are in a file of your own.
     """
     name, file = _name_and_file(data)
     _train(
@@ -152,8 +155,9 @@ def in_context(
     ] = "pairs",
     threads: Threads = 1,
 ) -> None:
-    """Regression in context by the rank of the scores: one head of several ranks, MLR,
-    BTT, 8 heads (S2-F2, S2-F3).
+    """Train regression in context by the rank of the scores (S2-F2, S2-F3).
+
+    Arms are one head of several ranks, MLR, BTT and 8 heads.
     """
     configs = grids.in_context_arms(epochs=epochs, tokens=tokens)
     _train(configs, seeds, out, "in_context", threads, {}, grids.in_context_results)
@@ -161,8 +165,9 @@ def in_context(
 
 @app.command()
 def widths(out: Out, *, seeds: Seeds = 8, threads: Threads = 1) -> None:
-    """Regression in context by width: one head, 8 heads, and 8 heads of BTT (S2-F3a,
-    S2-F11).
+    """Train regression in context by width (S2-F3a, S2-F11).
+
+    Arms are one head, 8 heads, and 8 heads of BTT.
     """
     configs = grids.in_context_arms(grids.WIDTH_ARMS, widths=grids.WIDTHS)
     _train(
@@ -179,7 +184,10 @@ def encoders(
     seeds: Seeds = 7,
     threads: Threads = 1,
 ) -> None:
-    """Forecasts of ETTh1 by one encoder with several scoring functions (S2-ETT)."""
+    """Train forecasts of ETTh1 with several scoring functions (S2-ETT).
+
+    The encoder is the same otherwise.
+    """
     _train(
         grids.encoder_arms(data, horizons=horizon), seeds, out, "encoders", threads, {}
     )
@@ -187,8 +195,9 @@ def encoders(
 
 @app.command()
 def transfer(out: Out, *, seeds: Seeds = 3, threads: Threads = 1) -> None:
-    """Learning rates across three widths, by μP and by the standard parametrisation
-    (S2-F5).
+    """Train with several learning rates at three widths (S2-F5).
+
+    Weights and rates follow μP or the standard parametrisation.
     """
     _train(
         grids.transfer_arms(),
@@ -207,20 +216,20 @@ def _train(
     out: Path,
     name: str,
     threads: int,
-    facts: Mapping[str, object],
+    attrs: Mapping[str, object],
     gather: Callable[[list[Arm], Path], xr.Dataset] = gathered,
 ) -> None:
     torch.set_num_threads(threads)
     runs = list(of_seeds(configs, range(seeds)))
 
-    def show_progress(folder: str, place: int, total: int) -> None:
-        console(stderr=True).print(f"{folder}: {place} of {total} done")
+    def show_progress(folder: str, index: int, total: int) -> None:
+        console(stderr=True).print(f"{folder}: {index} of {total} done")
 
     if not run_arms(runs, out, progress=show_progress):
         console().print("stopped; the same command goes on")
         raise typer.Exit(130)
     record = gather(runs, out).assign_attrs(
-        {key: value for key, value in facts.items() if value}
+        {key: value for key, value in attrs.items() if value}
     )
     file = out / f"{name}.nc"
     with replacing(file) as part:

@@ -1,4 +1,9 @@
-"""Configuration of a training run: a YAML file, checked field by field."""
+"""Configuration of a training run: a YAML file, checked field by field.
+
+:class:`TrainConfig` is the whole configuration, each other class one part of it;
+:func:`read_train_config` reads the file. Models and data are only named here and made
+in :mod:`tsfm_lens.studies.experiments.running`.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +41,9 @@ class ModelFields(Strict):
 
 
 class ToyData(Strict):
-    """Toy problem of SAMformer, sizes as in ``samformer.LinearToy``; ``problem_seed``
-    is that of its draws.
+    """Toy problem of SAMformer, with sizes as in ``samformer.LinearToy``.
+
+    ``problem_seed`` is the seed of its draws.
     """
 
     kind: Literal["toy"]
@@ -51,8 +57,9 @@ class ToyData(Strict):
 
 
 class FileData(Strict):
-    """Multivariate series in a CSV, Parquet or text file, plain or .gz, cut as
-    ``samformer.benchmark`` does.
+    """Multivariate series in a CSV, Parquet or text file, plain or .gz.
+
+    They are cut as ``samformer.benchmark`` does.
     """
 
     kind: Literal["file"] = "file"
@@ -73,8 +80,9 @@ class FileData(Strict):
 
 
 class InContextData(Strict):
-    """Prompts of linear regression in context, see ``structured.Prompts``, drawn anew
-    for every step.
+    """Prompts of linear regression in context, drawn anew for every step.
+
+    See ``structured.Prompts``.
     """
 
     kind: Literal["in-context"]
@@ -129,8 +137,9 @@ class WatchFields(Strict):
 
 
 class TrainConfig(Strict):
-    """Configuration of a training run; ``seed`` is of weights and batches, ``device``
-    "auto" a GPU if there is one.
+    """Configuration of a training run.
+
+    ``seed`` is of weights and batches; ``device`` "auto" takes a GPU if there is one.
     """
 
     model: ModelFields
@@ -175,15 +184,18 @@ class TrainConfig(Strict):
 
 
 def read_train_config(path: str | Path) -> TrainConfig:
-    """Read a configuration from a YAML file; the path of its data starts at its folder.
+    """Read a configuration from a YAML file.
+
+    The path of its data starts at the folder of the file.
 
     Raises:
         InputError: the file cannot be read, is no YAML, or a field is wrong; the
             message names every such field.
 
     Example:
-        >>> _ = (folder / "train.yaml").write_text("{model: {name: samformer}, data: {kind: toy}}")
-        >>> experiments.read_train_config(folder / "train.yaml").plan.epochs
+        >>> file = folder / "train.yaml"
+        >>> _ = file.write_text("{model: {name: samformer}, data: {kind: toy}}")
+        >>> experiments.read_train_config(file).plan.epochs
         300
     """
     file = Path(path)
@@ -217,7 +229,7 @@ _PARTS: dict[str, type[Strict]] = {
 }
 
 
-def _find_fields(place: tuple[Any, ...]) -> list[str]:
-    """Return the fields of the part of a configuration at a place."""
-    part = _PARTS.get(str(place[-1])) if place else TrainConfig
+def _find_fields(location: tuple[Any, ...]) -> list[str]:
+    """Return the fields of the part of a configuration at an error's location."""
+    part = _PARTS.get(str(location[-1])) if location else TrainConfig
     return [] if part is None else list(part.model_fields)

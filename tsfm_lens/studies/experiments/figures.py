@@ -1,5 +1,8 @@
-"""Grids of training runs: figures, sentences, and the measurements that reports and the
-gallery show.
+"""Figures of grids of training runs, with their sentences and measurements.
+
+Each figure is a function of a record of :func:`tsfm_lens.studies.experiments.record`;
+read :func:`run_curves` first. Sentences come from functions ``read_…`` and from
+:func:`tsfm_lens.studies.curves.read_means`.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from tsfm_lens.studies.curves import (
     read_means,
 )
 from tsfm_lens.viz.grid import LOG_AXIS
-from tsfm_lens.viz.sheet import Look, blank, sheet
+from tsfm_lens.viz.sheet import Style, blank, sheet
 from tsfm_lens.viz.words import listed, num
 
 __all__ = [
@@ -69,8 +72,9 @@ declare_measurements(
     "lab_runs", "Validation error of every arm and seed by epoch.", variables=("curve",)
 )
 def run_curves(ds: xr.Dataset) -> go.Figure:
-    """Draw the validation error by epoch, seeds as thin lines, their geometric mean as
-    a thick one, the oracle dotted.
+    """Draw the validation error by epoch.
+
+    Seeds are thin lines, their geometric mean is a thick one, the oracle dotted.
 
     Example:
         >>> fig = figures.run_curves(experiments.record("toy"))
@@ -95,13 +99,12 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
     )
     text = "thin: seeds, thick: their geometric mean"
     about = str(ds.attrs.get("about", ""))
-    return drawn.dress("Validation error over training", text, about)
+    return drawn.finalize("Validation error over training", text, about)
 
 
 @figure("lab_runs", "Test error of every seed, arm by arm.", variables=("test_mse",))
 def run_errors(ds: xr.Dataset) -> go.Figure:
-    """Draw the test error of every seed, and the mean with its 95 % interval, arm by
-    arm.
+    """Draw the test error of every seed, arm by arm, with 95 % intervals of the means.
 
     Example:
         >>> figures.run_errors(experiments.record("benchmarks")).layout.meta["title"]
@@ -114,9 +117,9 @@ def run_errors(ds: xr.Dataset) -> go.Figure:
     panel = drawn.panel()
     add_points(panel, table.assign(all=""), "place", "test_mse", "all", across=True)
     panel.x("test error (mean square)", **LOG_AXIS)
-    rows: Look = {"tickvals": list(range(len(arms))), "ticktext": arms}
+    rows: Style = {"tickvals": list(range(len(arms))), "ticktext": arms}
     panel.y(range=[len(arms) - 0.5, -0.5], showgrid=False, **rows)
-    return drawn.dress("Test error by arm", _seeds(ds["test_mse"]))
+    return drawn.finalize("Test error by arm", _seeds(ds["test_mse"]))
 
 
 @figure(
@@ -125,15 +128,15 @@ def run_errors(ds: xr.Dataset) -> go.Figure:
     variables=("test_mse", "rho"),
 )
 def draw_errors(ds: xr.Dataset, over: str = "rho") -> go.Figure:
-    """Draw the test error over the radius of sharpness-aware minimisation, or over the
-    horizon.
+    """Draw the test error over the radius ρ of SAM, or over the horizon.
 
     Args:
-        over: "rho" or "horizon", InputError for another; arms of one name are a curve,
-            single ones are left out.
+        over: "rho" or "horizon"; another one raises InputError. Arms of one name are
+            joined to a curve, single arms are left out.
 
     Example:
-        >>> figures.draw_errors(experiments.record("benchmarks"), "horizon").layout.meta["title"]
+        >>> record = experiments.record("benchmarks")
+        >>> figures.draw_errors(record, "horizon").layout.meta["title"]
         'Test error by horizon'
     """
     if over not in ("rho", "horizon"):
@@ -146,7 +149,7 @@ def draw_errors(ds: xr.Dataset, over: str = "rho") -> go.Figure:
     drawn.x(_X_TITLES[over])
     drawn.y("test error (mean square)")
     title = {"rho": "ρ", "horizon": "horizon"}[over]
-    return drawn.dress(f"Test error by {title}", _seeds(ds["test_mse"]))
+    return drawn.finalize(f"Test error by {title}", _seeds(ds["test_mse"]))
 
 
 def _without(table: pd.DataFrame, over: str) -> pd.Series:
@@ -166,7 +169,7 @@ def _seeds(errors: xr.DataArray) -> str:
 
 
 def read_in_context(ds: xr.Dataset) -> list[str]:
-    """Describe the error of every arm after the last pair, with the rank of its scores."""
+    """Describe the error of every arm after the last pair, and its scores' rank."""
     table = ds["by_pairs"].isel(pairs=-1).to_dataframe().reset_index()
     ranks = "scores of rank " + table["rank_ratio"].map(num) + " d"
     table["arm"] = table["arm"] + ", " + ranks
@@ -181,36 +184,37 @@ def read_in_context(ds: xr.Dataset) -> list[str]:
     sentences=read_in_context,
 )
 def in_context_errors(ds: xr.Dataset) -> go.Figure:
-    """Draw the error after the last pair by the scores' rank or the model's width, and
-    by the number of pairs.
+    """Draw the error after the last pair by rank or width, and by the number of pairs.
+
+    The rank is that of the scores, the width that of the model.
 
     Example:
         >>> fig = figures.in_context_errors(experiments.record("in_context"))
         >>> fig.layout.meta["title"]
         'Regression in context'
     """
-    by = "rank_ratio"
+    x_name = "rank_ratio"
     if "width" in ds.coords and len(np.unique(ds["width"])) > 1:
-        by = "width"
+        x_name = "width"
     group = "arm"
     if "group" in ds.coords:
         group = "group"
     table = ds["by_pairs"].to_dataframe().reset_index()
-    end = table["pairs"] == table["pairs"].max()
-    largest = table[by] == table.groupby(group)[by].transform("max")
+    at_end = table["pairs"] == table["pairs"].max()
+    largest = table[x_name] == table.groupby(group)[x_name].transform("max")
     titles = ("after the last pair", "by pairs seen")
     drawn = sheet([320], (1, 1), titles=titles, column_gap=0.12, min_width=760)
     last, by_pairs = drawn
-    add_points(last, table[end], by, "by_pairs", group)
+    add_points(last, table[at_end], x_name, "by_pairs", group)
     add_curves(by_pairs, table[largest], "pairs", "by_pairs", group)
     text = "least squares, expected"
     add_reference(by_pairs, text, ds["pairs"].values, ds["oracle"].values)
-    last.x(_X_TITLES[by], **LOG_AXIS)
+    last.x(_X_TITLES[x_name], **LOG_AXIS)
     by_pairs.x("pairs seen before, by the largest of each")
     drawn.y("squared error, of 1 without learning", rangemode="tozero")
     inputs = f"d = {ds.attrs.get('inputs', '?')}"
     remark = f"{_seeds(ds['by_pairs'].isel(pairs=-1))}, 95 % intervals of means"
-    return drawn.dress("Regression in context", inputs, remark)
+    return drawn.finalize("Regression in context", inputs, remark)
 
 
 def read_rates(ds: xr.Dataset) -> list[str]:
@@ -252,7 +256,9 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
         log="x",
         axes=("learning rate", "squared error, of 1 without learning"),
     )
-    return drawn.dress("Learning rates across widths", "thin: seeds, thick: their mean")
+    return drawn.finalize(
+        "Learning rates across widths", "thin: seeds, thick: their mean"
+    )
 
 
 def read_losses(ds: xr.Dataset) -> list[str]:
@@ -271,8 +277,9 @@ def read_losses(ds: xr.Dataset) -> list[str]:
     sentences=read_losses,
 )
 def losses_by_cost(ds: xr.Dataset) -> go.Figure:
-    """Draw the loss on held-out series by the multiply-adds of the scores, means with
-    their 95 % intervals.
+    """Draw the loss on held-out series by the multiply-adds of the scores.
+
+    Means have 95 % intervals.
 
     Example:
         >>> fig = figures.losses_by_cost(experiments.record("chronos_levels"))
@@ -286,7 +293,7 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     drawn.x(cost, rangemode="tozero")
     drawn.y("cross-entropy in nats a step")
     steps = f"{ds.attrs.get('steps', '?')} steps"
-    return drawn.dress("Loss by what the scores cost", steps, _seeds(ds["loss"]))
+    return drawn.finalize("Loss by what the scores cost", steps, _seeds(ds["loss"]))
 
 
 @panels("lab_runs")

@@ -1,5 +1,9 @@
-"""Grids of training runs: trained one after the other, resumable, gathered, and
-measured at their ends.
+"""Grids of training runs: trained in turn, resumable, gathered, and measured.
+
+Read :func:`run_arms` and :func:`gathered` first: one trains the runs below a folder,
+the other collects their results in one dataset. :func:`record` loads what ships. One
+run is :mod:`tsfm_lens.studies.experiments.running`, the list of arms
+:mod:`tsfm_lens.studies.experiments.grids`.
 """
 
 from __future__ import annotations
@@ -55,13 +59,14 @@ _END_DIMS: Mapping[str, tuple[str, ...]] = {
 _RECORDS = Path(__file__).parent / "results"
 
 Cells = Mapping[tuple[int, int], Any]
-"""Values of runs by the places of their arm and seed."""
+"""Values of runs by the indices of their arm and seed."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One run: the name of its arm, whose runs differ in their seed alone, and its
-    configuration.
+    """One run: the name of its arm and its configuration.
+
+    Runs of one arm differ in their seed alone.
     """
 
     name: str
@@ -74,8 +79,9 @@ class Arm:
 
 
 def of_seeds(arms: Mapping[str, TrainConfig], seeds: Iterable[int]) -> Iterator[Arm]:
-    """Yield every arm under every seed, seed by seed, so that a grid that was stopped
-    compares as many as there are.
+    """Yield every arm under every seed, seed by seed.
+
+    A grid that was stopped then has as many arms as possible to compare.
 
     Example:
         >>> runs = list(experiments.of_seeds(experiments.toy_arms(), range(2)))
@@ -94,8 +100,7 @@ def run_arms(
     quiet: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> bool:
-    """Train the runs below a folder that have no result, and resume those that were
-    stopped.
+    """Train the runs below a folder that have no result, and resume stopped ones.
 
     Returns:
         True if all have ended; False if one was stopped by a signal.
@@ -105,18 +110,20 @@ def run_arms(
             says; what has ended is kept.
 
     Example:
-        >>> sizes = {"length": 8, "horizon": 2, "channels": 2, "training": 32, "validation": 32}
-        >>> runs = list(experiments.of_seeds(experiments.toy_arms(epochs=1, **sizes), range(1)))
+        >>> sizes = {"length": 8, "horizon": 2, "channels": 2}
+        >>> rows = {"training": 32, "validation": 32}
+        >>> arms = experiments.toy_arms(epochs=1, **sizes, **rows)
+        >>> runs = list(experiments.of_seeds(arms, range(1)))
         >>> experiments.run_arms(runs, folder / "grid", quiet=True)
         True
     """
-    for position, arm in enumerate(arms):
+    for index, arm in enumerate(arms):
         folder = Path(out) / arm.folder
         if (folder / RESULT).exists():
-            _refuse_other(folder, arm.config)
+            _check_settings(folder, arm.config)
             continue
         if progress is not None:
-            progress(arm.folder, position, len(arms))
+            progress(arm.folder, index, len(arms))
         ended = train(
             arm.config, folder, resume=(folder / STATE).exists(), quiet=quiet
         )["ended"]
@@ -127,7 +134,7 @@ def run_arms(
     return True
 
 
-def _refuse_other(folder: Path, config: TrainConfig) -> None:
+def _check_settings(folder: Path, config: TrainConfig) -> None:
     previous = TrainConfig.model_validate_json(
         (folder / "config.json").read_text(encoding="utf-8")
     )
@@ -146,36 +153,38 @@ def _refuse_other(folder: Path, config: TrainConfig) -> None:
 def _ended(
     arms: Sequence[Arm], out: str | Path
 ) -> tuple[list[str], list[int], dict[tuple[int, int], tuple[Arm, Path]]]:
-    """Return names and seeds of the runs that have ended, and each with its folder by
-    their places.
+    """Return names and seeds of the runs that have ended, and the runs themselves.
+
+    Each run is given with its folder, by the indices of its name and seed.
     """
     runs = [arm for arm in arms if (Path(out) / arm.folder / RESULT).exists()]
     if not runs:
         raise InputError(f"no run in {out} has ended; train them first")
     names = list(dict.fromkeys(arm.name for arm in runs))
     seeds = list(dict.fromkeys(arm.config.seed for arm in runs))
-    positions = {
+    by_cell = {
         (names.index(arm.name), seeds.index(arm.config.seed)): (
             arm,
             Path(out) / arm.folder,
         )
         for arm in runs
     }
-    return names, seeds, positions
+    return names, seeds, by_cell
 
 
 def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarray:
-    """Stack values of runs in one array, NaN where there are none, smaller ones in its
-    corner.
+    """Stack values of runs in one array, NaN where there are none.
+
+    Smaller ones fill the corner of their cell.
     """
     sizes = [
         max(sizes)
         for sizes in zip(*(np.shape(values) for values in cells.values()), strict=True)
     ]
     out = np.full((*shape, *sizes), np.nan, dtype=dtype)
-    for position, values in cells.items():
+    for cell, values in cells.items():
         corner: tuple[int | slice, ...] = (
-            *position,
+            *cell,
             *(slice(size) for size in np.shape(values)),
         )
         out[corner] = values
@@ -183,17 +192,18 @@ def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarr
 
 
 def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect the errors of finished runs by arm and seed, and their validation errors
-    by epoch.
+    """Collect the errors of finished runs by arm and seed.
+
+    Their validation errors by epoch are collected too.
 
     Returns:
-        Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``,
-        ``validation_mae`` and, of files, ``test_mse`` and ``test_mae``, NaN where a run
-        has not ended; ``epochs``, ``best_epoch``, ``seconds``, ``parameters``; and
-        ``curve`` (arm, seed, epoch). Of files ``horizon`` and ``rho`` of each arm are
+        Dataset of kind "lab_runs" over ``arm`` and ``seed``, NaN where a run has not
+        ended: ``validation_mse``, ``validation_mae``, ``epochs``, ``best_epoch``,
+        ``seconds``, ``parameters`` and ``curve`` (arm, seed, epoch). Runs on files also
+        have ``test_mse`` and ``test_mae``, with ``horizon`` and ``rho`` of each arm as
         coordinates. Runs with a watch have its measures over ``look`` (``look_step`` is
-        its optimiser step), and ``pattern`` (arm, snapshot, query, key). Of prompts
-        ``validation_last`` and, over ``pairs``, ``by_pairs``.
+        the optimiser step) and ``pattern`` (arm, snapshot, query, key). Runs on prompts
+        have ``validation_last``, and ``by_pairs`` over ``pairs``.
 
     Raises:
         InputError: no run has ended.
@@ -205,37 +215,32 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     names, seeds, runs = _ended(arms, out)
     shape = (len(names), len(seeds))
     results = {
-        at: json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        for at, (_, folder) in runs.items()
+        cell: json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        for cell, (_, folder) in runs.items()
     }
     rows = {}
-    for at, result in results.items():
+    for cell, result in results.items():
         errors = (
             (part, name)
             for part in ("validation", "test")
             for name in result.get(part, {})
         )
-        rows[at] = {f"{part}_{name}": result[part][name] for part, name in errors}
+        rows[cell] = {f"{part}_{name}": result[part][name] for part, name in errors}
         metadata = {
             name: result[name]
             for name in ("epochs", "best_epoch", "seconds", "parameters")
         }
-        rows[at] |= {
+        rows[cell] |= {
             name: np.nan if value is None else value for name, value in metadata.items()
         }
     curves = {
-        at: [line["mse"] for line in read_log(folder / LOG) if "mse" in line]
-        for at, (_, folder) in runs.items()
+        cell: [line["mse"] for line in read_log(folder / LOG) if "mse" in line]
+        for cell, (_, folder) in runs.items()
     }
-    columns = {
-        column: (
-            ("arm", "seed"),
-            _stack(
-                {at: row[column] for at, row in rows.items() if column in row}, shape
-            ),
-        )
-        for column in sorted({column for row in rows.values() for column in row})
-    }
+    columns = {}
+    for column in sorted({column for row in rows.values() for column in row}):
+        cells = {cell: row[column] for cell, row in rows.items() if column in row}
+        columns[column] = (("arm", "seed"), _stack(cells, shape))
     curve = _stack(curves, shape)
     data = xr.Dataset(
         columns,
@@ -251,17 +256,17 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         ]
         data = data.assign_coords(
             horizon=("arm", horizons),
-            rho=("arm", [item.optimizer.rho for item in configs]),
+            rho=("arm", [config.optimizer.rho for config in configs]),
         )
     data = data.assign(curve=(("arm", "seed", "epoch"), curve))
     pairs = _stack(
-        {at: result.get("by_pairs", []) for at, result in results.items()}, shape
+        {cell: result.get("by_pairs", []) for cell, result in results.items()}, shape
     )
     if pairs.shape[-1]:
         data = data.assign(by_pairs=(("arm", "seed", "pairs"), pairs))
     watches = {
-        at: read_watch(folder)
-        for at, (_, folder) in runs.items()
+        cell: read_watch(folder)
+        for cell, (_, folder) in runs.items()
         if (folder / WATCH).exists()
     }
     if watches:
@@ -276,34 +281,33 @@ def _watch_columns(
     longest = max(watches.values(), key=lambda watch: watch.sizes["step"])
     out: dict[str, Any] = {}
     for name in WATCHED:
-        cells = {
-            at: (
-                watch[name]
-                .mean([dim for dim in ("layer", "head") if dim in watch[name].dims])
-                .values
-                if name in watch
-                else np.full(watch.sizes["step"], np.nan)
-            )
-            for at, watch in watches.items()
-        }
+        cells = {}
+        for cell, watch in watches.items():
+            if name in watch:
+                dims = [dim for dim in ("layer", "head") if dim in watch[name].dims]
+                cells[cell] = watch[name].mean(dims).values
+            else:
+                cells[cell] = np.full(watch.sizes["step"], np.nan)
         values = _stack(cells, shape)
         if np.isfinite(values).any():
             out[name] = (("arm", "seed", "look"), values)
     out["look_step"] = ("look", longest["step"].values)
     patterns = {
-        at: watch["pattern"].isel(input=0, layer=0, head=0).values
-        for at, watch in watches.items()
-        if at[1] == 0 and "pattern" in watch
+        cell: watch["pattern"].isel(input=0, layer=0, head=0).values
+        for cell, watch in watches.items()
+        if cell[1] == 0 and "pattern" in watch
     }
     if patterns:
         # those of the size of the first one
         sizes = next(iter(patterns.values())).shape
-        alike = {
-            at: pattern for at, pattern in patterns.items() if pattern.shape == sizes
+        same_size = {
+            cell: pattern
+            for cell, pattern in patterns.items()
+            if pattern.shape == sizes
         }
         out["pattern"] = (
             ("arm", "snapshot", "query", "key"),
-            _stack(alike, (shape[0], 1), np.float32)[:, 0],
+            _stack(same_size, (shape[0], 1), np.float32)[:, 0],
         )
     return out
 
@@ -311,20 +315,21 @@ def _watch_columns(
 def ends(
     arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: int = 20
 ) -> xr.Dataset:
-    """Measure sharpness and attention at the weights that runs on benchmarks below a
-    folder ended with.
+    """Measure sharpness and attention of finished runs on benchmarks.
+
+    The weights are those that the runs below a folder ended with.
 
     Args:
-        windows: test windows to measure attention on; sharpness takes twice as many
-            training windows.
-        products: with the Hessian.
+        windows: number of test windows to measure attention on; sharpness takes twice
+            as many training windows.
+        products: number of products with the Hessian for the sharpness.
 
     Returns:
-        Dataset over ``arm`` and ``seed``, NaN where a model has none:
-        ``end_sharpness``, the largest eigenvalue, with ``end_sharpness_residual``;
-        ``end_entropy`` and ``end_numerical_rank`` of the attention between channels;
-        ``end_nuclear_norm`` and ``end_diagonal_mass`` (…, window); and ``end_pattern``
-        (…, query, key).
+        Dataset over ``arm`` and ``seed``, NaN where a model has none. ``end_sharpness``
+        is the largest eigenvalue, with ``end_sharpness_residual``; ``end_entropy`` and
+        ``end_numerical_rank`` are those of the attention between channels;
+        ``end_nuclear_norm`` and ``end_diagonal_mass`` are (…, window), and
+        ``end_pattern`` (…, query, key).
 
     Raises:
         InputError: no run has ended, or one is of no benchmark.
@@ -334,10 +339,12 @@ def ends(
         ('arm', 'seed', 'query', 'key')
     """
     names, seeds, runs = _ended(arms, out)
-    measures = {at: _of_run(*run, windows, products) for at, run in runs.items()}
+    measures = {cell: _of_run(*run, windows, products) for cell, run in runs.items()}
     columns: dict[str, Any] = {}
     for name, dims in _END_DIMS.items():
-        cells = {at: values[name] for at, values in measures.items() if name in values}
+        cells = {
+            cell: values[name] for cell, values in measures.items() if name in values
+        }
         if cells:
             stacked = _stack(cells, (len(names), len(seeds)), np.float32)
             columns[f"end_{name}"] = (("arm", "seed", *dims), stacked)
@@ -359,6 +366,7 @@ def _of_run(
         "sharpness": np.array(curvature.largest),
         "sharpness_residual": np.array(curvature.largest_residual),
     }
+    # only attention between channels is measured below
     if getattr(task.model, "over", "time") == "time":
         return out
     patterns = make_attention(
@@ -417,8 +425,9 @@ def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
 
 
 def record_names() -> tuple[str, ...]:
-    """Return the names of the results in the package, sorted; ``results/README.md``
-    describes them.
+    """Return the names of the results in the package, sorted.
+
+    ``results/README.md`` describes them.
 
     Example:
         >>> "toy" in experiments.record_names()
@@ -428,8 +437,9 @@ def record_names() -> tuple[str, ...]:
 
 
 def record(name: str) -> xr.Dataset:
-    """Load the results of a grid, as ``python -m tsfm_lens.studies.experiments`` wrote
-    them, see :func:`gathered`.
+    """Load the results of a grid, see :func:`gathered`.
+
+    ``python -m tsfm_lens.studies.experiments`` wrote them.
 
     ``results/README.md`` describes the :func:`record_names`.
 

@@ -1,5 +1,9 @@
-"""Grids of the papers' experiments, whose configurations ``grids.yaml`` holds, and the
-results of their runs.
+"""Grids of the papers' experiments, and the results of their runs.
+
+``grids.yaml`` holds what differs between arms; a function ``…_arms`` adds what they
+share and returns a configuration for each arm, a function ``…_results`` gathers the
+finished runs. Read :func:`toy_arms` first. Runs are trained by
+:mod:`tsfm_lens.studies.experiments.grid`.
 """
 
 from __future__ import annotations
@@ -63,8 +67,9 @@ def _config(
     options: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> TrainConfig:
-    """Return a configuration: of options and optimiser what is common, then what the
-    grid's entry has of its own.
+    """Return a configuration from what is common and the grid's entry.
+
+    Of options and optimiser, values of the entry replace common ones.
     """
     content = {
         "model": {
@@ -82,14 +87,15 @@ def _config(
 def toy_arms(
     arms: Fields = TOY_ARMS, *, epochs: int = 30, watch: bool = False, **sizes: Any
 ) -> dict[str, TrainConfig]:
-    """Return the configurations of the toy problem by arm, with Adam's rate falling by
-    a half cosine.
+    """Return the configurations of the toy problem by arm.
+
+    Adam's rate falls by a half cosine.
 
     ``watch`` measures sharpness and attention at every third epoch; ``sizes`` of the
     problem are the paper's.
 
     Example:
-        >>> {name: config.optimizer.rho for name, config in experiments.toy_arms().items()}["transformer + SAM"]
+        >>> experiments.toy_arms()["transformer + SAM"].optimizer.rho
         0.5
     """
     if watch:
@@ -113,8 +119,9 @@ def toy_arms(
 def benchmark_arms(
     file: str | Path, data: str, horizon: int, arms: Fields = _FILE["benchmarks"]
 ) -> dict[str, TrainConfig]:
-    """Return a benchmark's configurations by arm: batches of 32, Adam at 1e-3, at most
-    300 epochs, patience 5.
+    """Return a benchmark's configurations by arm.
+
+    They have batches of 32, Adam at 1e-3, at most 300 epochs and patience 5.
 
     ``data`` is "ETTh1", "ETTh2" or "exchange", for its split and ρ; the horizon 96,
     192, 336 or 720.
@@ -123,7 +130,8 @@ def benchmark_arms(
         UnknownNameError: other data, or a horizon without a ρ.
 
     Example:
-        >>> experiments.benchmark_arms("ETTh1.csv", "ETTh1", 96)["ETTh1 96 SAMformer"].optimizer.rho
+        >>> arms = experiments.benchmark_arms("ETTh1.csv", "ETTh1", 96)
+        >>> arms["ETTh1 96 SAMformer"].optimizer.rho
         0.5
     """
     if data not in RHO:
@@ -154,8 +162,9 @@ def benchmark_arms(
 def rho_arms(
     file: str | Path, data: str, horizon: int, rhos: Sequence[float]
 ) -> dict[str, TrainConfig]:
-    """Return the configurations of SAMformer on a benchmark by ρ, from 0, which is Adam
-    alone (figure 14).
+    """Return the configurations of SAMformer on a benchmark by ρ (figure 14).
+
+    At a ρ of 0 the optimiser is Adam alone.
 
     Example:
         >>> list(experiments.rho_arms("ETTh1.csv", "ETTh1", 96, [0.0, 0.5]))
@@ -171,8 +180,9 @@ def rho_arms(
 def encoder_arms(
     file: str | Path, *, horizons: Sequence[int] = (96, 192)
 ) -> dict[str, TrainConfig]:
-    """Return the configurations of forecasting ETTh1 by arm and horizon, windows being
-    as long as forecasts (S2-ETT).
+    """Return the configurations of forecasting ETTh1 by arm and horizon (S2-ETT).
+
+    Windows are as long as forecasts.
 
     Example:
         >>> list(experiments.encoder_arms("ETTh1.csv", horizons=(96,)))[:2]
@@ -203,8 +213,9 @@ def in_context_arms(
     tokens: str = "pairs",
     **data: Any,
 ) -> dict[str, TrainConfig]:
-    """Return the configurations of regression in context by arm and width, the first
-    being the base of μP.
+    """Return the configurations of regression in context by arm and width.
+
+    The first width is the base of μP.
 
     An epoch has 250 steps; ``tokens`` are "pairs" or the paper's "single"; ``data`` are
     fields of the prompts that differ.
@@ -235,8 +246,9 @@ def in_context_arms(
 def transfer_arms(
     *, widths: Sequence[int] = WIDTHS, rates: Sequence[float] = RATES
 ) -> dict[str, TrainConfig]:
-    """Return configurations of regression in context by arm, width and learning rate
-    (S2-F5).
+    """Return configurations of regression in context by learning rate (S2-F5).
+
+    There is one for each arm, width and rate.
 
     Arms named "μP" are drawn and given rates by it, the first width being the base;
     heads have 4 features.
@@ -275,8 +287,9 @@ def transfer_arms(
 
 
 def score_form(fields: ModelFields) -> StructuredMatrix:
-    """Return a head's scores as a matrix of the width, of the family that the model's
-    name says.
+    """Return a head's scores as a matrix of the model's width.
+
+    Its family is the one that the model's name says.
     """
     width = fields.options["width"]
     heads = fields.options["heads"]
@@ -288,7 +301,7 @@ def score_form(fields: ModelFields) -> StructuredMatrix:
     return LowRank(width, width, sum(fields.options.get("ranks", [width // heads])))
 
 
-def _facts(config: TrainConfig) -> dict[str, Any]:
+def _sizes(config: TrainConfig) -> dict[str, Any]:
     prompts = config.data
     assert isinstance(prompts, InContextData)
     steps = prompts.epoch * config.plan.epochs
@@ -300,36 +313,31 @@ def _facts(config: TrainConfig) -> dict[str, Any]:
 
 
 def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect the results of runs in context, with the oracle's errors (pairs,) and
-    sizes and ranks by arm.
+    """Collect the results of runs in context.
+
+    The oracle's errors (pairs,) and each arm's sizes and ranks are added.
     """
     data = gathered(arms, out)
     by_name = {arm.name: arm.config for arm in arms}
     configs = [by_name[str(name)] for name in data["arm"].values]
-    metadata = _facts(configs[0])
     first = configs[0]
+    metadata = {
+        **_sizes(first),
+        "tokens": first.model.options.get("tokens", "single"),
+        "batch": first.plan.batch,
+        "learning_rate": first.optimizer.learning_rate,
+    }
     inputs = metadata["inputs"]
     forms = [score_form(config.model) for config in configs]
     rank = np.array([form.generic_rank for form in forms])
-    metadata |= {
-        "tokens": first.model.options.get("tokens", "single"),
-        "batch": first.plan.batch,
-    }
-    metadata |= {"learning_rate": first.optimizer.learning_rate}
+    groups = [str(name).rpartition(", D = ")[0] for name in data["arm"].values]
+    widths = np.array([config.model.options["width"] for config in configs])
+    heads = np.array([config.model.options["heads"] for config in configs])
     return (
         data.assign_coords(
-            group=(
-                "arm",
-                [str(name).rpartition(", D = ")[0] for name in data["arm"].values],
-            ),
-            width=(
-                "arm",
-                np.array([config.model.options["width"] for config in configs]),
-            ),
-            heads=(
-                "arm",
-                np.array([config.model.options["heads"] for config in configs]),
-            ),
+            group=("arm", groups),
+            width=("arm", widths),
+            heads=("arm", heads),
             score_rank=("arm", rank),
             rank_ratio=("arm", rank / inputs),
             score_parameters=("arm", [form.n_parameters for form in forms]),
@@ -341,31 +349,32 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
 
 
 def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect errors on held-out prompts (parametrisation, width, rate, seed), NaN
-    where a run has not ended.
+    """Collect errors on held-out prompts (parametrisation, width, rate, seed).
+
+    They are NaN where a run has not ended.
     """
     data = gathered(arms, out)
     by_name = {arm.name: arm.config for arm in arms}
     configs = [by_name[str(name)] for name in data["arm"].values]
     titles = [str(name).rsplit(", D = ", 1)[0] for name in data["arm"].values]
-    positions = {
+    coords = {
         "parametrisation": titles,
         "width": [config.model.options["width"] for config in configs],
         "rate": [config.optimizer.learning_rate for config in configs],
     }
     cells = data["validation_mse"].assign_coords(
-        {name: ("arm", values) for name, values in positions.items()}
+        {name: ("arm", values) for name, values in coords.items()}
     )
     table = (
         cells.drop_vars("arm")
-        .set_index(arm=list(positions))
+        .set_index(arm=list(coords))
         .unstack("arm")
-        .transpose(*positions, "seed")
+        .transpose(*coords, "seed")
     )
     # in the given order, which unstacking sorts
     results = table.sel(parametrisation=list(dict.fromkeys(titles))).to_dataset(
         name="mse"
     )
     return results.assign_attrs(
-        _facts(configs[0]), kind="transfer_runs", title="Learning rates across widths"
+        _sizes(configs[0]), kind="transfer_runs", title="Learning rates across widths"
     )

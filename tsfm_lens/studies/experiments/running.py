@@ -1,5 +1,8 @@
-"""Training runs: from a configuration to weights, a log, measures during training, and
-the errors at the end.
+"""Training runs: from a configuration to weights, a log, and errors at the end.
+
+Read :func:`train` first, which trains to the end and measures; :func:`prepare` builds
+the same run without starting it. The loop, its state and its watch are in
+:mod:`tsfm_lens.training`; grids of runs in :mod:`tsfm_lens.studies.experiments.grid`.
 """
 
 from __future__ import annotations
@@ -53,8 +56,9 @@ LATER = ("betas", "warm_up", "base_width")
 
 
 def make_task(config: TrainConfig) -> ForecastTask | InContextTask:
-    """Return the task of a configuration, a drawn model and its data; InputError where
-    they do not fit.
+    """Return the task of a configuration, a drawn model and its data.
+
+    InputError is raised where they do not fit.
     """
     data = config.data
     options = {"batch": config.plan.batch, "seed": config.seed}
@@ -126,6 +130,7 @@ def make_optimizer(
         weight for weight in model.parameters() if weight.requires_grad
     ]
     if fields.base_width:
+        # the training loop sets one rate, and gives a group its share of it
         groups = parameter_groups(model, fields.learning_rate, fields.base_width)
         parameters = [
             {**group, "share": group["lr"] / fields.learning_rate} for group in groups
@@ -149,8 +154,9 @@ def make_optimizer(
 
 
 def make_schedule(config: TrainConfig, epoch: int) -> Callable[[int], float] | None:
-    """Return the learning rate of each step, with so many steps an epoch; None where it
-    is constant.
+    """Return the learning rate of each step; None where it is constant.
+
+    ``epoch`` is the number of steps in an epoch.
     """
     fields = config.optimizer
     falling = cosine_by_epoch(fields.learning_rate, epoch, epochs=config.plan.epochs)
@@ -172,15 +178,18 @@ def make_schedule(config: TrainConfig, epoch: int) -> Callable[[int], float] | N
 def prepare(
     config: TrainConfig, out: str | Path | None = None
 ) -> tuple[Training, ForecastTask | InContextTask, Watch | None]:
-    """Prepare a run in a folder, or in none, without starting it, with its task and its
-    watch.
+    """Prepare a run without starting it, with its task and its watch.
+
+    Without a folder ``out``, nothing of it is saved.
 
     Raises:
         InputError: as :func:`tsfm_lens.studies.samformer.benchmark` and the models say.
 
     Example:
-        >>> fields = {"model": {"name": "linear"}, "data": {"kind": "toy", "training": 64, "validation": 32}}
-        >>> run, task, watch = experiments.prepare(experiments.TrainConfig.model_validate(fields))
+        >>> data = {"kind": "toy", "training": 64, "validation": 32}
+        >>> fields = {"model": {"name": "linear"}, "data": data}
+        >>> config = experiments.TrainConfig.model_validate(fields)
+        >>> run, task, watch = experiments.prepare(config)
         >>> run.step, task.batches_per_epoch
         (0, 2)
     """
@@ -214,7 +223,7 @@ def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch |
     if fields is None:
         return None
     x, y = task.training.take(torch.arange(min(fields.windows, len(task.training))))
-    looks: dict[str, Any] = (
+    patterns: dict[str, Any] = (
         {"patterns": make_attention(task, x)} if "attention" in fields.measures else {}
     )
     return Watch(
@@ -227,13 +236,14 @@ def _watch(config: TrainConfig, task: ForecastTask, out: Path | None) -> Watch |
         products=fields.products,
         name=config.model.name,
         resume=out is not None and (out / CONFIG).exists(),
-        **looks,
+        **patterns,
     )
 
 
 def make_losses(task: ForecastTask, x: Tensor, y: Tensor) -> list[Callable[[], Tensor]]:
-    """Return the losses of both halves of some windows; sharpness is that of their
-    mean.
+    """Return the losses of both halves of some windows.
+
+    Sharpness is that of their mean.
     """
     halves = [
         (part.to(task.device) for part in pair)
@@ -247,8 +257,9 @@ def make_losses(task: ForecastTask, x: Tensor, y: Tensor) -> list[Callable[[], T
 
 
 def make_attention(task: ForecastTask, x: Tensor) -> Callable[[], dict[str, Tensor]]:
-    """Return a function that computes a model's attention over some windows by its
-    lens.
+    """Return a function that computes a model's attention over some windows.
+
+    It reads the attention through the model's lens.
     """
     lens = load(task.model, check=False)
     (stack,) = lens.wiring.stacks
@@ -267,15 +278,18 @@ def train(
     """Train to the end and measure, or go on with a run that was stopped.
 
     Args:
-        config, out: of the run, and its folder: config.json, log.jsonl, state.pt,
-            watch.jsonl, and at the end best.safetensors and result.json.
-        resume, quiet: go on with the run in ``out``; no progress bar.
+        config: configuration of the run.
+        out: folder of the run, for config.json, log.jsonl, state.pt, watch.jsonl, and
+            at the end best.safetensors and result.json.
+        resume: continue the run in ``out``.
+        quiet: show no progress bar.
 
     Returns:
-        ``ended``; and then ``validation`` and ``test``, errors "mse" and "mae" with the
-        weights of the lowest validation error where there is patience; ``epochs``,
-        ``best_epoch``, ``seconds`` and ``parameters``. Of prompts ``validation`` has
-        "mse" and "last", and ``by_pairs`` the error after 0, 1, … pairs.
+        ``ended``. If it is true, also ``validation`` and ``test`` with the errors "mse"
+        and "mae", by the weights of the lowest validation error where the plan has a
+        patience; ``epochs``, ``best_epoch``, ``seconds`` and ``parameters``. For
+        prompts, ``validation`` has "mse" and "last", and ``by_pairs`` is the error
+        after 0, 1, … pairs.
 
     Raises:
         CheckpointError: the folder holds a run and it is not to be resumed, or one of
@@ -283,8 +297,9 @@ def train(
         InputError: as :func:`prepare` says, or the loss is not finite.
 
     Example:
-        >>> fields = {"model": {"name": "linear"}, "data": {"kind": "toy", "training": 64, "validation": 32}}
-        >>> config = experiments.TrainConfig.model_validate({**fields, "plan": {"epochs": 2}})
+        >>> data = {"kind": "toy", "training": 64, "validation": 32}
+        >>> fields = {"model": {"name": "linear"}, "data": data, "plan": {"epochs": 2}}
+        >>> config = experiments.TrainConfig.model_validate(fields)
         >>> experiments.train(config, folder / "run", quiet=True)["epochs"]
         2
     """

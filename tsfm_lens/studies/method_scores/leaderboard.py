@@ -1,5 +1,8 @@
-"""Benchmark of explanations on planted models: one function a method, a row of a
-leaderboard each.
+"""Benchmark of explanations on planted models.
+
+One function is one method, and gets one row of a leaderboard: read :func:`benchmark`.
+:data:`SHIPPED` holds the methods that come with the package. Probes are scored in
+:mod:`tsfm_lens.studies.method_scores.scores`.
 """
 
 from __future__ import annotations
@@ -40,18 +43,17 @@ __all__ = ["SHIPPED", "benchmark", "measured"]
 REFERENCE = "mean"
 """Reference that replaces a masked step in the benchmark."""
 PARTS = 8
+"""Segments of a case's target."""
 MANY = 8
-"""Segments of a case's target; forecasts for each of a method on which an order that
-looks at no model is scored.
-"""
-# openings of the task of a part that writes the same for all values: no influence of
-# the input passes it
+"""Forecasts on which naive orders are scored, for each one of a method."""
+# how tasks begin of parts that write the same for all values: no influence of the input
+# passes through them
 _CONSTANT = ("marks ", "tells the step")
 
 
 @dataclass(frozen=True, eq=False)
 class ExplanationCase:
-    """Forecast of a planted model, or of an untrained twin of it."""
+    """Forecast of a planted model, or of an untrained model of the same kind."""
 
     mechanism: str
     architecture: str
@@ -67,10 +69,8 @@ class ExplanationCase:
     @property
     def model(self) -> str:
         """Mechanism, architecture and seed, which cases of one model share."""
-        return (
-            f"{self.mechanism} in {self.architecture}, seed"
-            f" {self.seed}{', untrained' * self.twin}"
-        )
+        condition = ", untrained" if self.twin else ""
+        return f"{self.mechanism} in {self.architecture}, seed {self.seed}{condition}"
 
 
 def cases(
@@ -92,11 +92,11 @@ _plant = lru_cache(maxsize=2)(partial(plant, reads=None))
 
 @lru_cache(maxsize=256)
 def _of_model(
-    mechanism: str, architecture: str, seed: int, twin: bool, series: int
+    mechanism: str, architecture: str, seed: int, is_untrained: bool, series: int
 ) -> tuple[ExplanationCase, ...]:
     planted = _plant(mechanism, architecture, seed=seed)
     card = planted.card
-    if twin:
+    if is_untrained:
         lens = untrained(planted, seed)
     else:
         lens = planted.lens()
@@ -114,17 +114,17 @@ def _of_model(
     true = np.array([name in carriers for name in names])
     forecasts = []
     for number in range(series):
-        item = run.item(number)
+        item_run = run.item(number)
         parts = segments(run, number, parts=PARTS, season=1, others="stretches")
-        labels = _labels(card, item, parts)
+        labels = _labels(card, item_run, parts)
         forecasts.append(
             ExplanationCase(
                 mechanism,
                 architecture,
                 seed,
                 number,
-                twin,
-                item,
+                is_untrained,
+                item_run,
                 parts,
                 names,
                 labels,
@@ -135,8 +135,9 @@ def _of_model(
 
 
 def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
-    """Label (segment, step) whether the rule reads the segment for the step; NaN where
-    only a gate does.
+    """Label (segment, step) whether the rule reads the segment for the step.
+
+    NaN where only a gate does.
     """
     rule = card.rule
     values = [np.asarray(value) for value in run.batch.values]
@@ -149,8 +150,9 @@ def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
         weights = rule.inputs(values[0], horizon)
 
     def within(weights: np.ndarray) -> np.ndarray:
-        """Test whether any weight of a step (step, time) lies in a segment: (segment,
-        step).
+        """Test whether any weight of a step lies in a segment, (segment, step).
+
+        Weights are (step, time).
         """
         bounds = [
             (part.start + len(values[0]), part.stop + len(values[0])) for part in parts
@@ -217,8 +219,10 @@ def benchmark(
         UnknownNameError: no such method.
 
     Example:
-        >>> row = leaderboard.benchmark(lambda case: [abs(part.start) for part in case.parts], name="oldest first",
-        ...     pairs=[("seasonal-copy", "chronos-bolt")], seeds=1, series=1)
+        >>> def oldest_first(case):
+        ...     return [abs(part.start) for part in case.parts]
+        >>> models = {"pairs": [("seasonal-copy", "chronos-bolt")], "seeds": 1}
+        >>> row = leaderboard.benchmark(oldest_first, name="oldest first", **models)
         >>> row["method"].tolist()
         ['oldest first']
     """
@@ -232,11 +236,13 @@ def measured(
     name: str | None = None,
     **cases_of: Any,
 ) -> pd.DataFrame:
-    """Score one method, a row for each case; arguments and errors are those of
-    :func:`benchmark`.
+    """Score one method, with one row for each case.
+
+    Arguments and errors are those of :func:`benchmark`.
 
     Example:
-        >>> rows = leaderboard.measured("random", pairs=[("seasonal-copy", "chronos-bolt")], seeds=1, series=2)
+        >>> models = {"pairs": [("seasonal-copy", "chronos-bolt")], "seeds": 1}
+        >>> rows = leaderboard.measured("random", series=2, **models)
         >>> len(rows)
         2
     """
@@ -244,36 +250,36 @@ def measured(
         raise InputError(f"level={level!r} is not known, choose 'inputs' or 'routes'")
     if isinstance(method, str) and (level, method) not in SHIPPED:
         raise unknown_name(
-            "method", method, [item for of, item in SHIPPED if of == level]
+            "method",
+            method,
+            [shipped for method_level, shipped in SHIPPED if method_level == level],
         )
-    score = SHIPPED[level, method] if isinstance(method, str) else method
-    label = str(
-        name
-        or (
-            method
-            if isinstance(method, str)
-            else getattr(method, "__name__", "a method")
-        )
-    )
+    if isinstance(method, str):
+        score = SHIPPED[level, method]
+        own_name = method
+    else:
+        score = method
+        own_name = getattr(method, "__name__", "a method")
+    label = str(name or own_name)
     rows: list[dict[str, Any]] = []
     for case in cases(**cases_of):
-        about: dict[str, Any] = {
+        columns: dict[str, Any] = {
             "method": label,
             "level": level,
             "mechanism": case.mechanism,
         }
-        about |= {
+        columns |= {
             "architecture": case.architecture,
             "seed": case.seed,
             "series": case.number,
         }
-        about["condition"] = UNTRAINED if case.twin else PLANTED
+        columns["condition"] = UNTRAINED if case.twin else PLANTED
         try:
             scores = np.asarray(score(case), dtype=float)
         except InputError:
-            rows.append({**about, "refused": True})
+            rows.append({**columns, "refused": True})
             continue
-        rows.append({**about, "refused": False, **_marks(case, level, scores, label)})
+        rows.append({**columns, "refused": False, **_marks(case, level, scores, label)})
     table = pd.DataFrame(rows)
     if not len(table) or table["refused"].all():
         raise InputError(f"{label} explains none of the {len(table)} cases")
@@ -283,39 +289,46 @@ def measured(
 def _marks(
     case: ExplanationCase, level: Level, scores: np.ndarray, label: str
 ) -> dict[str, float]:
-    """Measure how well scores agree with the truth; of inputs the mean over the
-    forecast's steps.
+    """Measure how well scores agree with the truth.
+
+    Of inputs, it is the mean over the forecast's steps.
     """
-    labels = (
-        case.true_parts
-        if level == "inputs"
-        else case.true_components.astype(float)[:, None]
-    )
-    expected = (
-        (labels.shape[:1],) if level == "routes" else (labels.shape, labels.shape[:1])
-    )
+    expected: tuple[tuple[int, ...], ...]
+    if level == "inputs":
+        labels = case.true_parts
+        expected = (labels.shape, labels.shape[:1])
+        meaning = "(segment, step), or one a segment"
+    else:
+        labels = case.true_components.astype(float)[:, None]
+        expected = (labels.shape[:1],)
+        meaning = "one a component"
     if scores.shape not in expected:
         raise InputError(
             f"{label} gave scores of shape {scores.shape}, expected"
-            f" {' or '.join(map(str, expected))}: "
-            f"{'(segment, step), or one a segment' if level == 'inputs' else 'one a component'}"
+            f" {' or '.join(map(str, expected))}: {meaning}"
         )
     by_step = scores.reshape(len(scores), -1) * np.ones((1, labels.shape[1]))
     counts = np.isfinite(labels)
     steps = zip(by_step.T, labels.T, counts.T, strict=True)
     table = pd.DataFrame(
-        [marks(of_step[here], true[here] > 0) for of_step, true, here in steps]
+        [
+            marks(step_scores[mask], step_labels[mask] > 0)
+            for step_scores, step_labels, mask in steps
+        ]
     )
     return {str(name): float(table[name].mean()) for name in table}
 
 
 def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
-    """Summarise one line a method, best first within a level; see :func:`benchmark`."""
+    """Summarise each method in one line, best first within a level.
+
+    See :func:`benchmark` for the columns.
+    """
     lines = []
     for (level, method), group in rows.groupby(["level", "method"], sort=False):
-        own = group[group["condition"] == PLANTED]
-        control = group[group["condition"] == UNTRAINED]
-        mean, low, high = _over_models(own, "auroc")
+        planted = group[group["condition"] == PLANTED]
+        untrained_rows = group[group["condition"] == UNTRAINED]
+        mean, low, high = _over_models(planted, "auroc")
         line: dict[str, Any] = {
             "method": method,
             "level": level,
@@ -323,18 +336,20 @@ def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
             "low": low,
             "high": high,
         }
-        line |= {item: own[item].mean() for item in ("worst_rank", "mean_rank")}
         line |= {
-            "of": own["candidates"].mean(),
-            "cases": len(own),
-            "refused": int(own["refused"].sum()),
+            column: planted[column].mean() for column in ("worst_rank", "mean_rank")
+        }
+        line |= {
+            "of": planted["candidates"].mean(),
+            "cases": len(planted),
+            "refused": int(planted["refused"].sum()),
         }
         line["untrained"] = (
-            _over_models(control, "auroc")[0] if len(control) else np.nan
+            _over_models(untrained_rows, "auroc")[0] if len(untrained_rows) else np.nan
         )
         line |= {
-            str(mechanism): _over_models(of, "auroc")[0]
-            for mechanism, of in own.groupby("mechanism")
+            str(mechanism): _over_models(mechanism_rows, "auroc")[0]
+            for mechanism, mechanism_rows in planted.groupby("mechanism")
         }
         lines.append(line)
     # levels in the order of their names
@@ -345,8 +360,10 @@ def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
-    """Average over models, each the mean over its cases, with the ends of the 95 %
-    interval within 0 and 1.
+    """Average over models, each the mean over its cases.
+
+    Returns:
+        The mean, and the bounds of its 95 % interval within 0 and 1.
     """
     by_model = (
         rows.groupby(["mechanism", "architecture", "seed"])[column]
@@ -356,31 +373,29 @@ def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
     )
     if not len(by_model):
         return np.nan, np.nan, np.nan
-    mean, low, high = (float(item) for item in mean_interval(by_model))
+    mean, low, high = (float(value) for value in mean_interval(by_model))
     return mean, max(low, 0.0), min(high, 1.0)
 
 
 # --- the methods that ship
-# ------------------------------------------------------------------------------------
 
 
 def _attribution(case: ExplanationCase, method: str) -> np.ndarray:
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "method": method,
         "reference": REFERENCE,
         "parts": case.parts,
     }
-    values = input_attribution(case.run, **how)["attribution"].transpose(
-        "segment", "step", "quantile"
-    )
-    return np.abs(
-        values.values[..., int(np.argmin(np.abs(values["quantile"].values - 0.5)))]
-    )
+    attribution = input_attribution(case.run, **options)["attribution"]
+    values = attribution.transpose("segment", "step", "quantile")
+    median = int(np.argmin(np.abs(values["quantile"].values - 0.5)))
+    return np.abs(values.values[..., median])
 
 
 def _routes(case: ExplanationCase, exact: bool) -> np.ndarray:
-    """Measure the mean absolute effect through a component, all segments together, or
-    estimate it to first order.
+    """Measure the mean absolute effect through each component.
+
+    It is summed over segments, and exact or estimated to first order.
     """
     routes = input_routes(
         case.run, parts=case.parts, reference=REFERENCE, components=case.components
@@ -389,16 +404,14 @@ def _routes(case: ExplanationCase, exact: bool) -> np.ndarray:
         return np.asarray(routes["size"].sum("segment").values)
     if "estimate" not in routes:
         raise InputError("no gradients")
-    return (
-        np.abs(routes["estimate"].transpose("component", "segment", "step").values)
-        .mean(-1)
-        .sum(-1)
-    )
+    estimates = routes["estimate"].transpose("component", "segment", "step").values
+    return np.abs(estimates).mean(-1).sum(-1)
 
 
 def _peak_attention(case: ExplanationCase) -> np.ndarray:
-    """Return the largest mean attention of a head to any one token; MLPs attend to
-    nothing.
+    """Return the largest mean attention of each head to any one token.
+
+    MLPs have no attention, and get 0.
     """
     lens = case.run.lens
     run = case.run
@@ -406,39 +419,45 @@ def _peak_attention(case: ExplanationCase) -> np.ndarray:
     for stack in lens.wiring.stacks:
         for kind in stack.attention_kinds():
             pattern = attention_patterns(run, stack=stack.name, kind=kind)["pattern"]
-            rest = [dim for dim in pattern.dims if dim not in ("layer", "head", "key")]
-            most = pattern.mean(rest).max("key")
-            dot = ""
+            other_dims = [
+                dim for dim in pattern.dims if dim not in ("layer", "head", "key")
+            ]
+            peaks = pattern.mean(other_dims).max("key")
+            prefix = ""
             if stack.name:
-                dot = f"{stack.name}."
-            for layer in most["layer"].values:
-                for head in most["head"].values:
-                    largest[f"{dot}{layer}.{kind}.{head}"] = float(
-                        most.sel(layer=layer, head=head)
+                prefix = f"{stack.name}."
+            for layer in peaks["layer"].values:
+                for head in peaks["head"].values:
+                    largest[f"{prefix}{layer}.{kind}.{head}"] = float(
+                        peaks.sel(layer=layer, head=head)
                     )
     return np.array([largest.get(name, 0.0) for name in case.components])
 
 
 def _random(case: ExplanationCase, level: Level) -> np.ndarray:
     size = len(case.parts if level == "inputs" else case.components)
-    return np.random.default_rng([case.seed, case.number, len(case.mechanism)]).random(
-        size
-    )
+    rng = np.random.default_rng([case.seed, case.number, len(case.mechanism)])
+    return rng.random(size)
 
 
 def _by_values(measure: Callable[[np.ndarray], Any]) -> Scorer:
-    """Return a method that scores a segment by what its own values are, in standard
-    deviations of their series.
+    """Return a method that scores a segment by its own values.
+
+    They are in standard deviations of their series.
     """
 
     def score(case: ExplanationCase) -> np.ndarray:
         batch = case.run.batch
         scores = []
-        ahead = batch.known_future(case.run.horizon)
+        futures = batch.known_future(case.run.horizon)
         for part in case.parts:
             past = np.asarray(batch.values[part.row])
-            full = (np.concatenate([past, ahead[part.row]]) - past.mean()) / past.std()
-            scores.append(measure(full[part.start + len(past) : part.stop + len(past)]))
+            standardised = (
+                np.concatenate([past, futures[part.row]]) - past.mean()
+            ) / past.std()
+            scores.append(
+                measure(standardised[part.start + len(past) : part.stop + len(past)])
+            )
         return np.array(scores)
 
     return score
@@ -458,7 +477,7 @@ NAIVE: Mapping[str, Scorer] = {
     "largest values first": _by_values(np.mean),
     "most varied first": _by_values(np.std),
 }
-"""Orders of segments that look at no model, each of which is as naive backwards."""
+"""Orders of segments that ignore the model; each reversed is as naive."""
 SHIPPED: Mapping[tuple[str, str], Scorer] = {
     **{("inputs", name): partial(_attribution, method=name) for name in METHODS},
     **{("inputs", name): order for name, order in NAIVE.items()},
@@ -472,7 +491,6 @@ SHIPPED: Mapping[tuple[str, str], Scorer] = {
 
 
 # --- the page
-# ---------------------------------------------------------------------------------------------------
 
 
 def tables(rows: pd.DataFrame) -> str:
@@ -482,8 +500,8 @@ def tables(rows: pd.DataFrame) -> str:
     mechanisms = sorted(rows["mechanism"].unique())
     parts = []
     for level, title in _TITLES.items():
-        of_level = board[board["level"] == level]
-        if not len(of_level):
+        level_rows = board[board["level"] == level]
+        if not len(level_rows):
             continue
         heads = [
             "method",
@@ -495,13 +513,13 @@ def tables(rows: pd.DataFrame) -> str:
             *mechanisms,
         ]
         lines = [heads]
-        for _, line in of_level.iterrows():
+        for _, line in level_rows.iterrows():
             numbers = [
                 line["untrained"],
                 *(line.get(mechanism, np.nan) for mechanism in mechanisms),
             ]
             auroc = f"{line['auroc']:.2f} ({line['low']:.2f}–{line['high']:.2f})"
-            of = [
+            rank_columns = [
                 f"{line['worst_rank']:.1f}",
                 f"{line['of']:.1f}",
                 f"{100 * line['refused'] / line['cases']:.0f} %",
@@ -509,7 +527,7 @@ def tables(rows: pd.DataFrame) -> str:
             marks = [
                 f"{number:.2f}" if np.isfinite(number) else "" for number in numbers
             ]
-            lines.append([str(line["method"]), auroc, *of, *marks])
+            lines.append([str(line["method"]), auroc, *rank_columns, *marks])
         parts += [f"## {title}", markdown(lines)]
     return "\n\n".join(parts) + "\n"
 
@@ -530,8 +548,9 @@ def main(
         bool, typer.Option("--read", help="make the page of the CSV that is there")
     ] = False,
 ) -> None:
-    """Score every method of explaining forecasts on planted models, and write their
-    table into the page.
+    """Score every method of explaining forecasts on planted models.
+
+    Their table is written into the page.
     """
     file = out.with_suffix(".explanations.csv")
     try:
@@ -548,16 +567,20 @@ def main(
             raise unknown_name("method", only[0], [name for _, name in SHIPPED])
         for level, name in keys:
             # orders that look at no model cost nothing, and are the same on twins
-            many, twins = (MANY * series, False) if name in NAIVE else (series, True)
-            now = measured(name, level, seeds=seeds, series=many, twins=twins)  # type: ignore[arg-type]
+            n_series, twins = (
+                (MANY * series, False) if name in NAIVE else (series, True)
+            )
+            now = measured(name, level, seeds=seeds, series=n_series, twins=twins)  # type: ignore[arg-type]
             if before is None:
-                rest = None
+                other_rows = None
             else:
-                rest = before[(before["method"] != name) | (before["level"] != level)]
-            if rest is None or not len(rest):
+                other_rows = before[
+                    (before["method"] != name) | (before["level"] != level)
+                ]
+            if other_rows is None or not len(other_rows):
                 before = now
             else:
-                before = pd.concat([rest, now], ignore_index=True)
+                before = pd.concat([other_rows, now], ignore_index=True)
             # each method is written as soon as it is measured
             before.to_csv(file, index=False, float_format="%.3g")
         assert before is not None

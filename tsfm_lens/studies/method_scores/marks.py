@@ -1,4 +1,7 @@
-"""Agreement of scores, and of yes or no claims, with the truth."""
+"""Agreement of scores, and of yes or no claims, with the truth.
+
+:func:`marks` and :func:`claim_marks` compute all of them.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,19 @@ Labels = NDArray[np.bool_]
 
 
 def precision_at_size(scores: Scores, labels: Labels) -> float:
-    """Compute the share of true ones among as many top candidates as are true; of ties
-    the expected share.
+    """Compute the share of true candidates among the top ones.
+
+    As many candidates are taken as are true; of ties the expected share counts.
     """
     size = int(labels.sum())
     if not size:
         return float("nan")
     values = _without_nan(scores)
-    last = np.sort(values)[::-1][size - 1]
-    above = values > last
-    ties = values == last
-    room = (size - above.sum()) / ties.sum()
-    return float((labels[above].sum() + room * labels[ties].sum()) / size)
+    threshold = np.sort(values)[::-1][size - 1]
+    above = values > threshold
+    ties = values == threshold
+    tie_share = (size - above.sum()) / ties.sum()
+    return float((labels[above].sum() + tie_share * labels[ties].sum()) / size)
 
 
 def ranks(scores: Scores) -> Scores:
@@ -33,22 +37,23 @@ def ranks(scores: Scores) -> Scores:
 
 
 def marks(scores: Scores, labels: Labels) -> dict[str, float]:
-    """Compute all marks of scores; NaN, where a method says nothing of a candidate, is
-    below every number.
+    """Compute all measures of agreement of scores with the truth.
+
+    NaN, where a method says nothing of a candidate, ranks below every number.
     """
-    of_true = ranks(scores)[labels]
+    true_ranks = ranks(scores)[labels]
     return {
         "candidates": float(len(labels)),
         "true": float(labels.sum()),
         "auroc": auroc(scores, labels),
         "precision": precision_at_size(scores, labels),
-        "worst_rank": float(of_true.max()) if len(of_true) else float("nan"),
-        "mean_rank": float(of_true.mean()) if len(of_true) else float("nan"),
+        "worst_rank": float(true_ranks.max()) if len(true_ranks) else float("nan"),
+        "mean_rank": float(true_ranks.mean()) if len(true_ranks) else float("nan"),
     }
 
 
 def claim_marks(claims: Labels, labels: Labels) -> dict[str, float]:
-    """Compute all marks of yes or no claims."""
+    """Compute all measures of agreement of yes or no claims with the truth."""
     right = float((claims & labels).sum())
     return {
         "claimed": float(claims.mean()) if len(claims) else float("nan"),

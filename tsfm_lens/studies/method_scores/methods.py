@@ -1,5 +1,8 @@
-"""Methods that score components, edges, tokens, repairs and pairs of planted models,
-and claims of some methods.
+"""Methods that are scored on planted models.
+
+They score components, edges, tokens, repairs and pairs, and some claim members of them.
+:func:`method` declares one, and :data:`METHODS` holds all by name. What their scores
+are worth is measured in :mod:`tsfm_lens.studies.method_scores.scores`.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ PAIRS = "pairs"
 
 @dataclass(frozen=True)
 class Ranking:
-    """Scores and claims of a method."""
+    """Scores of candidates by a method, and its claims if it makes any."""
 
     names: tuple[str, ...]
     scores: Scores
@@ -44,7 +47,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Method:
-    """Way to name what a forecast comes from."""
+    """Method that names what a forecast comes from."""
 
     name: str
     level: str
@@ -90,16 +93,14 @@ def differentiable(case: EvaluationCase) -> bool:
 
 
 def by_size(data: xr.Dataset, name: str) -> Ranking:
-    """Score components by the size of an effect over series; claim those that a
-    sentence would name.
+    """Score components by the size of an effect over series.
+
+    Those that a sentence would name are claimed.
     """
-    if "position" in data[f"{name}_size"].dims:
-        at = {"position": 0}
-    else:
-        at = {}
+    at = {"position": 0} if "position" in data[f"{name}_size"].dims else {}
     scores, statements = (
-        item.isel(at).values
-        for item in (data[f"{name}_size"], worth_naming(data, name))
+        variable.isel(at).values
+        for variable in (data[f"{name}_size"], worth_naming(data, name))
     )
     return Ranking(
         tuple(map(str, data["component"].values)), np.abs(scores), statements
@@ -107,9 +108,9 @@ def by_size(data: xr.Dataset, name: str) -> Ranking:
 
 
 def worth_naming(data: xr.Dataset, name: str) -> xr.DataArray:
-    """Mark the members that act, by the smallest size of interest or more."""
-    least = float(data[f"{name}_p"].attrs["smallest"])
-    return (data[f"{name}_acts"] > 0) & (np.abs(data[f"{name}_size"]) >= least)
+    """Mark the members that act, and by the smallest size of interest or more."""
+    smallest = float(data[f"{name}_p"].attrs["smallest"])
+    return (data[f"{name}_acts"] > 0) & (np.abs(data[f"{name}_size"]) >= smallest)
 
 
 def of_heads(
@@ -118,12 +119,13 @@ def of_heads(
     claims: xr.DataArray | None = None,
     **at: str,
 ) -> Ranking:
-    """Score heads by values (layer, head) of the attention that ``at`` or the dataset
-    names by stack and attention.
+    """Score heads by values (layer, head).
+
+    The stack and the attention are named by ``at``, or by the dataset.
     """
-    where = {**data.attrs, **at}
-    stack = str(where.get("stack", ""))
-    kind = str(where["attention"])
+    attributes = {**data.attrs, **at}
+    stack = str(attributes.get("stack", ""))
+    kind = str(attributes["attention"])
     grid = [
         (int(layer), int(head))
         for layer in data["layer"].values
@@ -148,8 +150,9 @@ def by(
     claims: str = "",
     **at: str,
 ) -> Callable[[EvaluationCase], Ranking]:
-    """Score heads by a variable of a result, of which less is more after a minus, and
-    claim them by another.
+    """Return a method that scores heads by a variable of a result.
+
+    After a minus, less is more. Another variable may hold its claims.
     """
 
     def rank(case: EvaluationCase) -> Ranking:
@@ -166,9 +169,9 @@ def by(
 
 
 # --- what happens when a component is changed
-# ---------------------------------------------------------------
 
 
+# several methods in a row read one result of the same case
 @lru_cache(maxsize=1)
 def _ablation(case: EvaluationCase) -> xr.Dataset:
     return probes.ablation_effects(case.clean, components=case.components)
@@ -184,8 +187,9 @@ method("zero ablation")(lambda case: by_size(_ablation(case), "mean_shift"))
 
 @method("zero ablation, of the range")
 def _zero_of_range(case: EvaluationCase) -> Ranking:
-    """Score by the share of the series' range; claim above the share below which we
-    form no ratio elsewhere.
+    """Score by the share of the series' range.
+
+    Claims are above the share below which no ratio is formed elsewhere.
     """
     data = _ablation(case)
     scale = ranges(case.clean, case.clean.point)[case.clean.batch.is_target]
@@ -243,7 +247,6 @@ for _way in ("denoise", "noise"):
 
 
 # --- what a component writes
-# --------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
@@ -253,10 +256,16 @@ def _attribution(case: EvaluationCase) -> xr.Dataset:
 
 def _direct_attribution(case: EvaluationCase, decomposition: str) -> Ranking:
     result = by_size(_attribution(case).sel(decomposition=decomposition), "size_share")
-    real = [i for i, name in enumerate(result.names) if name not in ("embed", "bias")]
+    components = [
+        index
+        for index, name in enumerate(result.names)
+        if name not in ("embed", "bias")
+    ]
     assert result.claims is not None
     return Ranking(
-        tuple(result.names[i] for i in real), result.scores[real], result.claims[real]
+        tuple(result.names[index] for index in components),
+        result.scores[components],
+        result.claims[components],
     )
 
 
@@ -272,8 +281,9 @@ for _name in ("logit", "expected_value", "linearised", "integrated", "lens_diffe
 
 @method("stream shares")
 def _shares(case: EvaluationCase) -> Ranking:
-    """Score heads, and branches without heads, by the mean size of their direct
-    attribution.
+    """Score heads, and branches without heads, by their direct attribution.
+
+    The score is its mean size.
     """
     data = probes.stream_shares(case.clean)
     heads = (
@@ -281,12 +291,12 @@ def _shares(case: EvaluationCase) -> Ranking:
         .mean("series")
         .transpose("writer", "head")
     )
-    wholes = (data["size"] / data["size"].sum("writer")).mean("series")
+    branches = (data["size"] / data["size"].sum("writer")).mean("series")
     shares = {}
     for row, writer in enumerate(data["writer"].values):
         for head in data["head"].values:
             shares[f"{writer}.{head}"] = float(heads[row, int(head)])
-        shares[str(writer)] = float(wholes[row])
+        shares[str(writer)] = float(branches[row])
     names = tuple(map(str, case.read_out))
     return Ranking(names, np.array([shares[name] for name in names]))
 
@@ -294,17 +304,16 @@ def _shares(case: EvaluationCase) -> Ranking:
 @method("norm of what heads write")
 def _norms(case: EvaluationCase) -> Ranking:
     data = [
-        probes.norm_weighted_attention(case.clean.select(i))
-        for i in range(len(case.clean.batch))
+        probes.norm_weighted_attention(case.clean.select(row))
+        for row in range(len(case.clean.batch))
     ]
     norms = xr.concat(
-        [item["norm"].sum("key").mean("query") for item in data], dim="series"
+        [result["norm"].sum("key").mean("query") for result in data], dim="series"
     )
     return of_heads(data[0], norms.mean("series"))
 
 
 # --- circuits
-# -----------------------------------------------------------------------------------------------
 
 
 def _circuit(case: EvaluationCase, ranking: str, contrast: bool) -> Ranking:
@@ -325,8 +334,8 @@ def _circuit(case: EvaluationCase, ranking: str, contrast: bool) -> Ranking:
 
 
 for _ranking in ("greedy", "effects"):
-    for _contrast, _words in ((False, "zeroed"), (True, "patched")):
-        method(f"circuit, {_ranking}, {_words}")(
+    for _contrast, _label in ((False, "zeroed"), (True, "patched")):
+        method(f"circuit, {_ranking}, {_label}")(
             partial(_circuit, ranking=_ranking, contrast=_contrast)
         )
 method("circuit, edges, patched", applies=differentiable)(
@@ -335,7 +344,6 @@ method("circuit, edges, patched", applies=differentiable)(
 
 
 # --- what heads look at, and what their weights are like
-# --------------------------------------------------------
 
 
 method("sharp heads")(
@@ -344,8 +352,9 @@ method("sharp heads")(
 
 
 def _motif(case: EvaluationCase) -> int | None:
-    """Count the tokens of the rule's period, which a planted mechanism may need as
-    motif; None without a period.
+    """Count the tokens of the rule's period; None without a period.
+
+    A planted mechanism may need so many as motif.
     """
     period = getattr(case.card.rule, "period", None)
     spans = case.clean.spans[case.lens.wiring.stacks[0].name]
@@ -356,8 +365,9 @@ def _motif(case: EvaluationCase) -> int | None:
 
 @lru_cache(maxsize=1)
 def _repeated_tokens(case: EvaluationCase) -> xr.Dataset:
-    """Run the test along the given motif, so that scores do not depend on how well the
-    model copies.
+    """Run the test for induction along the given motif.
+
+    So scores do not depend on how well the model copies.
     """
     options: dict[str, Any] = {
         "motif": _motif(case) or 12,
@@ -423,15 +433,15 @@ method("kernel regression: concentration", applies=has_cross)(
 
 def _stable_rank(case: EvaluationCase, product: str) -> Ranking:
     """Score all heads of all stacks, since weights need no run."""
-    every: list[Ranking] = []
+    rankings: list[Ranking] = []
     for stack in case.lens.wiring.stacks:
         for kind in stack.attention_kinds():
             data = probes.head_spectra(
                 case.lens, stack=stack.name, kind=kind, products=[product]
             )
-            every.append(of_heads(data, -data["stable_rank"].sel(product=product)))
-    names = tuple(name for item in every for name in item.names)
-    return Ranking(names, np.concatenate([item.scores for item in every]))
+            rankings.append(of_heads(data, -data["stable_rank"].sel(product=product)))
+    names = tuple(name for ranking in rankings for name in ranking.names)
+    return Ranking(names, np.concatenate([ranking.scores for ranking in rankings]))
 
 
 for _product in ("QK", "OV"):
@@ -439,7 +449,6 @@ for _product in ("QK", "OV"):
 
 
 # --- edges, self-repair and pairs of components
-# -------------------------------------------------------------
 
 
 def edge_name(sender: str, receiver: str) -> str:
@@ -455,8 +464,8 @@ def pair_name(one: str, other: str) -> str:
 def _edges(data: xr.Dataset, name: str) -> Ranking:
     """Score the existing edges by the size of their estimate over series."""
     size, statements = (
-        item.transpose("sender", "receiver").values
-        for item in (data[f"{name}_size"], worth_naming(data, name))
+        variable.transpose("sender", "receiver").values
+        for variable in (data[f"{name}_size"], worth_naming(data, name))
     )
     rows, columns = np.nonzero(np.isfinite(size))
     senders, receivers = (
@@ -496,30 +505,30 @@ def _self_repair(case: EvaluationCase) -> Ranking:
 
 @method("ablation of pairs", PAIRS)
 def _pairs(case: EvaluationCase) -> Ranking:
-    """Score pairs by how much more both together move the forecast than each alone."""
+    """Score pairs by how much more both move the forecast than each alone."""
     components = case.components
     pairs = list(combinations(range(len(components)), 2))
     sets = [(component,) for component in components] + [
         (components[a], components[b]) for a, b in pairs
     ]
-    later = slice(case.clean.first_step, None)
+    forecast_steps = slice(case.clean.first_step, None)
     shift = (
-        point_forecasts(case.clean, [Variant.zero(*item) for item in sets])
+        point_forecasts(
+            case.clean, [Variant.zero(*components_zeroed) for components_zeroed in sets]
+        )
         - case.clean.point
     )
-    shift = np.abs(shift)[..., later].mean(-1)
+    shift = np.abs(shift)[..., forecast_steps].mean(-1)
     alone = shift[: len(components)]
     together = shift[len(components) :]
-    more = np.array(
-        [two - alone[a] - alone[b] for two, (a, b) in zip(together, pairs, strict=True)]
-    ).mean(-1)
-    return Ranking(
-        tuple(pair_name(str(components[a]), str(components[b])) for a, b in pairs), more
-    )
+    interactions = [
+        both - alone[a] - alone[b] for both, (a, b) in zip(together, pairs, strict=True)
+    ]
+    names = tuple(pair_name(str(components[a]), str(components[b])) for a, b in pairs)
+    return Ranking(names, np.array(interactions).mean(-1))
 
 
 # --- tokens of the context as the source of a forecast
-# ------------------------------------------------------
 
 
 def token_name(series: int, token: int) -> str:
@@ -528,12 +537,15 @@ def token_name(series: int, token: int) -> str:
 
 
 def find_tokens(case: EvaluationCase) -> tuple[TokenSpans, list[int]]:
-    """Return the spans of the stack that reads the context, and its tokens that show
-    some of it.
+    """Return the spans of the stack that reads the context, and its context tokens.
+
+    Those are the tokens that show some of the context.
     """
     spans = case.clean.spans[case.lens.wiring.stacks[0].name]
     return spans, [
-        i for i in range(len(spans)) if not spans.special[i] and spans.stop[i] <= 0
+        token
+        for token in range(len(spans))
+        if not spans.special[token] and spans.stop[token] <= 0
     ]
 
 
@@ -555,7 +567,7 @@ def true_tokens(case: EvaluationCase) -> dict[str, bool]:
 
 
 def _token_scores(case: EvaluationCase, scores: Scores) -> Ranking:
-    """Select, of scores (series, token), those of the tokens that show the context."""
+    """Select, of scores (series, token), those of tokens that show the context."""
     _, tokens = find_tokens(case)
     names = tuple(
         token_name(row, token) for row in range(len(scores)) for token in tokens
@@ -563,65 +575,81 @@ def _token_scores(case: EvaluationCase, scores: Scores) -> Ranking:
     return Ranking(names, scores[:, tokens].reshape(-1))
 
 
-def _each(case: EvaluationCase, of: Callable[[Run], Scores]) -> Ranking:
+def _by_series(
+    case: EvaluationCase, compute_scores: Callable[[Run], Scores]
+) -> Ranking:
     return _token_scores(
-        case, np.stack([of(case.clean.select(i)) for i in range(len(case.clean.batch))])
+        case,
+        np.stack(
+            [
+                compute_scores(case.clean.select(row))
+                for row in range(len(case.clean.batch))
+            ]
+        ),
     )
 
 
 def _query_tokens(spans: TokenSpans) -> list[int]:
-    """List the tokens that a forecast is read from: those that cover it, otherwise the
-    last one.
+    """List the tokens that a forecast is read from.
+
+    They are those that cover it, otherwise the last one.
     """
-    return [i for i in range(len(spans)) if spans.stop[i] > 0] or [len(spans) - 1]
+    return [token for token in range(len(spans)) if spans.stop[token] > 0] or [
+        len(spans) - 1
+    ]
 
 
-def _cross(run: Run, of: xr.DataArray) -> Scores:
+def _cross(run: Run, values: xr.DataArray) -> Scores:
     """Average (key,) over layers, heads and the tokens that a forecast is read from."""
     queries = _query_tokens(run.encoded.spans[run.lens.wiring.output_stack.name])
     return np.asarray(
-        of.mean(("layer", "head")).isel(query=queries).mean("query").values, dtype=float
+        values.mean(("layer", "head")).isel(query=queries).mean("query").values,
+        dtype=float,
     )
 
 
 def _rollout(run: Run) -> Scores:
-    """Score by Abnar and Zuidema's attention rollout, behind the mean cross-attention
-    if the context has a stack.
+    """Score by Abnar and Zuidema's attention rollout.
+
+    If the context has a stack, the rollout is read through mean cross-attention.
     """
-    own = run.lens.wiring.stacks[0].name
-    out = run.lens.wiring.output_stack.name
-    rollout = probes.attention_rollout(run, stack=own)["flow"].values[-1]
-    if own == out:
-        return np.asarray(rollout[_query_tokens(run.encoded.spans[own])].mean(0))
+    input_stack = run.lens.wiring.stacks[0].name
+    output_stack = run.lens.wiring.output_stack.name
+    rollout = probes.attention_rollout(run, stack=input_stack)["flow"].values[-1]
+    if input_stack == output_stack:
+        return np.asarray(
+            rollout[_query_tokens(run.encoded.spans[input_stack])].mean(0)
+        )
     return np.asarray(_cross(run, probes.attention_patterns(run)["pattern"]) @ rollout)
 
 
 method("attention, mean over heads", INPUTS)(
-    lambda case: _each(
+    lambda case: _by_series(
         case, lambda run: _cross(run, probes.attention_patterns(run)["pattern"])
     )
 )
 method("norm-weighted attention", INPUTS)(
-    lambda case: _each(
+    lambda case: _by_series(
         case, lambda run: _cross(run, probes.norm_weighted_attention(run)["norm"])
     )
 )
-method("attention rollout", INPUTS)(lambda case: _each(case, _rollout))
+method("attention rollout", INPUTS)(lambda case: _by_series(case, _rollout))
 
 
 def _shift(
     case: EvaluationCase, probe: Callable[..., xr.Dataset], name: str, **options: Any
 ) -> Ranking:
-    """Score tokens by how far their embedding, put into the other run, moves the
-    forecast.
+    """Score tokens by how far their embedding moves the forecast.
+
+    The embedding is put into the other run.
     """
     stack = case.lens.wiring.stacks[0]
-    where: dict[str, Any] = {
+    site: dict[str, Any] = {
         "at": [f"{stack.prefix}.0.hook_resid_pre"],
         "positions": "each",
         "direction": "noise",
     }
-    data = probe(case.clean, case.corrupted, **where, **options)
+    data = probe(case.clean, case.corrupted, **site, **options)
     scores = np.full((len(case.clean.batch), len(case.clean.spans[stack.name])), np.nan)
     scores[:, data["position"].values] = np.abs(
         data[name].isel(component=0).transpose("series", "position").values

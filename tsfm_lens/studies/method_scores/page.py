@@ -1,5 +1,6 @@
-"""Page of scores: tables of the measured scores, between two marks of a page whose
-sentences stay.
+"""Page of scores: tables between two marks of a page whose sentences stay.
+
+:func:`write_page` writes them, :func:`tables` formats them. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ DECOYS = {
     "loud|times": "writes much to unread directions",
     "noise|nothing|the same": "attends sharply and writes almost nothing",
 }
-"""Kinds of decoys by a pattern in their sentence on the card; the first that matches
-counts.
+"""Kinds of decoys by a pattern in their sentence on the card.
+
+The first pattern that matches counts.
 """
 PLANTED = "planted"
 UNTRAINED = "untrained"
@@ -40,15 +42,16 @@ UNTRAINED = "untrained"
 
 @dataclass(frozen=True)
 class ScoreTables:
-    """ScoreTables of methods, as tidy tables."""
+    """Scores of methods, and decoys that they fall for, as tidy tables."""
 
     methods: pd.DataFrame
     decoys: pd.DataFrame
 
 
 def write_page(scores: ScoreTables, page: Path) -> None:
-    """Put the tables between the marks of a page; one that is not there is made of them
-    alone.
+    """Put the tables between the marks of a page.
+
+    A page that is not there is made of them alone.
     """
     if not page.exists():
         page.write_text(f"# Planted mechanisms\n\n{START}{STOP}\n")
@@ -57,18 +60,18 @@ def write_page(scores: ScoreTables, page: Path) -> None:
 
 def replace_section(page: Path, start: str, stop: str, text: str) -> None:
     """Replace what stands between two marks of a page."""
-    full = ""
+    content = ""
     if page.exists():
-        full = page.read_text()
-    if full.count(start) != 1 or full.count(stop) != 1:
+        content = page.read_text()
+    if content.count(start) != 1 or content.count(stop) != 1:
         raise InputError(
             f"{page} has no marks {start.strip()} and {stop}, between which tables"
             " are put"
         )
-    before, rest = full.split(start)
+    before, rest = content.split(start)
     _, after = rest.split(stop)
-    with replacing(page) as part:
-        part.write_text(f"{before}{start}\n{text}\n{stop}{after}")
+    with replacing(page) as temporary:
+        temporary.write_text(f"{before}{start}\n{text}\n{stop}{after}")
 
 
 def tables(scores: ScoreTables) -> str:
@@ -76,14 +79,16 @@ def tables(scores: ScoreTables) -> str:
     rows = scores.methods
     parts = [_about(rows)]
     for level, title in LEVELS.items():
-        of_level = rows[rows["level"] == level]
-        if len(of_level):
-            own = _planted_rows(of_level)
-            parts += [f"## {title}", _summary(of_level)]
+        level_rows = rows[rows["level"] == level]
+        if len(level_rows):
+            planted = _planted_rows(level_rows)
+            parts += [f"## {title}", _summary(level_rows)]
             if level in ("parts", "edges", "inputs"):
                 parts += [
                     "AUROC by mechanism:",
-                    _format_auroc(own, "mechanism", sorted(own["mechanism"].unique())),
+                    _format_auroc(
+                        planted, "mechanism", sorted(planted["mechanism"].unique())
+                    ),
                 ]
     parts += [
         "## Noise",
@@ -115,8 +120,8 @@ def _about(rows: pd.DataFrame) -> str:
         ]
         noisy = group[group["weight_noise"] > 0]
         errors = [
-            f"{item['error'].max():.1e}" if len(item) else ""
-            for item in (_planted_rows(group), noisy)
+            f"{models['error'].max():.1e}" if len(models) else ""
+            for models in (_planted_rows(group), noisy)
         ]
         bounds = noisy["weight_noise"].agg(["min", "max"]).dropna()
         levels = "–".join(dict.fromkeys(f"{100 * level:g} %" for level in bounds))
@@ -135,7 +140,7 @@ def _planted_rows(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _summary(rows: pd.DataFrame) -> str:
-    """Format a line a method: means over all models, and on untrained twins."""
+    """Format one line for each method: means over all models, and untrained ones."""
     heads = [
         "method",
         "in scope",
@@ -152,17 +157,19 @@ def _summary(rows: pd.DataFrame) -> str:
     ]
     table = [heads]
     for name, group in _methods(rows):
-        own = _planted_rows(group)
-        control = group[group["condition"] == UNTRAINED]
+        planted = _planted_rows(group)
+        untrained = group[group["condition"] == UNTRAINED]
         line = [
             name,
-            _share(own["scope"]),
-            _interval(own["auroc"]),
-            _interval(own["precision"]),
+            _share(planted["scope"]),
+            _interval(planted["auroc"]),
+            _interval(planted["precision"]),
         ]
-        line += [_mean(own["worst_rank"]), _mean(own["candidates"])]
-        line += [_share(own["claim_precision"]), _share(own["claim_recall"])]
-        table.append([*line, _interval(control["auroc"]), _share(control["claimed"])])
+        line += [_mean(planted["worst_rank"]), _mean(planted["candidates"])]
+        line += [_share(planted["claim_precision"]), _share(planted["claim_recall"])]
+        table.append(
+            [*line, _interval(untrained["auroc"]), _share(untrained["claimed"])]
+        )
     return markdown(table)
 
 
@@ -187,12 +194,15 @@ def _format_auroc(
 def _conditions(rows: pd.DataFrame) -> list[str]:
     """List the conditions: planted models first, untrained ones last."""
     order = {PLANTED: -1, UNTRAINED: 1}
-    return sorted(dict.fromkeys(rows["condition"]), key=lambda item: order.get(item, 0))
+    return sorted(
+        dict.fromkeys(rows["condition"]), key=lambda condition: order.get(condition, 0)
+    )
 
 
 def _by_condition(rows: pd.DataFrame) -> str:
-    """Format AUROC by method and condition, of models that were measured under every
-    one.
+    """Format AUROC by method and condition.
+
+    Models are left out that were not measured under every condition.
     """
     values = _conditions(rows)
     model = rows.groupby(["mechanism", "architecture", "seed"])["condition"]
@@ -213,7 +223,10 @@ def _decoys(decoys: pd.DataFrame) -> str:
     table = [["method", *kinds]]
     for name, group in _methods(rows):
         by_kind = [group[group["decoy"] == kind] for kind in kinds]
-        shares = [[_share(own["fooled"]), _share(own["claimed"])] for own in by_kind]
+        shares = [
+            [_share(of_kind["fooled"]), _share(of_kind["claimed"])]
+            for of_kind in by_kind
+        ]
         table.append([name, *(" / ".join(filter(None, pair)) for pair in shares)])
     text = (
         "Share of decoys among as many top scores as there are true parts; after the"
@@ -233,8 +246,9 @@ def _kind(does: str) -> str:
 
 
 def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
-    """Group rows by method, in the order in which methods are declared, others behind
-    them.
+    """Group rows by method, in the order in which methods are declared.
+
+    Others come last.
     """
     methods = dict.fromkeys(rows["method"])
     names = [
@@ -245,13 +259,14 @@ def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
 
 
 def _interval(values: pd.Series) -> str:
-    """Format mean and 95 % interval over parametrisations, both within 0 and 1; "" of
-    none.
+    """Format mean and 95 % interval over parametrisations; "" of none.
+
+    Both are within 0 and 1.
     """
     numbers = values.dropna().to_numpy(dtype=float)
     if not len(numbers):
         return ""
-    mean, low, high = (float(item) for item in mean_interval(numbers))
+    mean, low, high = (float(value) for value in mean_interval(numbers))
     if len(numbers) < FEWEST or high - low < 0.005:
         return f"{mean:.2f}"
     return f"{mean:.2f} ({max(low, 0.0):.2f}–{min(high, 1.0):.2f})"

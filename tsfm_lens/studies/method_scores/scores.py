@@ -1,8 +1,9 @@
 """Score every method of the package on models whose mechanism is known.
 
 ``python -m tsfm_lens.studies.method_scores.scores --out docs/planted.md`` plants every
-mechanism several times, runs every method on it and on an untrained twin, and writes
-the table, with everything measured beside it as CSV.
+mechanism several times, runs every method on it and on an untrained model, and writes
+the table, with everything measured in a CSV file of the same name. :func:`score` is one
+model, :func:`campaign` all of them.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ TOLERATED = 0.1
 
 
 def forecast_error(on: EvaluationCase) -> float:
-    """Compute the largest distance of the median forecast from the rule, in mean
-    absolute values of the context.
+    """Compute the largest distance of the median forecast from the rule.
+
+    It is in mean absolute values of the context.
     """
     return float(_errors(on).max())
 
@@ -76,8 +78,10 @@ def as_noisy_as_it_bears(
     series: int,
     seed: int,
 ) -> Planted | None:
-    """Plant with the first level of noise on the weights that leaves the card true;
-    None if none does.
+    """Plant with the first level of weight noise that leaves the card true.
+
+    Returns:
+        The model; None if no level does.
     """
     clean = plant(0.0)
     valid = (
@@ -97,8 +101,10 @@ def as_noisy_as_it_bears(
 
 
 def keeps_its_roles(on: EvaluationCase, valid: Labels) -> bool:
-    """Check that no decoy moves the forecast, and that backups do so only without the
-    part they stand in for.
+    """Check that decoys and backups still act as the card says.
+
+    No decoy moves the forecast, and backups do so only without the part that they stand
+    in for.
     """
 
     def shift(*components: str) -> float:
@@ -108,25 +114,27 @@ def keeps_its_roles(on: EvaluationCase, valid: Labels) -> bool:
         return False
     for part in on.card.parts:
         if part.role == "backup":
-            own = str(part.stands_in_for)
+            primary = str(part.stands_in_for)
             if shift(part.component) > TOLERATED or shift(
-                part.component, own
-            ) < 2 * shift(own):
+                part.component, primary
+            ) < 2 * shift(primary):
                 return False
     return True
 
 
 def _errors(on: EvaluationCase) -> Scores:
-    """Compute (series,) the distance of the median forecast from the rule, in mean
-    absolute values of the context.
+    """Compute the distance (series,) of the median forecast from the rule.
+
+    It is in mean absolute values of the context.
     """
     assert on.clean.truth is not None
     return _largest(on, on.clean.forecast.median - on.clean.truth)
 
 
 def _shift(on: EvaluationCase, components: Sequence[str]) -> Scores:
-    """Compute (series,) the change of the median forecast without components, in mean
-    absolute context values.
+    """Compute the change (series,) of the median forecast without components.
+
+    It is in mean absolute values of the context.
     """
     run = on.clean
     with on.lens.ablate(*components) as lens:
@@ -173,7 +181,7 @@ def score(
     seed: int = 0,
     methods: Iterable[str] | None = None,
 ) -> ScoreTables:
-    """Run methods on one model and hold them against its card."""
+    """Run methods on one model and compare them with its card."""
     if methods is None:
         names = list(METHODS)
     else:
@@ -184,31 +192,32 @@ def score(
     on = evaluation_case(lens, card, series=series, noise=noise, seed=seed)
     rows = []
     decoys = []
-    for item in (METHODS[name] for name in names):
-        if not (has_answer(card, item) and item.applies(on)):
+    for method in (METHODS[name] for name in names):
+        if not (has_answer(card, method) and method.applies(on)):
             continue
         try:
-            result = item.rank(on)
+            result = method.rank(on)
         except InputError:
             # a method raises where it cannot discriminate, as circuits do for models
             # that forecast nothing
-            rows.append({"method": item.name, "level": item.level, "refused": True})
+            rows.append({"method": method.name, "level": method.level, "refused": True})
             continue
         rows.append(
             {
-                "method": item.name,
-                "level": item.level,
+                "method": method.name,
+                "level": method.level,
                 "refused": False,
-                **score_method(on, item, result),
+                **score_method(on, method, result),
             }
         )
-        decoys += _decoys(card, item, result)
+        decoys += _decoys(card, method, result)
     return ScoreTables(pd.DataFrame(rows), pd.DataFrame(decoys, columns=list(DECOY)))
 
 
 def has_answer(card: Card, method: Method) -> bool:
-    """Return whether the card has an answer for a method: without a backup nothing
-    repairs itself.
+    """Return whether the card has an answer for a method.
+
+    Without a backup, for example, nothing repairs itself.
     """
     if method.level in (REPAIRED, PAIRS):
         return bool(card.components("backup"))
@@ -221,7 +230,11 @@ def has_answer(card: Card, method: Method) -> bool:
 def truth(
     on: EvaluationCase, method: Method, names: Sequence[str]
 ) -> tuple[Labels, Labels, int]:
-    """Label candidates by the card."""
+    """Label candidates by the card.
+
+    Returns:
+        Labels; which candidates count, (candidate,) each; and the number of true ones.
+    """
     card = on.card
     counts = np.ones(len(names), dtype=bool)
     backups = [part for part in card.parts if part.role == "backup"]
@@ -229,11 +242,8 @@ def truth(
     match method.level:
         case "inputs":
             tokens = true_tokens(on)
-            return (
-                np.array([tokens[name] for name in names]),
-                counts,
-                sum(tokens.values()),
-            )
+            labels = np.array([tokens[name] for name in names])
+            return labels, counts, sum(tokens.values())
         case "edges":
             true = {edge_name(*edge) for edge in card.edges}
             counts = np.array([not idle & set(name.split(" > ")) for name in names])
@@ -253,9 +263,9 @@ def score_method(
     on: EvaluationCase, method: Method, result: Ranking
 ) -> dict[str, float]:
     """Measure how well a method's result agrees with the card."""
-    labels, counts, every = truth(on, method, result.names)
-    if every:
-        scope = float(labels.sum() / every)
+    labels, counts, n_true = truth(on, method, result.names)
+    if n_true:
+        scope = float(labels.sum() / n_true)
     else:
         scope = float("nan")
     scores = result.scores[counts]
@@ -286,7 +296,7 @@ def _decoys(card: Card, method: Method, result: Ranking) -> list[dict[str, objec
     true = set(card.components("mechanism")) & set(result.names)
     if method.level != PARTS or not true:
         return []
-    positions = dict(zip(result.names, ranks(result.scores), strict=True))
+    rank_of = dict(zip(result.names, ranks(result.scores), strict=True))
     if result.claims is not None:
         statements = dict(zip(result.names, result.claims, strict=True))
     else:
@@ -294,8 +304,8 @@ def _decoys(card: Card, method: Method, result: Ranking) -> list[dict[str, objec
 
     rows: list[dict[str, object]] = []
     for part in card.parts:
-        if part.role == "decoy" and (name := part.component) in positions:
-            fooled = bool(positions[name] <= len(true))
+        if part.role == "decoy" and (name := part.component) in rank_of:
+            fooled = bool(rank_of[name] <= len(true))
             claimed = bool(statements[name]) if statements else None
             rows.append(
                 dict(
@@ -319,8 +329,9 @@ def campaign(
     planter: Callable[..., Planted] = EVENLY,
     log: Callable[[str], None] = lambda line: None,
 ) -> ScoreTables:
-    """Score methods on every mechanism, planted anew with every seed and under every
-    condition.
+    """Score methods on every mechanism, with every seed and under every condition.
+
+    Each is planted anew.
     """
     if methods is None:
         names = None
@@ -329,13 +340,13 @@ def campaign(
     parts: list[ScoreTables] = []
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
         for seed, condition in product(range(seeds), conditions):
-            at = partial(
+            plant_with_noise = partial(
                 _plant, planter, mechanism, architecture, seed, condition.rotate
             )
-            planted = at(0.0)
+            planted = plant_with_noise(0.0)
             if condition.weight_noises:
                 noisy = as_noisy_as_it_bears(
-                    at, condition.weight_noises, series=series, seed=seed
+                    plant_with_noise, condition.weight_noises, series=series, seed=seed
                 )
                 if noisy is None:
                     log(
@@ -354,13 +365,13 @@ def campaign(
                 "seed": seed,
             }
             scores = score(lens, planted.card, **draw, methods=names)
-            about: dict[str, Any] = {
+            columns: dict[str, Any] = {
                 "mechanism": mechanism,
                 "architecture": architecture,
                 "condition": condition.name,
             }
-            about |= {"seed": seed, "weight_noise": planted.card.weight_noise}
-            about |= {
+            columns |= {"seed": seed, "weight_noise": planted.card.weight_noise}
+            columns |= {
                 "error": forecast_error(evaluation_case(lens, planted.card, **draw))
             }
             # noise changes little in decoys, and twins have none
@@ -369,7 +380,7 @@ def campaign(
             else:
                 decoys = scores.decoys.iloc[:0]
             parts.append(
-                ScoreTables(scores.methods.assign(**about), decoys.assign(**about))
+                ScoreTables(scores.methods.assign(**columns), decoys.assign(**columns))
             )
             log(
                 f"{mechanism} in {architecture}, {condition.name}, seed {seed}:"
@@ -399,8 +410,11 @@ def _concat(parts: Sequence[ScoreTables]) -> ScoreTables:
     # an empty table has no types, and would change those of the others
     return ScoreTables(
         *(
-            pd.concat([item for item in of if len(item)] or of[:1], ignore_index=True)
-            for of in tables
+            pd.concat(
+                [table for table in same_tables if len(table)] or same_tables[:1],
+                ignore_index=True,
+            )
+            for same_tables in tables
         )
     )
 
@@ -453,22 +467,25 @@ def read_scores(page: Path) -> ScoreTables:
 
 
 def renewed(before: ScoreTables, now: ScoreTables | None) -> ScoreTables:
-    """Replace the rows of models and conditions that were measured again; keep all
-    others.
+    """Replace the rows of models and conditions that were measured again.
+
+    All other rows stay.
     """
     if now is None:
         return before
     keys = ["mechanism", "architecture", "condition"]
     models = set(now.methods[keys].itertuples(index=False, name=None))
 
-    rest = []
+    unchanged = []
     for table in (before.methods, before.decoys):
         rows = table[keys].itertuples(index=False, name=None)
-        rest.append(table[np.array([row not in models for row in rows], dtype=bool)])
-    both = _concat([ScoreTables(*rest), now])
+        unchanged.append(
+            table[np.array([row not in models for row in rows], dtype=bool)]
+        )
+    merged = _concat([ScoreTables(*unchanged), now])
     order: dict[str, Any] = {"by": keys[:2], "kind": "stable", "ignore_index": True}
     return ScoreTables(
-        both.methods.sort_values(**order), both.decoys.sort_values(**order)
+        merged.methods.sort_values(**order), merged.decoys.sort_values(**order)
     )
 
 
@@ -477,8 +494,8 @@ def _select(only: Sequence[str]) -> tuple[list[tuple[str, str]], list[Condition]
     pairs = list(mechanisms())
     conditions = list(CONDITIONS)
     groups = [
-        {one for one, _ in pairs},
-        {other for _, other in pairs},
+        {mechanism for mechanism, _ in pairs},
+        {architecture for _, architecture in pairs},
         {condition.name for condition in conditions},
     ]
     for name in only:

@@ -1,5 +1,7 @@
-"""Evaluation cases: random series that a planted mechanism forecasts, their twins, and
-untrained models.
+"""Evaluation cases: random series that a planted mechanism forecasts.
+
+:func:`evaluation_case` draws series and runs a model on them and on altered copies;
+:func:`untrained` makes a model without a mechanism for comparison.
 """
 
 from __future__ import annotations
@@ -65,17 +67,19 @@ class EvaluationCase:
 def evaluation_case(
     lens: Lens, card: Card, *, series: int = 12, noise: float = 0.0, seed: int = 0
 ) -> EvaluationCase:
-    """Draw series and run the model on them and on their twins."""
+    """Draw series and run the model on them and on their altered copies."""
     if isinstance(card.rule, CovariateTimes):
         return _with_covariates(lens, card, card.rule, series, noise, seed)
     rng = np.random.default_rng(seed)
     length = max(card.context[0], min(card.context[1], SPAN))
-    pairs = [_pair(card.rule, length, i, noise, rng) for i in range(series)]
-    clean, twins = (np.stack(part) for part in zip(*pairs, strict=True))
+    pairs = [_pair(card.rule, length, index, noise, rng) for index in range(series)]
+    clean, altered = (np.stack(values) for values in zip(*pairs, strict=True))
     options: dict[str, Any] = {"num_samples": 5} if lens.emits == "token" else {}
     runs = []
-    for values in (clean, twins):
-        truth = np.stack([card.rule.forecast(one, card.horizon) for one in values])
+    for values in (clean, altered):
+        truth = np.stack(
+            [card.rule.forecast(context, card.horizon) for context in values]
+        )
         runs.append(
             lens.run(SeriesBatch(tuple(values)), card.horizon, truth=truth, **options)
         )
@@ -85,27 +89,29 @@ def evaluation_case(
 def _with_covariates(
     lens: Lens, card: Card, rule: CovariateTimes, series: int, noise: float, seed: int
 ) -> EvaluationCase:
-    """Draw targets that a known covariate moves, beside an idle past one; of twins,
-    what is read is reversed.
+    """Draw targets that a known covariate moves, with an idle past covariate.
+
+    In the altered copies, what is read of the known covariate is reversed.
     """
     from tsfm_lens.zoo.planted.chronos2 import draw_cases
 
-    rest = np.random.default_rng([seed, 1])
+    idle = np.random.default_rng([seed, 1])
     noises = np.random.default_rng([seed, 2])
     horizon = card.horizon
     items: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     truth: tuple[list[Array], list[Array]] = ([], [])
     for target, covariate in draw_cases((SPAN, SPAN), series, seed=seed):
-        pasts = (target[:-horizon], covariate[:-horizon], rest.normal(size=SPAN))
+        pasts = (target[:-horizon], covariate[:-horizon], idle.normal(size=SPAN))
         noisy_target, noisy_covariate, noisy_other = (
-            item + noise * item.std() * noises.normal(size=SPAN) for item in pasts
+            past_values + noise * past_values.std() * noises.normal(size=SPAN)
+            for past_values in pasts
         )
         driver = np.concatenate([noisy_covariate, covariate[-horizon:]])
-        control = driver.copy()
+        altered = driver.copy()
         for start in (SPAN - ago for ago in rule.ago):
-            control[start : start + horizon] = driver[start : start + horizon][::-1]
-        for side, full in enumerate((driver, control)):
-            past, future = np.split(full, [SPAN])
+            altered[start : start + horizon] = driver[start : start + horizon][::-1]
+        for side, driver_values in enumerate((driver, altered)):
+            past, future = np.split(driver_values, [SPAN])
             items[side].append(
                 {
                     "target": noisy_target,
@@ -115,8 +121,8 @@ def _with_covariates(
             )
             truth[side].append(rule.compute_forecast(noisy_target, past, future))
     runs = []
-    for some, expected in zip(items, truth, strict=True):
-        batch = as_series(some)
+    for side_items, expected in zip(items, truth, strict=True):
+        batch = as_series(side_items)
         # only targets have a rule
         rows = np.full((len(batch), horizon), np.nan)
         rows[[role == "target" for role in batch.roles]] = expected
@@ -131,7 +137,7 @@ def _pair(
     noise: float,
     rng: np.random.Generator,
 ) -> tuple[Array, Array]:
-    """Draw a series and its twin, (time,) each, of one random scale."""
+    """Draw a series and its altered copy, (time,) each, of one random scale."""
     scale = np.exp(rng.uniform(-1, 1))
     match rule:
         case SeasonalCopy():
@@ -149,16 +155,17 @@ def _pair(
             values = _season(rule.period, length, rng)
             order = rng.permutation(length)
     values = scale * (values + noise * values.std() * rng.standard_normal(length))
-    control = values[order]
+    altered = values[order]
     # open and shut gates alternate
     if isinstance(rule, Gate) and index % 2:
-        return (control, values)
-    return (values, control)
+        return (altered, values)
+    return (values, altered)
 
 
 def _season(period: int, length: int, rng: np.random.Generator) -> Array:
-    """Draw a motif over and over, whole at the end, with a value of its own at every
-    phase.
+    """Draw a motif over and over, ending with a whole one.
+
+    It has a different value at every phase.
     """
     steps = rng.permutation(period) + rng.uniform(-0.3, 0.3, period)
     motif = 3.0 * (steps / max(period - 1, 1) - 0.5)
@@ -169,15 +176,15 @@ def _by_phase(period: int, length: int, rng: np.random.Generator) -> NDArray[np.
     """Reorder the steps within every period, the same way in each."""
     shift = np.roll(np.arange(period), 1)
     # no phase keeps its value, for any order of the phases
-    names = rng.permutation(period)
+    phases = rng.permutation(period)
     successor = np.empty(period, dtype=int)
-    successor[names] = names[shift]
+    successor[phases] = phases[shift]
     steps = np.arange(length)
     full = length - length % period
     phase = (steps - length) % period
-    other = steps + successor[phase] - phase
+    reordered = steps + successor[phase] - phase
     # what comes before the first whole period stays
-    return np.where(steps < length - full, steps, other)
+    return np.where(steps < length - full, steps, reordered)
 
 
 def _autoregression(length: int, rng: np.random.Generator) -> Array:
@@ -190,8 +197,9 @@ def _autoregression(length: int, rng: np.random.Generator) -> Array:
 
 
 def untrained(planted: Planted, seed: int = 0) -> Lens:
-    """Build a twin of a planted model whose every weight is drawn anew, in which no
-    mechanism was planted.
+    """Build a copy of a planted model whose every weight is drawn anew.
+
+    No mechanism was planted in it.
     """
     lens = load(copy.deepcopy(planted.model))
     width = getattr(getattr(lens.adapter.model, "config", None), "d_kv", None)

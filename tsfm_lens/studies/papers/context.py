@@ -1,4 +1,10 @@
-"""Inputs and results of the measures of the papers' numbers, and the measures by item."""
+"""Inputs and results of the measures of the papers' numbers, and the measures by item.
+
+A measure is a function from a :class:`Context` (run, model, seeds) to
+:class:`MeasuredValues` (numbers, intervals, claims); :func:`measure` registers it under
+the ids of its items. Claims are tested in :mod:`tsfm_lens.studies.papers.verdicts`, and
+the paper's numbers are joined in :mod:`tsfm_lens.studies.papers.reproduce`.
+"""
 
 from __future__ import annotations
 
@@ -71,9 +77,7 @@ class Context:
 
     @property
     def stochastic(self) -> bool:
-        """True if the model's own forecasts are drawn, so that they differ between
-        seeds.
-        """
+        """True if the model's forecasts are drawn and so differ between seeds."""
         return self.model.adapter.readout != "quantile"
 
     def runs_by_seed(self) -> list[Run]:
@@ -82,20 +86,26 @@ class Context:
         return [self.run, *(replace(self.run, seed=self.seed + step) for step in more)]
 
     def in_groups(self, label: str) -> Iterator[Run]:
-        """Yield the run in groups of whole items that pass through the model together,
-        and report progress.
+        """Yield the run in groups of whole items, and report progress.
+
+        The windows of a group pass through the model together.
         """
-        item = self.run.batch.group_index
-        of = int(item.max()) + 1
-        for first in range(0, of, _GROUP):
+        # by items, not by rows: a model may read the variates of an item together
+        group_index = self.run.batch.group_index
+        n_items = int(group_index.max()) + 1
+        for first in range(0, n_items, _GROUP):
             yield self.run.select(
-                np.flatnonzero((item >= first) & (item < first + _GROUP)).tolist()
+                np.flatnonzero(
+                    (group_index >= first) & (group_index < first + _GROUP)
+                ).tolist()
             )
-            self.report(label, min(first + _GROUP, of), of)
+            self.report(label, min(first + _GROUP, n_items), n_items)
 
     def select_series(self, count: int) -> Sequence[Hashable]:
-        """Return (window,) the series of each window, or of so many items the series of
-        each item.
+        """Return (window,) the series of each window.
+
+        If ``count`` is the number of items instead, return (item,) the series of each
+        item.
         """
         batch = self.run.batch
         labels = self.clusters or batch.groups
@@ -112,15 +122,15 @@ class Context:
         return interval(values, self.select_series(values.shape[-1]))
 
     def median(self, values: np.ndarray) -> Interval:
-        """Compute the median of (window,) or (seed, window) values, with its interval."""
+        """Compute the median of (window,) or (seed, window) values and its interval."""
         return median(values, self.select_series(values.shape[-1]))
 
     def settings(self, *, over_seeds: bool = False) -> dict[str, str]:
-        """Describe series and forecasts, in the words of the items' settings."""
+        """Describe series and forecasts by the keys of the items' settings."""
         batch = self.run.batch
         adapter = self.model.adapter
         ids = ", ".join(batch.ids[:4]) + (" …" if len(batch) > 4 else "")
-        text = {
+        settings = {
             "series": (
                 "windows of Lorenz and Roessler made here" if self.stand_in else ids
             ),
@@ -132,21 +142,20 @@ class Context:
             default = getattr(adapter, "samples", 0) or getattr(
                 getattr(adapter, "settings", None), "num_samples", 0
             )
-            text["samples"] = str(self.run.num_samples or default)
+            settings["samples"] = str(self.run.num_samples or default)
         count = len(set(self.select_series(len(batch))))
         if count == len(batch):
             over = f"{count} windows"
         else:
             over = f"{count} series"
         if over_seeds and self.stochastic:
-            text["seeds"] = f"{self.seeds}, from {self.seed} on"
-            text["intervals over"] = (
-                f"{over} and {f'{self.seeds} seeds' if self.seeds > 1 else 'one seed'}"
-            )
+            seeds = f"{self.seeds} seeds" if self.seeds > 1 else "one seed"
+            settings["seeds"] = f"{self.seeds}, from {self.seed} on"
+            settings["intervals over"] = f"{over} and {seeds}"
         else:
-            text["seeds"] = "none needed, nothing that is measured is drawn"
-            text["intervals over"] = over
-        return text
+            settings["seeds"] = "none needed, nothing that is measured is drawn"
+            settings["intervals over"] = over
+        return settings
 
     def draws(self, default: int) -> int:
         """Return the number of draws of an experiment of no model."""
@@ -191,8 +200,9 @@ class MeasuredValues:
         values: np.ndarray,
         clusters: Sequence[Hashable] | None = None,
     ) -> None:
-        """Add the mean of (window,) or (seed, window) values; windows are of one series
-        each if clusters are None.
+        """Add the mean of (window,) or (seed, window) values, with its interval.
+
+        If ``clusters`` is None, every window counts as a series by itself.
         """
         mean = interval(
             values, range(values.shape[-1]) if clusters is None else clusters
@@ -215,15 +225,14 @@ class MeasuredValues:
 
 
 def describe_seeds(record: xr.Dataset, *counts: int) -> str:
-    """Say how many seeds a record has, the fewest to the most of its arms, and which
-    were added after looking.
+    """Say how many seeds a record has, and which were added after looking.
+
+    The number is a range, fewest to most, where the arms of the record differ in it.
     """
     count = " to ".join(map(str, sorted({min(counts), max(counts)})))
     return "; ".join(filter(None, (count, record.attrs.get("added", ""))))
 
 
 def judge_parts(unit: str, *parts: ClaimPart) -> Verdict:
-    """Test the parts of a claim over runs, seeds or draws, each of which counts by
-    itself.
-    """
+    """Test the parts of a claim over runs, seeds or draws, each an independent unit."""
     return judged(parts, range(parts[0].margins.shape[-1]), unit)

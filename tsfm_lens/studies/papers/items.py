@@ -1,4 +1,9 @@
-"""Printed numbers and claims of the papers, read from one YAML file a paper."""
+"""Printed numbers and claims of the papers, read from one YAML file a paper.
+
+Read :class:`Item` first, one table or figure with its :class:`Value` entries, then
+``BY_ID``, which maps every id to its item. Nothing is measured here: measures are
+registered by id in :mod:`tsfm_lens.studies.papers.context`.
+"""
 
 from __future__ import annotations
 
@@ -90,17 +95,17 @@ def _cells(
 ) -> Iterator[Value]:
     """Yield the values of a table row by row; columns without names are numbered."""
     for row, numbers in rows.items():
-        for position, number in enumerate(numbers):
-            name = quantity.format(row=row, column=columns[position])
+        for column, number in enumerate(numbers):
+            name = quantity.format(row=row, column=columns[column])
             metadata = [
-                text if isinstance(text, str) else text[position]
-                for text in (where, unit)
+                value if isinstance(value, str) else value[column]
+                for value in (where, unit)
             ]
             yield Value(name, name, number, *metadata)
 
 
 def _entries(entries: Mapping[str, Any], where: str) -> Iterator[Value]:
-    """Yield single values: each a number, the words of a claim, or a mapping."""
+    """Yield single values: each a number, the text of a claim, or a mapping."""
     for key, entry in entries.items():
         metadata = entry
         if isinstance(entry, int | float):
@@ -138,8 +143,8 @@ ITEMS: tuple[Item, ...] = tuple(
     item for content in PAPERS.values() for item in content["items"]
 )
 TABLE_3 = {
-    architecture: Evaluated(**facts)
-    for architecture, facts in PAPERS["redundancies"]["models"].items()
+    architecture: Evaluated(**attrs)
+    for architecture, attrs in PAPERS["redundancies"]["models"].items()
 }
 """The paper's models and their evaluation (tables 2 and 3), by architecture."""
 BY_ID = {name: item for item in ITEMS for name in item.ids}

@@ -1,5 +1,8 @@
-"""Comparison of results printed as mean ± deviation over seeds, and of results over
-many cells.
+"""Comparison of results printed as mean ± deviation over seeds, or over many cells.
+
+:func:`compare` tests two such results, :func:`improvement` sums errors over the cells
+of two tables. Tests on measured windows are in
+:mod:`tsfm_lens.studies.papers.verdicts`.
 """
 
 from __future__ import annotations
@@ -29,19 +32,21 @@ def compare(
     n: int = 5,
     n_second: int | None = None,
 ) -> Comparison:
-    """Compare two means with their sample deviations over seeds, by Welch's and by
-    Student's pooled t-test.
+    """Compare two means with their sample deviations over seeds.
+
+    The p-values are those of Welch's and of Student's pooled t-test.
     """
-    other = n_second
     if n_second is None:
-        other = n
+        n_second = n
     difference = first[0] - second[0]
     if first[1] == second[1] == 0:
-        return Comparison(difference, *(2 * [0.0 if difference else 1.0]))
+        # without any deviation both tests divide zero by zero
+        p = 0.0 if difference else 1.0
+        return Comparison(difference, p, p)
     welch, pooled = (
         float(
             stats.ttest_ind_from_stats(
-                *first, n, *second, other, equal_var=equal
+                *first, n, *second, n_second, equal_var=equal
             ).pvalue
         )
         for equal in (False, True)
@@ -52,8 +57,9 @@ def compare(
 def improvement(
     ours: Mapping[CellName, float], theirs: Mapping[CellName, float]
 ) -> float:
-    """Compute the improvement in per cent, 100 · (1 − Σ ours / Σ theirs), over the
-    cells that both have.
+    """Compute the improvement in per cent over the cells that both tables have.
+
+    It is 100 · (1 − Σ ours / Σ theirs).
     """
     both = [cell for cell in ours if cell in theirs]
     total = sum(theirs[cell] for cell in both)

@@ -1,4 +1,10 @@
-"""Reported numbers of the papers beside the same measurements here."""
+"""Reported numbers of the papers beside the same measurements here.
+
+Read :func:`reproduce` first: it finds the item, prepares the run or sweep, calls the
+registered measure and returns one dataset of both numbers. How a number is measured is
+in :mod:`tsfm_lens.studies.papers.measures`, how a claim is decided in
+:mod:`tsfm_lens.studies.papers.verdicts`.
+"""
 
 from __future__ import annotations
 
@@ -63,54 +69,53 @@ def reproduce(
     progress: Progress | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> xr.Dataset:
-    """Measure what a table or figure of the paper reports, and put the paper's numbers
-    beside it.
+    """Measure what a table or figure of a paper reports, beside the paper's numbers.
 
     Errors over the benchmark under ablations run as a sweep, which the same call
     resumes after an interrupt.
 
     Args:
         name: id of the table or figure, such as "S3-T5".
-        model: checkpoint, folder, hub id or lens, or several where the item is of
-            several models or a sweep. The paper's own if None, or the embedded models
-            where the item is of several.
-        data: series with the truth at their end; of a sweep names of bundled series, or
-            files. If None windows of chaotic systems, like the paper's for Chronos, of
-            a language model random ids; of a sweep GIFT-Eval.
-        windows: how many of the chaotic windows, 16 if None, or the last ones of each
-            series, one if None; of a sweep over the benchmark those drawn from each
-            configuration, all if None.
-        horizon: forecast steps; the paper's, or the model's prediction length, if None.
-        num_samples: sample paths of a sampling model; if None its configured number, of
-            a sweep the paper's.
-        n_sequences, seed: of the repeated-random-tokens test; of the windows, forecasts
-            and sequences.
-        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if
-            None. Of an experiment of no model the number of draws; that of its settings
-            if None.
-        store, benchmark: folder of a sweep's results; of GIFT-Eval, the variable
-            GIFT_EVAL if None.
+        model: checkpoint, folder, hub id or lens; several where the item is about
+            several models or is a sweep. If None, the paper's own model, or the
+            embedded models where the item is about several.
+        data: series with the truth at their end; for a sweep, names of bundled series,
+            or files. If None, windows of chaotic systems, like the paper's for Chronos
+            (for a language model random ids); for a sweep, GIFT-Eval.
+        windows: number of chaotic windows (16 if None), or of last windows of each
+            given series (1 if None); for a sweep over the benchmark, number drawn from
+            each configuration (all if None).
+        horizon: forecast steps; if None, the paper's, or the model's prediction length.
+        num_samples: sample paths of a sampling model; if None, its configured number,
+            or for a sweep the paper's.
+        n_sequences: number of sequences of the repeated-random-tokens test.
+        seed: seed of windows, forecasts and sequences.
+        seeds: number of seeds, from ``seed`` on, for forecasts of a model that draws (3
+            if None). For an experiment without a model, the number of draws (that of
+            its settings if None).
+        store: folder of a sweep's results.
+        benchmark: folder of GIFT-Eval; if None, the environment variable GIFT_EVAL.
         configs: configurations of GIFT-Eval, or patterns of their names.
-        engine, workers: of a sweep, "single", "processes" or "ray"; one worker per core
-            if None.
+        engine: how a sweep runs: "single", "processes" or "ray".
+        workers: number of workers of a sweep; one per core if None.
         progress: called with a label, the number done, the total, and the seconds left
             where they are known.
         reading: options of ``tsfm_lens.data.read_series`` for the files of a sweep.
 
     Returns:
-        Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and
+        Dataset of kind "reproduction". Over ``quantity`` are ``paper``, ``ours`` and
         ``difference`` (ours less the paper's), NaN where the paper prints no number,
-        ``unit`` and ``where`` it is printed. A claim has the paper's words, and its
-        parts follow it (``make_part`` names the claim). Each has a ``verdict``:
-        "holds", "does not hold", "undecided" or "depends on ε" (``ours`` is 1, 0 or
-        NaN), and a reason ``why`` if it is undecided; see
-        :func:`tsfm_lens.studies.papers.verdicts.judged`. An item of which nothing is
-        measured has one row, "not run", and the reason. ``estimate``, ``low`` and
-        ``high`` are the number with its 95 % interval; of a part, the median ``margin``
-        by which it is true, with ``p``, its p-value after Holm. Over ``setting``, those
-        that differ: ``our_setting`` and ``paper_setting``, empty where the paper states
-        none. ``note`` says why the two may not compare, and ``over`` is the unit of the
-        tests of claims, windows or draws.
+        with ``unit`` and ``where`` it is printed. ``estimate``, ``low`` and ``high``
+        are the number with its 95 % interval. A claim has the paper's text, and its
+        parts follow it (``part_of`` names the claim). Claims and parts have a
+        ``verdict``: "holds", "does not hold", "undecided" or "depends on ε" (``ours``
+        is then 1, 0 or NaN), and a reason ``why`` if it is undecided; see
+        :func:`tsfm_lens.studies.papers.verdicts.judged`. For a part, ``estimate`` is
+        the median ``margin`` by which it is true, and ``p`` its p-value after Holm. An
+        item of which nothing is measured has one row, "not run", with the reason. Over
+        ``setting`` are the settings that differ: ``our_setting`` and ``paper_setting``,
+        empty where the paper states none. The attribute ``note`` says why the two may
+        not compare, and ``over`` is the unit of the tests, windows or draws.
 
     Raises:
         UnknownNameError: no such id.
@@ -122,18 +127,18 @@ def reproduce(
     item = find_item(name)
     if item.why:
         reason = Tested("", "", NOT_RUN, why=item.why)
-        return _beside(
+        return _compare_by_name(
             item, MeasuredValues(claims={item.title: Verdict((reason,))}), (), {}
         )
     where = Where(
         store, benchmark, configs, engine, workers, progress, dict(reading or {})
     )
     if model is None:
-        several = []
+        sources = []
     elif isinstance(model, str | Path | Lens):
-        several = [model]
+        sources = [model]
     else:
-        several = list(model)
+        sources = list(model)
     options: dict[str, Any] = {
         "windows": windows,
         "horizon": horizon,
@@ -144,22 +149,22 @@ def reproduce(
             raise InputError(
                 f"{item.id} is a sweep, which takes one seed and no number of seeds"
             )
-        return _beside(
-            item, *sweep_item(item, several, data, where, seed=seed, **options)
+        return _compare_by_name(
+            item, *sweep_item(item, sources, data, where, seed=seed, **options)
         )
     if where != Where(progress=progress):
         raise InputError(
             f"{item.id} is no sweep: it takes no store, benchmark, configurations,"
             " engine or workers"
         )
-    if len(several) > 1 and not item.models:
+    if len(sources) > 1 and not item.models:
         raise InputError(
-            f"{item.id} is measured on one model, and {len(several)} are given"
+            f"{item.id} is measured on one model, and {len(sources)} are given"
         )
     if seeds is not None and seeds < 1:
         raise InputError(f"seeds is {seeds}, expected 1 or more")
     if item.theory:
-        if several or any(option is not None for option in (data, *options.values())):
+        if sources or any(option is not None for option in (data, *options.values())):
             raise InputError(
                 f"{item.id} is of no model: it takes a seed and a number of seeds,"
                 " which are draws, and no model, series, windows, horizon or sample"
@@ -174,7 +179,7 @@ def reproduce(
         None, data is None, n_sequences, seed, seeds or 3, progress=progress
     )
 
-    def on(model: str | Lens) -> Context:
+    def open_context(model: str | Lens) -> Context:
         if isinstance(model, Lens):
             lens = model
         else:
@@ -183,25 +188,26 @@ def reproduce(
         return replace(context, optional_run=run, clusters=clusters)
 
     if item.models:
+        # names fills up as the measure takes one context after another
         names: list[str] = []
-        result = measure(_with_unique_names(map(on, several or item.models), names))
-        return _beside(item, result, names, {"model": ", ".join(names)})
-    if several:
-        source = several[0]
+        result = measure(
+            _with_unique_names(map(open_context, sources or item.models), names)
+        )
+        return _compare_by_name(item, result, names, {"model": ", ".join(names)})
+    if sources:
+        source = sources[0]
     else:
         source = item.model
     if source == "":
         return compare(item, measure(context))
-    context = on(source)
+    context = open_context(source)
     return compare(item, measure(context), context.model)
 
 
 def _with_unique_names(
     contexts: Iterable[Context], names: list[str]
 ) -> Iterator[Context]:
-    """Yield contexts, each opened when its turn comes, and collect the names of their
-    models.
-    """
+    """Yield contexts, each opened when its turn comes, and collect names of models."""
     for context in contexts:
         if context.model.model_id in names:
             raise InputError(
@@ -213,13 +219,13 @@ def _with_unique_names(
 
 
 def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.Dataset:
-    """Put the paper's numbers beside measured ones; see :func:`reproduce`."""
+    """Compare measured numbers with the paper's; see :func:`reproduce`."""
     if not {*item.words, *item.words.values()} & {*result.values, *result.claims}:
         raise InputError(
             f"{item.id} reports no number for this model; it is about"
             f" {item.model or 'other models'}"
         )
-    return _beside(
+    return _compare_by_name(
         item,
         result,
         () if lens is None else (lens.model_id,),
@@ -227,17 +233,17 @@ def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.
     )
 
 
-def _beside(
+def _compare_by_name(
     item: Item, result: MeasuredValues, models: Sequence[str], attrs: Mapping[str, Any]
 ) -> xr.Dataset:
-    """Put the paper's numbers beside measured ones, of models by name."""
+    """Compare measured numbers with the paper's, given the names of the models."""
     theirs = tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others))))
-    other = ""
-    if theirs and (rest := set(models) - set(theirs)):
+    caveat = ""
+    if theirs and (not_of_paper := set(models) - set(theirs)):
         kind = "not the paper's model"
-        if rest & {*checkpoint_names()}:
+        if not_of_paper & {*checkpoint_names()}:
             kind = "embedded model: mechanics only"
-        other = f"{kind}; the paper's values are for {', '.join(theirs)}"
+        caveat = f"{kind}; the paper's values are for {', '.join(theirs)}"
     # tables 2 and 3 of the tsfm-lens paper are of all its figures
     evaluation = next(
         (entry for entry in TABLE_3.values() if entry.model in (*models, item.model)),
@@ -247,12 +253,14 @@ def _beside(
         of_model = {"context": evaluation.context, "samples": evaluation.samples}
     else:
         of_model = {}
-    paper = {
-        name: str(value) for name, value in of_model.items() if value is not None
-    } | dict(item.settings)
-    paper |= {"model": ", ".join(theirs)} if theirs else {}
-    here = {**({"model": ", ".join(models)} if other else {}), **result.settings}
-    differ = {key: value for key, value in here.items() if value != paper.get(key)}
+    paper = {name: str(value) for name, value in of_model.items() if value is not None}
+    paper |= item.settings
+    if theirs:
+        paper["model"] = ", ".join(theirs)
+    ours = dict(result.settings)
+    if caveat:
+        ours = {"model": ", ".join(models), **ours}
+    differ = {key: value for key, value in ours.items() if value != paper.get(key)}
     data = _table(item, result.by_key(item.words)).assign_coords(setting=list(differ))
     data["paper_setting"] = ("setting", [paper.get(key, "") for key in differ])
     data["our_setting"] = ("setting", list(differ.values()))
@@ -262,7 +270,7 @@ def _beside(
         "source": item.source,
         "paper_model": item.model,
         **attrs,
-        "note": "; ".join(part for part in (other, item.note, *result.notes) if part),
+        "note": "; ".join(part for part in (caveat, item.note, *result.notes) if part),
         "over": next((claim.over for claim in result.claims.values()), ""),
     }
     return data
@@ -276,8 +284,9 @@ _EMPTY: dict[str, Any] = {
 
 
 def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
-    """Tabulate numbers and claims over ``quantity``: printed ones first, each claim
-    followed by its parts.
+    """Tabulate numbers and claims over ``quantity``.
+
+    Printed ones come first, and each claim is followed by its parts.
     """
     printed = {value.quantity: value for value in item.values}
     names = dict.fromkeys((*result.claims, *result.values))
@@ -364,8 +373,9 @@ def _make_run(
     num_samples: int | None,
     seed: int,
 ) -> tuple[Run, tuple[str, ...]]:
-    """Run the windows that an item is measured on; return the series that each window
-    is from, too.
+    """Run the windows that an item is measured on.
+
+    The series that each window is from is returned too.
     """
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
@@ -408,7 +418,7 @@ def _make_run(
 def last_windows(
     batch: SeriesBatch, count: int, horizon: int
 ) -> tuple[SeriesBatch, tuple[str, ...]]:
-    """Cut the last windows of each series, whose held-out ends follow one another."""
+    """Cut the last windows of each series, whose held-out parts follow one another."""
     if count == 1:
         return batch, batch.groups
     shortest = min(range(len(batch)), key=batch.lengths.__getitem__)
@@ -421,23 +431,23 @@ def last_windows(
         )
     windows = []
     for back in range(count):
-        if not back:
-            window = batch
-        else:
-            window = batch.split(back * horizon)[0]
+        window = batch
         if back:
+            window = batch.split(back * horizon)[0]
             names, groups = (
                 [f"{name} -{back * horizon}" for name in labels]
                 for labels in (batch.ids, batch.groups)
             )
             window = replace(window, ids=tuple(names), groups=tuple(groups))
         windows.append(window)
+    # the windows of one series are one cluster of the tests
     return SeriesBatch.concat(windows), batch.groups * count
 
 
 def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
-    """Simulate windows of the first coordinate of Lorenz and Roessler trajectories, in
-    turn.
+    """Simulate windows of Lorenz and Roessler trajectories, in turn.
+
+    A window is the first coordinate of its trajectory.
     """
     starts = np.random.default_rng(seed).normal(size=(count, 3)) + np.array(
         [1.0, 1.0, 5.0]

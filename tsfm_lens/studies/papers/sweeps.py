@@ -1,4 +1,10 @@
-"""Errors of the paper over the whole benchmark: a sweep is run or resumed, and read."""
+"""Errors of the paper over the whole benchmark: a sweep is run or resumed, and read.
+
+Read :func:`sweep_item` first, which runs the sweep of one table or figure;
+:func:`sweep_config` says which sweep that is. The designs (which variants, and how
+results are read) are in :mod:`tsfm_lens.studies.papers.measures.benchmark`, the engine
+in :mod:`tsfm_lens.sweep`.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +59,7 @@ def sweep_item(
         progress=where.progress,
     )
     if outcome.cancelled:
+        # the engine ends cleanly on a signal; the command still has to report it
         raise KeyboardInterrupt
     if outcome.failed:
         raise SweepFailedError(
@@ -94,7 +101,7 @@ def sweep_config(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> tuple[SweepConfig, Sequence[Subject]]:
-    """Configure the sweep behind a table or figure, and list the models that it runs."""
+    """Configure the sweep behind a table or figure, and list the models it runs."""
     design = DESIGNS[item.id]
     where = where or Where()
     sources = list(dict.fromkeys(models)) or item.model.split(", ")
@@ -106,19 +113,17 @@ def sweep_config(
     subjects = design.fit([open_subject(source) for source in sources])
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
-    if where.benchmark is None:
-        path = None
+    sources_of_data: list[dict[str, Any]]
+    if data is None:
+        path = None if where.benchmark is None else str(where.benchmark)
+        configs = list(where.configs)
+        sources_of_data = [{"source": "gift_eval", "path": path, "configs": configs}]
     else:
-        path = str(where.benchmark)
-    benchmark = [{"source": "gift_eval", "path": path, "configs": list(where.configs)}]
+        sources_of_data = _series(data, subjects, windows or 1, horizon, where.reading)
     content = {
         "name": item.id,
         "models": [_model(subject, num_samples) for subject in subjects],
-        "data": (
-            benchmark
-            if data is None
-            else _series(data, subjects, windows or 1, horizon, where.reading)
-        ),
+        "data": sources_of_data,
         "variants": design.variants(subjects),
         "windows": windows if data is None else None,
         "seed": seed,
@@ -173,12 +178,14 @@ def _series(
 ) -> list[dict[str, Any]]:
     """Configure bundled series and files as sources of a sweep."""
     if isinstance(data, str | Path):
-        entries = [data]
+        sources_given = [data]
     elif isinstance(data, list | tuple):
-        entries = list(data)
+        sources_given = list(data)
     else:
-        entries = []
-    if not entries or not all(isinstance(entry, str | Path) for entry in entries):
+        sources_given = []
+    if not sources_given or not all(
+        isinstance(entry, str | Path) for entry in sources_given
+    ):
         raise InputError(
             "a sweep reads its series in every worker: give names of bundled series or"
             f" CSV or Parquet files, not {type(data).__name__}"
@@ -192,7 +199,7 @@ def _series(
     }
     names: dict[str, None] = {}
     sources: list[dict[str, Any]] = []
-    for name in map(str, entries):
+    for name in map(str, sources_given):
         bundled = find_bundled([name]) or ([name] if name in bundled_names() else [])
         names |= dict.fromkeys(bundled)
         if bundled:
@@ -204,6 +211,7 @@ def _series(
         sources.append(
             {
                 "source": "file",
+                # a worker may have another working directory
                 "path": str(Path(name).resolve()),
                 **windowing,
                 **reading,
@@ -212,47 +220,41 @@ def _series(
     if reading and not sources:
         raise InputError(f"{next(iter(reading))}=… applies to files, and none is given")
     if names:
-        own = [{"source": "bundled", "names": list(names), **windowing}]
+        bundled_sources = [{"source": "bundled", "names": list(names), **windowing}]
     else:
-        own = []
-    return [*own, *sources]
+        bundled_sources = []
+    return [*bundled_sources, *sources]
 
 
 def _settings(
     item: Item, sweep: Gathered, subjects: Sequence[Subject], config: SweepConfig
 ) -> dict[str, str]:
-    """Describe series, windows, contexts and samples, in the words of the items'
-    settings.
-    """
-    sets = sweep.provenance["datasets"]
-    names = [dataset["name"] for dataset in sets]
+    """Describe series, windows, contexts and samples by the items' settings."""
+    datasets = sweep.provenance["datasets"]
+    names = [dataset["name"] for dataset in datasets]
     benchmark = config.data[0].source == "gift_eval"
-    full = benchmark and str(len(names)) == item.settings["datasets"]
-    text = {
-        "series": (
-            item.settings["series"]
-            if full
-            else ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
-        ),
-        "datasets": str(len(names)),
-        "windows": (
-            "all"
-            if benchmark and config.windows is None
-            else str(sum(dataset["windows"] for dataset in sets))
-        ),
-    }
+    series = ", ".join(names[:4])
+    if len(names) > 4:
+        series += " …"
+    if benchmark and str(len(names)) == item.settings["datasets"]:
+        series = item.settings["series"]
+    if benchmark and config.windows is None:
+        windows = "all"
+    else:
+        windows = str(sum(dataset["windows"] for dataset in datasets))
+    settings = {"series": series, "datasets": str(len(names)), "windows": windows}
     if not benchmark:
-        text["horizon"] = ", ".join(
-            sorted({str(dataset["horizon"]) for dataset in sets})
+        settings["horizon"] = ", ".join(
+            sorted({str(dataset["horizon"]) for dataset in datasets})
         )
     for subject, model in zip(subjects, config.models, strict=True):
         if subject.evaluation is None:
             title = subject.source
         else:
             title = subject.evaluation.title
-        text[f"context of {title}"] = str(
+        settings[f"context of {title}"] = str(
             sweep.provenance["models"][subject.source]["context_length"]
         )
         if model.num_samples is not None:
-            text[f"samples of {title}"] = str(model.num_samples)
-    return text
+            settings[f"samples of {title}"] = str(model.num_samples)
+    return settings

@@ -1,4 +1,10 @@
-"""Tests of claims: each part over windows, seeds or runs, at each ε, with its outcome."""
+"""Tests of claims: each part over windows, seeds or runs, at each ε, with its outcome.
+
+A claim is a list of :class:`ClaimPart` (margins by which it is true, one per window) or
+:class:`Resampled` (one number with bootstrap draws). Read :func:`judged` first: it
+tests the parts, corrects their p-values once by Holm, and returns a :class:`Verdict`.
+The measurements themselves are in :mod:`tsfm_lens.studies.papers.measures`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +43,7 @@ RECORDED = ("run", "seed")
 
 @dataclass(frozen=True)
 class Interval:
-    """Quantity over windows and seeds; NaN ends where it has no interval."""
+    """Quantity over windows and seeds; both bounds are NaN without an interval."""
 
     estimate: float
     low: float
@@ -57,9 +63,7 @@ class ClaimPart:
 
 @dataclass(frozen=True)
 class Resampled:
-    """ClaimPart about a quantity of all windows together, which no window has by
-    itself.
-    """
+    """Part of a claim about a quantity that only all windows together have."""
 
     words: str
     of: str
@@ -83,7 +87,7 @@ class Tested:
 
     @property
     def name(self) -> str:
-        """Words of the part, with its ε."""
+        """Text of the part, with its ε."""
         return ", ".join(
             filter(
                 None,
@@ -94,8 +98,9 @@ class Tested:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a claim: it holds if all parts do, and does not if one does not; both
-    at different ε depends on it.
+    """Verdict on a claim: it holds if all parts do, and does not if one does not.
+
+    If it holds at one ε and fails at another, it depends on ε.
     """
 
     parts: tuple[Tested, ...]
@@ -103,16 +108,21 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """Outcome of all parts: "holds", "does not hold" or "undecided"; "depends on ε"
-        if it does both.
+        """Outcome of all parts: holds, does not hold, undecided or depends on ε.
+
+        The last is given if parts at one ε hold and parts at another do not.
         """
         by_level: dict[str, set[str]] = {}
         for part in self.parts:
             by_level.setdefault(f"{part.level:g}", set()).add(part.outcome)
-        found = {
-            FAILS if FAILS in item else HOLDS if item == {HOLDS} else UNDECIDED
-            for item in by_level.values()
-        }
+        found = set()
+        for outcomes in by_level.values():
+            if FAILS in outcomes:
+                found.add(FAILS)
+            elif outcomes == {HOLDS}:
+                found.add(HOLDS)
+            else:
+                found.add(UNDECIDED)
         if {HOLDS, FAILS} <= found:
             return DEPENDS
         if FAILS in found:
@@ -137,6 +147,7 @@ def judged(
 ) -> Verdict:
     """Test every part of a claim on the median window by the sign test."""
     tables = [_by_cluster(part.margins, clusters, "median") for part in parts]
+    # seeds of one window are no further windows: their mean is the unit of the test
     p_values = [float(sign_test(table.mean(0))) for table in tables]
     return _decide(
         parts,
@@ -150,20 +161,22 @@ def judged(
 def judged_trends(
     parts: Sequence[ClaimPart], places: Sequence[float], over: str
 ) -> Verdict:
-    """Test that margins rise with the places of their few units, by Spearman's
-    correlation in every order of them.
+    """Test that margins rise with the positions of their few units.
+
+    The statistic is Spearman's correlation; its p-value is exact, over every order of
+    the units.
     """
     intervals = []
     p_values = []
-    across = rankdata(places) - (len(places) + 1) / 2
+    centred = rankdata(places) - (len(places) + 1) / 2
     for part in parts:
         # the first order is the one at hand; ranks are halves of whole numbers, so that
         # ties are exact
         orders = np.array(
             list(permutations(rankdata(part.margins) - (len(places) + 1) / 2))
         )
-        products = orders @ across
-        size = float(np.sqrt(np.square(orders[0]).sum() * np.square(across).sum()))
+        products = orders @ centred
+        size = float(np.sqrt(np.square(orders[0]).sum() * np.square(centred).sum()))
         intervals.append(
             Interval(
                 float(products[0]) / size if size else 0.0,
@@ -181,6 +194,7 @@ def judged_trends(
                 ),
             )
         )
+    # the fewest units of which the most extreme order is significant after Holm
     minimum = next(
         n for n in range(2, 12) if 2 * len(parts) / math.factorial(n) <= LEVEL
     )
@@ -199,12 +213,14 @@ def judged_together(parts: Sequence[Resampled]) -> Verdict:
 
 
 def percentiles(part: Resampled) -> tuple[Interval, float]:
-    """Compute the interval of a quantity over draws, and the p-value of 0; see
-    :func:`judged_together`.
+    """Compute the interval of a quantity over draws, and the p-value of 0.
+
+    :func:`judged_together` uses both.
     """
     units = part.units
     finite = part.draws[np.isfinite(part.draws)]
     known = bool(np.isfinite(part.margin)) and len(finite) > 0
+    # percentiles of the draws that are left would be biased if many were undefined
     if units < FEWEST or not known or len(finite) < CONFIDENCE * len(part.draws):
         return Interval(part.margin, np.nan, np.nan, units * known), 1.0
     low, high = expanded_interval(finite, CONFIDENCE, units)
@@ -222,32 +238,28 @@ def _decide(
 ) -> Verdict:
     """Decide every part, corrected for their number."""
     tests = []
-    for part, item, p in zip(parts, intervals, holm(np.array(p_values)), strict=True):
-        outcome = _side(item) if p <= LEVEL and item.count >= minimum else UNDECIDED
+    for part, span, p in zip(parts, intervals, holm(np.array(p_values)), strict=True):
+        outcome = _side(span) if p <= LEVEL and span.count >= minimum else UNDECIDED
         why = ""
         if outcome == UNDECIDED:
-            few = _few(item.count, minimum, len(parts), over)
+            few = _few(span.count, minimum, len(parts), over)
             unknown = ""
-            if isinstance(part, Resampled) and math.isnan(item.low):
+            if isinstance(part, Resampled) and math.isnan(span.low):
                 unknown = "undefined in too many draws"
-            why = (
-                few
-                or unknown
-                or (
-                    "interval contains 0"
-                    if _side(item) == UNDECIDED
-                    else "p is above 5 % after Holm"
-                )
-            )
+            insignificant = "p is above 5 % after Holm"
+            if _side(span) == UNDECIDED:
+                insignificant = "interval contains 0"
+            why = few or unknown or insignificant
         tests.append(
-            Tested(part.words, part.of, outcome, item, float(p), why, part.level)
+            Tested(part.words, part.of, outcome, span, float(p), why, part.level)
         )
     return Verdict(tuple(tests), over)
 
 
 def _side(interval: Interval) -> str:
-    """Return the outcome by the side of 0 that the ends lie on, or the estimate where
-    there are none.
+    """Return the outcome by the side of 0 that both bounds of the interval lie on.
+
+    Where there are no bounds, the estimate takes their place.
     """
     low, high = (
         interval.estimate if math.isnan(end) else end
@@ -282,15 +294,16 @@ def _few(count: int, minimum: int, parts: int, over: str) -> str:
 
 
 def undecided(why: str, of: str) -> Verdict:
-    """Build the verdict on a claim of which nothing here can be measured, and say why."""
+    """Build the verdict on a claim that nothing here can measure, and say why."""
     return Verdict((Tested("", of, UNDECIDED, why=why),))
 
 
 def exactly(
     words: str, true: bool | np.bool_, of: str, level: float = NO_LEVEL
 ) -> Tested:
-    """Build a part of a claim that follows from weights or counts, without anything to
-    draw.
+    """Build a part of a claim that follows from weights or counts.
+
+    Nothing is drawn, so that its outcome needs no test.
     """
     return Tested(
         words, of, HOLDS if true else FAILS, why="exact, nothing is drawn", level=level
@@ -298,8 +311,10 @@ def exactly(
 
 
 def larger(more: Interval, less: Interval, of: str, words: str = "") -> Verdict:
-    """Test that one of two quantities is larger, by the interval of their difference."""
+    """Test that one of two quantities is larger, by an interval of their difference."""
     difference = more.estimate - less.estimate
+    # each side adds the half of its interval that faces the other, so that intervals
+    # may be asymmetric (MOVER, Zou and Donner 2008)
     low = difference - math.hypot(more.estimate - more.low, less.high - less.estimate)
     high = difference + math.hypot(more.high - more.estimate, less.estimate - less.low)
     found = Interval(difference, low, high)
@@ -317,15 +332,18 @@ def larger(more: Interval, less: Interval, of: str, words: str = "") -> Verdict:
 
 
 def fewest(parts: int = 1) -> int:
-    """Count the clusters below which not even full agreement decides a claim of so many
-    parts.
+    """Count the clusters below which no claim of ``parts`` parts is decidable.
+
+    With fewer, not even full agreement of all clusters would be significant.
     """
+    # n equal signs have a two-sided p of 2^(1 − n), which Holm multiplies by the parts
     return math.ceil(math.log2(2 * max(parts, 1) / LEVEL))
 
 
 def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
-    """Average over windows and seeds, with the t interval over clusters, widened by
-    what seeds differ by.
+    """Average over windows and seeds, with the t interval over clusters.
+
+    The interval is widened by the deviation of the seeds from each other.
     """
     table = _by_cluster(values, clusters, "mean")
     count = table.shape[1]
@@ -341,8 +359,9 @@ def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
 
 
 def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
-    """Compute the median over clusters, after the mean over seeds, between order
-    statistics set apart by seeds.
+    """Compute the median over clusters, after the mean over seeds, with its interval.
+
+    The interval lies between order statistics, widened by the deviation of the seeds.
     """
     table = _by_cluster(values, clusters, "median")
     middle, low, high = median_interval(table.mean(0))

@@ -1,8 +1,7 @@
-"""Queue of the papers' long experiments: a list of cells, run one after the other, each
-kept in a record that ships.
+"""Queue of the papers' long experiments: cells, run in order, each kept in a record.
 
-Read ``driver`` first: what a cell is, how it is kept, and the loop. The other modules
-list the cells of one subject. ``plan.yaml`` fixes seeds and sizes.
+The records ship. Read ``driver`` first: what a cell is, how it is kept, and the loop.
+The other modules list the cells of one subject. ``plan.yaml`` fixes seeds and sizes.
 """
 
 from tsfm_lens.studies.queue.driver import RECORDS, read_record

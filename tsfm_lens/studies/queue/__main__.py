@@ -1,5 +1,7 @@
-"""``python -m tsfm_lens.studies.queue --data DIR``: run the open cells of the queue, or
-say what is open (--status).
+"""Command that runs the open cells of the queue, or says what is open (--status).
+
+``python -m tsfm_lens.studies.queue --data DIR`` starts it. The loop is
+:class:`tsfm_lens.studies.queue.driver.Queue`.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ def run(
         bool, typer.Option("--retry", help="try cells that failed once more")
     ] = False,
 ) -> None:
-    """Run the open cells of the queue in order, one thread; a file "stop" in the state,
-    or SIGTERM, ends it.
+    """Run the open cells of the queue in order, with one thread.
+
+    A file "stop" in the state, or SIGTERM, ends it.
 
     Every finished cell is added to its record at once. The records alone say what is
     done.

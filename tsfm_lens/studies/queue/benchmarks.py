@@ -1,5 +1,7 @@
-"""Cells of SAMformer's benchmarks: the main table, its ablations, the radii of SAM, and
-TSMixer.
+"""Cells of SAMformer's benchmarks: main table, ablations, radii of SAM, and TSMixer.
+
+:func:`benchmark_cells` lists them; each trains and measures one run by
+:mod:`tsfm_lens.studies.experiments.grid`.
 """
 
 from __future__ import annotations
@@ -27,20 +29,21 @@ IDS = {
 }
 
 
-def trained(record: str, arm: Arm, place: Workplace) -> xr.Dataset | None:
+def trained(record: str, arm: Arm, workplace: Workplace) -> xr.Dataset | None:
     """Train one run and measure it at its end; None if it was stopped."""
-    if not run_arms([arm], place.folder, quiet=True):
+    if not run_arms([arm], workplace.folder, quiet=True):
         return None
     data = xr.merge(
-        [gathered([arm], place.folder), ends([arm], place.folder)],
+        [gathered([arm], workplace.folder), ends([arm], workplace.folder)],
         combine_attrs="override",
     )
     return data.assign_attrs(ids=IDS[record])
 
 
 def benchmark_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
-    """List the cells, seed by seed, so that what is there can be compared whenever the
-    queue stops.
+    """List the cells, seed by seed.
+
+    Whenever the queue stops, the finished cells can then be compared.
     """
     for part in plan["runs"]:
         for seed in plan["seeds"]:

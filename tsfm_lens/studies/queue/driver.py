@@ -1,5 +1,8 @@
-"""Cells of experiments, run in order; each is added to its record at once, and the
-records say what is done.
+"""Cells of experiments, run in order, each added to its record at once.
+
+The records alone say what is done, so that the state may be lost. Read
+:class:`QueueCell` and :meth:`Queue.work` first; :func:`added` joins a cell's part to
+its record. Which cells there are is in the other modules of this package.
 """
 
 from __future__ import annotations
@@ -43,8 +46,9 @@ SECONDS = "processor_seconds"
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a cell runs: a folder for what it needs to go on after a stop, and the
-    folder of all records.
+    """Folders that a cell runs in.
+
+    ``folder`` keeps what it needs to go on after a stop, ``records`` are all records.
     """
 
     folder: Path
@@ -56,13 +60,13 @@ class QueueCell:
     """One experiment of the queue.
 
     Attributes:
-        order: place of its subject in the queue; cells of one order run as they are
+        order: number of its subject in the queue; cells of one order run as they are
             listed.
         record: name of the record that it is kept in.
-        name: its own name, once in a record.
-        run: computes its part of the record, given its place; returns None if it was
-            stopped.
-        group: cells that cost about the same; the record if empty.
+        name: name of the cell, unique in its record.
+        run: function that computes its part of the record in a workplace, and returns
+            None if it was stopped.
+        group: name shared by cells that cost about the same; the record's if empty.
         seconds: processor seconds that it is expected to take.
         files: files that it reads.
     """
@@ -82,7 +86,7 @@ class QueueCell:
 
     @property
     def folder(self) -> str:
-        """Name of the folder of what it needs to go on."""
+        """Name of the folder with what the cell needs to resume."""
         return re.sub(r"[^\w.=+-]+", "-", f"{self.record} {self.name}")
 
     @property
@@ -102,8 +106,7 @@ def read_record(file: Path) -> xr.Dataset | None:
 def added(
     record: xr.Dataset | None, part: xr.Dataset, name: str, seconds: float
 ) -> xr.Dataset:
-    """Add the part of a cell to a record, beside what the record holds, NaN where
-    neither has a value.
+    """Add the part of a cell to what the record holds, NaN where neither has a value.
 
     Raises:
         InputError: the record has a cell of that name.
@@ -124,14 +127,14 @@ def added(
     labels = [str(label) for label in dict.fromkeys((*record.coords, *part.coords))]
     labels = [label for label in labels if label not in (*record.dims, *part.dims)]
     old, new = (
-        item.reset_coords([label for label in labels if label in item.coords])
-        for item in (record, part)
+        dataset.reset_coords([label for label in labels if label in dataset.coords])
+        for dataset in (record, part)
     )
-    both = new.combine_first(old)
+    combined = new.combine_first(old)
     # combine_first sorts labels; they stay in the order in which they came
-    order = {dim: _union(old.get(dim), new.get(dim)) for dim in both.dims}
+    order = {dim: _union(old.get(dim), new.get(dim)) for dim in combined.dims}
     return (
-        both.reindex(order)
+        combined.reindex(order)
         .set_coords(labels)
         .assign_attrs({**record.attrs, **part.attrs})
     )
@@ -149,13 +152,14 @@ def _union(*labels: xr.DataArray | None) -> list[object]:
 
 
 class Queue:
-    """Cells in their order, with the folder of the records, and one of state that may
-    be lost.
+    """Cells in their order, with the folder of the records and one of state.
+
+    The state may be lost.
 
     Args:
-        cells: of all orders, each once.
-        records: folder of the records, that ship.
-        state: folder of locks, failures, and what unfinished cells need to go on.
+        cells: cells of all orders, each once.
+        records: folder of the records, which ship.
+        state: folder of locks, failures, and what unfinished cells need to resume.
 
     Raises:
         InputError: two cells have one name in one record.
@@ -180,7 +184,7 @@ class Queue:
 
     @property
     def stop_file(self) -> Path:
-        """File that ends the queue after the cell at hand."""
+        """File that ends the queue after the running cell."""
         return self.state / "stop"
 
     def finished(self) -> dict[tuple[str, str], float]:
@@ -191,7 +195,7 @@ class Queue:
             if record is not None and SECONDS in record:
                 took = record[SECONDS].to_series()
                 seconds.update(
-                    {(name, str(cell)): float(item) for cell, item in took.items()}
+                    {(name, str(cell)): float(value) for cell, value in took.items()}
                 )
         return seconds
 
@@ -250,6 +254,7 @@ class Queue:
                 say(f"{_now()} stopped in {cell.record}: {cell.name}")
                 return False
             self._keep(cell, part, seconds)
+        # any error: one cell that fails must not keep the others from running
         except Exception as error:
             self._note_failure(cell, error)
             say(f"{_now()} FAILED {cell.record}: {cell.name}: {error}")
@@ -276,6 +281,7 @@ class Queue:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
+        # a lock of the kernel ends with its process, however that ends
         with (self.state / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -302,8 +308,9 @@ class Queue:
                 signal.signal(number, handler)
 
     def status(self) -> pd.DataFrame:
-        """Count cells by order and record: done, failed, without files, open; with
-        hours used and those that remain.
+        """Count cells by order and record: done, failed, without files, open.
+
+        Hours used and those that remain are given too.
 
         What remains is the mean of finished cells of the same group, or what was
         expected where none is finished.

@@ -1,5 +1,9 @@
-"""Cells of structured attention: language models by scoring function, and learning
-rates across widths.
+"""Cells of structured attention: language models, and learning rates across widths.
+
+Language models differ in their scoring function. Read :func:`language_run` first, which
+trains one and returns its part of the record; functions ``…_cells`` list the cells. The
+scoring functions are in :mod:`tsfm_lens.studies.structured`, the text in
+:mod:`tsfm_lens.studies.queue.text`.
 """
 
 from __future__ import annotations
@@ -56,8 +60,10 @@ IDS = {
 
 
 class LanguageModel(nn.Module):
-    """Causal model of characters: (batch, token) numbers of symbols to (batch, token,
-    symbol) logits of the next.
+    """Causal model of characters.
+
+    It maps numbers of symbols (batch, token) to logits (batch, token, symbol) of the
+    next one.
     """
 
     def __init__(
@@ -109,6 +115,7 @@ class LanguageTask:
             "sizes": sizes,
             **plan["training"],
         }
+        # a run whose identity differs in any of these is not resumed
         self.identity = json.dumps(
             {**settings, "batch": self.batch, "tokens": self.tokens}, sort_keys=True
         )
@@ -151,8 +158,9 @@ def list_forms(arm: Mapping[str, Any], layers: int) -> tuple[ScoringForm, ...]:
 def operations(
     forms: Sequence[ScoringForm], width: int, heads: int, tokens: int
 ) -> dict[str, float]:
-    """Count the multiply-adds of a forward of one sequence: of scores, of sums of
-    values, and of all else (S2-F4).
+    """Count the multiply-adds of a forward of one sequence (S2-F4).
+
+    They are those of scores, of sums of values, and of all else.
     """
     d_head = width // heads
     scores = values = rest = 0.0
@@ -179,7 +187,7 @@ def operations(
 
 
 def language_run(
-    arm: str, width: int, seed: int, plan: Mapping[str, Any], place: Workplace
+    arm: str, width: int, seed: int, plan: Mapping[str, Any], workplace: Workplace
 ) -> xr.Dataset | None:
     """Train one model of characters; None if it was stopped.
 
@@ -187,7 +195,7 @@ def language_run(
         InputError: the record is of another text, as another version of Python has.
     """
     text = python_text()
-    refuse_other_text(read_record(place.records / f"{LANGUAGE}.nc"), text)
+    refuse_other_text(read_record(workplace.records / f"{LANGUAGE}.nc"), text)
     heads = width // plan["d_head"]
     forms = list_forms(plan["arms"][arm], plan["layers"])
     model = LanguageModel(width, plan["layers"], heads, forms, plan["tokens"])
@@ -205,13 +213,13 @@ def language_run(
         steps=steps, save_every=every, evaluate_every=every, clip=fields.clip
     )
     run = Training(
-        task, make_optimizer(model, fields), run_plan, place.folder, rate=rate
+        task, make_optimizer(model, fields), run_plan, workplace.folder, rate=rate
     )
-    if (place.folder / STATE).exists():
+    if (workplace.folder / STATE).exists():
         run.resume()
     if not run.run(quiet=True):
         return None
-    lines = [line for line in read_log(place.folder / LOG) if "validation" in line]
+    lines = [line for line in read_log(workplace.folder / LOG) if "validation" in line]
     curve = [line["validation"] for line in lines]
     title = f"{arm}, D = {width}"
     counted = operations(forms, width, heads, plan["tokens"])
@@ -239,13 +247,14 @@ def language_run(
     return data.assign_attrs(**text.facts, **metadata, steps=steps, ids=IDS[LANGUAGE])
 
 
-def grid_run(record: str, arm: Arm, place: Workplace) -> xr.Dataset | None:
-    """Train one run of a grid, a regressor in context or an encoder of ETTh1; None if
-    it was stopped.
+def grid_run(record: str, arm: Arm, workplace: Workplace) -> xr.Dataset | None:
+    """Train one run of a grid; None if it was stopped.
+
+    It is a regressor in context or an encoder of ETTh1.
     """
-    if not run_arms([arm], place.folder, quiet=True):
+    if not run_arms([arm], workplace.folder, quiet=True):
         return None
-    return gathered([arm], place.folder).assign_attrs(ids=IDS[record])
+    return gathered([arm], workplace.folder).assign_attrs(ids=IDS[record])
 
 
 def language_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
@@ -283,23 +292,26 @@ def rate_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
             )
 
 
-def level_run(run: RecipeRun, place: Workplace) -> xr.Dataset | None:
-    """Train one cut-down Chronos whose encoder scores by levels of tokens; None if it
-    was stopped.
+def level_run(run: RecipeRun, workplace: Workplace) -> xr.Dataset | None:
+    """Train one small Chronos whose encoder scores by levels; None if it was stopped.
+
+    The levels are nested blocks of tokens.
     """
     corpus = load_corpus(
         run.recipe.corpus,
         seed=CORPUS_SEED,
-        cache=place.folder.parent.parent / "corpora",
+        cache=workplace.folder.parent.parent / "corpora",
     )
-    if not trained(run, place.folder, corpus, quiet=True):
+    if not trained(run, workplace.folder, corpus, quiet=True):
         return None
-    return level_record([run], place.folder, corpus).assign_attrs(ids=IDS[LEVELLED])
+    return level_record([run], workplace.folder, corpus).assign_attrs(ids=IDS[LEVELLED])
 
 
 def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
-    """List regression in context with the paper's single tokens, encoders of ETTh1, and
-    Chronos by levels.
+    """List the cells of the last order.
+
+    They are regression in context with the paper's single tokens, encoders of ETTh1,
+    and Chronos by levels.
     """
     single, encoders, levels = (plan[name] for name in (SINGLE, ENCODERS, LEVELLED))
     subset = {name: grids.IN_CONTEXT_ARMS[name] for name in single["arms"]}

@@ -1,5 +1,8 @@
-"""Cells of the tsfm-lens paper on small models: forecasts without parts, layers and
-heads, beside their nulls.
+"""Cells of the tsfm-lens paper on small models: forecasts without parts, beside nulls.
+
+Parts are layers and heads; their nulls are random parts and untrained twins. Read
+:func:`ablated` first, one cell of ablations, then :func:`write_codes`, what is ablated;
+:func:`lens_cells` is the list. Ablation itself is :mod:`tsfm_lens.ablation`.
 
 A set of parts is written as a code, so that a record says what was ablated: "1:h023m"
 is layer 1 without the heads 0, 2 and 3 of all its attentions over time and without its
@@ -81,14 +84,14 @@ IDS = {
 }
 
 
-# --- series
-# ------------------------------------------------------------------------------------------------------
+# --- series ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class SeriesWindows:
-    """Windows of bundled series and chaotic systems: contexts, truths (window, step),
-    scales, and their series.
+    """Windows of bundled series and chaotic systems, with the series of each.
+
+    There are contexts, truths (window, step), scales, and naive forecasts.
     """
 
     contexts: SeriesBatch
@@ -145,14 +148,14 @@ def cut_windows(plan: Mapping[str, Any], context: int) -> SeriesWindows:
     scales = []
     naive = []
     series = []
-    for item in sets:
-        contexts, truth = item.batch(range(len(item)), context)
-        ids = tuple(f"{item.name} {name}" for name in contexts.ids)
+    for evaluation in sets:
+        contexts, truth = evaluation.batch(range(len(evaluation)), context)
+        ids = tuple(f"{evaluation.name} {name}" for name in contexts.ids)
         batches.append(SeriesBatch(contexts.values, ids))
         truths.append(truth)
-        scales.append(item.scales(range(len(item))))
-        naive.append(item.seasonal_naive(range(len(item)), LEVELS))
-        series += [item.name.partition("/")[2]] * len(item)
+        scales.append(evaluation.scales(range(len(evaluation))))
+        naive.append(evaluation.seasonal_naive(range(len(evaluation)), LEVELS))
+        series += [evaluation.name.partition("/")[2]] * len(evaluation)
     truth, scale, forecast = (np.concatenate(part) for part in (truths, scales, naive))
     return SeriesWindows(
         SeriesBatch.concat(batches), truth, scale, forecast, tuple(series)
@@ -179,8 +182,7 @@ def _sets(
     return sets
 
 
-# --- codes
-# -------------------------------------------------------------------------------------------------------
+# --- codes ----------------------------------------------------------------------------
 
 Parts = Mapping[int, tuple[Sequence[int], bool]]
 """By layer the heads and whether the MLP goes."""
@@ -190,11 +192,13 @@ def write_code(parts: Parts, letter: str = "h") -> str:
     """Write a set of parts as a code."""
     texts = []
     for layer, (heads, mlp) in sorted(parts.items()):
-        digits = ""
+        letters = ""
         if heads:
-            digits = letter + "".join(map(str, sorted(heads)))
-        if digits or mlp:
-            texts.append(f"{layer}:{digits}{'m' if mlp else ''}")
+            letters = letter + "".join(map(str, sorted(heads)))
+        if mlp:
+            letters += "m"
+        if letters:
+            texts.append(f"{layer}:{letters}")
     return " ".join(texts)
 
 
@@ -215,8 +219,8 @@ def read_components(lens: Lens, code: str) -> list[Component]:
     return found
 
 
-def _subsets(members: Sequence[int], *, least: int = 1) -> Iterator[tuple[int, ...]]:
-    for size in range(least, len(members) + 1):
+def _subsets(members: Sequence[int], *, min_size: int = 1) -> Iterator[tuple[int, ...]]:
+    for size in range(min_size, len(members) + 1):
         yield from itertools.combinations(members, size)
 
 
@@ -224,7 +228,7 @@ def list_families(models: Mapping[str, Any], plan: Mapping[str, Any]) -> list[st
     """List the families of variants that a model has."""
     if not models["heads"]:
         return ["layers", "ranges"]
-    own = [f"own {name}" for name in plan["own_recipes"]]
+    own_families = [f"own {name}" for name in plan["own_recipes"]]
     heads = [f"heads {layer}" for layer in range(models["layers"])]
     return [
         "layers",
@@ -235,15 +239,16 @@ def list_families(models: Mapping[str, Any], plan: Mapping[str, Any]) -> list[st
         "random",
         "sharp",
         *plan["recipes"],
-        *own,
+        *own_families,
     ]
 
 
 def write_codes(
-    lens: Lens, family: str, plan: Mapping[str, Any], model: str, place: Workplace
+    lens: Lens, family: str, plan: Mapping[str, Any], model: str, workplace: Workplace
 ) -> dict[str, str]:
-    """Return the codes of a family's variants by their names, which say how each was
-    chosen.
+    """Return the codes of a family's variants by their names.
+
+    A name says how the variant was chosen.
     """
     stack = lens.wiring.output_stack
     layers = range(stack.n_layers)
@@ -286,7 +291,7 @@ def write_codes(
         return {**_named("random layer", full), **_named("random heads", only)}
     if family == "sharp":
         return _sharp_codes(lens, plan, rng)
-    recipe = _recipe(lens, family, plan, model, place)
+    recipe = _recipe(lens, family, plan, model, workplace)
     chosen, mlps = select_targets(recipe[0], lens, measured=recipe[1], scale=True)
     parts = {layer: (chosen.get(layer, []), layer in mlps) for layer in layers}
     counts = {layer: len(indices) for layer, indices in chosen.items()}
@@ -320,12 +325,12 @@ def _plain_names(codes: Iterable[str]) -> dict[str, str]:
     return {code: code for code in codes}
 
 
-def _named(words: str, codes: Iterable[str]) -> dict[str, str]:
-    return {f"{words} {number}": code for number, code in enumerate(codes)}
+def _named(prefix: str, codes: Iterable[str]) -> dict[str, str]:
+    return {f"{prefix} {number}": code for number, code in enumerate(codes)}
 
 
 def _drawn(rng: np.random.Generator, count: int, draw: Any) -> list[str]:
-    """Draw up to so many different codes; fewer where there are no more."""
+    """Draw up to ``count`` different codes; fewer where there are no more."""
     codes: dict[str, None] = {}
     for _ in range(50 * count):
         if len(codes) == count:
@@ -335,22 +340,23 @@ def _drawn(rng: np.random.Generator, count: int, draw: Any) -> list[str]:
 
 
 def _anywhere(
-    rng: np.random.Generator, layers: int, heads: int, some: int, mlps: int
+    rng: np.random.Generator, layers: int, heads: int, count: int, mlps: int
 ) -> str:
     """Draw heads and MLPs from all layers."""
-    picked = rng.permutation(layers * heads)[:some]
+    picked = rng.permutation(layers * heads)[:count]
     without = set(rng.permutation(layers)[:mlps].tolist())
     by_layer: dict[int, tuple[list[int], bool]] = {
         layer: ([], layer in without) for layer in range(layers)
     }
-    for position in picked.tolist():
-        by_layer[position // heads][0].append(position % heads)
+    for head_index in picked.tolist():
+        by_layer[head_index // heads][0].append(head_index % heads)
     return write_code(by_layer)
 
 
 def _branch_codes(layers: int, family: str) -> Iterator[str]:
-    """Write layers without heads, one by one, or in ranges: pairs, and ranges that grow
-    from the middle.
+    """Write layers without heads, one by one or in ranges.
+
+    Ranges are pairs, and ranges that grow from the middle.
     """
     middle = layers // 2
     pairs = [range(first, first + 2) for first in range(layers - 1)]
@@ -370,8 +376,9 @@ def _branch_codes(layers: int, family: str) -> Iterator[str]:
 def _sharp_codes(
     lens: Lens, plan: Mapping[str, Any], rng: np.random.Generator
 ) -> dict[str, str]:
-    """Write the sharpest and most diffuse heads, and as many at random (figures 5 and
-    20).
+    """Write the sharpest and most diffuse heads, and as many random ones.
+
+    They are those of figures 5 and 20.
     """
     windows = cut_windows(plan, lens.adapter.context_length)
     entropy = head_entropy(windows.run(lens, plan))
@@ -399,27 +406,29 @@ def _sharp_codes(
 
 
 def _recipe(
-    lens: Lens, family: str, plan: Mapping[str, Any], model: str, place: Workplace
+    lens: Lens, family: str, plan: Mapping[str, Any], model: str, workplace: Workplace
 ) -> tuple[Recipe, dict[int, list[int]] | None]:
-    """Return a published recipe, or one at the model's own heads@1pp with the heads
-    that go in each layer.
+    """Return a published recipe, or one at the model's own heads@1pp.
+
+    The latter has the heads that go in each layer.
     """
     if not family.startswith("own "):
         return read_recipe(family), None
     name = family.removeprefix("own ")
     return parse_recipe({"name": name, **plan["own_recipes"][name]}), own_heads(
-        lens, model, place
+        lens, model, workplace
     )
 
 
-def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
-    """Return by layer the heads that can go within 1 % of the error, by the better
-    order of stable rank (S3-H1PP).
+def own_heads(lens: Lens, model: str, workplace: Workplace) -> dict[int, list[int]]:
+    """Return by layer the heads that can go within 1 % of the error (S3-H1PP).
+
+    They go by the better order of stable rank.
 
     Raises:
         InputError: the ablations of single layers' heads are not in the record yet.
     """
-    record = read_record(place.records / f"{ABLATIONS}_{model}.nc")
+    record = read_record(workplace.records / f"{ABLATIONS}_{model}.nc")
     if record is None:
         raise InputError(
             f"heads of {model} are ablated by heads@1pp once the record has the heads"
@@ -433,6 +442,7 @@ def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
     best: dict[int, list[int]] = {}
     for by_layer in rankings(lens, ["stable_rank"]).values():
         for layer, order in by_layer.items():
+            # from the most heads down: the first count within the tolerance decides
             for count in range(len(order), 0, -1):
                 name = f"heads {layer} | {write_code({layer: (order[:count], False)})}"
                 if float(change.sel(variant=name)) < TOLERANCE:
@@ -444,18 +454,18 @@ def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
     }
 
 
-# --- forecasts without parts
-# -------------------------------------------------------------------------------------
+# --- forecasts without parts ----------------------------------------------------------
 
 
 def ablated(
-    model: str, family: str, seed: int, plan: Mapping[str, Any], place: Workplace
+    model: str, family: str, seed: int, plan: Mapping[str, Any], workplace: Workplace
 ) -> xr.Dataset:
-    """Forecast without the parts of each variant of a family: errors, and the distance
-    of the forecast, by series.
+    """Forecast without the parts of each variant of a family.
+
+    Errors, and the distance of the forecast, are by series.
     """
     lens = load(plan["models"][model]["source"])
-    codes = write_codes(lens, family, plan, model, place)
+    codes = write_codes(lens, family, plan, model, workplace)
     scores = compute_scores(lens, list(dict.fromkeys(codes.values())), seed, plan)
     names = {
         f"{family} | {name}" if name == code else f"{family} | {name}: {code}": code
@@ -493,8 +503,9 @@ def ablated(
 def compute_scores(
     lens: Lens, codes: Sequence[str], seed: int, plan: Mapping[str, Any]
 ) -> xr.Dataset:
-    """Compute errors and distances (code, series), with those of the plain model and
-    the seasonal naive forecast.
+    """Compute errors and distances (code, series).
+
+    Those of the plain model and of the seasonal naive forecast are among them.
     """
     context = min(lens.adapter.context_length, plan["longest_context"])
     windows = cut_windows(plan, context)
@@ -515,24 +526,24 @@ def compute_scores(
         lens, windows.contexts, windows.truth.shape[1], variants, **options
     )
     rows = []
-    for position in range(len(variants)):
+    for index in range(len(variants)):
         if result.samples is None:
             drawn = None
         else:
-            drawn = result.samples[position]
+            drawn = result.samples[index]
         sums = window_scores(
             windows.truth,
-            result.quantiles[position],
+            result.quantiles[index],
             LEVELS,
             windows.scale,
             samples=drawn,
-            mean=result.mean[position],
+            mean=result.mean[index],
         )
         middle = result.quantiles[:, :, LEVELS.index(0.5)]
-        away = forecast_distances(
-            middle[position], middle[0], steps=plan["compared_steps"]
+        distances = forecast_distances(
+            middle[index], middle[0], steps=plan["compared_steps"]
         )[DISTANCE]
-        rows.append({**_metrics(windows, sums), DISTANCE: windows.by_series(away)})
+        rows.append({**_metrics(windows, sums), DISTANCE: windows.by_series(distances)})
     naive = window_scores(windows.truth, windows.naive, LEVELS, windows.scale)
     rows.append(
         {**_metrics(windows, naive), DISTANCE: np.full(len(windows.names), np.nan)}
@@ -559,10 +570,11 @@ def _metrics(
 
 
 def twins_ablated(
-    model: str, number: int, plan: Mapping[str, Any], place: Workplace
+    model: str, number: int, plan: Mapping[str, Any], workplace: Workplace
 ) -> xr.Dataset:
-    """Forecast without whole layers, their heads or their MLPs, by an untrained twin:
-    distances by series.
+    """Forecast by an untrained twin without layers, their heads or their MLPs.
+
+    Distances are by series.
     """
     lens = make_twin(load(plan["models"][model]["source"]), number)
     stack = lens.wiring.output_stack
@@ -590,8 +602,7 @@ def _attrs(record: str, plan: Mapping[str, Any], **more: str) -> dict[str, Any]:
     return {"ids": IDS[record], **{name: plan[name] for name in names}, **more}
 
 
-# --- layers and heads
-# --------------------------------------------------------------------------------------------
+# --- layers and heads -----------------------------------------------------------------
 
 
 def _subject(model: str, number: int, plan: Mapping[str, Any]) -> tuple[Lens, str]:
@@ -603,10 +614,11 @@ def _subject(model: str, number: int, plan: Mapping[str, Any]) -> tuple[Lens, st
 
 
 def layers_measured(
-    model: str, number: int, plan: Mapping[str, Any], place: Workplace
+    model: str, number: int, plan: Mapping[str, Any], workplace: Workplace
 ) -> xr.Dataset:
-    """Measure the lens forecast's error, the entropy of logits and of head writes after
-    every layer, by series.
+    """Measure errors and entropies after every layer, by series.
+
+    The errors are the lens forecast's; entropies are of logits and of heads' writes.
     """
     lens, subject = _subject(model, number, plan)
     windows = cut_windows(plan, lens.adapter.context_length)
@@ -640,10 +652,11 @@ def _mean(windows: SeriesWindows, values: xr.DataArray) -> np.ndarray:
 
 
 def heads_measured(
-    model: str, number: int, plan: Mapping[str, Any], place: Workplace
+    model: str, number: int, plan: Mapping[str, Any], workplace: Workplace
 ) -> xr.Dataset:
-    """Measure the attention entropy of every head by series, stable ranks, and scores
-    of induction by sequences.
+    """Measure attention entropy, stable ranks and induction scores of every head.
+
+    Entropies are by series, induction scores by blocks of sequences.
     """
     lens, subject = _subject(model, number, plan)
     windows = cut_windows(plan, lens.adapter.context_length)
@@ -675,8 +688,9 @@ def heads_measured(
 
 
 def _induction(lens: Lens, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Score induction by blocks of sequences, NaN where no token that was rolled out is
-    in the context.
+    """Score induction by blocks of sequences.
+
+    A block is NaN where no token that was rolled out is in the context.
     """
     stack = lens.wiring.output_stack
     found = []
@@ -697,19 +711,20 @@ def _induction(lens: Lens, plan: Mapping[str, Any]) -> dict[str, Any]:
     prefix, copy, accuracy = (
         np.stack(part).astype(np.float32) for part in zip(*found, strict=True)
     )
-    where = ("block", "layer", "head")
+    dims = ("block", "layer", "head")
     return {
-        "prefix_matching": (where, prefix),
-        "copy_score": (where, copy),
+        "prefix_matching": (dims, prefix),
+        "copy_score": (dims, copy),
         "copy_accuracy": ("block", accuracy),
     }
 
 
 def patches_measured(
-    model: str, plan: Mapping[str, Any], place: Workplace
+    model: str, plan: Mapping[str, Any], workplace: Workplace
 ) -> xr.Dataset:
-    """Measure cross-attention between patches along a long forecast of Lorenz-63
-    (figure 21).
+    """Measure cross-attention between patches along a long forecast (figure 21).
+
+    The series is Lorenz-63.
     """
     lens = load(plan["models"][model]["source"])
     part = plan["patches"]
@@ -732,8 +747,7 @@ def patches_measured(
     )
 
 
-# --- the list
-# ----------------------------------------------------------------------------------------------------
+# --- the list -------------------------------------------------------------------------
 
 
 def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:

@@ -16,7 +16,7 @@ PLAN: dict[str, Any] = declarations(Path(__file__).with_name("plan.yaml"))
 
 
 def all_cells(data: Path) -> list[QueueCell]:
-    """Return the cells of all orders; ``data`` is the folder of the benchmarks' files."""
+    """Return the cells of all orders; ``data`` is the folder of the benchmark files."""
     return [
         *lens_cells(PLAN["lens paper"]),
         *benchmark_cells(PLAN["samformer"], data),

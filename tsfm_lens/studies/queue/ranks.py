@@ -1,5 +1,9 @@
-"""Cells of the flow of ranks: small models of series and of text, and Chronos-Bolt by
-sizes and by ranks.
+"""Cells of the flow of ranks: models of series and of text, and small Chronos-Bolts.
+
+Text and series are compared at equal sizes; Chronos-Bolt is trained by sizes and by
+ranks of attention. Read :func:`measure_spectra` first, what is measured of every model,
+then :func:`rank_cells`, the list. Training of recipes is in
+:mod:`tsfm_lens.studies.recipes`.
 """
 
 from __future__ import annotations
@@ -65,21 +69,23 @@ TOP = 10
 SPECIAL = ("<pad>", "</s>")
 
 
-# --- what is measured of every model
-# -----------------------------------------------------------------------------
+# --- what is measured of every model --------------------------------------------------
 
 
 def measure_spectra(run: Run) -> xr.Dataset:
-    """Measure relative singular values of W_Q, of its heads, of the first MLP matrix
-    and of embeddings, and angles.
+    """Measure relative singular values of weights and embeddings, and angles.
+
+    The weights are W_Q, its heads, and the first matrix of the MLP.
     """
     lens, stack = run.lens, run.lens.wiring.stacks[0]
     values: dict[tuple[str, bool], list[np.ndarray]] = {}
     for matrix in weight_matrices(
         lens, stack=stack.name, parts=["W_Q", "W_in"], per_head=True
     ):
-        own = torch.linalg.svdvals(matrix.weight.double().cpu()).numpy()
-        values.setdefault((matrix.part, bool(matrix.head)), []).append(own / own[0])
+        singular = torch.linalg.svdvals(matrix.weight.double().cpu()).numpy()
+        values.setdefault((matrix.part, bool(matrix.head)), []).append(
+            singular / singular[0]
+        )
     heads = np.stack(values["W_Q", True]).reshape(stack.n_layers, stack.n_heads, -1)
     embedded = embedding_ranks(run, epsilon=EPSILON)
     angles = row_angles(lens).isel(layer=0)
@@ -132,20 +138,19 @@ def _of_families(data: xr.Dataset, name: str) -> np.ndarray:
 
 
 def _named(
-    data: xr.Dataset, arm: str, seed: int, record: str, **facts: Any
+    data: xr.Dataset, arm: str, seed: int, record: str, **attrs: Any
 ) -> xr.Dataset:
     """Give a part its arm and seed, and a record its settings."""
     return data.expand_dims(arm=[arm], seed=[seed]).assign_attrs(
-        ids=IDS[record], **facts
+        ids=IDS[record], **attrs
     )
 
 
-# --- models of series
-# --------------------------------------------------------------------------------------------
+# --- models of series -----------------------------------------------------------------
 
 
 def trained_lens(
-    run: RecipeRun, place: Workplace, *, plain_embedding: bool = False
+    run: RecipeRun, workplace: Workplace, *, plain_embedding: bool = False
 ) -> Lens | None:
     """Train a recipe to its end and open it; None if it was stopped.
 
@@ -155,9 +160,9 @@ def trained_lens(
     corpus = load_corpus(
         run.recipe.corpus,
         seed=CORPUS_SEED,
-        cache=place.folder.parent.parent / "corpora",
+        cache=workplace.folder.parent.parent / "corpora",
     )
-    folder = place.folder / run.folder
+    folder = workplace.folder / run.folder
     trainer = Trainer(run.recipe, folder, corpus, device="cpu")
     if plain_embedding:
         generator = torch.Generator().manual_seed(run.seed)
@@ -171,11 +176,11 @@ def trained_lens(
     return load(as_pipeline(trainer.model.eval()), check=False)
 
 
-def _make_run(lens: Lens, run: RecipeRun, *, some: int | None = None) -> Run:
+def _make_run(lens: Lens, run: RecipeRun, *, n_series: int | None = None) -> Run:
     series = draw_held_out(run)
-    if some is not None:
+    if n_series is not None:
         series = series.select(
-            np.linspace(0, len(series) - 1, some).astype(int).tolist()
+            np.linspace(0, len(series) - 1, n_series).astype(int).tolist()
         )
     samples = None
     if lens.adapter.readout == "token":
@@ -197,8 +202,9 @@ def _errors(run: Run) -> dict[str, Any]:
 def bolt_recipe(
     plan: Mapping[str, Any], name: str, seed: int, **options: Any
 ) -> RecipeRun:
-    """Return a run of Chronos-Bolt cut down, of a width, a patch and a number of heads,
-    or with a schedule of ranks.
+    """Return a run of a small Chronos-Bolt.
+
+    It has a width, a patch and a number of heads, or a schedule of ranks.
     """
     sizes = {
         **plan["base"],
@@ -251,25 +257,23 @@ def bolt_run(
     options: Mapping[str, Any],
     seed: int,
     plan: Mapping[str, Any],
-    place: Workplace,
+    workplace: Workplace,
 ) -> Any:
-    """Train one Chronos-Bolt and measure its spectra and errors; None if it was
-    stopped.
-    """
+    """Train one Chronos-Bolt and measure its spectra and errors; None if stopped."""
     run = bolt_recipe(plan, name, seed, **options)
-    lens = trained_lens(run, place)
+    lens = trained_lens(run, workplace)
     if lens is None:
         return None
     data = _errors(_make_run(lens, run))
     if record == BOLT:
         return _named(
-            measure_spectra(_make_run(lens, run, some=MEASURED)).assign(data),
+            measure_spectra(_make_run(lens, run, n_series=MEASURED)).assign(data),
             name,
             seed,
             record,
-            **_facts(plan),
+            **_settings(plan),
         )
-    flow = flow_of_ranks(_make_run(lens, run, some=MEASURED), epsilon=EPSILON)
+    flow = flow_of_ranks(_make_run(lens, run, n_series=MEASURED), epsilon=EPSILON)
     numbers = compress.sizes(lens)
     sizes = {
         f"{part}_numbers": ((), float(numbers[part])) for part in ("all", "attention")
@@ -281,22 +285,23 @@ def bolt_run(
         )
     }
     table = xr.Dataset({**data, **sizes, **ranks}, coords={"epsilon": list(EPSILON)})
-    return _named(table, name, seed, record, **_facts(plan))
+    return _named(table, name, seed, record, **_settings(plan))
 
 
-def _facts(plan: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"steps": plan["steps"], **plan["stage"]}
 
 
 def vocabulary_run(
-    rank: int, seed: int, steps: int, place: Workplace
+    rank: int, seed: int, steps: int, workplace: Workplace
 ) -> xr.Dataset | None:
-    """Train the cut-down Chronos with a fixed vocabulary of a rank, and measure W_Q and
-    what training added to it.
+    """Train the small Chronos with a fixed vocabulary of a rank, and measure W_Q.
+
+    What training added to W_Q is measured too. None is returned if it was stopped.
     """
     run = make_run(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
     before = _queries(load(as_pipeline(_untrained(run.recipe)), check=False))
-    lens = trained_lens(run, place)
+    lens = trained_lens(run, workplace)
     if lens is None:
         return None
     after = _queries(lens)
@@ -330,14 +335,14 @@ def _queries(lens: Lens) -> np.ndarray:
     )
 
 
-# --- models of text
-# ----------------------------------------------------------------------------------------------
+# --- models of text -------------------------------------------------------------------
 
 
 @cache
 def encoded_text(tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut the text into byte pairs of a vocabulary made of its training part; ids of
-    that and of the held-out part.
+    """Cut the text into byte pairs; return ids of its training and held-out part.
+
+    The vocabulary is made of the training part.
     """
     text: Text = python_text()
     tokenizer = Tokenizer(models.BPE())
@@ -353,8 +358,9 @@ def encoded_text(tokens: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class TextTask:
-    """Task of a T5 that continues text as Chronos continues series: so many tokens
-    after a context.
+    """Task of a T5 that continues text as Chronos continues series.
+
+    It predicts the ``horizon`` tokens after a context.
     """
 
     name = "continuations of text"
@@ -378,9 +384,7 @@ class TextTask:
         self.identity = json.dumps({**metadata, **self.stage}, sort_keys=True)
 
     def pairs(self, ids: Tensor, count: int, *parts: int) -> tuple[Tensor, Tensor]:
-        """Draw contexts (row, token), with the end of a sequence, and what follows
-        them.
-        """
+        """Draw contexts (row, token), with the end of a sequence, and what follows."""
         context = self.stage["context"]
         horizon = self.stage["horizon"]
         starts = torch.randint(
@@ -419,7 +423,7 @@ def _sizes(plan: Mapping[str, Any], width: int) -> dict[str, Any]:
 
 
 def text_lens(
-    width: int, seed: int, plan: Mapping[str, Any], place: Workplace
+    width: int, seed: int, plan: Mapping[str, Any], workplace: Workplace
 ) -> tuple[Lens, TextTask] | None:
     """Train a T5 on text and open it, with its task; None if it was stopped."""
     full = recipe("chronos-nano").config
@@ -447,9 +451,13 @@ def text_lens(
         )
 
     run = Training(
-        task, optimizer, Plan(steps=steps, clip=1.0), place.folder / "text", rate=rate
+        task,
+        optimizer,
+        Plan(steps=steps, clip=1.0),
+        workplace.folder / "text",
+        rate=rate,
     )
-    if (place.folder / "text" / STATE).exists():
+    if (workplace.folder / "text" / STATE).exists():
         run.resume()
     if run.run(quiet=True):
         return (load(model.eval(), check=False), task)
@@ -457,17 +465,18 @@ def text_lens(
 
 
 def pair_run(
-    kind: str, width: int, seed: int, plan: Mapping[str, Any], place: Workplace
+    kind: str, width: int, seed: int, plan: Mapping[str, Any], workplace: Workplace
 ) -> xr.Dataset | None:
-    """Train a model of text, or of series; measure its spectra, and its loss when it is
-    cut off (S0-T2).
+    """Train a model of text, or of series, and measure it (S0-T2).
+
+    The measures are its spectra, and its loss when it is truncated.
 
     Raises:
         InputError: the record is of another text, as another version of Python has.
     """
-    refuse_other_text(read_record(place.records / f"{PAIRS}.nc"), python_text())
+    refuse_other_text(read_record(workplace.records / f"{PAIRS}.nc"), python_text())
     if kind == "text":
-        found = text_lens(width, seed, plan, place)
+        found = text_lens(width, seed, plan, workplace)
         if found is None:
             return None
         lens, task = found
@@ -480,16 +489,16 @@ def pair_run(
         batch = {"input_ids": context, "labels": after}
     else:
         recipe_run = _series_recipe(plan, width, seed)
-        opened = trained_lens(recipe_run, place, plain_embedding=True)
+        opened = trained_lens(recipe_run, workplace, plain_embedding=True)
         if opened is None:
             return None
         lens = opened
-        run = _make_run(opened, recipe_run, some=MEASURED)
+        run = _make_run(opened, recipe_run, n_series=MEASURED)
         batch = _series_batch(lens, recipe_run)
     trimmed = cut_off(lens, batch)
     title = f"{kind}, d = {width}"
     metadata = {
-        **_facts(plan),
+        **_settings(plan),
         **python_text().facts,
         "tokens": plan["tokens"],
         "layers": plan["layers"],
@@ -532,8 +541,9 @@ def _series_recipe(plan: Mapping[str, Any], width: int, seed: int) -> RecipeRun:
 
 
 def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
-    """Return the tokens of held-out series as the native model takes them, without
-    values that are missing.
+    """Return the tokens of held-out series as the native model takes them.
+
+    Series with missing values are left out.
     """
     stage = run.recipe.stages[-1]
     series = draw_held_out(run)
@@ -551,8 +561,9 @@ def _series_batch(lens: Lens, run: RecipeRun) -> dict[str, Tensor]:
 
 
 def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
-    """Measure loss in nats and likeliest tokens of a model cut off where its ranks come
-    to the ratios of table 2.
+    """Measure loss in nats and likeliest tokens of a truncated model.
+
+    It is truncated to the shares of ranks of table 2.
     """
     matrices = compress.matrices(lens)
     forms = {name: matrix.form() for name, matrix in matrices.items()}
@@ -583,16 +594,16 @@ def cut_off(lens: Lens, batch: Mapping[str, Tensor]) -> xr.Dataset:
 
 
 def _token_scores(lens: Lens, batch: Mapping[str, Tensor]) -> tuple[float, Tensor]:
-    """Compute the cross-entropy, teacher-forced, and the likeliest tokens (row, step,
-    10).
+    """Compute the cross-entropy, teacher-forced, and the likeliest tokens.
+
+    The tokens are (row, step, 10).
     """
     with torch.no_grad():
         out = lens.adapter.model(**batch)
     return float(out.loss), out.logits.topk(TOP, -1).indices
 
 
-# --- the list
-# ----------------------------------------------------------------------------------------------------
+# --- the list -------------------------------------------------------------------------
 
 
 def rank_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:

@@ -1,5 +1,7 @@
-"""Text that is on every machine with Python: the documentation of its standard library,
-under Python's own licence.
+"""Text for language models: the documentation of Python's standard library.
+
+It is on every machine with Python, under Python's own licence. :func:`python_text`
+reads it; its digest guards a record against another version's text.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ HELD_OUT = 20
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Characters as numbers of ``SYMBOLS``: those trained on, and those of documents
-    that are held out.
+    """Characters as numbers of ``SYMBOLS``, for training and held out.
+
+    The two are from different documents.
     """
 
     training: np.ndarray
@@ -52,7 +55,7 @@ class Text:
 
 
 def refuse_other_text(record: xr.Dataset | None, text: Text) -> None:
-    """Refuse to go on with a record of another text, as another version of Python has.
+    """Raise if a record is of another text, as another version of Python has.
 
     Raises:
         InputError: the record's text is another one.
@@ -66,13 +69,12 @@ def refuse_other_text(record: xr.Dataset | None, text: Text) -> None:
 
 @cache
 def python_text() -> Text:
-    """Read the docstrings of the standard library, module by module, and the topics of
-    its help.
+    """Read the docstrings of the standard library and the topics of its help.
+
+    Docstrings are read module by module.
     """
     documents = [_encoded(document) for document in _documents()]
-    parts = [
-        documents[position] for position in range(len(documents)) if position % HELD_OUT
-    ]
+    parts = [documents[index] for index in range(len(documents)) if index % HELD_OUT]
     return Text(np.concatenate(parts), np.concatenate(documents[::HELD_OUT]))
 
 
@@ -101,9 +103,9 @@ def _documents() -> Iterator[str]:
 
 
 def _encoded(document: str) -> np.ndarray:
-    positions = {symbol: number for number, symbol in enumerate(SYMBOLS)}
+    numbers = {symbol: number for number, symbol in enumerate(SYMBOLS)}
     return np.array(
-        [positions[symbol] for symbol in document if symbol in positions],
+        [numbers[symbol] for symbol in document if symbol in numbers],
         dtype=np.uint8,
     )
 

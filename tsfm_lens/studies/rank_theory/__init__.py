@@ -1,5 +1,7 @@
-"""Theory as code: ranks, embeddings, constructions and bounds on attention, in numpy
-and float64, without any model.
+"""Theory as code: ranks, embeddings, constructions and bounds on attention.
+
+Everything is in numpy and float64, without any model, except
+:mod:`tsfm_lens.studies.rank_theory.of_models`, which measures models.
 """
 
 # ruff: noqa: F403

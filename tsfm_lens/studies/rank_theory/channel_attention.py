@@ -1,5 +1,7 @@
 """Statements on attention over channels and on reversible normalisation, in numpy.
-Tokens are rows, as in the paper.
+
+Tokens are rows, as in the paper on SAMformer; in the other modules of this package they
+are columns. Each function is the number or the bound of one proposition.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ __all__ += ["revin_linear", "revin_offset"]
 
 
 def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:
-    """Return whether any W has P W = Z for P (channel, time) and Z (channel, step):
-    rank([P Z]) = rank(P) (S1-P4).
+    """Return whether any W has P W = Z, that is rank([P Z]) = rank(P) (S1-P4).
+
+    P is (channel, time) and Z (channel, step).
 
     Full row rank of P is enough; the paper asks for fewer channels than forecast steps,
     which does not matter (E1-10).
@@ -37,11 +40,13 @@ def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:
 
 
 def optimal_readout(tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Compute P⁺ Z, the smallest W (time, step) of least ‖P W − Z‖ for P (channel,
-    time), Z (channel, step) (S1-P4).
+    """Compute P⁺ Z, the smallest W (time, step) of least ‖P W − Z‖ (S1-P4).
+
+    P is (channel, time) and Z (channel, step).
 
     Example:
-        >>> rank_theory.optimal_readout(np.array([[2.0, 0.0]]), np.array([[6.0]])).tolist()
+        >>> tokens, targets = np.array([[2.0, 0.0]]), np.array([[6.0]])
+        >>> rank_theory.optimal_readout(tokens, targets).tolist()
         [[3.0], [0.0]]
     """
     return np.asarray(np.linalg.pinv(tokens) @ targets)
@@ -58,8 +63,9 @@ def nuclear_norm(matrix: np.ndarray) -> float:
 
 
 def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> float:
-    """Bound the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ, X (channel, time): ‖W_Q
-    W_Kᵀ‖₂ ‖X‖²_F (S1-P5).
+    """Bound the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ (S1-P5).
+
+    X is (channel, time); the bound is ‖W_Q W_Kᵀ‖₂ ‖X‖²_F.
 
     Raises:
         InputError: W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, as the
@@ -90,14 +96,16 @@ def revin_linear(
     beta: np.ndarray | float = 0.0,
     eps: float = 1e-5,
 ) -> np.ndarray:
-    """Compute a linear map between RevIN and its inverse, in closed form: Ŷ = X W + ξ,
-    (channel, step) (S1-P9).
+    """Compute a linear map between RevIN and its inverse, in closed form (S1-P9).
+
+    It is Ŷ = X W + ξ, (channel, step).
 
     X is (channel, time), W (time, step); γ and β are one for all channels or
     (channel,).
 
     Example:
-        >>> rank_theory.revin_linear(np.array([[1.0, 3.0]]), np.array([[0.0], [1.0]])).round(6).tolist()
+        >>> x, weight = np.array([[1.0, 3.0]]), np.array([[0.0], [1.0]])
+        >>> rank_theory.revin_linear(x, weight).round(6).tolist()
         [[3.0]]
     """
     return np.asarray(x @ weight + revin_offset(x, weight, gamma, beta, eps))
@@ -110,11 +118,13 @@ def revin_offset(
     beta: np.ndarray | float = 0.0,
     eps: float = 1e-5,
 ) -> np.ndarray:
-    """Compute ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j), RevIN's addition to a linear
-    map, (channel, step) (S1-P9).
+    """Compute ξ, RevIN's addition to a linear map, (channel, step) (S1-P9).
+
+    ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j).
 
     Example:
-        >>> rank_theory.revin_offset(np.array([[1.0, 3.0]]), np.array([[0.5], [1.0]])).tolist()
+        >>> x, weight = np.array([[1.0, 3.0]]), np.array([[0.5], [1.0]])
+        >>> rank_theory.revin_offset(x, weight).tolist()
         [[-1.0]]
     """
     shift = np.broadcast_to(np.asarray(beta) / np.asarray(gamma), len(x))

@@ -1,5 +1,8 @@
-"""Attention with tokens as columns, and theorems 3 and 5: on a vocabulary of low rank
-it needs low rank only.
+"""Attention with tokens as columns, and theorems 3 and 5 on its compression.
+
+On a vocabulary of low rank attention needs matrices of low rank only. Read
+:class:`AttentionWeights` and :func:`attention` first, then :func:`compressed` and
+:func:`compression_bound`.
 
 Of the paper's names, W_Q acts on the token that is attended to and W_K on the one that
 attends: output column j mixes the values of tokens t by softmax over t of q_t · k_j.
@@ -35,12 +38,14 @@ with variance 1/d."""
 
 @dataclass(frozen=True, eq=False)
 class AttentionWeights:
-    """Matrices of an attention layer, head by head, each (head, d_head, d) and acting
-    from the left on columns.
+    """Matrices of an attention layer, head by head, each (head, d_head, d).
+
+    They act from the left on columns.
 
     Attributes:
-        query, key, value: W_Q, of tokens that are attended to, W_K, of tokens that
-            attend, and W_V.
+        query: W_Q, which acts on tokens that are attended to.
+        key: W_K, which acts on tokens that attend.
+        value: W_V.
     """
 
     query: np.ndarray
@@ -51,8 +56,9 @@ class AttentionWeights:
     def stacked(
         cls, query: np.ndarray, key: np.ndarray, value: np.ndarray, heads: int = 1
     ) -> AttentionWeights:
-        """Make weights of three matrices (d, d) whose rows belong to one head after
-        another.
+        """Make weights of three matrices (d, d), split into heads by rows.
+
+        The rows belong to one head after another.
         """
         return cls(
             *(_by_head(np.asarray(matrix), heads) for matrix in (query, key, value))
@@ -62,8 +68,9 @@ class AttentionWeights:
     def random(
         cls, width: int, heads: int = 1, *, scaling: str = "theorem", seed: int = 0
     ) -> AttentionWeights:
-        """Draw weights of Gaussian entries of a width d, which the heads divide, by one
-        of :data:`SCALINGS`.
+        """Draw weights of Gaussian entries by one of :data:`SCALINGS`.
+
+        The heads divide the width d.
         """
         inner, outer = SCALINGS[scaling]
         query, key, value = np.random.default_rng(seed).normal(size=(3, width, width))
@@ -104,16 +111,18 @@ class AttentionWeights:
         return np.asarray(np.linalg.norm(self.value, 2, axis=(1, 2)))
 
     def times(self, matrix: np.ndarray) -> AttentionWeights:
-        """Multiply each matrix of the layer by one of shape (d, d), as if that matrix
-        acted on the input first.
+        """Multiply each matrix of the layer from the right by one of shape (d, d).
+
+        It is as if that matrix acted on the input first.
         """
         return AttentionWeights(
             self.query @ matrix, self.key @ matrix, self.value @ matrix
         )
 
     def within(self, score: float, value: float) -> AttentionWeights:
-        """Scale the weights so that every head has these norms of W_QᵀW_K and of W_V;
-        directions stay.
+        """Scale the weights so that every head has these norms of W_QᵀW_K and of W_V.
+
+        Directions stay.
         """
         by_score = np.sqrt(score / self.score_norms)[:, None, None]
         by_value = (value / self.value_norms)[:, None, None]
@@ -130,8 +139,9 @@ class AttentionWeights:
 
 
 def column_softmax(scores: np.ndarray) -> np.ndarray:
-    """Compute the softmax of each column, (…, t, j): every column sums to 1, however
-    large the scores.
+    """Compute the softmax of each column, (…, t, j).
+
+    Every column sums to 1, however large the scores.
     """
     weights = np.exp(scores - scores.max(axis=-2, keepdims=True))
     weights /= weights.sum(axis=-2, keepdims=True)
@@ -139,8 +149,9 @@ def column_softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
-    """Compute UᵀW_QᵀW_KU / √d_h of tokens U (d, L), (head, t, j): the score of t,
-    attended to, with j (S0-ATT, S0-MHA).
+    """Compute UᵀW_QᵀW_KU / √d_h of tokens U (d, L), (head, t, j) (S0-ATT, S0-MHA).
+
+    An entry is the score of t, the token attended to, with j.
 
     Section 3 of the paper prints W_K transposed, its proofs and equation 18 do not.
 
@@ -155,12 +166,14 @@ def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
 
 
 def attention(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
-    """Compute W_V U softmax(UᵀW_QᵀW_KU / √d_h) of U (d, L), heads stacked, (head ·
-    d_head, L) (S0-ATT, S0-MHA).
+    """Compute W_V U softmax(UᵀW_QᵀW_KU / √d_h) of tokens U (d, L) (S0-ATT, S0-MHA).
+
+    Heads are stacked, (head · d_head, L).
 
     Example:
-        >>> alike = rank_theory.AttentionWeights.stacked(np.eye(2), np.eye(2), np.eye(2))
-        >>> rank_theory.attention(np.array([[3.0, 3.0], [1.0, 1.0]]), alike).tolist()
+        >>> eye = np.eye(2)
+        >>> weights = rank_theory.AttentionWeights.stacked(eye, eye, eye)
+        >>> rank_theory.attention(np.array([[3.0, 3.0], [1.0, 1.0]]), weights).tolist()
         [[3.0, 3.0], [1.0, 1.0]]
     """
     outputs = []
@@ -178,15 +191,17 @@ def attention(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
 def residual_layer(
     tokens: np.ndarray, weights: AttentionWeights, depth: int = 1
 ) -> np.ndarray:
-    """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of D
-    layers, (d, L) (S0-TH4).
+    """Compute U + attention(U) / √D of tokens U (d, L), (d, L) (S0-TH4).
+
+    It is the output of one layer of a model of D layers.
     """
     return np.asarray(tokens + attention(tokens, weights) / np.sqrt(depth))
 
 
 def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw random orthonormal columns (rows, columns), uniformly over all directions
-    (Mezzadri 2007).
+    """Draw random orthonormal columns (rows, columns).
+
+    They are uniform over all directions (Mezzadri 2007).
     """
     if not 0 < columns <= rows:
         raise InputError(
@@ -198,8 +213,9 @@ def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray
 
 
 def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
-    """Compute P (d, d), the projector onto the leading left singular vectors of a
-    vocabulary Ξ (d, N) (S0-TH5).
+    """Compute P (d, d), the projector onto a vocabulary's leading directions (S0-TH5).
+
+    They are the left singular vectors of Ξ (d, N).
 
     Example:
         >>> rank_theory.projector(np.diag([2.0, 3.0, 1.0]), 1).tolist()
@@ -213,13 +229,16 @@ def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
 def compressed(
     weights: AttentionWeights, vocabulary: np.ndarray, rank: int
 ) -> AttentionWeights:
-    """Return the layer W P for a vocabulary Ξ (d, N), whose matrices, all heads
-    together, have rank d̃ (S0-TH3, S0-TH5).
+    """Return the layer W P for a vocabulary Ξ (d, N) (S0-TH3, S0-TH5).
+
+    Its matrices, all heads together, have rank d̃.
 
     Example:
-        >>> tokens, weights = np.outer([1.0, 2.0], [1.0, -1.0, 3.0]), rank_theory.AttentionWeights.random(2)
+        >>> tokens = np.outer([1.0, 2.0], [1.0, -1.0, 3.0])
+        >>> weights = rank_theory.AttentionWeights.random(2)
+        >>> full = rank_theory.attention(tokens, weights)
         >>> less = rank_theory.compressed(weights, tokens, 1)
-        >>> bool(np.allclose(rank_theory.attention(tokens, less), rank_theory.attention(tokens, weights)))
+        >>> bool(np.allclose(rank_theory.attention(tokens, less), full))
         True
     """
     return weights.times(projector(vocabulary, rank))
@@ -228,9 +247,11 @@ def compressed(
 def compression_errors(
     vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]
 ) -> np.ndarray:
-    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several
-    ranks, (rank,) (S0-J1a).
+    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F at several ranks, (rank,) (S0-J1a).
+
+    Ξ (d, N) is the full vocabulary.
     """
+    # in coordinates along the singular vectors, to project is to drop coordinates
     directions, singular, right = np.linalg.svd(vocabulary, full_matrices=False)
     coordinates = singular[:, None] * right
     inner = weights.times(directions)
@@ -250,15 +271,18 @@ def compression_bound(
     ranks: Sequence[int],
     n_tokens: int,
 ) -> np.ndarray:
-    """Bound the error of compression on any L tokens, which may repeat, of a vocabulary
-    Ξ (d, N), (rank,) (S0-TH5).
+    """Bound the error of compression on any L tokens of a vocabulary, (rank,) (S0-TH5).
+
+    The vocabulary Ξ is (d, N), and tokens may repeat.
 
     √L σ √Σ_i (‖W_V^(i)‖ (1 + 2C²‖W_Q^(i)ᵀW_K^(i)‖/√d_h))² with σ = σ_{d̃+1} and C the
     longest token; the proof loses √L.
 
     Example:
-        >>> tokens, weights = np.diag([1.0, 0.1]), rank_theory.AttentionWeights.random(2)
-        >>> once, often = (rank_theory.compression_bound(tokens, weights, [1], length)[0] for length in (1, 100))
+        >>> tokens = np.diag([1.0, 0.1])
+        >>> weights = rank_theory.AttentionWeights.random(2)
+        >>> once = rank_theory.compression_bound(tokens, weights, [1], 1)[0]
+        >>> often = rank_theory.compression_bound(tokens, weights, [1], 100)[0]
         >>> round(float(often / once), 9)
         10.0
     """
@@ -277,14 +301,16 @@ def incompressible(
     seed: int = 0,
     as_printed: bool = False,
 ) -> tuple[np.ndarray, AttentionWeights]:
-    """Make tokens U (d, L) and a layer that loses σ_{d̃+1}/4 or more with any value
-    matrix of rank d̃ (S0-TH3).
+    """Make tokens U (d, L) and a layer that no value matrix compresses well (S0-TH3).
+
+    Any value matrix of rank d̃ loses σ_{d̃+1}/4 or more.
 
     Args:
-        singular_values, n_tokens, seed: of U, (d,), falling and above 0; L, at least d;
-            of the value matrix.
+        singular_values: singular values of U, (d,), falling and above 0.
+        n_tokens: number of tokens L, at least d.
+        seed: seed of the value matrix.
         as_printed: take the logarithm of 4d for any L, where the proof needs L ≤ 4d +
-            1; else of 4 max(d, L).
+            1; otherwise that of 4 max(d, L).
 
     Raises:
         InputError: singular values that are not positive and falling, or fewer tokens
@@ -298,8 +324,8 @@ def incompressible(
     values = positive_and_falling(singular_values, n_tokens)
     width = len(values)
     tokens = np.hstack([np.diag(values), np.zeros((width, n_tokens - width))])
-    within = 4 * (width if as_printed else max(width, n_tokens))
-    root = np.sqrt(np.log(within) * np.sqrt(width)) / values[-1] * np.eye(width)
+    size = width if as_printed else max(width, n_tokens)
+    root = np.sqrt(np.log(4 * size) * np.sqrt(width)) / values[-1] * np.eye(width)
     value = orthonormal(width, width, np.random.default_rng(seed))
     return tokens, AttentionWeights.stacked(root, root, value)
 
@@ -307,15 +333,17 @@ def incompressible(
 def least_value_error(
     tokens: np.ndarray, weights: AttentionWeights, rank: int
 ) -> float:
-    """Compute the smallest error (Frobenius norm) of a value matrix of a rank beside
-    one head's scores (Eckart-Young).
+    """Compute the smallest error that a value matrix of a rank can have.
+
+    The scores are those of one head; the error is in the Frobenius norm (Eckart-Young).
 
     Raises:
         InputError: the layer has several heads.
 
     Example:
-        >>> alike = rank_theory.AttentionWeights.stacked(30 * np.eye(2), 30 * np.eye(2), np.eye(2))
-        >>> round(rank_theory.least_value_error(np.eye(2), alike, 1), 9)
+        >>> sharp = 30 * np.eye(2)
+        >>> weights = rank_theory.AttentionWeights.stacked(sharp, sharp, np.eye(2))
+        >>> round(rank_theory.least_value_error(np.eye(2), weights, 1), 9)
         1.0
     """
     if weights.heads > 1:
@@ -334,6 +362,7 @@ def _head_logits(
     """Compute the scores (t, j) of one head."""
     query = weights.query[head]
     key = weights.key[head] / np.sqrt(weights.head_width)
+    # queries and keys of all tokens are the larger matrices where a head is wider
     if weights.width < weights.head_width:
         return np.asarray(tokens.T @ (query.T @ (key @ tokens)))
     return np.asarray((query @ tokens).T @ (key @ tokens))

@@ -1,5 +1,9 @@
-"""Theorems 4 and 6, corollary 1: layers that raise rank fastest, and sketches for all
-heads or for each.
+"""Constructions of theorems 4 and 6, and the bound of corollary 1.
+
+:func:`growing` makes layers that raise rank fastest, with :func:`flow_floor` as their
+bound; :func:`head_sketch` shows that a sketch for each head beats one for all. Read
+these two first. Attention itself is in
+:mod:`tsfm_lens.studies.rank_theory.compression`.
 """
 
 from __future__ import annotations
@@ -27,8 +31,9 @@ _E2 = float(np.exp(2.0))
 
 
 def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
-    """Bound σ_k(U + attention(U)) of singular values (d,), at most 1: (1 + e²h)
-    σ_⌊(k−1)/(h+1)⌋+1, (d,) (S0-C1).
+    """Bound σ_k(U + attention(U)) of singular values (d,), at most 1, (d,) (S0-C1).
+
+    The bound is (1 + e²h) σ_⌊(k−1)/(h+1)⌋+1.
 
     Raises:
         InputError: the largest is above 1, or the singular values are not positive and
@@ -51,8 +56,9 @@ def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
 def corollary_index(
     k: np.ndarray, heads: int, *, as_printed: bool = False
 ) -> np.ndarray:
-    """Return the input's singular value that bounds the output's k-th, counted from 1:
-    ⌊(k−1)/(h+1)⌋ + 1 (S0-C1).
+    """Return which singular value of the input bounds the output's k-th (S0-C1).
+
+    It is ⌊(k−1)/(h+1)⌋ + 1, counted from 1.
 
     ``as_printed`` gives ⌊(k+1)/(h+1)⌋ + 1, by which one head would make σ_1 smaller
     than σ_2 of the input.
@@ -69,18 +75,18 @@ def corollary_index(
 def growing(
     singular_values: np.ndarray, heads: int, n_tokens: int, *, depth: int = 1
 ) -> tuple[np.ndarray, AttentionWeights]:
-    """Make an input U (d, L) and a layer in which rank grows as fast as the bound for D
-    = ``depth`` (S0-TH4).
+    """Make an input U (d, L) and a layer whose rank grows as fast as the bound.
 
-    ``singular_values`` of U are (d,) from the largest on, above 0; the heads divide d,
-    and L is at least d.
+    The bound is that for D = ``depth`` layers (S0-TH4). ``singular_values`` of U are
+    (d,) from the largest on, above 0; the heads divide d, and L is at least d.
 
     Raises:
         InputError: no so many heads fit.
 
     Example:
         >>> tokens, weights = rank_theory.growing(np.array([1.0, 0.5, 0.1, 0.01]), 2, 4)
-        >>> np.linalg.svd(tokens + rank_theory.attention(tokens, weights), compute_uv=False).round(3).tolist()
+        >>> output = tokens + rank_theory.attention(tokens, weights)
+        >>> np.linalg.svd(output, compute_uv=False).round(3).tolist()
         [2.0, 1.1, 0.5, 0.01]
     """
     values = positive_and_falling(singular_values, n_tokens)
@@ -107,8 +113,9 @@ def growing(
 
 
 def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
-    """Compute the lower bound on σ_k(Z)/σ_1(Z) of :func:`growing` with D layers, (d,),
-    by equation 6, else 0 (S0-TH4).
+    """Compute the lower bound on σ_k(Z)/σ_1(Z) of :func:`growing`, (d,) (S0-TH4).
+
+    It is for D layers, by equation 6, and 0 where that gives none.
 
     Example:
         >>> rank_theory.flow_floor(np.array([1.0, 0.5, 0.1, 0.01]), 2, 1).tolist()
@@ -119,23 +126,25 @@ def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
     size = len(values) // heads
     floor = np.zeros(len(values))
     for head in range(heads):
-        position = -(-np.arange(1, len(values) + 1) // (head + 1)) - 1
-        k = np.flatnonzero(position < size - 1)
+        index = -(-np.arange(1, len(values) + 1) // (head + 1)) - 1
+        k = np.flatnonzero(index < size - 1)
         bounds = (
-            values[head * size + position[k]] + values[position[k]] / np.sqrt(depth)
+            values[head * size + index[k]] + values[index[k]] / np.sqrt(depth)
         ) / 4
         floor[k] = np.maximum(floor[k], bounds)
     return floor
 
 
 def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
-    """Compute ‖QQᵀXᵀ − Xᵀ‖₂ of X (d, L) and a sketch W₂ (rows, d), with Q = orth(XᵀW₂ᵀ)
-    (S0-SKETCH).
+    """Compute ‖QQᵀXᵀ − Xᵀ‖₂, what a sketch W₂ misses of X (S0-SKETCH).
+
+    X is (d, L), W₂ (rows, d), and Q = orth(XᵀW₂ᵀ).
 
     It lies between σ_{m+1}(X), which no sketch of m rows goes below, and σ_1(X).
 
     Example:
-        >>> round(rank_theory.sketching_distance(np.diag([3.0, 2.0, 1.0]), np.eye(3)[:1]), 9)
+        >>> matrix, sketch = np.diag([3.0, 2.0, 1.0]), np.eye(3)[:1]
+        >>> round(rank_theory.sketching_distance(matrix, sketch), 9)
         2.0
     """
     basis = orth((sketch @ matrix).T)
@@ -149,15 +158,17 @@ def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
 
 
 def effective_index(singular_values: np.ndarray, distance: float) -> int:
-    """Count the singular values of at least a sketching distance; figure 16 counts one
-    less (S0-F16).
+    """Count the singular values of at least a sketching distance (S0-F16).
+
+    Figure 16 counts one less.
     """
     return int((np.asarray(singular_values) >= distance).sum())
 
 
 def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.ndarray:
-    """Draw W₂ of heads that divide the width: rank · heads rows of width / heads
-    Gaussian entries, else 0 (S0-J2).
+    """Draw a sparse sketch W₂ of heads that divide the width (S0-J2).
+
+    It has rank · heads rows of width / heads Gaussian entries, else 0.
 
     Raises:
         InputError: the heads do not divide the width, or there is no row.
@@ -173,15 +184,16 @@ def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.nda
     rng = np.random.default_rng(seed)
     rows = rank * heads
     entries = width // heads
-    positions = rng.permuted(np.tile(np.arange(width), (rows, 1)), axis=1)[:, :entries]
+    columns = rng.permuted(np.tile(np.arange(width), (rows, 1)), axis=1)[:, :entries]
     sketch = np.zeros((rows, width))
-    np.put_along_axis(sketch, positions, rng.normal(size=positions.shape), axis=1)
+    np.put_along_axis(sketch, columns, rng.normal(size=columns.shape), axis=1)
     return sketch
 
 
 class HeadSketch(NamedTuple):
-    """Input U, layer, the layer of the sketches, and its right factors (head, row, d)
-    of query, key and value.
+    """Input U, its layer, and the layer of the sketches.
+
+    ``right`` are the right factors (head, row, d) of its query, key and value.
     """
 
     tokens: np.ndarray
@@ -198,8 +210,7 @@ def head_sketch(
     *,
     seed: int = 0,
 ) -> HeadSketch:
-    """Make the construction by which a sketch for each head does better than one for
-    all (S0-TH6).
+    """Make the construction in which a sketch for each head beats one for all (S0-TH6).
 
     The spectral error with a value matrix of rank d̃ for all heads is σ_{d̃+1}/2 or
     more, that with the sketches at most 4√h σ_{hd̃+1}. The result has ``tokens``, U,
@@ -212,7 +223,8 @@ def head_sketch(
         InputError: the sizes do not fit, or as in :func:`incompressible`.
 
     Example:
-        >>> made = rank_theory.head_sketch(np.exp(-np.arange(18) / 3), heads=3, rank=2, n_tokens=20)
+        >>> singular = np.exp(-np.arange(18) / 3)
+        >>> made = rank_theory.head_sketch(singular, heads=3, rank=2, n_tokens=20)
         >>> np.linalg.matrix_rank(made.reduced.value).tolist()
         [2, 2, 2]
     """
@@ -232,23 +244,21 @@ def head_sketch(
     directions /= np.linalg.norm(directions, axis=0)
     cosines = directions.T @ directions - 2 * np.eye(width)
     gap = 1 - max(float(cosines.max()), 0.0)
-    own = diagonal.reshape(heads, size)[:, rank]
-    epsilon = min(values[rank] / 4, float((own / 4).min()) / values[0], 1.0)
+    first_dropped = diagonal.reshape(heads, size)[:, rank]
+    epsilon = min(values[rank] / 4, float((first_dropped / 4).min()) / values[0], 1.0)
     alpha = np.sqrt(size) * np.log(np.sqrt(2) * n_tokens**2 / epsilon) / gap
     both = np.tile(np.sqrt(alpha) * directions / diagonal, (heads, 1, 1))
     weights = AttentionWeights(both, both, np.eye(width).reshape(heads, size, width))
     head = np.arange(heads)[:, None]
     row = np.arange(rank)
     leading = size * head + row
-    outside = np.where(head[:, 0] == 0, rank, 0)
+    query_column = np.where(head[:, 0] == 0, rank, 0)
     value = np.zeros((heads, rank, width))
     query = np.zeros((heads, 1, width))
     key = np.tile(1 / diagonal, (heads, 1, 1))
-    value[head, row, leading], query[head[:, 0], 0, outside], key[head, 0, leading] = (
-        1,
-        1 / diagonal[outside],
-        0,
-    )
+    value[head, row, leading] = 1
+    query[head[:, 0], 0, query_column] = 1 / diagonal[query_column]
+    key[head, 0, leading] = 0
     right = np.hstack([value, query]), np.hstack([value, key]), value
     # of query and key: the head's leading directions and the first of the next head
     following = directions[:, (head[:, 0] + 1) % heads * size].T[..., None]

@@ -1,4 +1,10 @@
-"""Embeddings of series as tokens, and theorems 1 and 2: decay of their singular values."""
+"""Embeddings of series as tokens, and how fast their singular values fall.
+
+The bounds are those of theorems 1 and 2 and corollary 2. An :class:`Embedding` maps a
+series to tokens as columns; read it first, then :class:`ResidualMlpEmbedding`, the one
+that most models have. The embeddings are random or given: weights of real models are
+measured in :mod:`tsfm_lens.studies.rank_theory.of_models`.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +44,9 @@ ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def patches(series: np.ndarray, width: int) -> np.ndarray:
-    """Cut a series (steps,) or (1, steps) into disjoint patches of a width k in order
-    of time, (k, patch) (S0-PATCH).
+    """Cut a series into disjoint patches of a width k, (k, patch) (S0-PATCH).
+
+    The series is (steps,) or (1, steps); patches are in the order of time.
 
     Example:
         >>> rank_theory.patches(np.arange(6.0), 2).tolist()
@@ -51,8 +58,9 @@ def patches(series: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """Function of patches. Called on a series of T steps it returns the tokens as
-    columns, (d, T / k).
+    """Function of patches.
+
+    Called on a series of T steps it returns the tokens as columns, (d, T / k).
     """
 
     @property
@@ -71,8 +79,9 @@ class Embedding:
 
 @dataclass(frozen=True, eq=False)
 class PatchEmbedding(Embedding):
-    """Any function φ of a patch of k ``steps``, (k,) to a token (d,), applied to each
-    (S0-PATCH).
+    """Any function φ of a patch of k ``steps``, applied to each (S0-PATCH).
+
+    It maps (k,) to a token (d,).
     """
 
     function: Callable[[np.ndarray], np.ndarray]
@@ -94,13 +103,14 @@ class PatchEmbedding(Embedding):
 
 @dataclass(frozen=True, eq=False)
 class QuantisedEmbedding(Embedding):
-    """Vector for each of V bins of the value, as in Chronos, WaveToken and TOTEM
-    (S0-QEMB); patches are single steps.
+    """Vector for each of V bins of the value (S0-QEMB).
+
+    Chronos, WaveToken and TOTEM embed in this way; patches are single steps.
 
     Attributes:
-        edges: (V − 1,) between the bins, rising; a value on an edge belongs to the bin
-            above.
-        vectors: (d, V), a bin a column: the vocabulary.
+        edges: (V − 1,) edges between the bins, rising; a value on an edge belongs to
+            the bin above.
+        vectors: (d, V) vocabulary, one column per bin.
     """
 
     edges: np.ndarray
@@ -110,8 +120,9 @@ class QuantisedEmbedding(Embedding):
     def random(
         cls, dimension: int, bins: int = 4094, *, largest: float = 15.0, seed: int = 0
     ) -> QuantisedEmbedding:
-        """Make even bins from −largest to largest, as in Chronos, and Gaussian vectors
-        of unit length on average.
+        """Make even bins from −largest to largest, as in Chronos.
+
+        Vectors are Gaussian, of unit length on average.
         """
         centres = np.linspace(-largest, largest, bins)
         vectors = np.random.default_rng(seed).normal(size=(dimension, bins)) / np.sqrt(
@@ -127,11 +138,14 @@ class QuantisedEmbedding(Embedding):
 
 @dataclass(frozen=True, eq=False)
 class ResidualMlpEmbedding(Embedding):
-    """W₃X + W₂ω(W₁X), two layers with a skip connection, as in Chronos-Bolt, Moirai and
-    TimesFM (S0-CEMB).
+    """W₃X + W₂ω(W₁X), two layers with a skip connection (S0-CEMB).
+
+    Chronos-Bolt, Moirai and TimesFM embed in this way.
 
     Attributes:
-        inner, outer, skip: W₁, (d_f, k), W₂, (d, d_f), and W₃, (d, k).
+        inner: W₁, (d_f, k).
+        outer: W₂, (d, d_f).
+        skip: W₃, (d, k).
         activation: ω, one of :data:`ACTIVATIONS`.
     """
 
@@ -150,8 +164,9 @@ class ResidualMlpEmbedding(Embedding):
         activation: str = "relu",
         seed: int = 0,
     ) -> ResidualMlpEmbedding:
-        """Draw Gaussian weights whose variance is one over the inputs of each, with 4d
-        hidden units unless given.
+        """Draw Gaussian weights whose variance is one over the inputs of each.
+
+        Hidden units are 4d unless given.
         """
         units = hidden or 4 * dimension
         rng = np.random.default_rng(seed)
@@ -179,11 +194,14 @@ class ResidualMlpEmbedding(Embedding):
 
 @dataclass(frozen=True, eq=False)
 class GatedEmbedding(Embedding):
-    """Embedding of single steps, swish_β(w_i x) · (v_i x) for each coordinate i, as in
-    Time-MoE (S0-CEMB).
+    """Embedding of single steps, swish_β(w_i x) · (v_i x) in coordinate i (S0-CEMB).
+
+    Time-MoE embeds in this way.
 
     Attributes:
-        gate, value, beta: w and v, (d,) each, and β, above 0.
+        gate: w, (d,).
+        value: v, (d,).
+        beta: β, above 0.
     """
 
     gate: np.ndarray
@@ -194,8 +212,9 @@ class GatedEmbedding(Embedding):
     def random(
         cls, dimension: int, *, beta: float = 1.0, seed: int = 0
     ) -> GatedEmbedding:
-        """Draw both vectors uniformly between −1 and 1, so that |w_i| ≤ 1 and |w_i v_i|
-        ≤ 1, as the bound requires.
+        """Draw both vectors uniformly between −1 and 1.
+
+        Then |w_i| ≤ 1 and |w_i v_i| ≤ 1, as the bound requires.
         """
         gate, value = np.random.default_rng(seed).uniform(-1, 1, size=(2, dimension))
         return cls(gate, value, beta)
@@ -211,11 +230,13 @@ class GatedEmbedding(Embedding):
 
 @dataclass(frozen=True, eq=False)
 class ChebyshevEmbedding(Embedding):
-    """Σ_j T_j(x / x_max) u_j over so many directions as the rank, j = 1, 2, …; larger
-    values are cut off (S0-CHEB).
+    """Σ_j T_j(x / x_max) u_j over as many directions as the rank (S0-CHEB).
+
+    j is 1, 2, …; values beyond x_max are clipped to it.
 
     Attributes:
-        directions, largest: u, (d, rank), orthonormal columns; x_max, above 0.
+        directions: u, (d, rank), orthonormal columns.
+        largest: x_max, above 0.
     """
 
     directions: np.ndarray
@@ -225,8 +246,9 @@ class ChebyshevEmbedding(Embedding):
     def random(
         cls, dimension: int, rank: int, *, largest: float = 15.0, seed: int = 0
     ) -> ChebyshevEmbedding:
-        """Draw uniform directions; those of a lower rank and the same seed are not the
-        first of these.
+        """Draw uniform directions.
+
+        Those of a lower rank and the same seed are not the first of these.
         """
         return cls(orthonormal(dimension, rank, np.random.default_rng(seed)), largest)
 
@@ -241,14 +263,16 @@ class ChebyshevEmbedding(Embedding):
 def differentiable_bound(
     dimension: int, n_tokens: int, *, order: int, variation: float
 ) -> np.ndarray:
-    """Bound the k-th singular value of an embedding of ν derivatives of L points of
-    [−1, 1], from k = 1, (d,) (S0-TH1).
+    """Bound the k-th singular value of a differentiable embedding, (d,) (S0-TH1).
+
+    It has ν derivatives and embeds L points of [−1, 1]; k starts at 1.
 
     2V√(dL) / (πν(k − 2 − ν)^ν), infinite for k ≤ ν + 2; the ``order``-th derivative, ν,
     has bounded ``variation`` V.
 
     Example:
-        >>> rank_theory.differentiable_bound(5, 1, order=1, variation=np.pi).round(3).tolist()
+        >>> bound = rank_theory.differentiable_bound(5, 1, order=1, variation=np.pi)
+        >>> bound.round(3).tolist()
         [inf, inf, inf, 4.472, 2.236]
     """
     steps = np.arange(1, dimension + 1) - 2.0 - order
@@ -266,8 +290,9 @@ def differentiable_bound(
 def analytic_bound(
     dimension: int, n_tokens: int, *, radius: float, largest: float
 ) -> np.ndarray:
-    """Bound the k-th singular value of an analytic embedding of L points of [−1, 1],
-    from k = 1, (d,) (S0-TH1).
+    """Bound the k-th singular value of an analytic embedding, (d,) (S0-TH1).
+
+    It embeds L points of [−1, 1]; k starts at 1.
 
     2M√(dL) ρ^(2−k) / (ρ − 1) with ρ, the ``radius`` of a Bernstein ellipse, and M the
     ``largest`` coordinate within it.
@@ -287,8 +312,9 @@ def analytic_bound(
 
 
 def gated_bound(dimension: int, n_tokens: int, *, beta: float) -> np.ndarray:
-    """Bound the k-th singular value of a gated embedding of L points of [−1, 1], |w_i|,
-    |w_i v_i| ≤ 1, (d,) (S0-C2).
+    """Bound the k-th singular value of a gated embedding, (d,) (S0-C2).
+
+    It embeds L points of [−1, 1], with |w_i| and |w_i v_i| at most 1.
 
     Example:
         >>> bound = rank_theory.gated_bound(8, 100, beta=1.0)
@@ -306,15 +332,17 @@ def mlp_count(
     columns: np.ndarray,
     epsilon: float | Sequence[float],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count singular values of a residual MLP's tokens of patches (k, L) above
-    ε‖W₂‖‖W₁X‖, and bound them (S0-TH2).
+    """Count singular values of a residual MLP's tokens, and bound them (S0-TH2).
+
+    Those above ε‖W₂‖‖W₁X‖ count; the tokens are of patches (k, L).
 
     Returns:
-        For each ε the count, and min{d, (1 + ε⁻²)k}.
+        The count for each ε, and its bound min{d, (1 + ε⁻²)k}.
 
     Example:
         >>> made = rank_theory.ResidualMlpEmbedding.random(32, patch=2)
-        >>> count, most = rank_theory.mlp_count(made, np.random.default_rng(0).normal(size=(2, 50)), [0.5, 1.0])
+        >>> columns = np.random.default_rng(0).normal(size=(2, 50))
+        >>> count, most = rank_theory.mlp_count(made, columns, [0.5, 1.0])
         >>> most.tolist(), bool((count <= most).all())
         ([10.0, 4.0], True)
     """

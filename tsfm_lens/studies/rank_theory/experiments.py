@@ -1,5 +1,8 @@
-"""Numerical experiments of the paper: theorem 3 (appendix J.1), sketches (J.2), heads
-(J.3), polynomials (I).
+"""Numerical experiments of the paper on rank.
+
+They are those of theorem 3 (appendix J.1), of sketches (J.2), of heads (J.3) and of
+Chebyshev polynomials (I). Read :func:`compression_by_rank` first. Every function
+returns a dataset, which :mod:`tsfm_lens.studies.rank_theory.figures` draws.
 
 Width and dimension are d, n_tokens L, rank d̃ and heads h; singular values of inputs
 are exp(−(j − 1)/decay); draws are of inputs and weights.
@@ -67,8 +70,9 @@ def of_spectrum(
 
 
 def children(seed: int, count: int) -> list[int]:
-    """Return seeds of so many draws, of which the first are the same whatever the
-    count.
+    """Return a seed for each draw.
+
+    The first are the same whatever the count, so that more draws change none.
     """
     return [
         int(child.generate_state(1)[0])
@@ -77,8 +81,9 @@ def children(seed: int, count: int) -> list[int]:
 
 
 def fit_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Compute the slope of the least-squares line of log y over log x, along the last
-    axis, (…).
+    """Compute the slope of the least-squares line of log y over log x, (…).
+
+    The line is along the last axis.
     """
     across = np.log(x)
     up = np.log(y)
@@ -89,8 +94,9 @@ def fit_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def slope_of_rms(x: np.ndarray, y: np.ndarray, seed: int) -> tuple[float, float, float]:
-    """Compute the slope of the root mean square of y (draw, n) over draws, with its
-    bootstrapped 95 % interval.
+    """Compute the slope of the root mean square of y (draw, n) over draws.
+
+    Its bootstrapped 95 % interval follows.
     """
     sample = np.random.default_rng(seed).integers(0, len(y), size=(RESAMPLED, len(y)))
     slopes = fit_slope(x, np.sqrt((y[sample] ** 2).mean(axis=1)))
@@ -107,17 +113,16 @@ def compression_by_rank(
     draws: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure the error of a layer whose matrices are cut to a rank, over σ_{d̃+1}
-    (S0-J1a).
+    """Measure the error of a layer cut to a rank, over σ_{d̃+1} (S0-J1a).
 
     ``n_ranks`` are so many ranks from 1 to d − 1, evenly; ``scalings`` of the random
     weights are of ``SCALINGS``.
 
     Returns:
         Dataset of kind "theory_compression_rank". ``error`` ‖Y − Ỹ‖_F and its ``bound``
-        (scaling, draw, rank); ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1}
-        (rank); ``slope`` (scaling, draw): of log error over log σ_{d̃+1} at ranks up to
-        3/4 of the width, ``slope_of_all`` at all.
+        are (scaling, draw, rank); ``next_singular_value`` σ_{d̃+1} and ``rate`` √d
+        σ_{d̃+1} are (rank). ``slope`` (scaling, draw) is that of log error over log
+        σ_{d̃+1} at ranks up to 3/4 of the width, ``slope_of_all`` that at all ranks.
 
     Example:
         >>> errors = rank_theory.compression_by_rank(width=32, n_tokens=128, n_ranks=8)
@@ -131,12 +136,11 @@ def compression_by_rank(
     errors, bounds = np.empty((2, len(scalings), draws, len(ranks)))
     for draw, child in enumerate(children(seed, draws)):
         vocabulary = of_spectrum(singular, n_tokens, np.random.default_rng(child))
-        for position, scaling in enumerate(scalings):
+        for row, scaling in enumerate(scalings):
+            # the input's own seed would give the weights the numbers of the input
             weights = AttentionWeights.random(width, scaling=scaling, seed=child + 1)
-            errors[position, draw] = compression_errors(vocabulary, weights, ranks)
-            bounds[position, draw] = compression_bound(
-                vocabulary, weights, ranks, n_tokens
-            )
+            errors[row, draw] = compression_errors(vocabulary, weights, ranks)
+            bounds[row, draw] = compression_bound(vocabulary, weights, ranks, n_tokens)
     following = singular[ranks]
     inner = np.array(ranks) <= 0.75 * width
     data = {
@@ -148,12 +152,14 @@ def compression_by_rank(
         "rate": ("rank", np.sqrt(width) * following),
     }
     coords = {"scaling": list(scalings), "draw": range(draws), "rank": ranks}
-    what = (
+    description = (
         "compression_rank",
         "Error of a layer cut to a rank",
         "appendix J.1, figure 15 left (S0-J1a)",
     )
-    return labelled(data, coords, *what, width=width, n_tokens=n_tokens, seed=seed)
+    return labelled(
+        data, coords, *description, width=width, n_tokens=n_tokens, seed=seed
+    )
 
 
 def compression_by_width(
@@ -165,22 +171,26 @@ def compression_by_width(
     decay: float = 8.0,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure the error of a layer cut to a fixed rank over its width, with ‖W_V‖
-    growing as √d and not (S0-J1b).
+    """Measure the error of a layer cut to a fixed rank over its width (S0-J1b).
+
+    Among the weights are some with ‖W_V‖ growing as √d, and some without.
 
     Returns:
-        Dataset of kind "theory_compression_width". ``error`` (weights, draw, width);
-        ``slope`` (weights) of log RMS over log d, with its ends.
+        Dataset of kind "theory_compression_width". ``error`` is (weights, draw, width);
+        ``slope`` (weights) is that of log RMS error over log d, with its interval
+        ``slope_low`` to ``slope_high``.
 
     Example:
-        >>> errors = rank_theory.compression_by_width(widths=(16, 32), rank=4, n_tokens=64, draws=3)
+        >>> sizes = {"widths": (16, 32), "rank": 4, "n_tokens": 64, "draws": 3}
+        >>> errors = rank_theory.compression_by_width(**sizes)
         >>> errors["error"].sizes["draw"]
         3
     """
     kinds = ("theorem", "orthogonal", "normalised")
     errors = np.empty((len(kinds), draws, len(widths)))
     for draw, child in enumerate(children(seed, draws)):
-        for position, width in enumerate(widths):
+        for column, width in enumerate(widths):
+            # by width, so that a grid of other widths has the same draws
             rng = np.random.default_rng([child, width])
             tokens = of_spectrum(np.exp(-np.arange(width) / decay), n_tokens, rng)
             weight_seed = int(rng.integers(2**31))
@@ -191,12 +201,15 @@ def compression_by_width(
             small = AttentionWeights.random(
                 width, scaling="normalised", seed=weight_seed
             )
-            for which, weights in enumerate((plain, orthogonal, small)):
-                errors[which, draw, position] = compression_errors(
-                    tokens, weights, [rank]
-                )[0]
+            for row, weights in enumerate((plain, orthogonal, small)):
+                errors[row, draw, column] = compression_errors(tokens, weights, [rank])[
+                    0
+                ]
     fits = np.array(
-        [slope_of_rms(np.array(widths, dtype=float), of, seed) for of in errors]
+        [
+            slope_of_rms(np.array(widths, dtype=float), kind_errors, seed)
+            for kind_errors in errors
+        ]
     ).T
     data = {
         "error": (("weights", "draw", "width"), errors),
@@ -228,17 +241,19 @@ def sketching_by_heads(
     draws: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure the part of an input that random sparse sketches miss, d̃ rows of each
-    head, by number of heads (S0-J2).
+    """Measure the part of an input that random sketches miss by heads (S0-J2).
+
+    Sketches have d̃ rows of each head.
 
     Returns:
         Dataset of kind "theory_sketching". ``distance`` and ``effective_index``
-        (sketch, draw, heads) of "sparse" and "dense" sketches; ``floor`` σ_{hd̃+1}
-        (heads); ``slope`` (sketch, draw): of log effective index over log h;
-        ``singular_value`` (index).
+        (sketch, draw, heads) are those of "sparse" and "dense" sketches; ``floor``
+        (heads) is σ_{hd̃+1}; ``slope`` (sketch, draw) is that of log effective index
+        over log h; ``singular_value`` (index) is the input's.
 
     Example:
-        >>> sketches = rank_theory.sketching_by_heads(width=64, rank=2, heads=(1, 2, 4, 8), decay=8.0)
+        >>> sizes = {"width": 64, "rank": 2, "heads": (1, 2, 4, 8), "decay": 8.0}
+        >>> sketches = rank_theory.sketching_by_heads(**sizes)
         >>> bool((sketches["distance"] >= sketches["floor"]).all())
         True
     """
@@ -247,11 +262,12 @@ def sketching_by_heads(
     distances = np.empty((2, draws, len(counts)))
     for draw, child in enumerate(children(seed, draws)):
         rng = np.random.default_rng(child)
+        # an orthonormal right factor would change no distance, so there is none
         matrix = orthonormal(width, width, rng) * singular
-        for position, count in enumerate(counts):
+        for column, count in enumerate(counts):
             sparse = sparse_sketch(width, rank, count, seed=int(rng.integers(2**31)))
-            distances[0, draw, position] = sketching_distance(matrix, sparse)
-            distances[1, draw, position] = sketching_distance(
+            distances[0, draw, column] = sketching_distance(matrix, sparse)
+            distances[1, draw, column] = sketching_distance(
                 matrix, rng.normal(size=sparse.shape)
             )
     indices = np.vectorize(lambda distance: effective_index(singular, distance))(
@@ -276,12 +292,14 @@ def sketching_by_heads(
         "heads": counts,
         "index": range(1, width + 1),
     }
-    what = (
+    description = (
         "sketching",
         "What sketches of several heads miss",
         "appendix J.2, figure 16 (S0-J2)",
     )
-    return labelled(data, coords, *what, width=width, rank=rank, decay=decay, seed=seed)
+    return labelled(
+        data, coords, *description, width=width, rank=rank, decay=decay, seed=seed
+    )
 
 
 def spectra_by_heads(
@@ -294,16 +312,19 @@ def spectra_by_heads(
     draws: int = 8,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute spectra of one attention layer's output with its input added, over its
-    number of heads (S0-J3).
+    """Compute spectra of an attention layer's output by number of heads (S0-J3).
+
+    The layer's input is added to its output.
 
     Returns:
         Dataset of kind "theory_head_spectra" over ``input`` ("times √L", "of norm 1"),
-        ``draw`` and ``heads``: ``singular_value`` (…, index), relative, ``rank`` and
-        ``logit_deviation``; ``input_singular_value`` (index).
+        ``draw`` and ``heads``: ``singular_value`` (…, index) relative to the largest,
+        ``rank`` and ``logit_deviation``. ``input_singular_value`` (index) and
+        ``input_rank`` are the input's.
 
     Example:
-        >>> spectra = rank_theory.spectra_by_heads(width=16, n_tokens=32, heads=(1, 4), decay=1.0, draws=1)
+        >>> sizes = {"width": 16, "n_tokens": 32, "heads": (1, 4), "decay": 1.0}
+        >>> spectra = rank_theory.spectra_by_heads(**sizes, draws=1)
         >>> spectra["rank"].sel(input="times √L").values.tolist()
         [[10, 13]]
     """
@@ -324,11 +345,11 @@ def spectra_by_heads(
                     residual_layer(scale * tokens, weights), compute_uv=False
                 )
                 deviations[row, draw, column] = logits(scale * tokens, weights).std()
-    where = ("input", "draw", "heads")
+    dims = ("input", "draw", "heads")
     data = {
-        "singular_value": ((*where, "index"), relative_spectrum(spectra)),
-        "rank": (where, epsilon_rank(spectra, epsilon)),
-        "logit_deviation": (where, deviations),
+        "singular_value": ((*dims, "index"), relative_spectrum(spectra)),
+        "rank": (dims, epsilon_rank(spectra, epsilon)),
+        "logit_deviation": (dims, deviations),
         "input_singular_value": ("index", singular),
         "input_rank": ((), int(epsilon_rank(singular, epsilon))),
     }
@@ -338,7 +359,7 @@ def spectra_by_heads(
         "heads": counts,
         "index": range(1, width + 1),
     }
-    what = (
+    description = (
         "head_spectra",
         "Spectra of a layer's output by heads",
         "appendix J.3, figure 17 (S0-J3)",
@@ -350,7 +371,7 @@ def spectra_by_heads(
         "epsilon": epsilon,
         "seed": seed,
     }
-    return labelled(data, coords, *what, **sizes)
+    return labelled(data, coords, *description, **sizes)
 
 
 def chebyshev_curves(
@@ -361,18 +382,19 @@ def chebyshev_curves(
     largest: float = 15.0,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute the curve of embeddings of Chebyshev polynomials in hidden space, by
-    their rank (S0-F14).
+    """Compute the curve of Chebyshev embeddings in hidden space by rank (S0-F14).
 
     Points are values from −x_max to x_max, evenly, x_max being the ``largest``.
 
     Returns:
-        Dataset of kind "theory_chebyshev". ``coordinate`` (rank, axis, point): the
-        first two of d; ``singular_value`` (rank, index); ``found_rank`` (rank): how
-        many are above 1e-10 of the largest.
+        Dataset of kind "theory_chebyshev". ``coordinate`` (rank, axis, point) has the
+        first two of d coordinates; ``singular_value`` is (rank, index); ``found_rank``
+        (rank) counts the singular values above 1e-10 of the largest.
 
     Example:
-        >>> rank_theory.chebyshev_curves(dimension=8, ranks=(1, 3), n_points=50)["found_rank"].values.tolist()
+        >>> sizes = {"dimension": 8, "ranks": (1, 3), "n_points": 50}
+        >>> curves = rank_theory.chebyshev_curves(**sizes)
+        >>> curves["found_rank"].values.tolist()
         [1, 3]
     """
     points = np.linspace(-largest, largest, n_points)
@@ -397,11 +419,11 @@ def chebyshev_curves(
         "value": ("point", points),
         "index": range(1, count + 1),
     }
-    what = (
+    description = (
         "chebyshev",
         "Embeddings of Chebyshev polynomials",
         "appendix I, figure 14 (S0-F14)",
     )
     return labelled(
-        data, coords, *what, dimension=dimension, largest=largest, seed=seed
+        data, coords, *description, dimension=dimension, largest=largest, seed=seed
     )

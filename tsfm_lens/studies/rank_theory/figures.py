@@ -1,5 +1,8 @@
-"""Numerical experiments on the rank of attention and of embeddings: figures, sentences,
-measurements.
+"""Figures of the numerical experiments on rank, with their sentences.
+
+Each measurement has a figure ``…_lines`` and a function ``read_…`` for its sentences;
+read :func:`compression_rank_lines` first. The experiments themselves are in
+:mod:`tsfm_lens.studies.rank_theory.experiments`.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ declare_measurements(
 
 
 def read_compression_rank(ds: xr.Dataset) -> list[str]:
-    """Describe the slope beside that of the theorem, and the distance to the bounds."""
+    """Describe the slope and that of the theorem, and the distance to the bounds."""
     slope = array(ds, "slope", "scaling", "draw").mean(axis=1)
     error, bound = (
         array(ds, name, "scaling", "draw", "rank") for name in ("error", "bound")
@@ -65,7 +68,7 @@ def read_compression_rank(ds: xr.Dataset) -> list[str]:
 
 
 def read_compression_width(ds: xr.Dataset) -> list[str]:
-    """Describe the slope of each kind of weights with its interval, beside one half."""
+    """Describe the slope of each kind of weights, and whether it agrees with √d."""
     fits = [array(ds, name, "weights") for name in ("slope", "slope_low", "slope_high")]
     return [
         f"With {name} weights the error grows as the power {num(slope)} ({num(low)} to"
@@ -76,12 +79,13 @@ def read_compression_width(ds: xr.Dataset) -> list[str]:
 
 
 def read_sketching(ds: xr.Dataset) -> list[str]:
-    """Describe the growth of the effective index, and sparse sketches beside dense
-    ones.
+    """Describe the growth of the effective index, and compare the sketches.
+
+    Sparse ones are compared with dense ones.
     """
     slope = array(ds, "slope", "sketch", "draw").mean(axis=1)
     sparse, dense = array(ds, "distance", "sketch", "draw", "heads").mean(axis=1)
-    separate = 100 * np.abs(sparse / dense - 1).max()
+    difference = 100 * np.abs(sparse / dense - 1).max()
     return [
         (
             "As many singular values as what the sparse sketch misses is large grow as"
@@ -90,7 +94,7 @@ def read_sketching(ds: xr.Dataset) -> list[str]:
         ),
         (
             "Sparse and dense sketches of as many rows miss the same within"
-            f" {num(separate)} %."
+            f" {num(difference)} %."
         ),
     ]
 
@@ -100,13 +104,17 @@ def read_head_spectra(ds: xr.Dataset) -> list[str]:
     ranks = np.median(array(ds, "rank", "input", "draw", "heads"), axis=1)
     deviation = array(ds, "logit_deviation", "input", "draw", "heads").mean(axis=(1, 2))
     heads = names(ds, "heads")
-    least = int(ds["input_rank"])
-    return [
-        f"Input {name}, whose scores deviate by {num(scores)}: from rank {least} to"
-        f" {listed([f'{num(rank)} ({count})' for rank, count in zip(of, heads, strict=True)])},"
-        " heads in brackets."
-        for name, scores, of in zip(names(ds, "input"), deviation, ranks, strict=True)
-    ]
+    input_rank = int(ds["input_rank"])
+    sentences = []
+    for name, scores, medians in zip(names(ds, "input"), deviation, ranks, strict=True):
+        texts = [
+            f"{num(rank)} ({count})" for rank, count in zip(medians, heads, strict=True)
+        ]
+        sentences.append(
+            f"Input {name}, whose scores deviate by {num(scores)}: from rank"
+            f" {input_rank} to {listed(texts)}, heads in brackets."
+        )
+    return sentences
 
 
 def read_chebyshev(ds: xr.Dataset) -> list[str]:
@@ -116,10 +124,8 @@ def read_chebyshev(ds: xr.Dataset) -> list[str]:
         for rank, actual in zip(ds["rank"].values, ds["found_rank"].values, strict=True)
         if rank != actual
     ]
-    return [
-        f"Of ranks {listed(names(ds, 'rank'))}"
-        f" {listed(wrong) + ' are not' if wrong else 'every one is'} found."
-    ]
+    outcome = f"{listed(wrong)} are not" if wrong else "every one is"
+    return [f"Of ranks {listed(names(ds, 'rank'))} {outcome} found."]
 
 
 @figure(
@@ -138,18 +144,20 @@ def read_chebyshev(ds: xr.Dataset) -> list[str]:
     sentences=read_compression_rank,
 )
 def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the error of a layer cut to a rank, over the first singular value cut off,
-    and its bound with √L.
+    """Draw the error of a layer cut to a rank over the first singular value cut off.
+
+    Its bound with √L is drawn too.
 
     Example:
-        >>> fig = figures.compression_rank_lines(rank_theory.compression_by_rank(width=16, n_tokens=32, n_ranks=6))
-        >>> fig.layout.meta["title"]
+        >>> sizes = {"width": 16, "n_tokens": 32, "n_ranks": 6}
+        >>> found = rank_theory.compression_by_rank(**sizes)
+        >>> figures.compression_rank_lines(found).layout.meta["title"]
         'Error of attention cut to a rank grows with the singular value that is cut off'
     """
     squares = ds[["error", "bound"]] ** 2
     table = frame(squares.mean("draw") ** 0.5, "error", "bound")
-    positions = ds["next_singular_value"].to_series()
-    table["cut"] = table["rank"].map(positions)
+    next_values = ds["next_singular_value"].to_series()
+    table["cut"] = table["rank"].map(next_values)
     slopes = ds["slope"].mean("draw").to_series()
     table["weights"] = [
         f"{name}: slope {slopes[name]:.2f}" for name in table["scaling"]
@@ -162,13 +170,13 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
         "weights",
         log="xy",
         axes=("first singular value that is cut off", "error (Frobenius norm)"),
-        reference=("slope 1", *_power(positions.to_numpy(), table["error"], 1.0)),
+        reference=("slope 1", *_power(next_values.to_numpy(), table["error"], 1.0)),
         mode="markers",
     )
     panel = drawn.panel()
     add_curves(panel, table, "cut", "bound", "bounds", dash="dot", width=1)
     drawn.y(**LOG_AXIS)
-    return drawn.dress(
+    return drawn.finalize(
         "Error of attention cut to a rank grows with the singular value that is"
         " cut off",
         list_parameters(ds),
@@ -188,11 +196,13 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     sentences=read_compression_width,
 )
 def compression_width_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the error of a layer cut to a fixed rank over its width: a dot per draw, a
-    line per kind of weights.
+    """Draw the error of a layer cut to a fixed rank over its width.
+
+    It has a thin line per draw and a line per kind of weights.
 
     Example:
-        >>> found = rank_theory.compression_by_width(widths=(16, 32), rank=4, n_tokens=64, draws=2)
+        >>> sizes = {"widths": (16, 32), "rank": 4, "n_tokens": 64, "draws": 2}
+        >>> found = rank_theory.compression_by_width(**sizes)
         >>> figures.compression_width_lines(found).layout.meta["title"]
         'Error of attention cut to rank 4, by width'
     """
@@ -218,7 +228,7 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
         axes=("width d", "error (Frobenius norm)"),
         reference=("slope 1/2", *_power(widths, first, 0.5)),
     )
-    return drawn.dress(
+    return drawn.finalize(
         f"Error of attention cut to rank {ds.attrs['rank']}, by width",
         list_parameters(ds),
     )
@@ -240,11 +250,13 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     sentences=read_sketching,
 )
 def sketching_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the errors of sketches of several heads, sparse, dense and best, and their
-    places on the input's spectrum.
+    """Draw the errors of sketches of several heads, and the input's spectrum.
+
+    Sketches are sparse, dense, and the best of as many rows.
 
     Example:
-        >>> found = rank_theory.sketching_by_heads(width=32, rank=2, heads=(1, 2, 4), decay=4.0)
+        >>> sizes = {"width": 32, "rank": 2, "heads": (1, 2, 4), "decay": 4.0}
+        >>> found = rank_theory.sketching_by_heads(**sizes)
         >>> figures.sketching_lines(found).layout.meta["title"]
         'What sketches of 2 rows a head miss of an input of width 32'
     """
@@ -262,7 +274,7 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     left.y("singular value", **LOG_AXIS)
     right.x("heads h", **LOG_AXIS)
     right.y(**LOG_AXIS)
-    return drawn.dress(
+    return drawn.finalize(
         f"What sketches of {ds.attrs['rank']} rows a head miss of an input of width"
         f" {ds.attrs['width']}",
         list_parameters(ds),
@@ -285,11 +297,13 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     sentences=read_head_spectra,
 )
 def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw relative singular values of a layer's output, medians over draws, a line per
-    number of heads.
+    """Draw relative singular values of a layer's output by number of heads.
+
+    They are medians over draws.
 
     Example:
-        >>> found = rank_theory.spectra_by_heads(width=16, n_tokens=32, heads=(1, 4), decay=1.0, draws=2)
+        >>> sizes = {"width": 16, "n_tokens": 32, "heads": (1, 4), "decay": 1.0}
+        >>> found = rank_theory.spectra_by_heads(**sizes, draws=2)
         >>> figures.head_spectra_lines(found).layout.meta["title"]
         'Spectra of U + attention(U) by heads'
     """
@@ -307,7 +321,7 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
         reference=("input", ds["index"].values, np.where(first > LEAST, first, np.nan)),
     )
     drawn.y(range=[-8, 0.2])
-    return drawn.dress("Spectra of U + attention(U) by heads", list_parameters(ds))
+    return drawn.finalize("Spectra of U + attention(U) by heads", list_parameters(ds))
 
 
 @figure(
@@ -321,11 +335,11 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
     sentences=read_chebyshev,
 )
 def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
-    """Draw the first two coordinates of embeddings of Chebyshev polynomials, a panel
-    per rank.
+    """Draw the first two coordinates of embeddings of Chebyshev polynomials by rank.
 
     Example:
-        >>> curves = rank_theory.chebyshev_curves(dimension=8, ranks=(1, 3), n_points=40)
+        >>> sizes = {"dimension": 8, "ranks": (1, 3), "n_points": 40}
+        >>> curves = rank_theory.chebyshev_curves(**sizes)
         >>> figures.chebyshev_curves(curves).layout.meta["title"]
         'Embeddings of Chebyshev polynomials: the first two of 8 coordinates'
     """
@@ -338,7 +352,7 @@ def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
     ):
         panel.line(rows["across"], rows["up"], f"rank {name}", "%{x:.3g}, %{y:.3g}")
     title_axes(grid, "coordinate 1", "coordinate 2")
-    return grid.dress(
+    return grid.finalize(
         f"Embeddings of Chebyshev polynomials: the first two of {ds.attrs['dimension']}"
         " coordinates",
         f"{ds.sizes['point']} values",
@@ -348,8 +362,9 @@ def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
 def _power(
     x: np.ndarray, values: pd.Series, slope: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of a line of a slope through the middle of a curve on logarithmic
-    axes.
+    """Return both end points of a line of a given slope on logarithmic axes.
+
+    It goes through the middle of a curve.
     """
     bounds = np.array([x.min(), x.max()])
     middle = np.log(values).mean() + slope * (np.log(bounds) - np.log(x).mean())

@@ -1,5 +1,7 @@
-"""Vocabularies on two directions, spectra by patch size, ranks model by model: figures
-and measurements.
+"""Figures of ranks of models: vocabularies, spectra by patch size, ranks of queries.
+
+Each measurement has a figure, a function ``read_…`` for its sentences, and its panels.
+The numbers come from :mod:`tsfm_lens.studies.rank_theory.of_models`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from tsfm_lens.studies.curves import curve_sheet
 from tsfm_lens.viz.grid import LOG_AXIS, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, name_model, names
-from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.sheet import Style, blank
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, mixed, percent
 from tsfm_lens.viz.weights import level_position, list_names, relative
 from tsfm_lens.viz.words import listed, num
@@ -32,8 +34,9 @@ _AGAINST = {"width": "width d", "heads": "heads"}
     variables=("coordinate", "value", "share"),
 )
 def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
-    """Draw tokens of a vocabulary along its two leading directions, coloured by the
-    value that they stand for.
+    """Draw tokens of a vocabulary along its two leading directions.
+
+    Colours are the values that the tokens stand for.
 
     Example:
         >>> fig = figures.vocabulary_dots(results["vocabulary_plane"])
@@ -46,7 +49,7 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     first, second = array(ds, "share", "direction")
     drawn = blank(320)
     panel = drawn.panel()
-    marks: Look = {"size": 4, "customdata": tokens}
+    marks: Style = {"size": 4, "customdata": tokens}
     if np.isfinite(values).any():
         panel.line(across, up, "", "", colour=mixed(GREY, 0.5), width=0.8)
         hover = "value %{marker.color:.3g}, token %{customdata}<br>%{x:.3g}, %{y:.3g}"
@@ -62,7 +65,7 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     panel.x(f"direction 1 ({percent(float(first))} of the sum of squares)")
     panel.y(f"direction 2 ({percent(float(second))})")
     title = f"Vocabulary of {name_model(ds)} along its two leading directions"
-    return drawn.dress(title, text)
+    return drawn.finalize(title, text)
 
 
 @figure(
@@ -99,7 +102,7 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
         dots=3,
     )
     text = "white noise before the first layer"
-    return drawn.dress("Spectra of embedded noise by patch size", text)
+    return drawn.finalize("Spectra of embedded noise by patch size", text)
 
 
 @figure(
@@ -108,12 +111,13 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
     variables=("rank", "head_rank"),
 )
 def model_rank_dots(ds: xr.Dataset, *, against: str = "width") -> go.Figure:
-    """Draw the average ε-rank of W_Q, a dot per model, with whiskers from the smallest
-    matrix's rank to the largest's.
+    """Draw the average ε-rank of W_Q, a dot per model.
+
+    Whiskers go from the smallest matrix's rank to the largest's.
 
     Args:
-        against: "width", or "heads", with the ranks of single heads beside; a row of
-            panels for each ε.
+        against: "width" or "heads"; with "heads", a second panel in each row has the
+            ranks of single heads. There is a row of panels for each ε.
 
     Example:
         >>> fig = figures.model_rank_dots(rank_theory.ranks_by_model([lens]))
@@ -126,43 +130,39 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width") -> go.Figure:
     if against == "heads":
         measures["head_rank"] = "one head of W_Q"
     levels = [float(level) for level in ds["epsilon"].values]
-    positions = [(row, measure) for row in range(len(levels)) for measure in measures]
-    titles = [
-        (f"{measures[measure]}, ε = {levels[row]:g}",) for row, measure in positions
-    ]
+    cells = [(row, measure) for row in range(len(levels)) for measure in measures]
+    titles = [(f"{measures[measure]}, ε = {levels[row]:g}",) for row, measure in cells]
     grid = panel_grid(titles, row_height=230, most=2)
     x = np.asarray(ds[against].values, dtype=float)
-    for panel, (row, measure) in zip(grid, positions, strict=True):
+    for panel, (row, measure) in zip(grid, cells, strict=True):
         rank, low, high = (
             array(ds, f"{measure}{end}", "model", epsilon=row)
             for end in ("", "_low", "_high")
         )
-        for position, name in enumerate(names(ds, "model")):
+        for index, name in enumerate(names(ds, "model")):
             whiskers = {
                 "type": "data",
                 "symmetric": False,
-                "array": [high[position] - rank[position]],
-                "arrayminus": [rank[position] - low[position]],
+                "array": [high[index] - rank[index]],
+                "arrayminus": [rank[index] - low[index]],
             }
-            colour = CATEGORICAL[position % len(CATEGORICAL)]
+            colour = CATEGORICAL[index % len(CATEGORICAL)]
             hover = f"{name}<br>mean %{{y:.3g}}"
-            at = ([x[position]], [rank[position]])
-            panel.dots(*at, name, hover, colour=colour, error_y=whiskers)
+            point = ([x[index]], [rank[index]])
+            panel.dots(*point, name, hover, colour=colour, error_y=whiskers)
     grid.x(**LOG_AXIS)
     grid.y(rangemode="tozero", gridcolor=PALE)
     title_axes(grid, _AGAINST[against], "mean ε-rank")
-    of = {"width": "width", "heads": "number of heads"}[against]
+    quantity = {"width": "width", "heads": "number of heads"}[against]
     text = (
         "mean over the query matrices of a model, whiskers from the smallest to the"
         " largest"
     )
-    return grid.dress(f"Ranks of queries by {of}", text)
+    return grid.finalize(f"Ranks of queries by {quantity}", text)
 
 
 def read_plane(ds: xr.Dataset) -> list[str]:
-    """Describe the share of two directions, and the distance of tokens with
-    neighbouring ids there.
-    """
+    """Describe the share of two directions, and how near neighbouring ids are there."""
     share = float(ds["share"].sum())
     ratio = float(ds["neighbour_ratio"])
     return [
@@ -179,45 +179,46 @@ def read_plane(ds: xr.Dataset) -> list[str]:
 
 def read_patches(ds: xr.Dataset) -> list[str]:
     """Describe the rank of embedded noise by patch size."""
-    position = level_position(ds, None)
-    ranks = array(ds, "epsilon_rank", "embedding", epsilon=position)
+    epsilon_index = level_position(ds, None)
+    ranks = array(ds, "epsilon_rank", "embedding", epsilon=epsilon_index)
     full = np.asarray(ds["full"].values)
-    texts = [
-        f"{label} {int(rank)} of {int(most)}"
-        + f" (patch {patch})" * (origin == "model")
-        for label, rank, most, patch, origin in zip(
-            names(ds, "embedding"),
-            ranks,
-            full,
-            list_names(ds, "patch"),
-            list_names(ds, "origin"),
-            strict=True,
-        )
-    ]
-    return [
-        f"At ε = {float(ds['epsilon'].values[position]):g} embedded noise uses so many"
-        f" directions: {listed(texts)}."
-    ]
+    texts = []
+    for label, rank, full_rank, patch, origin in zip(
+        names(ds, "embedding"),
+        ranks,
+        full,
+        list_names(ds, "patch"),
+        list_names(ds, "origin"),
+        strict=True,
+    ):
+        text = f"{label} {int(rank)} of {int(full_rank)}"
+        # a random embedding has its patch in its name
+        if origin == "model":
+            text += f" (patch {patch})"
+        texts.append(text)
+    level = f"{float(ds['epsilon'].values[epsilon_index]):g}"
+    return [f"At ε = {level} embedded noise uses so many directions: {listed(texts)}."]
 
 
 def read_models(ds: xr.Dataset) -> list[str]:
     """Describe average ranks over widths, model by model."""
-    position = level_position(ds, None)
+    epsilon_index = level_position(ds, None)
     rank, head = (
-        array(ds, name, "model", epsilon=position) for name in ("rank", "head_rank")
+        array(ds, name, "model", epsilon=epsilon_index)
+        for name in ("rank", "head_rank")
     )
     widths, heads = (
         np.asarray(ds[name].values, dtype=float) for name in ("width", "heads")
     )
     texts = [
-        f"{name} {num(one)} of {num(width)} directions, {num(own)} a head with"
-        f" {int(count)} heads"
-        for name, one, width, own, count in zip(
+        f"{name} {num(model_rank)} of {num(width)} directions, {num(head_rank)} a head"
+        f" with {int(count)} heads"
+        for name, model_rank, width, head_rank, count in zip(
             names(ds, "model"), rank, widths, head, heads, strict=True
         )
-        if np.isfinite(one)
+        if np.isfinite(model_rank)
     ]
-    level = f"{float(ds['epsilon'].values[position]):g}"
+    level = f"{float(ds['epsilon'].values[epsilon_index]):g}"
     return [
         (
             f"At ε = {level} the average W_Q uses: {listed(texts)}."

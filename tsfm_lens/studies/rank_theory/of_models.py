@@ -1,5 +1,9 @@
-"""Ranks of models: queries model by model, embedded noise by patch size, vocabularies
-on two directions.
+"""Ranks of models: queries, embedded noise by patch size, and vocabularies.
+
+Each function is a registered probe that compares several models or a model with random
+embeddings. Read :func:`ranks_by_model` first. Probes of one model are in
+:mod:`tsfm_lens.probes`, the figures in
+:mod:`tsfm_lens.studies.rank_theory.figures_models`.
 """
 
 from __future__ import annotations
@@ -58,15 +62,16 @@ def list_parameters(ds: xr.Dataset) -> str:
 def ranks_by_model(
     lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)
 ) -> xr.Dataset:
-    """Compute the average ε-rank of all W_Q of each model, and of the parts of single
-    heads (S0-F4, S0-F9).
+    """Compute the average ε-rank of W_Q and of its heads by model (S0-F4, S0-F9).
+
+    Averages are over all W_Q of a model.
 
     Returns:
         Dataset of kind "ranks_by_model" over ``model``, with coordinates ``width`` (d),
         ``heads`` of the first stack, ``architecture``, and ``reads`` ("series" or
-        "text"). ``rank`` and ``head_rank`` (epsilon, model): means over all matrices,
-        and over all heads of all, with ``…_low`` and ``…_high``. NaN where rounding
-        hides one.
+        "text"). ``rank`` and ``head_rank`` (epsilon, model) are means over all
+        matrices, and over all heads of all matrices; ``…_low`` and ``…_high`` are the
+        smallest and the largest. They are NaN where rounding hides a rank.
 
     Raises:
         InputError: two models have one name, or as in :func:`weight_ranks`.
@@ -124,15 +129,16 @@ def ranks_by_model(
         {
             "epsilon": levels,
             "model": list(rows),
-            **{name: ("model", list(item)) for name, item in of_model},
+            **{name: ("model", list(values)) for name, values in of_model},
         },
         {**attrs, "model": ", ".join(rows)},
     )
 
 
 def _summary(name: str, ranks: np.ndarray) -> dict[str, np.ndarray]:
-    """Summarise (epsilon, matrix) by mean and ends, (epsilon,) each; NaN where one is
-    not finite.
+    """Summarise (epsilon, matrix) by mean, minimum and maximum, (epsilon,) each.
+
+    They are NaN where one of the ranks is not finite.
     """
     return {
         name: ranks.mean(1),
@@ -168,22 +174,24 @@ def spectra_by_patch(
     epsilon: float | Iterable[float] = EPSILON,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute singular values of white noise as models embed it, and as random residual
-    MLPs do (S0-F3).
+    """Compute singular values of noise as models and random MLPs embed it (S0-F3).
+
+    The noise is white, the random embeddings are residual MLPs.
 
     Args:
-        run: of a model, or one of each of several.
+        run: run of a model, or one run of each of several models.
         patches: steps of a patch of the random embeddings, which are as wide as the
-            first model; none if empty.
-        epsilon, seed: one or several, of the ranks; of the noise and of the random
-            embeddings.
+            first model; no random embeddings if empty.
+        epsilon: ε of the ranks, one or several.
+        seed: seed of the noise and of the random embeddings.
 
     Returns:
         Dataset of kind "spectra_by_patch" over ``embedding`` (names of models, "random,
         patch 4", …), with coordinates ``patch`` (steps), ``width`` (d) and ``origin``
-        ("model" or "random"): ``singular_value`` (embedding, mode), NaN beyond the
-        last, ``rounding_floor``, relative, ``epsilon_rank`` (epsilon, embedding), and
-        ``full``, the largest.
+        ("model" or "random"). ``singular_value`` (embedding, mode) is NaN beyond the
+        last one, ``rounding_floor`` (embedding) is relative to the largest,
+        ``epsilon_rank`` is (epsilon, embedding), and ``full`` (embedding) is the
+        largest possible rank.
 
     Raises:
         InputError: an ε outside (0, 1), or a model that reads text.
@@ -199,21 +207,21 @@ def spectra_by_patch(
     else:
         runs = list(run)
     entries: list[tuple[str, int, int, str, np.ndarray, float]] = []
-    for item in runs:
-        lens = item.lens
+    for model_run in runs:
+        lens = model_run.lens
         if lens.takes_ids:
             raise InputError(
                 f"{lens.model_id} reads text, which has no patches; give a model of"
                 " series"
             )
-        noise = {NOISE: signal_families(item, seed=seed)[NOISE]}
-        one = embedding_ranks(item, signals=noise, epsilon=levels, seed=seed).sel(
+        noise = {NOISE: signal_families(model_run, seed=seed)[NOISE]}
+        one = embedding_ranks(model_run, signals=noise, epsilon=levels, seed=seed).sel(
             family=NOISE
         )
         values = one["singular_value"].values
         floor = float(one["rounding_floor"])
         width = int(one.attrs.get("d_model", lens.wiring.stacks[0].d_model))
-        spans = item.encoded.spans[lens.wiring.stacks[0].name]
+        spans = model_run.encoded.spans[lens.wiring.stacks[0].name]
         longest = max(
             stop - start for start, stop in zip(spans.start, spans.stop, strict=True)
         )
@@ -229,34 +237,33 @@ def spectra_by_patch(
     names, *of_embedding, spectra, floors = zip(*entries, strict=True)
     modes = max(map(len, spectra))
     metadata = zip(("patch", "width", "origin"), of_embedding, strict=True)
+    padded = [
+        np.pad(spectrum, (0, modes - len(spectrum)), constant_values=np.nan)
+        for spectrum in spectra
+    ]
+    ranks = [epsilon_rank(spectrum, levels) for spectrum in spectra]
     data = xr.Dataset(
         {
-            "singular_value": (
-                ("embedding", "mode"),
-                np.stack(
-                    [
-                        np.pad(own, (0, modes - len(own)), constant_values=np.nan)
-                        for own in spectra
-                    ]
-                ),
-            ),
-            "epsilon_rank": (
-                ("epsilon", "embedding"),
-                np.stack([epsilon_rank(own, levels) for own in spectra], axis=1),
-            ),
-            "full": ("embedding", [len(own) for own in spectra]),
+            "singular_value": (("embedding", "mode"), np.stack(padded)),
+            "epsilon_rank": (("epsilon", "embedding"), np.stack(ranks, axis=1)),
+            "full": ("embedding", [len(spectrum) for spectrum in spectra]),
             "rounding_floor": ("embedding", list(floors)),
         },
         coords={
             "embedding": list(names),
-            **{name: ("embedding", list(entry)) for name, entry in metadata},
+            **{
+                name: ("embedding", list(values_of_name))
+                for name, values_of_name in metadata
+            },
             "epsilon": levels,
         },
     )
     title = "Spectra by patch size"
     source = "Flow of ranks, figure 3 a (S0-F3)"
     data.attrs = runs[0].describe("spectra_by_patch", title, source, signal_seed=seed)
-    data.attrs["model"] = ", ".join(str(entry.lens.model_id) for entry in runs)
+    data.attrs["model"] = ", ".join(
+        str(values_of_name.lens.model_id) for values_of_name in runs
+    )
     return data
 
 
@@ -277,17 +284,19 @@ def spectra_by_patch(
     cost="weights",
 )
 def vocabulary_plane(lens: Lens) -> xr.Dataset:
-    """Project the embedding of every token on the two leading singular vectors of the
-    vocabulary (S0-F2).
+    """Project the embeddings of all tokens on their two leading directions (S0-F2).
+
+    The directions are the leading singular vectors of the vocabulary.
 
     Of a quantised model the tokens are its bins of the value, without special ones; of
     a language model all rows.
 
     Returns:
-        Dataset of kind "vocabulary_plane" over ``token`` (ids): ``coordinate`` (token,
-        direction); ``value`` (token) of the bin in scales of the series, NaN of text;
-        ``share`` (direction), of the sum of squares; ``neighbour_ratio``: the median
-        distance of tokens with neighbouring ids over that of two others.
+        Dataset of kind "vocabulary_plane" over ``token`` (ids). ``coordinate`` is
+        (token, direction); ``value`` (token) is that of the bin in scales of the
+        series, NaN for text; ``share`` (direction) is the share of the sum of squares;
+        ``neighbour_ratio`` is the median distance of tokens with neighbouring ids over
+        that of random pairs.
 
     Raises:
         InputError: the model has no vocabulary.
@@ -307,9 +316,11 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
     else:
         first = lens.first_value_token
     rows = table.detach().cpu().double()[first:]
+    # the table has far more rows than columns, so this is cheaper than its SVD
     values, vectors = torch.linalg.eigh(rows.T @ rows)
     leading = vectors.flip(1)[:, :2].numpy()
     sizes = values.flip(0).clamp_min(0).numpy()
+    # signs of singular vectors are arbitrary; here the largest entry is positive
     leading = leading * np.sign(leading[np.abs(leading).argmax(0), [0, 1]])
     plane = rows.numpy() @ leading
     of_bins = np.full(len(plane), np.nan)
@@ -322,8 +333,8 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
         )
     shuffled = plane[np.random.default_rng(0).permutation(len(plane))]
     near, far = (
-        np.median(np.linalg.norm(np.diff(item, axis=0), axis=1))
-        for item in (plane, shuffled)
+        np.median(np.linalg.norm(np.diff(points, axis=0), axis=1))
+        for points in (plane, shuffled)
     )
     data = xr.Dataset(
         {

@@ -1,4 +1,8 @@
-"""Ranks of the matrices of a model by depth."""
+"""Ranks of the matrices of a model by depth.
+
+Both functions return one rank per layer: :func:`rank_schedule` for heads,
+:func:`guideline` for whole matrices. Nothing is truncated here.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,14 @@ R_MIN = 16
 def rank_schedule(
     first: float, exponent: float, layers: int, d_head: int, *, start: int = 0
 ) -> np.ndarray:
-    """Compute the ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most
-    ``d_head``, (layer,).
+    """Compute the ranks of the heads by layer, (layer,).
+
+    They are ⌈first · (1 + i)^exponent⌉, at most ``d_head``.
 
     Args:
-        first: rank of a layer numbered 0.
-        exponent: 0 or above.
-        layers: how many.
+        first: rank of a layer numbered 0, at least 1.
+        exponent: power by which ranks grow, 0 or above.
+        layers: number of layers.
         d_head: size of a head, its full rank.
         start: number of the first layer; the paper does not say if 0 or 1, and neither
             gives all of its size ratios.
@@ -64,15 +69,16 @@ def guideline(
     r_max: float | None = None,
     exponent: float = 0.5,
 ) -> np.ndarray:
-    """Compute ranks of whole matrices by layer, ⌈r_min + (r_max - r_min) · (l / (layers
-    - 1))^exponent⌉, (layer,).
+    """Compute ranks of full matrices by layer, (layer,).
+
+    They are ⌈r_min + (r_max - r_min) · (l / (layers - 1))^exponent⌉.
 
     Args:
-        layers: how many.
+        layers: number of layers.
         d_model: width of the model, the full rank.
-        r_min: median numerical rank of embedded series.
-        r_max: half of ``d_model`` if None.
-        exponent: below 1 ranks rise early.
+        r_min: smallest rank, the median numerical rank of embedded series.
+        r_max: largest rank; half of ``d_model`` if None.
+        exponent: power by which ranks rise; below 1 they rise early.
 
     Source:
         Flow of ranks, appendix K (S0-GUIDE), with its r_1, r_D and α read as its r_min,

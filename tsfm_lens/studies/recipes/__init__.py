@@ -1,4 +1,9 @@
-"""Recipes that trained the embedded checkpoints, and results of training at low rank."""
+"""Recipes that trained the embedded checkpoints, and records of low-rank training.
+
+The package itself holds :func:`low_rank_record`, which loads a shipped record. Recipes
+are in ``recipes.yaml`` and :mod:`tsfm_lens.studies.recipes.recipe`, training in
+:mod:`tsfm_lens.studies.recipes.train`; neither is imported here.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +21,14 @@ _LOW_RANK = Path(__file__).parent / "low-rank"
 
 
 def low_rank_record(name: str) -> xr.Dataset:
-    """Load results of training at low rank, as ``python -m
-    tsfm_lens.studies.recipes.lowrank`` measured them.
+    """Load results of training at low rank.
+
+    ``python -m tsfm_lens.studies.recipes.lowrank`` measured them.
 
     Args:
-        name: "attention", arms of low rank beside the dense one; "vocabulary", ranks of
-            W_Q by the rank of a fixed vocabulary; "spectra", singular values of W_Q
-            over training. ``low-rank/README.md`` is their card.
+        name: "attention" for arms of low rank and the dense one; "vocabulary" for ranks
+            of W_Q by the rank of a fixed vocabulary; "spectra" for singular values of
+            W_Q over training. ``low-rank/README.md`` describes the files.
 
     Raises:
         UnknownNameError: no such record.

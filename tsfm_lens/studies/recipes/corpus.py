@@ -1,4 +1,10 @@
-"""Series that training draws from, in a file made once by seed."""
+"""Series that training draws from, in a file made once by seed.
+
+Read :func:`load_corpus` first: it reads the file, or draws every family, adds the real
+series and saves them. The generators of synthetic families are in
+:mod:`tsfm_lens.studies.recipes.families`; batches are drawn by
+:mod:`tsfm_lens.training.series_source`.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +37,9 @@ REAL = "real"
 
 
 def save_corpus(corpus: Corpus, path: Path) -> None:
-    """Write a corpus as one file; an old one is replaced only once the new one is
-    whole.
+    """Write a corpus as one file.
+
+    An old file is replaced only once the new one is complete.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     names = np.array(sorted(corpus.rows))
@@ -63,8 +70,9 @@ def known_families() -> tuple[str, ...]:
 
 @contextmanager
 def open_arrays(path: Path) -> Iterator[NpzFile]:
-    """Open the arrays of a file that `tools/build_training_series.py` or
-    :func:`save_corpus` wrote.
+    """Open the arrays of a file of training series.
+
+    `tools/build_training_series.py` or :func:`save_corpus` wrote it.
     """
     advice = f"make it with tools/build_training_series.py {path}"
     try:
@@ -76,8 +84,9 @@ def open_arrays(path: Path) -> Iterator[NpzFile]:
 
 
 def real_rows(path: Path) -> NDArray[np.float32]:
-    """Cut rows (row, LENGTH) from the training series in `path`, as
-    `tools/build_training_series.py` writes it.
+    """Cut rows (row, LENGTH) from the training series in `path`.
+
+    The file is one of `tools/build_training_series.py`.
     """
     rows: list[NDArray[np.float32]] = []
     with open_arrays(path) as arrays:
@@ -90,6 +99,7 @@ def real_rows(path: Path) -> NDArray[np.float32]:
             series = np.concatenate(
                 [np.full(max(0, LENGTH - len(series)), np.nan, np.float32), series]
             )
+            # rows grow as the root of the length, or long series would fill the corpus
             starts = np.linspace(
                 0, len(series) - LENGTH, int(np.ceil(4 * pieces**0.5))
             ).astype(int)
@@ -136,9 +146,7 @@ def build_corpus(
     real: Path | None = None,
     device: str = "cpu",
 ) -> Corpus:
-    """Draw every family of `sizes` (name: rows), and the real series if their file is
-    given.
-    """
+    """Draw every family of `sizes` (name: rows), and add the real series if given."""
     # read first: a wrong file is refused before anything is drawn
     return _assemble(sizes, seed, None if real is None else real_rows(real), device)
 
@@ -168,8 +176,9 @@ def load_corpus(
     real: Path | None = None,
     device: str | None = None,
 ) -> Corpus:
-    """Read the corpus of these sizes and this seed from the folder `cache`, or draw and
-    save it.
+    """Read the corpus of these sizes and this seed from the folder `cache`.
+
+    If it is not there, it is drawn and saved.
     """
     title = repr(
         (

@@ -1,5 +1,9 @@
-"""Skill of a checkpoint: `python -m tsfm_lens.studies.recipes.evaluate FOLDER` prints
-it against seasonal naive.
+"""Skill of a checkpoint against naive forecasts.
+
+``python -m tsfm_lens.studies.recipes.evaluate FOLDER`` prints it. Read :func:`measure`
+first, which forecasts the windows of cases through the native pipeline; ``…_cases``
+draw or read the series, :func:`covariate_signs` checks known covariates. Nothing of
+this package's hooks is involved.
 """
 
 from __future__ import annotations
@@ -70,7 +74,7 @@ def _least_context(case: SkillCase) -> int:
 
 
 def windows(case: SkillCase, horizon: int) -> Iterator[ForecastWindow]:
-    """Yield up to five windows, `horizon` apart, from the end of the series backwards."""
+    """Yield up to five windows, `horizon` apart, from the series' end backwards."""
     for index in range(WINDOWS):
         end = len(case.values) - index * horizon
         if end - horizon < _least_context(case):
@@ -93,8 +97,9 @@ def geometric_mean(values: Sequence[float] | Array) -> float:
 
 
 def interval(values: Sequence[float] | Array) -> tuple[float, float]:
-    """Compute the 95 % bootstrap interval over series of the geometric mean (2,000
-    draws, percentiles).
+    """Compute the 95 % bootstrap interval over series of the geometric mean.
+
+    It has 2,000 draws, and percentiles of them as bounds.
     """
     logs = np.log(values)
     sample = np.random.default_rng(0).integers(len(logs), size=(REPLICATES, len(logs)))
@@ -103,8 +108,9 @@ def interval(values: Sequence[float] | Array) -> tuple[float, float]:
 
 
 def quantile_loss(quantiles: Array, truth: Array) -> float:
-    """Compute the mean over levels and steps of twice the pinball loss; (step, level)
-    against (step,).
+    """Compute the mean over levels and steps of twice the pinball loss.
+
+    Quantiles are (step, level), the truth is (step,).
     """
     error = truth[:, None] - quantiles
     loss = 2 * np.maximum(np.array(LEVELS) * error, (np.array(LEVELS) - 1) * error)
@@ -112,8 +118,9 @@ def quantile_loss(quantiles: Array, truth: Array) -> float:
 
 
 def naive_quantiles(context: Array, season: int, horizon: int) -> Array:
-    """Forecast by the seasonal naive method with Gaussian quantiles that widen by
-    season: (step, level).
+    """Forecast (step, level) by the seasonal naive method with Gaussian quantiles.
+
+    They widen with every season.
     """
     last, deviation = last_season(filled(context), season, horizon)
     width = deviation * np.sqrt(np.arange(horizon) // season + 1)
@@ -131,8 +138,9 @@ def forecasts(
     covariates: bool,
     samples: int | None = None,
 ) -> list[Array]:
-    """Compute quantiles (step, level) of each task through the native pipeline, in
-    batches.
+    """Compute quantiles (step, level) of each task in batches.
+
+    They come from the native pipeline.
     """
     torch.manual_seed(seed)
     if samples is None:
@@ -147,9 +155,11 @@ def forecasts(
         inputs: list[object] = []
         for task in tasks[start : start + batch]:
             if covariates and task.covariates is not None:
-                rows = {str(row): values for row, values in enumerate(task.covariates)}
+                covariates_by_row = {
+                    str(row): values for row, values in enumerate(task.covariates)
+                }
                 past, future = (
-                    {key: values[part] for key, values in rows.items()}
+                    {key: values[part] for key, values in covariates_by_row.items()}
                     for part in (slice(None, -horizon), slice(-horizon, None))
                 )
                 inputs.append(
@@ -185,11 +195,12 @@ def measure(
     covariates: bool = True,
     samples: int | None = None,
 ) -> pd.DataFrame:
-    """Measure skill on each case that is long enough for one window and whose naive
-    errors are not 0.
+    """Measure skill on cases.
+
+    A case must be long enough for one window and have naive errors other than 0.
 
     Returns:
-        A row a series, means over its windows: "MASE" and the columns of
+        One row per series with means over its windows: "MASE" and the columns of
         :data:`RATIOS`.
     """
     tasks = [task for case in cases for task in windows(case, horizon)]
@@ -249,7 +260,7 @@ FLOOR = 1e-9
 
 
 def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
-    """Draw one season of the kind "rough", "smooth" or "wave", standardised: (season,)."""
+    """Draw (season,) one standardised season, "rough", "smooth" or "wave"."""
     if kind == "wave":
         cycle = np.sin(
             2 * np.pi * np.arange(season) / season + rng.uniform(0, 2 * np.pi)
@@ -263,8 +274,10 @@ def _cycle(rng: np.random.Generator, kind: str, season: int) -> Array:
 
 
 def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase]:
-    """Draw held-out seasonal series: three shapes of season, a drift, a level, and
-    noise of 5 to 40 % of the season.
+    """Draw held-out seasonal series.
+
+    They have three shapes of season, a drift, a level, and noise of 5 to 40 % of the
+    season.
     """
     length = 512
     rng = np.random.default_rng(seed)
@@ -286,8 +299,9 @@ def synthetic_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase
 
 
 def covariate_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase]:
-    """Draw held-out targets: a known covariate carries half of the variance, a season
-    and noise the rest.
+    """Draw held-out targets with a known covariate.
+
+    The covariate carries half of the variance, a season and noise the rest.
     """
     length = 320
     rng = np.random.default_rng(seed)
@@ -324,7 +338,7 @@ def covariate_cases(*, count: int = 48, seed: int = TEST_SEED) -> list[SkillCase
 
 
 def _drift(rng: np.random.Generator, length: int, hours: float) -> Array:
-    """Draw a standardised series whose memory fades over so many hours."""
+    """Draw a standardised series whose memory fades over ``hours`` steps."""
     memory = np.exp(-1 / hours)
     values = lfilter(
         [1.0], [1.0, -memory], rng.standard_normal(length + int(5 * hours))
@@ -335,8 +349,9 @@ def _drift(rng: np.random.Generator, length: int, hours: float) -> Array:
 def hourly_cases(
     *, count: int = 48, seed: int = TEST_SEED, heated: bool = False
 ) -> list[SkillCase]:
-    """Draw held-out hours like those of M4, a day's shape in a week on a drift;
-    `heated`: half is by a temperature.
+    """Draw held-out hours like those of M4: a day's shape in a week, on a drift.
+
+    If `heated`, half of the variance is by a temperature, the known covariate.
     """
     length = 748
     rng = np.random.default_rng([seed, 24])
@@ -351,8 +366,10 @@ def hourly_cases(
             ]
             for _ in range(2)
         )
-        off = rng.choice([0.0, 0.5, 1.0]) * ((hour + rng.integers(168)) // 24 % 7 >= 5)
-        base = np.resize(work, length) * (1 - off) + off * (
+        day_off = rng.choice([0.0, 0.5, 1.0]) * (
+            (hour + rng.integers(168)) // 24 % 7 >= 5
+        )
+        base = np.resize(work, length) * (1 - day_off) + day_off * (
             0.5 * np.resize(work + rest, length) - 0.8
         )
         base = (
@@ -376,8 +393,9 @@ def hourly_cases(
 
 
 def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
-    """Read the real series of one of :data:`REAL_SPLITS` in the file of
-    `tools/build_training_series.py`.
+    """Read the real series of one of :data:`REAL_SPLITS`.
+
+    The file is one of `tools/build_training_series.py`.
     """
     with open_arrays(path) as arrays:
         names = sorted(
@@ -405,8 +423,9 @@ def real_cases() -> list[SkillCase]:
 
 
 def _changed(task: ForecastWindow, horizon: int, *, rise: float) -> ForecastWindow:
-    """Return a task whose known future is raised by so many standard deviations, or
-    reversed if that is 0.
+    """Return a task whose known future is changed.
+
+    It is raised by `rise` standard deviations, or reversed in time if that is 0.
     """
     assert task.covariates is not None
     changed = task.covariates.copy()
@@ -418,8 +437,9 @@ def _changed(task: ForecastWindow, horizon: int, *, rise: float) -> ForecastWind
 def covariate_gain(
     pipeline: Pipeline, *, count: int = 48, seed: int = TEST_SEED
 ) -> dict[str, Any]:
-    """Compute MASE with known covariates over MASE without, geometric mean with its
-    interval.
+    """Compute MASE with known covariates over MASE without.
+
+    It is a geometric mean, with its interval.
     """
     cases = covariate_cases(count=count, seed=seed)
     with_them, without = (
@@ -432,8 +452,9 @@ def covariate_gain(
 def covariate_signs(
     pipeline: Pipeline, *, count: int = 96, horizon: int = 24, seed: int = TEST_SEED
 ) -> dict[str, float]:
-    """Compute the share of cases in which the forecast moves with a known covariate by
-    the right sign, by sign.
+    """Compute how often the forecast moves with a known covariate by the right sign.
+
+    The share of cases is given by sign.
 
     The covariate carries half of the variance; in half of the cases it is the
     temperature of hours. Its future is reversed, and raised by a standard deviation;
@@ -449,13 +470,13 @@ def covariate_signs(
     signs = np.array([case.sign for case in cases])
     right = np.ones(len(cases), dtype=bool)
     for rise in (0.0, 1.0):
-        rest = [_changed(task, horizon, rise=rise) for task in tasks]
-        for row, (old, new, task, other) in enumerate(
-            zip(before, forecast(rest), tasks, rest, strict=True)
+        changed_tasks = [_changed(task, horizon, rise=rise) for task in tasks]
+        for row, (old, new, task, changed_task) in enumerate(
+            zip(before, forecast(changed_tasks), tasks, changed_tasks, strict=True)
         ):
             assert task.covariates is not None
-            assert other.covariates is not None
-            change = (other.covariates - task.covariates)[0, -horizon:]
+            assert changed_task.covariates is not None
+            change = (changed_task.covariates - task.covariates)[0, -horizon:]
             # a future of events may be its own reverse
             right[row] &= (
                 not change.any() or signs[row] * float((new - old)[:, 4] @ change) > 0
@@ -467,8 +488,9 @@ def covariate_signs(
 
 
 def skill_table(title: str, skills: pd.DataFrame) -> Table:
-    """Tabulate errors series by series, and their geometric means with 95 % intervals
-    over series.
+    """Tabulate errors series by series, and their geometric means over series.
+
+    The means have 95 % intervals.
     """
     table = Table("series", *skills.columns, title=title)
     for name, numbers in skills.iterrows():
@@ -522,9 +544,7 @@ def main(
         ),
     ] = None,
 ) -> None:
-    """Print MASE and CRPS against naive forecasts, series by series and as geometric
-    means.
-    """
+    """Print MASE and CRPS against naive forecasts, by series and as geometric means."""
     torch.set_num_threads(threads)
     pipeline = open_pipeline(folder)
     if samples is not None and not isinstance(pipeline, ChronosPipeline):
@@ -570,17 +590,17 @@ def main(
             gain_seed = TEST_SEED
         gain = covariate_gain(pipeline, seed=gain_seed)
         low, high = gain["interval"]
-        which = "validation"
+        split_name = "validation"
         if real is None:
-            which = "test"
+            split_name = "test"
         console().print(
-            f"{which}: MASE with known covariates / without: {gain['ratio']:.3f}"
+            f"{split_name}: MASE with known covariates / without: {gain['ratio']:.3f}"
             f" ({low:.3f} to {high:.3f})"
         )
         shares = covariate_signs(pipeline, seed=gain_seed)
         console().print(
-            f"{which}: effects of the right sign: "
-            + ", ".join(f"{of} {s:.1%}" for of, s in shares.items())
+            f"{split_name}: effects of the right sign: "
+            + ", ".join(f"{sign} {share:.1%}" for sign, share in shares.items())
         )
 
 

@@ -1,5 +1,8 @@
-"""Export of a trained model in the native format, with proof that the files have the
-trained weights.
+"""Export of a trained model in the native format.
+
+:func:`export` writes the files, opens them again by the native loader and compares
+every weight with the trained one; a factorised model is written in the format of
+:mod:`tsfm_lens.compress` instead.
 """
 
 from __future__ import annotations
@@ -52,8 +55,9 @@ def open_pipeline(folder: Path) -> Pipeline:
 
 
 def export(model: PreTrainedModel, folder: Path) -> None:
-    """Save `model` as float32 config.json and model.safetensors, loadable by the native
-    pipeline.
+    """Save `model` as float32 config.json and model.safetensors.
+
+    The native pipeline can load them, unless the model is factorised.
     """
     model = model.eval().to("cpu", torch.float32)
     if any(isinstance(module, Compressed) for module in model.modules()):
@@ -62,6 +66,7 @@ def export(model: PreTrainedModel, folder: Path) -> None:
         )
         return
     model.save_pretrained(folder)
+    # safetensors writes files that only their owner can read
     follow_umask(folder / WEIGHTS)
     weights = load(folder.absolute(), check=False).adapter.model.state_dict()
     for name, weight in model.state_dict().items():

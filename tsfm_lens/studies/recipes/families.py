@@ -1,5 +1,8 @@
-"""Families of synthetic series; every generator maps (rng, count, length) to an array
-(count, length).
+"""Families of synthetic series, KernelSynth and chaotic systems.
+
+Every generator maps (rng, count, length) to an array (count, length), and ``FAMILIES``
+has them by name. Read :func:`seasonal` first, and :func:`kernelsynth` for the paper's
+generator. The corpus is built from them in :mod:`tsfm_lens.studies.recipes.corpus`.
 """
 
 from __future__ import annotations
@@ -54,12 +57,12 @@ def column(values: Array | float) -> Array:
 
 
 def pick(rng: np.random.Generator, count: int, *levels: float) -> Array:
-    """Draw one of some levels for each row: (count, 1)."""
+    """Draw one of the values ``levels`` for each row: (count, 1)."""
     return rng.choice(levels, (count, 1))
 
 
 def some(rng: np.random.Generator, count: int, share: float) -> NDArray[np.bool_]:
-    """Draw the rows of which a share is to be: (count, 1)."""
+    """Draw (count, 1) a mask that is true for a share of the rows."""
     return rng.random((count, 1)) < share
 
 
@@ -78,8 +81,9 @@ def unit(series: Array) -> Array:
 def lengths_for_motifs(
     rng: np.random.Generator, count: int, length: int
 ) -> NDArray[np.int64]:
-    """Draw motif periods: at least two whole repeats fit into three quarters of the
-    series.
+    """Draw motif periods.
+
+    At least two full repeats fit into three quarters of the series.
     """
     return season_lengths(rng, count, max(4, int(length * 0.36)))
 
@@ -87,16 +91,18 @@ def lengths_for_motifs(
 def tile(
     shapes: Array, periods: NDArray[np.int64], phases: NDArray[np.int64], length: int
 ) -> Array:
-    """Repeat the first `periods[i]` values of `shapes[i]` from `phases[i]` on: (count,
-    length).
+    """Repeat the first `periods[i]` values of `shapes[i]`, from `phases[i]` on.
+
+    The result is (count, length).
     """
     index = (np.arange(length)[None] + phases[:, None]) % periods[:, None]
     return np.take_along_axis(shapes, index, axis=1)
 
 
 def motif_rough(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw exactly repeated motifs of independent values (normal, uniform or
-    heavy-tailed).
+    """Draw exactly repeated motifs of independent values.
+
+    The values are normal, uniform or heavy-tailed.
     """
     periods = lengths_for_motifs(rng, count, length)
     size = (count, int(periods.max()))
@@ -109,8 +115,9 @@ def motif_rough(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def _smooth_shapes(rng: np.random.Generator, periods: NDArray[np.int64]) -> Array:
-    """Draw random closed curves: Brownian bridges, half of them smoothed over
-    neighbours.
+    """Draw random closed curves: Brownian bridges.
+
+    Half of them are smoothed over neighbours.
     """
     count = len(periods)
     widest = int(periods.max())
@@ -157,8 +164,9 @@ def harmonics(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw AR(1) and AR(2); the second kind has complex roots, so it cycles without a
-    fixed period.
+    """Draw AR(1) and AR(2).
+
+    The second kind has complex roots, so it cycles without a fixed period.
     """
     warm = 100
     radius = 1.0 - np.exp(rng.uniform(np.log(0.005), np.log(0.7), count))
@@ -171,12 +179,14 @@ def autoregressive(rng: np.random.Generator, count: int, length: int) -> Array:
         lfilter([1.0], [1.0, -a, -b], e)
         for a, b, e in zip(first, second, noise, strict=True)
     ]
+    # the filter starts at 0, so the first steps are not of the stationary process
     return unit(np.stack(rows)[:, warm:])
 
 
 def random_walk(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw random walks with drift; one in four is integrated once more (smooth
-    trends).
+    """Draw random walks with drift.
+
+    One in four is integrated once more and is a smooth trend.
     """
     steps = rng.standard_normal((count, length)) + column(rng.normal(0, 0.15, count))
     walk = np.cumsum(steps, axis=1)
@@ -185,8 +195,9 @@ def random_walk(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def trend(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw linear, damped, exponential or once-broken trends with noise: rows start
-    near 0.
+    """Draw linear, damped, exponential or once-broken trends with noise.
+
+    Rows start near 0.
     """
     t = np.linspace(0, 1, length)[None]
     kind = rng.integers(4, size=count)[:, None]
@@ -218,8 +229,9 @@ def _any_season(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw season, slow trend and short-memory noise, added or multiplied: positive
-    levels, as in business data.
+    """Draw season, slow trend and short-memory noise, added or multiplied.
+
+    Levels are mostly positive, as in business data.
     """
     season = _any_season(rng, count, length)
     drift = unit(
@@ -247,8 +259,9 @@ def seasonal(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw a motif that changes at every repeat, x(t) = x(t - q) + noise: only the last
-    repeat is up to date.
+    """Draw a motif that changes at every repeat, x(t) = x(t - q) + noise.
+
+    Only the last repeat is up to date.
     """
     periods = lengths_for_motifs(rng, count, length)
     shapes = np.where(
@@ -265,8 +278,9 @@ def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw a short season inside a long one (day in week), the product or the sum of
-    both, with noise.
+    """Draw a short season inside a long one (day in week), with noise.
+
+    The two are multiplied or added.
     """
     short, times = NESTED_PERIODS[rng.integers(len(NESTED_PERIODS), size=count)].T
     start = rng.integers(short * times)
@@ -291,8 +305,9 @@ def double_season(rng: np.random.Generator, count: int, length: int) -> Array:
 def _half_raised(
     rng: np.random.Generator, series: Array, low: float, high: float
 ) -> Array:
-    """Take the exponential of about half of the rows, each times a factor within the
-    range.
+    """Take the exponential of about half of the rows.
+
+    Each is multiplied by a factor within the range first.
     """
     raised = some(rng, len(series), 0.5)
     power = rng.uniform(low, high, (len(series), 1))
@@ -300,14 +315,15 @@ def _half_raised(
 
 
 def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw weeks of working days and days off, a shape for each, every day busier or
-    quieter: traffic, footfall.
+    """Draw weeks of working days and days off, as of traffic or footfall.
+
+    Each kind of day has a shape, and every day is busier or quieter.
     """
     steps = rng.choice([24, 24, 24, 12, 48, 8], count)
     work = _smooth_shapes(rng, steps)
     rest = _smooth_shapes(rng, steps)
-    alike = rng.uniform(0, 1, (count, 1))
-    rest = alike * work + (1 - alike) * rest - rng.uniform(0, 1.5, (count, 1))
+    likeness = rng.uniform(0, 1, (count, 1))
+    rest = likeness * work + (1 - likeness) * rest - rng.uniform(0, 1.5, (count, 1))
     start = rng.integers(7 * steps)
     day = (np.arange(length)[None] + start[:, None]) // steps[:, None]
     resting = day % 7 >= pick(rng, count, 5, 5, 6)
@@ -323,19 +339,24 @@ def day_types(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw weeks with spells of one to ten days that are like days off, or quieter or
-    busier than any other day.
+    """Draw weeks with holidays of one to ten days.
+
+    They are like days off, or quieter or busier than any other day.
     """
     steps = rng.choice([24, 24, 24, 12, 8, 1, 1], count)
     work, rest, feast = (
         _smooth_shapes(rng, np.maximum(steps, 2)) * (steps[:, None] > 1)
         for _ in range(3)
     )
-    alike, separate = rng.uniform(0, 1, (2, count, 1))
-    rest = alike * work + (1 - alike) * rest - rng.uniform(0, 1.5, (count, 1))
+    rest_likeness, feast_share = rng.uniform(0, 1, (2, count, 1))
+    rest = (
+        rest_likeness * work
+        + (1 - rest_likeness) * rest
+        - rng.uniform(0, 1.5, (count, 1))
+    )
     feast = (
-        separate * rest
-        + (1 - separate) * feast
+        feast_share * rest
+        + (1 - feast_share) * feast
         + rng.normal(-0.5, 1.0, (count, 1)) * some(rng, count, 0.5)
     )
     start = rng.integers(7 * steps)
@@ -365,17 +386,18 @@ def holidays(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw slow cycles with sudden jumps that fade, on half of them a season:
-    unemployment, prices, claims.
+    """Draw slow cycles with sudden jumps that fade, half of them with a season.
+
+    Unemployment, prices and claims are such series.
     """
     t = np.arange(length)[None]
     slow = rng.uniform(0.2, 2.0, (count, 1)) * random_walk(rng, count, length)
     for _ in range(3):
-        at = rng.integers(length, size=(count, 1))
+        jump_step = rng.integers(length, size=(count, 1))
         fade = np.exp(rng.uniform(np.log(2), np.log(120), (count, 1)))
         jump = rng.normal(0, 2.5, (count, 1)) * some(rng, count, 0.6)
         slow = slow + jump * np.where(
-            t >= at, np.exp(-np.maximum(t - at, 0) / fade), 0.0
+            t >= jump_step, np.exp(-np.maximum(t - jump_step, 0) / fade), 0.0
         )
     season = pick(rng, count, 0.0, 0.0, 0.1, 0.3) * _any_season(rng, count, length)
     return (
@@ -386,8 +408,9 @@ def shocks(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def walks(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw sums of shocks, Gaussian, heavy-tailed, rare or with momentum; some revert,
-    are rounded or vary.
+    """Draw sums of shocks that are Gaussian, heavy-tailed, rare or with momentum.
+
+    Some revert to a mean, are rounded, or vary in size over time.
     """
     kind = rng.integers(4, size=(count, 1))
     normal = rng.standard_normal((count, length))
@@ -438,8 +461,10 @@ def level_shift(rng: np.random.Generator, count: int, length: int) -> Array:
     )
     t = np.arange(length)[None]
     for _ in range(2):
-        at = rng.integers(1, length, size=(count, 1))
-        base = base + rng.normal(0, 2.0, (count, 1)) * (t >= at) * some(rng, count, 0.7)
+        jump_step = rng.integers(1, length, size=(count, 1))
+        base = base + rng.normal(0, 2.0, (count, 1)) * (t >= jump_step) * some(
+            rng, count, 0.7
+        )
     return base
 
 
@@ -486,8 +511,9 @@ JITTER = 1e-6
 def kernel_bank(
     length: int, *, device: str | torch.device = "cpu", period_scale: float = 1.0
 ) -> Tensor:
-    """Compute the covariances (33, length, length) of the bank on [0, 1]; a scale of 1
-    gives the paper's periods.
+    """Compute the covariances (33, length, length) of the bank on [0, 1].
+
+    A `period_scale` of 1 gives the paper's periods.
     """
     grid = torch.linspace(0.0, 1.0, length, dtype=torch.float64, device=device)
     gap = (grid[:, None] - grid[None, :]).abs()
@@ -532,8 +558,9 @@ def kernelsynth(
     device: str | torch.device = "cpu",
     period_scale: float = 1.0,
 ) -> np.ndarray:
-    """Draw `count` series of `length` steps: array (count, length); covariances that do
-    not factor are drawn anew.
+    """Draw `count` series of `length` steps: array (count, length).
+
+    Covariances that do not factor are drawn anew.
     """
     bank = kernel_bank(length, device=device, period_scale=period_scale)
     series = np.empty((count, length))
@@ -564,8 +591,9 @@ WARM_UP = 500
 
 
 def lorenz(state: Array) -> Array:
-    """Compute the derivative of Lorenz (1963): sigma 10, rho 28, beta 8/3. State (...,
-    3).
+    """Compute the derivative of Lorenz (1963): sigma 10, rho 28, beta 8/3.
+
+    The state is (..., 3).
     """
     x, y, z = np.moveaxis(state, -1, 0)
     return np.stack(
@@ -574,14 +602,18 @@ def lorenz(state: Array) -> Array:
 
 
 def roessler(state: Array) -> Array:
-    """Compute the derivative of Roessler (1976): a = b = 0.2, c = 5.7. State (..., 3)."""
+    """Compute the derivative of Roessler (1976): a = b = 0.2, c = 5.7.
+
+    The state is (..., 3).
+    """
     x, y, z = np.moveaxis(state, -1, 0)
     return np.stack([-y - z, x + 0.2 * y, 0.2 + z * (x - 5.7)], axis=-1)
 
 
 def rk4(flow: Flow, state: Array, dt: float | Array, steps: int) -> Array:
-    """Integrate `flow` from `state` (n, d): array (steps, n, d). `dt` may differ
-    between trajectories, (n, 1).
+    """Integrate `flow` from `state` (n, d): array (steps, n, d).
+
+    `dt` may differ between trajectories, (n, 1).
     """
     path = np.empty((steps, *state.shape))
     for step in range(steps):
@@ -602,9 +634,11 @@ def flow_series(
     flow: Flow,
     steps: tuple[float, float],
 ) -> Array:
-    """Draw a random coordinate of `count` trajectories, each at its own sampling step
-    in `steps`: (count, length).
+    """Draw (count, length) a random coordinate of `count` trajectories.
+
+    Each has its own sampling step within `steps`.
     """
+    # the sampling step is too long to integrate by
     substeps = 4
     dt = (
         np.exp(rng.uniform(np.log(steps[0]), np.log(steps[1]), size=(count, 1)))
@@ -618,8 +652,9 @@ def flow_series(
 
 
 def logistic_series(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw the logistic map x -> r x (1 - x), r in [3.5, 4] (periodic windows and
-    chaos): (count, length).
+    """Draw (count, length) the logistic map x -> r x (1 - x), r in [3.5, 4].
+
+    The range has periodic windows and chaos.
     """
     rate = rng.uniform(3.5, 4.0, size=count)
     x = rng.uniform(0.1, 0.9, size=count)
@@ -632,7 +667,7 @@ def logistic_series(rng: np.random.Generator, count: int, length: int) -> Array:
 
 
 def chaotic(rng: np.random.Generator, count: int, length: int) -> Array:
-    """Draw a third each of Lorenz, Roessler and logistic-map series: (count, length)."""
+    """Draw (count, length) a third each of Lorenz, Roessler and logistic-map series."""
     parts = np.array_split(np.arange(count), 3)
     return np.concatenate(
         [

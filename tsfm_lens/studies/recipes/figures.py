@@ -1,4 +1,9 @@
-"""Training at low rank: figures of skill, ranks and spectra, with their measurements."""
+"""Figures of training at low rank: skill, ranks and spectra, with their measurements.
+
+Each figure has a function that draws and one (``read_…``) that writes its sentences.
+Read :func:`low_rank_skill` first. The records are made in
+:mod:`tsfm_lens.studies.recipes.lowrank`.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +25,9 @@ __all__ = ["low_rank_skill", "training_spectra", "vocabulary_ranks"]
 
 
 def read_training(ds: xr.Dataset) -> list[str]:
-    """Describe each arm's change of skill, its size beside the variation over seeds,
-    and its change of time.
+    """Describe each arm's change of skill, its size and its change of time.
+
+    The change of skill is compared with its variation over seeds.
     """
     out = []
     arms = names(ds, "arm")
@@ -31,7 +37,8 @@ def read_training(ds: xr.Dataset) -> list[str]:
     time = array(ds, "step_time", "arm")
     for row, arm in enumerate(arms):
         estimate, low, high = (
-            100 * float(item[row]) for item in (verdict.size, verdict.low, verdict.high)
+            100 * float(bound[row])
+            for bound in (verdict.size, verdict.low, verdict.high)
         )
         if estimate or low != high:
             units = int(verdict.facts["units"])
@@ -63,15 +70,15 @@ def read_vocabulary(ds: xr.Dataset) -> list[str]:
     """Describe the ranks at the end by the vocabulary's, in W_Q and in its change."""
     numbers = names(ds, "vocabulary")
     out = []
-    at = len(names(ds, "epsilon")) // 2 - 1
-    epsilon = float(ds["epsilon"].values[at])
+    epsilon_index = len(names(ds, "epsilon")) // 2 - 1
+    epsilon = float(ds["epsilon"].values[epsilon_index])
     for name, text in (
         ("moved_rank", "what training added to W_Q"),
         ("rank", "W_Q itself"),
     ):
         ranks = array(
             ds, name, "vocabulary", "seed", "training_step", "layer", "epsilon"
-        )[:, :, -1, :, at]
+        )[:, :, -1, :, epsilon_index]
         means = ranks.mean(axis=1)
         of_first = listed([num(value) for value in means[:, 0]])
         out.append(
@@ -88,7 +95,7 @@ def read_vocabulary(ds: xr.Dataset) -> list[str]:
 
 
 def read_spectra(ds: xr.Dataset) -> list[str]:
-    """Describe the change of the largest and the middle singular value of each layer."""
+    """Describe the change of each layer's largest and middle singular value."""
     values = array(
         ds, "singular_value", "training_step", "layer", "seed", "index"
     ).mean(axis=2)
@@ -144,11 +151,13 @@ declare_measurements(
     sentences=read_training,
 )
 def low_rank_skill(ds: xr.Dataset) -> go.Figure:
-    """Draw the loss of skill with attention of low rank, with 95 % intervals, beside
-    the dense arm at 0.
+    """Draw the loss of skill with attention of low rank, the dense arm being at 0.
+
+    Intervals are 95 %.
 
     Example:
-        >>> figures.low_rank_skill(recipes.low_rank_record("attention")).layout.meta["title"]
+        >>> record = recipes.low_rank_record("attention")
+        >>> figures.low_rank_skill(record).layout.meta["title"]
         'Skill of models trained at low rank, beside the dense one'
     """
     table = frame(ds, "mase_rise_size", "mase_rise_low", "mase_rise_high")
@@ -159,10 +168,10 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     left, right = drawn
     share = 100 * ds["stored_ratio"].values
     time = ds["step_time"].values
-    for panel, positions in ((left, share), (right, time)):
-        panel.level(0.0, colour=GREY, dash="dot")
-        for position, arm in enumerate(table["arm"]):
-            at = slice(position, position + 1)
+    for panel, x_values in ((left, share), (right, time)):
+        panel.hline(0.0, colour=GREY, dash="dot")
+        for row, arm in enumerate(table["arm"]):
+            at = slice(row, row + 1)
             whiskers = {
                 "type": "data",
                 "symmetric": False,
@@ -170,14 +179,14 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
                 "arrayminus": (rise - low)[at],
             }
             hover = f"{plain(arm)}<br>%{{x:.3g}}, MASE %{{y:+.3g}} %"
-            colour = CATEGORICAL[position % len(CATEGORICAL)]
+            colour = CATEGORICAL[row % len(CATEGORICAL)]
             panel.dots(
-                positions[at], rise[at], arm, hover, colour=colour, error_y=whiskers
+                x_values[at], rise[at], arm, hover, colour=colour, error_y=whiskers
             )
     left.x("numbers in attention (% of the dense)")
     right.x("CPU time of a training step (of the dense)")
     left.y("MASE: rise over the dense (%)")
-    return drawn.dress(
+    return drawn.finalize(
         "Skill of models trained at low rank, beside the dense one",
         f"{ds.attrs['steps']} steps each, mean over {ds.sizes['seed']} seeds",
         "95 % intervals over seeds",
@@ -198,11 +207,13 @@ def low_rank_skill(ds: xr.Dataset) -> go.Figure:
     sentences=read_vocabulary,
 )
 def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
-    """Draw the number of directions of W_Q after training, and of its change, over the
-    rank of the vocabulary.
+    """Draw the number of directions of W_Q over the rank of the vocabulary.
+
+    They are those of W_Q after training, and of its change.
 
     Example:
-        >>> figures.vocabulary_ranks(recipes.low_rank_record("vocabulary")).layout.meta["title"]
+        >>> record = recipes.low_rank_record("vocabulary")
+        >>> figures.vocabulary_ranks(record).layout.meta["title"]
         'Ranks of W_Q by the rank of a fixed vocabulary'
     """
     ranks = ds["vocabulary"].values
@@ -222,7 +233,7 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
         dots=5,
         reference=("rank of the vocabulary", ranks, ranks),
     )
-    return drawn.dress(
+    return drawn.finalize(
         "Ranks of W_Q by the rank of a fixed vocabulary",
         f"width {ds.attrs['width']}, {ds.attrs['steps']} steps, mean over seeds",
         "singular values above ε of the largest",
@@ -237,11 +248,13 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
     sentences=read_spectra,
 )
 def training_spectra(ds: xr.Dataset) -> go.Figure:
-    """Draw singular values of W_Q at several steps of training, means over seeds, a
-    panel per layer.
+    """Draw singular values of W_Q at several steps of training.
+
+    They are means over seeds, a panel per layer.
 
     Example:
-        >>> figures.training_spectra(recipes.low_rank_record("spectra")).layout.meta["title"]
+        >>> record = recipes.low_rank_record("spectra")
+        >>> figures.training_spectra(record).layout.meta["title"]
         'Singular values of W_Q over training'
     """
     drawn = curve_sheet(
@@ -254,7 +267,7 @@ def training_spectra(ds: xr.Dataset) -> go.Figure:
         width=1.2,
     )
     drawn.y(rangemode="tozero")
-    return drawn.dress(
+    return drawn.finalize(
         "Singular values of W_Q over training",
         f"encoder, {ds.attrs['heads']} heads of {ds.attrs['head_size']}, mean over"
         f" {ds.sizes['seed']} seeds",

@@ -1,9 +1,9 @@
-"""History of a reference checkpoint: its checkpoints over training, and the results of
-probes on each.
+"""History of a reference checkpoint: its checkpoints over training, and probes on each.
 
 ``python -m tsfm_lens.studies.recipes.history RUN --out FILE.nc`` measures the history
 of a training run; the files of the embedded checkpoints are shipped beside their
-weights.
+weights. Read :class:`TrainingHistory` first, a mapping from step to model. The probe is
+:func:`tsfm_lens.probes.training_history`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def _open(model: PreTrainedModel, name: str) -> Lens:
 
 
 def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
-    """Build the model of a recipe before its first step, with the widths of its end:
-    the start of training.
+    """Build the model of a recipe before its first step, the start of training.
+
+    Its widths are those at the end of training.
     """
     if seed is None:
         variant = recipe
@@ -91,6 +92,7 @@ class TrainingHistory(Mapping[int, Lens]):
             raise InputError(
                 f"no checkpoint of step {step}; the nearest is that of step {nearest}"
             )
+        # a checkpoint is saved after its step, so its widths are those of that step
         model = build_model(self.recipe, step - 1)
         missing, unknown = model.load_state_dict(
             load_file(self._files[step]), strict=False

@@ -1,9 +1,10 @@
-"""Chronos whose encoder scores by nested blocks of tokens: ``python -m
-tsfm_lens.studies.recipes.levels --out DIR``.
+"""Chronos whose encoder scores by nested blocks of tokens.
 
-Trains every arm, standard attention among them, at equal steps, and writes their losses
-on series of another seed. Arms that are done are left as they are, so that a run that
-was stopped goes on with the same command.
+``python -m tsfm_lens.studies.recipes.levels --out DIR`` trains every arm, standard
+attention among them, at equal steps, and writes their losses on series of another seed.
+Arms that are done are left as they are, so that a run that was stopped goes on with the
+same command. Read :func:`level_record` first; training itself is in
+:mod:`tsfm_lens.studies.recipes.lowrank`.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ PER_FAMILY = 64
 
 
 def level_runs(*, steps: int | None = None, seeds: int = 3) -> list[RecipeRun]:
-    """List every run, seed by seed; the standard one is the dense run of training at
-    low rank.
+    """List every run, seed by seed.
+
+    The standard one is the dense run of training at low rank.
     """
-    every = [
+    named_runs = [
         (name, make_run(f"levels {name}", seed, steps, attention_levels=ranks))
         for seed in range(seeds)
         for name, ranks in LEVELS.items()
     ]
-    return [run._replace(name=name) for name, run in every]
+    return [run._replace(name=name) for name, run in named_runs]
 
 
 def level_record(
@@ -61,8 +63,9 @@ def level_record(
     *,
     per_family: int = PER_FAMILY,
 ) -> xr.Dataset:
-    """Compute the losses of runs below ``out`` that have ended, on so many series of
-    each family.
+    """Compute the losses of the finished runs below ``out``.
+
+    They are on ``per_family`` series of each family, of a seed that no run trained on.
     """
     names = list(dict.fromkeys(run.name for run in runs))
     seeds = sorted({run.seed for run in runs})
@@ -78,15 +81,15 @@ def level_record(
     for run in runs:
         trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
         trainer.resume()
-        at = names.index(run.name), seeds.index(run.seed)
+        cell = names.index(run.name), seeds.index(run.seed)
         with torch.no_grad():
-            loss[at] = float(
+            loss[cell] = float(
                 token_step_losses(trainer.model.eval(), past, future, stage).mean()
             )
-        curves[at] = [line["loss"] for line in read_log(out / run.folder / LOG)]
+        curves[cell] = [line["loss"] for line in read_log(out / run.folder / LOG)]
     lines = np.full((*loss.shape, max(map(len, curves.values()))), np.nan)
-    for at, curve in curves.items():
-        lines[at][: len(curve)] = curve
+    for cell, curve in curves.items():
+        lines[cell][: len(curve)] = curve
     recipe = {run.name: run.recipe for run in runs}
     # up to the end that closes every context
     tokens = -(-(stage.context + 1) // 2**5) * 2**5
@@ -126,7 +129,7 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, help="seeds of each run")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
-    """Train every run, then write what they came to as OUT/chronos_levels.nc."""
+    """Train every run, then write their losses as OUT/chronos_levels.nc."""
     runs = level_runs(steps=steps, seeds=seeds)
     train_and_measure(
         runs,

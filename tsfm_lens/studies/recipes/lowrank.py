@@ -1,5 +1,9 @@
-"""Train at low rank: ``python -m tsfm_lens.studies.recipes.lowrank --out DIR`` trains
-and measures every run.
+"""Training at low rank: a small Chronos with attention or vocabulary of given ranks.
+
+``python -m tsfm_lens.studies.recipes.lowrank --out DIR`` trains and measures every run.
+Read :func:`runs` first, which lists them, then :func:`records`, which compares them
+once they have ended. Figures of the records are in
+:mod:`tsfm_lens.studies.recipes.figures`.
 """
 
 from __future__ import annotations
@@ -94,8 +98,9 @@ VOCABULARIES = (1, 2, 4, 8, 16, 32)
 
 
 class RecipeRun(NamedTuple):
-    """Run of a recipe: name of the configuration, seed of weights and batches, and the
-    recipe itself.
+    """Run of a recipe: name of the configuration, seed, and the recipe itself.
+
+    The seed is that of weights and batches.
     """
 
     name: str
@@ -109,15 +114,15 @@ class RecipeRun(NamedTuple):
 
 
 def make_run(name: str, seed: int, steps: int | None, **changes: Any) -> RecipeRun:
-    """Return a run of :data:`BASE` with some changes, in so many steps."""
+    """Return a run of :data:`BASE` with some changes, of ``steps`` steps."""
     if steps is None:
-        shorter = {}
+        length = {}
     else:
-        shorter = {"steps": steps, "decay": steps // 4}
+        length = {"steps": steps, "decay": steps // 4}
     return RecipeRun(
         name,
         seed,
-        BASE.model_copy(update={**shorter, "name": name, "seed": seed, **changes}),
+        BASE.model_copy(update={**length, "name": name, "seed": seed, **changes}),
     )
 
 
@@ -148,8 +153,9 @@ _SOURCE = "after Flow of ranks, section 5 and appendices G and I"
 
 
 def draw_held_out(run: RecipeRun) -> SeriesBatch:
-    """Draw series of the families that a run is trained on, of another seed: its
-    context and horizon long.
+    """Draw series of the families that a run is trained on, of another seed.
+
+    They are as long as its context and horizon.
     """
     stage = run.recipe.stages[-1]
     corpus = build_corpus(
@@ -169,8 +175,9 @@ def draw_held_out(run: RecipeRun) -> SeriesBatch:
 def attention_record(
     runs: Mapping[str, Mapping[int, tuple[RecipeRun, Path]]], corpus: Corpus
 ) -> xr.Dataset:
-    """Compare runs of attention, by name and seed with their folders, with the dense
-    one of the same seed.
+    """Compare runs of attention with the dense one of the same seed.
+
+    ``runs`` has them by name and seed, with their folders.
     """
     names = list(runs)
     seeds = sorted(runs.get(DENSE, {}))
@@ -195,10 +202,10 @@ def attention_record(
     data = xr.Dataset(
         {
             name: (
-                ("arm", "seed", "series")[: np.ndim(every)],
-                np.asarray(every, dtype=np.float32),
+                ("arm", "seed", "series")[: np.ndim(cells)],
+                np.asarray(cells, dtype=np.float32),
             )
-            for name, every in values.items()
+            for name, cells in values.items()
         },
         coords={"arm": names, "seed": seeds, "series": list(series.ids)},
         attrs=_attributes("low_rank_training", "Training at low rank", first),
@@ -211,7 +218,10 @@ def attention_record(
 
 
 def _add_rise(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
-    """Add the rise of a score over the dense arm of the same seed, judged over seeds."""
+    """Add the rise of a score over the dense arm of the same seed, and test it.
+
+    The test is over seeds.
+    """
     values = data[name].values.astype(float)
     if name == "log_perplexity":
         rise = values - values[dense]
@@ -276,8 +286,9 @@ def _sizes(
 
 
 def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
-    """Measure the CPU time of a training step and of a forward over those of the dense
-    arm, interleaved.
+    """Measure the CPU time of a training step and of a forward over the dense arm's.
+
+    Arms are timed in turn, so that a slow phase of the machine affects all alike.
     """
     times = np.empty((2, len(arms), ROUNDS))
     with tempfile.TemporaryDirectory() as folder:
@@ -287,27 +298,33 @@ def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
         ]
         for trainer in trainers:
             trainer.train_step()
-        for at in range(ROUNDS):
+        for round_index in range(ROUNDS):
             for row, trainer in enumerate(trainers):
                 start = time.process_time()
                 trainer.train_step()
                 middle = time.process_time()
                 with torch.no_grad():
                     trainer.task.loss(trainer.step, trainer.recipe.stages[-1])
-                times[:, row, at] = middle - start, time.process_time() - middle
+                times[:, row, round_index] = (
+                    middle - start,
+                    time.process_time() - middle,
+                )
     logs = np.log(times) - np.log(times[:, list(arms).index(DENSE)])[:, None]
     return {
-        f"{name}_time{end}": ("arm", np.exp(item))
-        for name, of in zip(("step", "forward"), logs, strict=True)
-        for end, item in zip(("", "_low", "_high"), mean_interval(of), strict=True)
+        f"{name}_time{end}": ("arm", np.exp(bound))
+        for name, arm_logs in zip(("step", "forward"), logs, strict=True)
+        for end, bound in zip(
+            ("", "_low", "_high"), mean_interval(arm_logs), strict=True
+        )
     }
 
 
 def vocabulary_record(
     runs: Mapping[int, Mapping[int, tuple[RecipeRun, Path]]],
 ) -> xr.Dataset:
-    """Compute ranks of W_Q of the encoder over training, by the rank of a fixed
-    vocabulary and seed.
+    """Compute ranks of W_Q of the encoder over training.
+
+    They are by the rank of a fixed vocabulary and by seed.
     """
     numbers = sorted(runs)
     seeds = sorted(next(iter(runs.values())))
@@ -321,24 +338,24 @@ def vocabulary_record(
         np.stack(
             [
                 [
-                    np.moveaxis(epsilon_rank(getattr(item, part), EPSILONS), 0, -1)
-                    for item in row
+                    np.moveaxis(epsilon_rank(getattr(spectrum, part), EPSILONS), 0, -1)
+                    for spectrum in row
                 ]
                 for row in spectra
             ]
         )
-        for part in ("whole", "change")
+        for part in ("full", "change")
     ]
     perplexity = []
     for number in numbers:
         lenses = [_last(runs[number][seed][1]) for seed in seeds]
-        each = [
+        losses = [
             quality(lens.run(series, steps, holdout=True), lens)[
                 "log_perplexity"
             ].values[0]
             for lens in lenses
         ]
-        perplexity.append(each)
+        perplexity.append(losses)
     dims = ("vocabulary", "seed", "training_step", "layer", "epsilon")
     coords = {
         "vocabulary": numbers,
@@ -361,11 +378,14 @@ def vocabulary_record(
 
 
 def spectra_record(runs: Mapping[int, tuple[RecipeRun, Path]]) -> xr.Dataset:
-    """Compute singular values (seed, training_step, layer, index) of W_Q of the encoder
-    over training, by seed.
+    """Compute singular values of W_Q of the encoder over training.
+
+    They are (seed, training_step, layer, index).
     """
     spectra = {seed: _spectra(folder) for seed, (_, folder) in runs.items()}
-    values = np.stack([item.whole for item in spectra.values()]).astype(np.float32)
+    values = np.stack([spectrum.full for spectrum in spectra.values()]).astype(
+        np.float32
+    )
     steps = next(iter(spectra.values())).steps
     arm = next(iter(runs.values()))[0]
     return xr.Dataset(
@@ -378,12 +398,13 @@ def spectra_record(runs: Mapping[int, tuple[RecipeRun, Path]]) -> xr.Dataset:
 
 
 class _Spectra(NamedTuple):
-    """Checkpoints of the record, and singular values (step, layer, j) of W_Q and of its
-    change in training.
+    """Singular values (step, layer, j) of W_Q, and of its change in training.
+
+    ``steps`` are the checkpoints of the record.
     """
 
     steps: list[int]
-    whole: np.ndarray
+    full: np.ndarray
     change: np.ndarray
 
 
@@ -391,8 +412,8 @@ def _spectra(folder: Path) -> _Spectra:
     history = TrainingHistory(folder)
     checkpoints = sorted(history)
     steps = [
-        checkpoints[position]
-        for position in np.unique(
+        checkpoints[index]
+        for index in np.unique(
             np.linspace(0, len(checkpoints) - 1, N_SPECTRA).round().astype(int)
         )
     ]
@@ -412,8 +433,8 @@ def _spectra(folder: Path) -> _Spectra:
         ]
     )
     full, change = (
-        np.linalg.svd(item, compute_uv=False)
-        for item in (weights, weights - weights[:1])
+        np.linalg.svd(matrix, compute_uv=False)
+        for matrix in (weights, weights - weights[:1])
     )
     return _Spectra(steps, full, change)
 
@@ -443,8 +464,9 @@ def _attributes(kind: str, title: str, arm: RecipeRun) -> dict[str, Any]:
 
 
 def trained(run: RecipeRun, out: Path, corpus: Corpus, *, quiet: bool = False) -> bool:
-    """Train one run to its end in its folder below `out`, from its last saved state if
-    there is one.
+    """Train one run to its end in its folder below `out`.
+
+    It resumes from its last saved state if there is one.
     """
     trainer = Trainer(run.recipe, out / run.folder, corpus, device="cpu")
     if (out / run.folder / STATE).exists():
@@ -458,8 +480,9 @@ def train_and_measure(
     threads: int,
     measure: Callable[[Corpus], Mapping[str, xr.Dataset]],
 ) -> None:
-    """Train the runs that have not ended, then write their results, by name of the
-    file; stops on a signal.
+    """Train the runs that have not ended, then write their results.
+
+    ``measure`` gives them by name of the file. A signal stops the training.
     """
     torch.set_num_threads(threads)
     refuse_unwritable(out)
@@ -475,8 +498,9 @@ def train_and_measure(
 
 
 def records(every: list[RecipeRun], out: Path, corpus: Corpus) -> dict[str, xr.Dataset]:
-    """Compute the results of runs below `out` that have ended, all seeds of each, by
-    the name of their file.
+    """Compute the results of the finished runs below `out`, by the name of their file.
+
+    All seeds of a run are needed.
     """
     by_name: dict[str, dict[int, tuple[RecipeRun, Path]]] = {}
     for run in every:
@@ -492,9 +516,9 @@ def records(every: list[RecipeRun], out: Path, corpus: Corpus) -> dict[str, xr.D
         ),
         "spectra": spectra_record(by_name[DENSE]),
     }
-    return result | (
-        {"vocabulary": vocabulary_record(vocabularies)} if vocabularies else {}
-    )
+    if vocabularies:
+        result["vocabulary"] = vocabulary_record(vocabularies)
+    return result
 
 
 def main(
@@ -511,9 +535,7 @@ def main(
     ] = 1,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
-    """Train every run, then write what they came to as OUT/attention.nc, vocabulary.nc
-    and spectra.nc.
-    """
+    """Train every run, then write attention.nc, vocabulary.nc and spectra.nc to OUT."""
     every = runs(steps=steps, seeds=seeds, vocabulary_seeds=vocabulary_seeds)
     train_and_measure(every, out, threads, lambda corpus: records(every, out, corpus))
 

@@ -1,7 +1,8 @@
-"""Mechanisms of a token checkpoint: induction heads, sharp heads, and the error of
-copying without them.
+"""Mechanisms of a token checkpoint: induction heads, sharp heads, and copying.
 
 ``python -m tsfm_lens.studies.recipes.mechanisms [MODEL]`` prints the table of the card.
+Read :func:`measure` first: it scores the heads, then forecasts repeated motifs with
+heads ablated. The scores are probes of :mod:`tsfm_lens.probes`.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Mechanisms:
 def motifs(
     count: int, length: int, repeats: int, horizon: int, seed: int = 0
 ) -> tuple[SeriesBatch, np.ndarray]:
-    """Draw random motifs repeated exactly, so that the continuation of the context is
-    known.
+    """Draw random motifs repeated exactly.
+
+    Their exact repetition makes the continuation of the context known.
     """
     rng = np.random.default_rng(seed)
     shapes = rng.standard_normal((count, length))
@@ -103,9 +105,7 @@ def measure(
 
 
 def _copy_errors(run: Run, sets: Sequence[tuple[Component, ...]]) -> np.ndarray:
-    """Compute the mean absolute error of the forecast without each set of heads,
-    (set,).
-    """
+    """Compute (set,) the mean absolute error of forecasts without each set of heads."""
     assert run.truth is not None
     forecasts = point_forecasts(run, [Variant.zero(*heads) for heads in sets])
     return np.asarray(np.abs(forecasts - run.truth).mean((1, 2)))
@@ -124,8 +124,9 @@ def main(
     ] = 2,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads")] = 1,
 ) -> None:
-    """Print what each cross-attention head of a token model does, and what copying
-    loses without it.
+    """Print what each cross-attention head does, and what copying loses without it.
+
+    The model is one of tokens.
     """
     torch.set_num_threads(threads)
     lens = load(model)

@@ -1,5 +1,9 @@
-"""Models of recipes before their first step, restricted in rank or scores, and widened
-later.
+"""Models of recipes before their first step, and their widening between phases.
+
+Read :func:`build_model` first: it draws the native model and then restricts its
+attention in rank (:func:`factorise_attention`), its vocabulary (:func:`fix_vocabulary`)
+or its scores (:func:`score_by_levels`). :func:`widened` grows a trained model without
+changing what it computes.
 """
 
 from __future__ import annotations
@@ -45,19 +49,19 @@ EMBEDDING_NOISE = 0.1
 
 
 def attention_ranks(lens: Lens, target: AttentionRank) -> dict[str, int]:
-    """Return the rank of every attention matrix, or of each of its heads, by the
-    matrix's name.
-    """
+    """Return the rank of every attention matrix, or of each of its heads, by name."""
     by_head = target.sketch == "by head"
     layers = {stack.name: stack.n_layers for stack in lens.wiring.stacks}
     ranks = {}
     for name, matrix in matrices(lens).items():
         full = matrix.form(by_head=by_head).full
         if not 1 <= target.rank <= full:
-            of = name
+            target_name = name
             if by_head:
-                of = f"each head of {name}"
-            raise InputError(f"rank {target.rank} of {of}; expected 1 to {full}")
+                target_name = f"each head of {name}"
+            raise InputError(
+                f"rank {target.rank} of {target_name}; expected 1 to {full}"
+            )
         schedule = rank_schedule(target.rank, target.growth, layers[matrix.stack], full)
         ranks[name] = int(schedule[matrix.layer])
     return ranks
@@ -83,6 +87,7 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
                 .clamp(min=torch.finfo(down.dtype).tiny)
                 .sqrt()
             )
+            # what is cut off is missing from the norm, which the initialisation set
             gain = (weight.norm() / product(Factors(down, up)).norm()).sqrt()
             if up.ndim == 3:
                 over = lengths.reshape(len(up), 1, rank)
@@ -96,8 +101,9 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
 
 
 def fix_vocabulary(model: PreTrainedModel, rank: int, *, seed: int) -> None:
-    """Give a token model an embedding of a rank that training leaves as it is, in the
-    model itself.
+    """Give a token model an embedding of a rank, which training leaves as it is.
+
+    The model itself is changed.
     """
     config = model.config
     settings = getattr(config, "chronos_config", {})
@@ -141,18 +147,21 @@ NAME = "token-levels"
 
 
 def spread(x: Tensor, ranks: Sequence[int]) -> Tensor:
-    """Spread queries or keys so that dot products are scores by nested blocks: a level
-    has a place for each block.
+    """Spread queries or keys so that dot products are scores by nested blocks.
+
+    A level has a slot for each block.
     """
     tokens = x.shape[-2]
     parts = []
-    at = torch.arange(tokens, device=x.device)
+    index = torch.arange(tokens, device=x.device)
     sizes = token_blocks(tokens, len(ranks))
     for part, block, count in zip(
         x.split(list(ranks), -1), sizes, level_blocks(len(ranks)), strict=True
     ):
-        own = (at[:, None] // block == torch.arange(count, device=x.device)).to(x)
-        parts.append((part[..., None, :] * own[:, :, None]).flatten(-2))
+        in_block = (index[:, None] // block == torch.arange(count, device=x.device)).to(
+            x
+        )
+        parts.append((part[..., None, :] * in_block[:, :, None]).flatten(-2))
     return torch.cat(parts, -1)
 
 
@@ -173,8 +182,9 @@ def attend(
 
 
 def score_by_levels(model: PreTrainedModel, ranks: Sequence[int]) -> None:
-    """Let the encoder of a T5 score by nested blocks of tokens, in the model itself;
-    weights stay as they are.
+    """Let the encoder of a T5 score by nested blocks of tokens.
+
+    The model itself is changed; its weights stay as they are.
     """
     size = model.config.d_kv
     if sum(ranks) != size or min(ranks) < 1:
@@ -204,8 +214,9 @@ NEW_SHARE = 0.5
 def widened(
     model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int
 ) -> PreTrainedModel:
-    """Widen a model to one with the same logits or quantiles, up to the epsilon of its
-    norms and their rounding.
+    """Widen a model to one with the same logits or quantiles.
+
+    They are the same up to the epsilon of its norms and their rounding.
     """
     entries = (*WIDTHS, *BUCKETS)
     for name, value in changes.items():
@@ -231,6 +242,7 @@ def widened(
                 bidirectional=name.startswith("encoder"),
             )
         else:
+            # T5 itself divides what its tied head reads by the root of the width
             same_gain = (
                 isinstance(model, T5ForConditionalGeneration)
                 and name == "decoder.final_layer_norm.weight"
@@ -266,6 +278,7 @@ def _wider(
         NEW_SHARE * old.std() * torch.randn(shape, generator=generator, dtype=old.dtype)
     )
     if old.ndim == 1:
+        # the norm averages over more features, of which the new ones are 0
         if same_gain:
             gain = 1.0
         else:
@@ -293,9 +306,7 @@ def _wider(
 def _finer_table(
     table: Tensor, before: T5Config, after: T5Config, *, bidirectional: bool
 ) -> Tensor:
-    """Return biases (bucket, head) of `after` that give every distance the bias that it
-    had.
-    """
+    """Return biases (bucket, head) of `after` that keep the bias of every distance."""
     distance = 2 * after.relative_attention_max_distance
     distances = torch.arange(-distance, distance + 1)
     old, new = (
@@ -328,8 +339,9 @@ def ordinal_embedding(
     *,
     finest: float = 6.0,
 ) -> torch.Tensor:
-    """Draw an embedding (tokens, width) whose value bins are Fourier features of the
-    bin's rank.
+    """Draw an embedding (tokens, width) whose value bins are Fourier features.
+
+    The features are of the bin's rank.
     """
     table = torch.randn(tokens, width, generator=generator)
     ranks = torch.arange(tokens - first_bin, dtype=torch.float32)[:, None]
@@ -343,8 +355,9 @@ def ordinal_embedding(
 
 
 def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
-    """Draw the native model; where its own initialisation ignores the fan-in, linear
-    layers are drawn anew.
+    """Draw the native model of a recipe.
+
+    Where its own initialisation ignores the fan-in, linear layers are drawn anew.
     """
     config = T5Config(**recipe.config)
     if recipe.kind == "patch":
@@ -376,8 +389,9 @@ def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
 
 
 def build_model(recipe: TrainingRecipe, step: int = 0) -> PreTrainedModel:
-    """Build the untrained native model of `recipe` from its seed, with the widths of
-    the phase of `step`.
+    """Build the untrained native model of `recipe` from its seed.
+
+    Its widths are those of the phase of `step`.
     """
     torch.manual_seed(recipe.seed)
     model = _dense(recipe.model_copy(update={"config": recipe.select_config(step)}))

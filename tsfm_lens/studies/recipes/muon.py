@@ -1,4 +1,8 @@
-"""Muon for the matrices of a model's layers, AdamW for its other weights."""
+"""Muon for the matrices of a model's layers, AdamW for its other weights.
+
+Read :class:`MuonAdamW` first, the optimiser that a phase of a recipe names; it splits
+the weights between :class:`Muon` and torch's AdamW.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,9 @@ ROUNDS = 5
 
 
 def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
-    """Return weights of the linear layers that are trained, without those that an
-    embedding shares.
+    """Return weights of the linear layers that are trained.
+
+    Those that an embedding shares are left out.
     """
     tables = {
         id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)
@@ -31,8 +36,9 @@ def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """Bring the singular values of matrices (matrix, row, column) near 1 by five rounds
-    of Newton and Schulz.
+    """Bring the singular values of matrices (matrix, row, column) near 1.
+
+    It takes five rounds of Newton and Schulz.
     """
     if matrices.shape[1] <= matrices.shape[2]:
         wide = matrices
@@ -49,8 +55,9 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon (Jordan et al. 2024) with Nesterov's momentum and steps as large as AdamW's,
-    of all matrices of one shape.
+    """Muon (Jordan et al. 2024) with Nesterov's momentum.
+
+    All matrices of one shape take their step at once, as large as AdamW's.
 
     Its products are in the precision of the weights. Those of torch's own are in
     bfloat16, which many CPUs emulate.
@@ -76,6 +83,8 @@ class Muon(torch.optim.Optimizer):
                     (weight, weight.grad.lerp(mean, MOMENTUM))
                 )
             for shape, pairs in updates.items():
+                # entries of an orthogonal step are 1/√max(shape) in the root mean
+                # square, those of AdamW near 0.2 (Liu et al. 2025)
                 size = 0.2 * max(shape) ** 0.5 * group["lr"]
                 for (weight, _), step in zip(
                     pairs,

@@ -1,4 +1,10 @@
-"""Training recipes of the embedded checkpoints, read from ``recipes.yaml``."""
+"""Training recipes of the embedded checkpoints, read from ``recipes.yaml``.
+
+:class:`TrainingRecipe` is the whole description of a run, whose fields the file gives;
+:func:`recipe` looks one up by name. Models are built from recipes in
+:mod:`tsfm_lens.studies.recipes.models` and trained in
+:mod:`tsfm_lens.studies.recipes.train`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +20,10 @@ from tsfm_lens.training.losses import Stage, trapezoid_rate
 
 
 class Phase(BaseModel):
-    """Another phase: from step `at` on the rate rises again, up to `learning_rate`, and
-    falls over its last `decay`.
+    """Another phase of training, with its own rise and fall of the learning rate.
+
+    From step `at` on the rate rises again, up to `learning_rate`, and falls over its
+    last `decay` steps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,7 +37,7 @@ class Phase(BaseModel):
 
 
 class AttentionRank(BaseModel):
-    """Attention whose matrices are the product of two factors from the first step on."""
+    """Attention whose matrices are products of two factors from the first step on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -86,7 +94,7 @@ class TrainingRecipe(BaseModel):
 
     @property
     def identity(self) -> str:
-        """JSON of the recipe without defaults, so that a new option changes no old one."""
+        """JSON of the recipe without defaults: a new option changes no old JSON."""
         return self.model_dump_json(exclude_defaults=True)
 
     def stage(self, step: int) -> Stage:
@@ -143,8 +151,9 @@ RECIPES: Mapping[str, TrainingRecipe] = {
 
 
 def recipe(name: str) -> TrainingRecipe:
-    """Look up a recipe; an unknown name raises `UnknownNameError` with the nearest
-    known one.
+    """Look up a recipe by name.
+
+    An unknown name raises `UnknownNameError` with the nearest known one.
     """
     if name not in RECIPES:
         raise unknown_name("recipe", name, RECIPES)

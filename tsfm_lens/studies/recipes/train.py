@@ -1,5 +1,9 @@
-"""Train a checkpoint of the zoo: `python -m tsfm_lens.studies.recipes.train
-chronos-nano --out DIR`.
+"""Training of a checkpoint of the zoo from its recipe.
+
+``python -m tsfm_lens.studies.recipes.train chronos-nano --out DIR`` is the command.
+Read :class:`Trainer` first, the training loop of :mod:`tsfm_lens.training` with the
+phases of a recipe; :class:`RecipeTask` is its model, batches and loss. Recipes
+themselves are in :mod:`tsfm_lens.studies.recipes.recipe`.
 """
 
 from __future__ import annotations
@@ -56,12 +60,13 @@ class RecipeTask:
 
     @property
     def identity(self) -> str:
-        """Identity of the recipe among others, as JSON."""
+        """Identity of the recipe, as JSON."""
         return self.recipe.identity
 
     def loss(self, step: int, stage: Stage | None = None) -> Tensor:
-        """Compute the loss of the batch of a step; by another stage than the step's own
-        if one is given.
+        """Compute the loss of the batch of a step.
+
+        It is that of the step's own stage unless another is given.
         """
         stage = stage or self.recipe.stage(step)
         with torch.autocast(
@@ -81,7 +86,7 @@ class RecipeTask:
             return patch_loss(self.model, context, future, stage)
 
     def evaluate(self) -> dict[str, float]:
-        """Return no error: skill is measured at the end, on series of their own."""
+        """Return no error: skill is measured at the end, on other series."""
         return {}
 
 
@@ -200,8 +205,8 @@ class Trainer(Training):
         self._enter_phase(phase)
 
 
-def _refuse_run(out: Path) -> None:
-    """Refuse a folder whose run would be overwritten."""
+def _check_no_run(out: Path) -> None:
+    """Raise if the folder holds a run, which would be overwritten."""
     files = run_files(out)
     if files:
         raise CheckpointError(
@@ -253,7 +258,7 @@ def main(
         optimizer = _optimizer(model, recipe, recipe.phase(state["step"] - 1))
         put_back(out, state, model, optimizer)
     else:
-        _refuse_run(out)
+        _check_no_run(out)
     corpus = load_corpus(
         recipe.corpus, seed=recipe.seed, cache=out.parent / "corpora", real=real
     )

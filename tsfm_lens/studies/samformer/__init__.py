@@ -1,9 +1,9 @@
-"""SAMformer: a transformer over channels that trains to sharp minima, and what
-sharpness-aware minimisation does.
+"""SAMformer: a transformer over channels, and sharpness-aware minimisation.
 
 Ilbert et al. (2024), "SAMformer: Unlocking the Potential of Transformers in Time Series
-Forecasting with Sharpness-Aware Minimization and Channel-Wise Attention". The optimiser
-is :class:`tsfm_lens.training.SAM`.
+Forecasting with Sharpness-Aware Minimization and Channel-Wise Attention". Without
+sharpness-aware minimisation such a transformer trains to sharp minima. The optimiser is
+:class:`tsfm_lens.training.SAM`. Read :class:`ChannelTransformer` first.
 """
 
 # ruff: noqa: F403

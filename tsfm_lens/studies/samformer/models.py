@@ -1,5 +1,9 @@
-"""SAMformer's network with its ablations and baselines: RevIN, σReparam, a linear map,
-TSMixer.
+"""SAMformer's network with its ablations and baselines.
+
+:class:`ChannelTransformer` is the network; its options are the ablations, and
+:data:`MODELS` names the combinations that the paper compares. :class:`RevIN`,
+:class:`SigmaReparam`, :class:`LinearForecaster` and :class:`TSMixer` are its parts and
+baselines. Training tasks are in :mod:`tsfm_lens.studies.samformer.tasks`.
 """
 
 from __future__ import annotations
@@ -30,11 +34,11 @@ __all__ += ["make_model", "oracle_loss", "sigma_reparametrised"]
 
 
 class RevIN(nn.Module):
-    """Normalisation of every channel's window by its mean and deviation, undone on the
-    forecast (S1-REVIN).
+    """Normalisation of every window by its mean and deviation, undone on the forecast.
 
-    x̃ = γ (x − μ̂) / √(σ̂² + ε) + β, with the biased variance σ̂² of the window alone;
-    ``weight`` and ``bias`` are γ and β, (channel,), 1 and 0 at first.
+    Each channel has its own (S1-REVIN): x̃ = γ (x − μ̂) / √(σ̂² + ε) + β, with the
+    biased variance σ̂² of the window alone; ``weight`` and ``bias`` are γ and β,
+    (channel,), 1 and 0 at first.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -44,7 +48,10 @@ class RevIN(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return μ̂ and √(σ̂² + ε) of windows (…, channel, time), each (…, channel, 1)."""
+        """Return μ̂ and √(σ̂² + ε) of windows, each (…, channel, 1).
+
+        Windows are (…, channel, time).
+        """
         variance, mean = torch.var_mean(x, dim=-1, correction=0, keepdim=True)
         return mean, (variance + self.eps).sqrt()
 
@@ -57,17 +64,20 @@ class RevIN(nn.Module):
         return scale * ((y - self.bias[:, None]) / self.weight[:, None]) + mean
 
     def around(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply a map to the normalised windows, and return its forecasts in the units
-        of the windows.
+        """Apply a map between the normalisation and its inverse.
+
+        Its forecasts are returned in the units of the windows.
         """
         mean, scale = self.statistics(x)
         return self.inverse(function(self(x, mean, scale)), mean, scale)
 
 
 def spectral_norm(weight: Tensor) -> Tensor:
-    """Compute the largest singular value of a matrix, exact, and differentiable twice
-    where it is single.
+    """Compute the largest singular value of a matrix exactly.
+
+    It can be differentiated twice where that value is not repeated.
     """
+    # the smaller of the two Gram matrices: they share their largest eigenvalue
     if weight.shape[-2] < weight.shape[-1]:
         gram = weight @ weight.mT
     else:
@@ -76,10 +86,10 @@ def spectral_norm(weight: Tensor) -> Tensor:
 
 
 class SigmaReparam(nn.Module):
-    """Ŵ = γ W / ‖W‖₂ as a parametrisation of torch, so that ‖Ŵ‖₂ = |γ|, a learned
-    ``gamma``, 1 at first (S1-SREP).
+    """Parametrisation Ŵ = γ W / ‖W‖₂ of a weight matrix (S1-SREP).
 
-    It acts on weights; ``scaled_inputs`` of :class:`ChannelTransformer` is what
+    So ‖Ŵ‖₂ = |γ|, a learned ``gamma``, 1 at first. It is a parametrisation of torch,
+    and acts on weights; ``scaled_inputs`` of :class:`ChannelTransformer` is what
     SAMformer's released code does (E1-5).
     """
 
@@ -93,12 +103,14 @@ class SigmaReparam(nn.Module):
 
 
 def sigma_reparametrised(model: nn.Module) -> nn.Module:
-    """Put σReparam on every weight matrix of a model's linear layers, in place, with a
-    γ each.
+    """Put σReparam on the weight matrices of a model's linear layers, in place.
+
+    Each has a γ of its own.
 
     Example:
         >>> layer = samformer.sigma_reparametrised(torch.nn.Linear(6, 4))
-        >>> bool(torch.isclose(torch.linalg.matrix_norm(layer.weight, 2), torch.tensor(1.0)))
+        >>> norm = torch.linalg.matrix_norm(layer.weight, 2)
+        >>> bool(torch.isclose(norm, torch.tensor(1.0)))
         True
     """
     for layer in list(model.modules()):
@@ -113,11 +125,11 @@ ATTENTIONS: tuple[Over, ...] = ("channels", "identity", "time")
 
 
 class SingleHead(nn.Module):
-    """A(X) X W_V W_O with A(X) = softmax(X W_Q W_Kᵀ Xᵀ / √d_m) of tokens of a size; A
-    is the identity if so asked.
+    """Attention A(X) X W_V W_O with A(X) = softmax(X W_Q W_Kᵀ Xᵀ / √d_m).
 
-    With ``scaled``, X is divided by the largest singular value of any window of the
-    batch, and multiplied by ``gamma``.
+    The rows of X are tokens with so many numbers (``size``). With ``identity``, A is
+    the identity. With ``scaled``, X is divided by the largest singular value of any
+    window of the batch, and multiplied by ``gamma``.
     """
 
     def __init__(
@@ -143,7 +155,7 @@ class SingleHead(nn.Module):
 
 
 class ChannelBlock(nn.Module):
-    """X + A(X) X W_V W_O: no norm, and no feed-forward."""
+    """Residual block X + A(X) X W_V W_O, without norm and without feed-forward."""
 
     def __init__(self, attn: SingleHead) -> None:
         super().__init__()
@@ -156,11 +168,11 @@ class ChannelBlock(nn.Module):
 
 @extensible
 class ChannelTransformer(nn.Module):
-    """f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse (S1-TRF, S1-SAMF).
+    """Transformer f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse.
 
-    Windows are (batch, channel, L), forecasts (batch, channel, H). With ``normalise``
-    and trained with SAM it is SAMformer. Matrices are drawn as by Glorot and Bengio. It
-    opens behind a lens: ``load(model)``.
+    It is that of S1-TRF and S1-SAMF. Windows are (batch, channel, L), forecasts (batch,
+    channel, H). With ``normalise`` and trained with SAM it is SAMformer. Matrices are
+    drawn as by Glorot and Bengio. It opens behind a lens: ``load(model)``.
 
     Args:
         length, horizon, channels, width: L, H, D and d_m; D may be None, but for RevIN
@@ -219,13 +231,13 @@ class ChannelTransformer(nn.Module):
                 "channels is None, but RevIN and attention over time are made for a"
                 " number of channels"
             )
-        # what is as usual is left out where it came later, so that earlier runs can be
-        # resumed
-        usual = {"affine": True, "scaled_inputs": False, "released_draws": False}
+        # options that were added later are left out at their defaults, so that earlier
+        # runs can be resumed
+        defaults = {"affine": True, "scaled_inputs": False, "released_draws": False}
         self.settings = {
             name: value
             for name, value in arguments.items()
-            if (name, value) not in usual.items()
+            if (name, value) not in defaults.items()
         }
         self.length = length
         self.horizon = horizon
@@ -248,25 +260,25 @@ class ChannelTransformer(nn.Module):
             self.readout = nn.Linear(length, horizon, bias=bias)
         if released_draws:
             with torch.no_grad():
-                for item in (attn.q, attn.k, attn.v):
-                    # 6 / (L + L d_m) under the root of the bound, in place of 6 / (L +
-                    # d_m)
-                    item.weight.mul_(
-                        ((self.size + width) / (self.size * (width + 1))) ** 0.5
-                    )
+                # 6 / (L + L d_m) under the root of the bound, in place of 6 / (L + d_m)
+                ratio = (self.size + width) / (self.size * (width + 1))
+                for layer in (attn.q, attn.k, attn.v):
+                    layer.weight.mul_(ratio**0.5)
         if sigma_reparam:
             sigma_reparametrised(self)
         if not affine:
             self.embed.requires_grad_(requires_grad=False)
-        # the identity takes no scores, so that they are not trained
-        for part in (
-            (attn,) if frozen else (attn.q, attn.k) if attention == "identity" else ()
-        ):
-            part.requires_grad_(requires_grad=False)
+        if frozen:
+            attn.requires_grad_(requires_grad=False)
+        elif attention == "identity":
+            # the identity takes no scores, so that these layers are not trained
+            attn.q.requires_grad_(requires_grad=False)
+            attn.k.requires_grad_(requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same
-        units.
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H).
+
+        Both are in the same units.
         """
         statistics = self.statistics(x)
         if statistics:
@@ -288,8 +300,9 @@ class ChannelTransformer(nn.Module):
     def forecast(
         self, stream: Tensor, statistics: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        """Map the last stream (…, token, size) to forecasts (…, channel, H) in the
-        units of the windows.
+        """Map the last stream (…, token, size) to forecasts (…, channel, H).
+
+        They are in the units of the windows.
         """
         out = self.readout(stream.mT if self.over == "time" else stream)
         if isinstance(self.embed, RevIN) and statistics:
@@ -299,8 +312,10 @@ class ChannelTransformer(nn.Module):
 
 @contextmanager
 def _drawn(model: nn.Module, seed: int) -> Iterator[None]:
-    """Draw the weights of a model that is made here as Glorot and Bengio (2010) do, by
-    a seed of their own.
+    """Draw the weights of a model as Glorot and Bengio (2010) do.
+
+    The model is made while the block runs; its random numbers are those of the seed
+    alone.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -321,15 +336,16 @@ def _arguments(scope: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_sizes(**sizes: int) -> None:
-    """Refuse sizes that are no whole numbers above 0, by name and value."""
+    """Raise InputError for sizes that are no whole numbers above 0."""
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InputError(f"{name}={size!r}, expected a whole number of at least 1")
 
 
 class LinearForecaster(nn.Module):
-    """f(X) = X W, between RevIN and its inverse: windows (batch, channel, L) to (batch,
-    channel, H) (S1-LIN).
+    """Linear map f(X) = X W, between RevIN and its inverse (S1-LIN).
+
+    It maps windows (batch, channel, L) to forecasts (batch, channel, H).
 
     Raises:
         InputError: a size is below 1, or RevIN has no number of channels.
@@ -363,8 +379,9 @@ class LinearForecaster(nn.Module):
             self.readout = nn.Linear(length, horizon, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same
-        units.
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H).
+
+        Both are in the same units.
         """
         if self.revin is None:
             return self.readout(x)
@@ -372,8 +389,9 @@ class LinearForecaster(nn.Module):
 
 
 def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
-    """Compute σ² (1 + L / (n − L − 1)), the expected squared error of least squares, n
-    rows for L unknowns.
+    """Compute the expected squared error of least squares, σ² (1 + L / (n − L − 1)).
+
+    There are n rows for L unknowns.
 
     Raises:
         InputError: n is not above L + 1, where the expectation is infinite.
@@ -391,13 +409,14 @@ def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
 
 
 class MixerBlock(nn.Module):
-    """Linear map over time and a two-layer one over channels, each on a batch norm and
-    added to its input.
+    """Linear map over time, and a two-layer one over channels.
+
+    Each reads a batch norm of its input and is added to it.
     """
 
     def __init__(self, length: int, channels: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(_WholeBatchNorm(channels * length) for _ in range(2))
+        self.norms = nn.ModuleList(_FlatBatchNorm(channels * length) for _ in range(2))
         self.time = nn.Linear(length, length)
         self.up = nn.Linear(channels, hidden)
         self.down = nn.Linear(hidden, channels)
@@ -411,8 +430,9 @@ class MixerBlock(nn.Module):
 
 
 class TSMixer(nn.Module):
-    """TSMixer (Chen et al., 2023): blocks that mix over time and over channels, a
-    linear map, RevIN around (S1-TSM).
+    """TSMixer (Chen et al., 2023): a stack of mixing blocks and a linear map (S1-TSM).
+
+    Blocks mix over time and over channels; RevIN is around all of it.
 
     Args:
         length, horizon, channels: L, H and D.
@@ -458,8 +478,9 @@ class TSMixer(nn.Module):
             self.readout = nn.Linear(length, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same
-        units.
+        """Map windows (batch, channel, L) to forecasts (batch, channel, H).
+
+        Both are in the same units.
         """
         mix = nn.Sequential(*self.blocks, self.readout)
         if self.revin is None:
@@ -467,18 +488,19 @@ class TSMixer(nn.Module):
         return self.revin.around(x, mix)
 
 
-class _WholeBatchNorm(nn.BatchNorm1d):
+class _FlatBatchNorm(nn.BatchNorm1d):
     """Batch norm of every channel and time step by itself."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (batch, channel, L) to the same shape; one window has no variance, and is
-        normalised as in evaluation.
+        """Map (batch, channel, L) to the same shape.
+
+        One window has no variance, and is normalised as in evaluation.
         """
         rows = input.flatten(1)
         if len(rows) > 1:
             return super().forward(rows).view_as(input)
-        known = self.running_mean, self.running_var, self.weight, self.bias
-        return F.batch_norm(rows, *known, eps=self.eps).view_as(input)
+        statistics = self.running_mean, self.running_var, self.weight, self.bias
+        return F.batch_norm(rows, *statistics, eps=self.eps).view_as(input)
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -493,7 +515,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "linear": LinearForecaster,
     "tsmixer": TSMixer,
 }
-"""SAMformer and the transformer of tables 1 and 6 are one network with RevIN; the
+"""Models that the paper compares, by name.
+
+SAMformer and the transformer of tables 1 and 6 are one network with RevIN; the
 optimiser makes the difference.
 """
 
@@ -501,8 +525,9 @@ optimiser makes the difference.
 def make_model(
     name: str, length: int, horizon: int, channels: int, **options: Any
 ) -> nn.Module:
-    """Make a model of ``MODELS`` with drawn weights, for windows of L = ``length`` and
-    D channels and a horizon H.
+    """Make a model of ``MODELS`` with drawn weights.
+
+    It takes windows of L = ``length`` steps and D channels, and has a horizon H.
 
     Raises:
         UnknownNameError: an unknown name.

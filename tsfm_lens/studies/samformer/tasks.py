@@ -1,5 +1,8 @@
-"""Training tasks: the toy problem, and benchmarks of files cut into windows as the
-paper has it.
+"""Training tasks: the toy problem, and benchmarks read from files.
+
+:func:`benchmark` cuts a file into windows as the paper does; :class:`ToyTask` and
+:class:`BenchmarkTask` are what a model is trained on, both a :class:`ForecastTask`. The
+training loop is in :mod:`tsfm_lens.training`.
 """
 
 from __future__ import annotations
@@ -33,8 +36,10 @@ __all__ += ["benchmark", "cosine_by_epoch"]
 
 
 def stream(seed: int, *parts: int) -> torch.Generator:
-    """Make a generator of its own for every seed and tuple of parts; InputError for a
-    negative seed.
+    """Make an independent generator for every seed and tuple of parts.
+
+    Raises:
+        InputError: the seed is negative.
     """
     if seed < 0:
         raise InputError(f"seed={seed}, expected a whole number of at least 0")
@@ -49,8 +54,9 @@ WEIGHT, PAIRS = range(2)
 
 @dataclass(frozen=True)
 class LinearToy:
-    """Y = X W_toy + ε with independent normal entries: windows (D, L), forecasts (D,
-    H), one W_toy (L, H) (S1-TOY).
+    """Toy problem Y = X W_toy + ε with independent normal entries (S1-TOY).
+
+    Windows X are (D, L), forecasts Y (D, H), and there is one W_toy (L, H).
 
     Attributes:
         training, validation, noise: pairs; standard deviation of ε.
@@ -71,8 +77,9 @@ class LinearToy:
         )
 
     def pairs(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first,
-        then those of validation.
+        """Draw windows (pair, D, L) and forecasts (pair, D, H).
+
+        Training pairs come first, then those of validation.
         """
         weight = self.weight()
         pairs = []
@@ -84,10 +91,10 @@ class LinearToy:
             # the whole product, because how it is rounded may depend on how many rows
             # it has
             y = x @ weight + self.noise * noise
-            inside = slice(
+            selected = slice(
                 max(start - block * BLOCK, 0), min(stop - block * BLOCK, BLOCK)
             )
-            pairs.append((x[inside], y[inside]))
+            pairs.append((x[selected], y[selected]))
         windows, forecasts = zip(*pairs, strict=True)
         return torch.cat(windows), torch.cat(forecasts)
 
@@ -98,15 +105,17 @@ SPLITS: dict[str, tuple[int, int, int] | None] = {
     "ett-15min": (48 * _MONTH, 16 * _MONTH, 16 * _MONTH),
     "70/10/20": None,
 }
-"""Rows of training, validation and test, from the first row on; None for those shares
-of all rows (E1-8).
+"""Rows of training, validation and test, from the first row on.
+
+None stands for those shares of all rows (E1-8).
 """
 
 
 @dataclass(frozen=True)
 class Windows:
-    """All windows of L steps of a part (channel, time), standardised, at stride 1, with
-    the H steps after each.
+    """All windows of L steps of a part, each with the H steps after it.
+
+    ``values`` are standardised, (channel, time); windows have stride 1.
     """
 
     values: Tensor
@@ -117,20 +126,22 @@ class Windows:
         return self.values.shape[1] - self.length - self.horizon + 1
 
     def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the windows (window, channel, L) of these numbers and the steps that
-        follow, (window, channel, H).
+        """Return windows by number, and the steps that follow them.
+
+        Returns:
+            (window, channel, L) and (window, channel, H).
         """
-        both = self.values.unfold(1, self.length + self.horizon, 1)[:, which].transpose(
-            0, 1
-        )
-        return both[..., : self.length], both[..., self.length :]
+        windows = self.values.unfold(1, self.length + self.horizon, 1)[
+            :, which
+        ].transpose(0, 1)
+        return windows[..., : self.length], windows[..., self.length :]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Series in three parts; validation and test begin L steps early, so that their
-    first forecast is new.
+    """Series in three parts, for training, validation and test.
 
+    Validation and test begin L steps early, so that their first forecast is new.
     ``mean`` and ``deviation``, (channel,), are of the training rows, by which all are
     standardised.
     """
@@ -146,11 +157,11 @@ class Benchmark:
     @property
     def digest(self) -> str:
         """Short hash of the values and of their parts."""
-        full = hashlib.sha256()
+        digest = hashlib.sha256()
         for part in (self.training, self.validation, self.test):
-            full.update(str(tuple(part.values.shape)).encode())
-            full.update(part.values.contiguous().numpy().tobytes())
-        return full.hexdigest()[:16]
+            digest.update(str(tuple(part.values.shape)).encode())
+            digest.update(part.values.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
 
 def benchmark(
@@ -162,8 +173,9 @@ def benchmark(
     channels: Sequence[str] | None = None,
     name: str | None = None,
 ) -> Benchmark:
-    """Read a multivariate series, split it, and standardise it by the mean and
-    deviation of its training rows.
+    """Read a multivariate series, split it, and standardise it.
+
+    It is standardised by the mean and deviation of its training rows.
 
     Args:
         source: a file that :func:`tsfm_lens.data.read_series` reads, with a column per
@@ -194,18 +206,18 @@ def benchmark(
     if isinstance(source, str | Path):
         file = Path(source)
     if file:
-        batch = read_series(file, header=False if ".txt" in file.suffixes else None)
+        # benchmarks in .txt files have no header
+        header = False if ".txt" in file.suffixes else None
+        batch = read_series(file, header=header)
+    elif isinstance(source, SeriesBatch):
+        batch = source
     else:
-        if isinstance(source, SeriesBatch):
-            batch = source
-        else:
-            batch = as_series([source])
+        batch = as_series([source])
     if channels is not None:
         batch = batch.select(list(channels))
     if len(set(batch.lengths)) > 1:
-        longest, shortest = (
-            batch.ids[int(find(batch.lengths))] for find in (np.argmax, np.argmin)
-        )
+        longest = batch.ids[int(np.argmax(batch.lengths))]
+        shortest = batch.ids[int(np.argmin(batch.lengths))]
         raise InputError(
             f"channels have {min(batch.lengths)} ({shortest!r}) to {max(batch.lengths)}"
             f" ({longest!r}) steps; expected one length"
@@ -218,14 +230,9 @@ def benchmark(
             f"channel {batch.ids[channel]!r} has no value in row {row} ({len(gaps)}"
             " values are missing in all); fill the gaps first, these models take none"
         )
-    return _split(
-        values,
-        batch.ids,
-        length,
-        horizon,
-        split,
-        name or (file.name if file else "series"),
-    )
+    if not name:
+        name = file.name if file else "series"
+    return _split(values, batch.ids, length, horizon, split, name)
 
 
 def _split(
@@ -240,11 +247,9 @@ def _split(
     total = values.shape[1]
     rows = SPLITS[split]
     if rows is None:
-        rows = (
-            int(total * 0.7),
-            total - int(total * 0.7) - int(total * 0.2),
-            int(total * 0.2),
-        )
+        training_rows = int(total * 0.7)
+        test_rows = int(total * 0.2)
+        rows = (training_rows, total - training_rows - test_rows, test_rows)
     elif total < sum(rows):
         raise InputError(
             f"the split {split!r} takes {sum(rows)} rows, the series has {total};"
@@ -272,9 +277,9 @@ def _split(
             first = max(start - length, 0)
         short = length + horizon - (start + count - first)
         if short > 0:
+            before = " and the window before it" if start else ""
             raise InputError(
-                f"the {part} part has {count} of {total}"
-                f" rows{' and the window before it' if start else ''}, {short} fewer"
+                f"the {part} part has {count} of {total} rows{before}, {short} fewer"
                 f" than a window of {length} steps and a horizon of {horizon} take;"
                 " choose a smaller length or horizon, or give a longer series"
             )
@@ -338,20 +343,21 @@ class ForecastTask:
         self.batch = batch
         self.seed = seed
         self.batches_per_epoch = math.ceil(len(training) / batch)
-        settings_of = dict(getattr(model, "settings", {}))
-        own = {
+        options = dict(getattr(model, "settings", {}))
+        task_settings = {
             "batch": batch,
             "seed": seed,
             # of a loss that runs could have once
             "as_printed": False,
             "pairs": [len(training), len(validation)],
         }
-        of_model = {
+        model_settings = {
             "model": type(model).__name__,
-            **{f"model.{key}": value for key, value in settings_of.items()},
+            **{f"model.{key}": value for key, value in options.items()},
         }
         self.identity = json.dumps(
-            {"task": name, **own, **of_model, **dict(settings or {})}, sort_keys=True
+            {"task": name, **task_settings, **model_settings, **dict(settings or {})},
+            sort_keys=True,
         )
         self._order: tuple[int, Tensor] | None = None
 
@@ -362,13 +368,13 @@ class ForecastTask:
 
     def list_pairs(self, step: int) -> Tensor:
         """Return the numbers of the training pairs in the batch of a step."""
-        epoch, position = divmod(step, self.batches_per_epoch)
+        epoch, index = divmod(step, self.batches_per_epoch)
         if self._order is None or self._order[0] != epoch:
             self._order = (
                 epoch,
                 torch.randperm(len(self.training), generator=stream(self.seed, epoch)),
             )
-        return self._order[1][position * self.batch : (position + 1) * self.batch]
+        return self._order[1][index * self.batch : (index + 1) * self.batch]
 
     def loss(self, step: int) -> Tensor:
         """Compute the mean squared error of the batch of a step."""
@@ -379,17 +385,16 @@ class ForecastTask:
         return error
 
     def evaluate(self) -> dict[str, float]:
-        """Compute the means of squared and absolute errors over the validation pairs,
-        "mse" and "mae".
-        """
+        """Compute mean errors over the validation pairs: "mse" and "mae"."""
         return compute_errors(self.model, self.validation)
 
 
 def compute_errors(
     model: nn.Module, pairs: WindowPairs, *, at_once: int = 256
 ) -> dict[str, float]:
-    """Compute mean squared ("mse") and absolute ("mae") errors over windows, channels
-    and steps, in evaluation mode.
+    """Compute mean squared ("mse") and absolute ("mae") errors.
+
+    They are over windows, channels and steps, in evaluation mode.
     """
     training = model.training
     device = next(model.parameters()).device
@@ -410,7 +415,7 @@ def compute_errors(
 
 
 class ToyTask(ForecastTask):
-    """Task of a model on the toy problem (S1-TOY), whose pairs are made once and held.
+    """Task of a model on the toy problem (S1-TOY), whose pairs are held in memory.
 
     Raises:
         InputError: the model's length, horizon or channels are not the toy's.
@@ -420,7 +425,7 @@ class ToyTask(ForecastTask):
         self, model: nn.Module, toy: LinearToy | None = None, **options: Any
     ) -> None:
         self.toy = LinearToy() if toy is None else toy
-        _refuse_other_sizes(model, self.toy.length, self.toy.horizon, self.toy.channels)
+        _check_sizes(model, self.toy.length, self.toy.horizon, self.toy.channels)
         last = self.toy.training + self.toy.validation
         pairs = [
             HeldPairs(*self.toy.pairs(*bounds))
@@ -432,8 +437,9 @@ class ToyTask(ForecastTask):
 
 
 class BenchmarkTask(ForecastTask):
-    """Task of a model on a benchmark, split as
-    :func:`tsfm_lens.studies.samformer.benchmark` does.
+    """Task of a model on a benchmark.
+
+    It is split by :func:`tsfm_lens.studies.samformer.benchmark`.
 
     Raises:
         InputError: the model's length, horizon or channels are not those of the
@@ -443,7 +449,7 @@ class BenchmarkTask(ForecastTask):
     def __init__(self, model: nn.Module, data: Benchmark, **options: Any) -> None:
         self.data = data
         part = data.training
-        _refuse_other_sizes(model, part.length, part.horizon, len(data.channels))
+        _check_sizes(model, part.length, part.horizon, len(data.channels))
         options["settings"] = {
             "data": data.name,
             "digest": data.digest,
@@ -458,8 +464,9 @@ class BenchmarkTask(ForecastTask):
         )
 
     def test(self) -> dict[str, float]:
-        """Compute errors on the test part, "mse" and "mae", as the paper's tables 1 and
-        6 have them.
+        """Compute mean errors on the test part, "mse" and "mae".
+
+        These are the errors of the paper's tables 1 and 6.
         """
         return compute_errors(self.model, self.data.test)
 
@@ -467,8 +474,9 @@ class BenchmarkTask(ForecastTask):
 def cosine_by_epoch(
     first: float, batches_per_epoch: int, *, epochs: int = 300, floor: float = 1e-6
 ) -> Callable[[int], float]:
-    """Return the learning rate by step: floor + (first − floor)(1 + cos(π e / epochs))
-    / 2 of epoch e (S1-T3).
+    """Return the learning rate by step, a cosine of the epoch (S1-T3).
+
+    In epoch e it is floor + (first − floor)(1 + cos(π e / epochs)) / 2.
 
     Example:
         >>> rate = samformer.cosine_by_epoch(1e-3, 100)
@@ -483,17 +491,16 @@ def cosine_by_epoch(
     return rate
 
 
-def _refuse_other_sizes(
-    model: nn.Module, length: int, horizon: int, channels: int
-) -> None:
-    """Refuse a model of other sizes, whose forecasts could be broadcast against the
-    data.
+def _check_sizes(model: nn.Module, length: int, horizon: int, channels: int) -> None:
+    """Raise InputError for a model of other sizes than the data.
+
+    Its forecasts could be broadcast against the data.
     """
     sizes = {"length": length, "horizon": horizon, "channels": channels}
     for name, size in sizes.items():
-        of_model = getattr(model, name, None)
-        if of_model not in (None, size):
+        model_size = getattr(model, name, None)
+        if model_size not in (None, size):
             raise InputError(
-                f"the model has {name}={of_model}, the data {name}={size}; make the"
+                f"the model has {name}={model_size}, the data {name}={size}; make the"
                 " model of that size"
             )

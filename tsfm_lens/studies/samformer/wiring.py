@@ -1,5 +1,8 @@
-"""Lens adapter of the channel-wise transformer: tokens are channels, or time steps
-where attention is over time.
+"""Lens adapter of the channel-wise transformer.
+
+Tokens are channels, or time steps where attention is over time. Read
+:class:`ChannelAdapter`; importing the module is what lets ``load(model)`` open the
+network.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ NAME = "samformer"
 
 
 class ChannelAdapter(Adapter):
-    """Lens adapter of a ``ChannelTransformer``; its stream holds L numbers per channel,
-    or D numbers per time step.
+    """Lens adapter of a ``ChannelTransformer``.
+
+    Its stream holds L numbers per channel, or D numbers per time step.
     """
 
     architecture = NAME
@@ -114,8 +118,10 @@ class ChannelAdapter(Adapter):
         )
 
     def _loc_and_scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the shift and the scale from the raw readout to data units, (item,
-        channel) each.
+        """Return the shift and the scale from the raw readout to data units.
+
+        Returns:
+            (item, channel) each.
         """
         statistics = self.model.statistics(x)
         if statistics is None:
@@ -134,8 +140,9 @@ class ChannelAdapter(Adapter):
         return out.flatten(-3, -2).unsqueeze(-2)
 
     def example(self, n_series: int, longest: int) -> SeriesBatch:
-        """Make items to run the oracles on: without gaps, of the channels and the
-        length that the model takes.
+        """Make items without gaps to run the oracles on.
+
+        They have the channels and the length that the model takes.
         """
         rng = np.random.default_rng(0)
         steps = np.arange(self.context_length)

@@ -1,7 +1,7 @@
 """Structured matrices, and attention that scores with them.
 
 Kuang et al. (2025), "Customizing the Inductive Biases of Softmax Attention using
-Structured Matrices".
+Structured Matrices". Read :class:`MultiLevelLowRank` first, then :class:`ScoringForm`.
 """
 
 # ruff: noqa: F403

@@ -1,9 +1,8 @@
-"""Cost of scoring with structured matrices: multiply-adds by order of contraction, and
-numbers in key caches.
+"""Cost of scoring with structured matrices, in multiply-adds and key-cache entries.
 
 A multiply-add counts as one, as in all tables of the paper. Costs of scores are of one
 head and one sequence: T tokens of width D, ranks r_l of levels with p_l = 2^(l-1)
-blocks.
+blocks. Nothing is timed here.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ __all__ += ["level_attention_operations"]
 def bilinear_level_operations(
     tokens: int, width: int, ranks: Sequence[int]
 ) -> dict[str, Fraction]:
-    """Count the multiply-adds of bilinear multi-level scores by order of contraction, a
-    to e of table 2 (S2-T2).
+    """Count the multiply-adds of bilinear multi-level scores (S2-T2).
 
-    "a" forms the whole matrix, "b" every level's matrix, "c" queries and keys of each
-    level, "d" keys of full width for each level, "e" their sum. An addition without a
-    product counts one half.
+    The orders of contraction are a to e of table 2: "a" forms the whole matrix, "b"
+    every level's matrix, "c" queries and keys of each level, "d" keys of full width for
+    each level, "e" their sum. An addition without a product counts one half.
 
     Example:
-        >>> {order: int(cost) for order, cost in structured.bilinear_level_operations(16, 8, (2, 1)).items()}
+        >>> costs = structured.bilinear_level_operations(16, 8, (2, 1))
+        >>> {order: int(cost) for order, cost in costs.items()}
         {'a': 3248, 'b': 5792, 'c': 1792, 'd': 4864, 'e': 2816}
     """
     ranks = refuse_ranks(ranks, width)
@@ -71,11 +70,10 @@ def bilinear_level_operations(
 
 
 def bilinear_train_operations(tokens: int, width: int, rank: int = 1) -> dict[str, int]:
-    """Count the multiply-adds of bilinear block-tensor-train scores of rank s by order
-    of contraction (S2-T3).
+    """Count the multiply-adds of bilinear block-tensor-train scores (S2-T3).
 
-    "both" forms queries and keys of size b c s, "keys" keys of full width and no
-    queries.
+    They are of rank s, by order of contraction: "both" forms queries and keys of size b
+    c s, "keys" keys of full width and no queries.
 
     Example:
         >>> structured.bilinear_train_operations(tokens=4, width=16, rank=2)
@@ -90,7 +88,7 @@ def bilinear_train_operations(tokens: int, width: int, rank: int = 1) -> dict[st
 
 
 def level_attention_operations(tokens: int, ranks: Sequence[int]) -> Fraction:
-    """Compute T² Σ r_l / 2^(l-1) (S2-FL).
+    """Compute the multiply-adds of multi-level scores, T² Σ r_l / 2^(l-1) (S2-FL).
 
     Example:
         >>> float(structured.level_attention_operations(256, [8] * 8) / (256**2 * 64))
@@ -107,8 +105,9 @@ def level_attention_operations(tokens: int, ranks: Sequence[int]) -> Fraction:
 
 
 def key_cache_entries(tokens: int, ranks: Sequence[int]) -> int:
-    """Count the numbers of keys that the last of T tokens needs, T Σ r_l / 2^(l-1)
-    (S2-KV).
+    """Count the numbers of keys that the last of T tokens needs (S2-KV).
+
+    They are T Σ r_l / 2^(l-1).
 
     Raises:
         InputError: the finest level does not divide the tokens.

@@ -1,5 +1,9 @@
-"""Scoring functions of attention, and the projections of tokens to queries and keys
-that they take.
+"""Scoring functions of attention, and their projections to queries and keys.
+
+A :class:`ScoringForm` makes the projections, prepares queries and keys, and attends;
+:data:`REGRESSORS` lists the forms by name. Attention modules that use them are in
+:mod:`tsfm_lens.studies.structured.models`, scores over blocks of tokens in
+:mod:`tsfm_lens.studies.structured.scores`.
 """
 
 from __future__ import annotations
@@ -43,9 +47,7 @@ __all__ += ["mixed", "token_blocks"]
 
 
 class StructuredLayer(nn.Module):
-    """Layer from tokens (…, width) to so many features of all heads (…, head ·
-    feature).
-    """
+    """Layer from tokens (…, width) to features of all heads (…, head · feature)."""
 
     bias = None
 
@@ -69,14 +71,15 @@ class StructuredLayer(nn.Module):
     @property
     def weight(self) -> Tensor:
         """Dense matrix, (head · feature, width)."""
-        like = [*self.parameters(), *self.buffers()][0]
+        reference = [*self.parameters(), *self.buffers()][0]
         return self.forward(
-            torch.eye(self.in_features, dtype=like.dtype, device=like.device)
+            torch.eye(self.in_features, dtype=reference.dtype, device=reference.device)
         ).T
 
     @contextmanager
     def as_matrix(self, matrix: Tensor) -> Iterator[None]:
         """Compute with another matrix (head · feature, width) while the block runs."""
+        # an attribute of the instance hides the method of its class; hooks still run
         self.__dict__["forward"] = lambda x: F.linear(x, matrix.to(x))
         try:
             yield
@@ -85,8 +88,9 @@ class StructuredLayer(nn.Module):
 
 
 class LevelFactor(StructuredLayer):
-    """X ⊕_k W_{l,k} of every level, side by side: one side of a multi-level matrix for
-    each head (S2-BMLR).
+    """One side of a multi-level matrix for each head (S2-BMLR).
+
+    Its features are X ⊕_k W_{l,k} of every level, side by side.
 
     Attributes:
         factors: by level l (2^(l-1) blocks, width / blocks, head, rank), drawn with
@@ -96,15 +100,17 @@ class LevelFactor(StructuredLayer):
     def __init__(self, width: int, heads: int, ranks: Sequence[int]) -> None:
         self.ranks = refuse_ranks(ranks, width)
         self.blocks = level_blocks(len(ranks))
-        inside = [
+        features = [
             rank * count for rank, count in zip(self.ranks, self.blocks, strict=True)
         ]
-        super().__init__(width, heads, sum(inside))
+        super().__init__(width, heads, sum(features))
         self.factors = nn.ParameterList()
         for rank, count in zip(self.ranks, self.blocks, strict=True):
-            own = refuse_remainder(width, count, "a width")
+            block_width = refuse_remainder(width, count, "a width")
             self.factors.append(
-                nn.Parameter(torch.randn(count, own, heads, rank) * own**-0.5)
+                nn.Parameter(
+                    torch.randn(count, block_width, heads, rank) * block_width**-0.5
+                )
             )
 
     def of_tokens(self, flat: Tensor) -> Tensor:
@@ -118,8 +124,9 @@ class LevelFactor(StructuredLayer):
 
 
 class TrainFactor(StructuredLayer):
-    """One side of a block tensor train for each head, its features in the order (b, c,
-    s) on both sides (S2-BBTT).
+    """One side of a block tensor train for each head (S2-BBTT).
+
+    Its features are in the order (b, c, s) on both sides.
 
     Attributes:
         factor: (b, a, head, c s) of "queries", drawn with variance 1 / (c s); (c, d,
@@ -147,12 +154,12 @@ class TrainFactor(StructuredLayer):
         self.c = c
         self.d = d
         self.side = side
-        queries = side == "queries"
-        shape, fan_in = (
-            ((b, a, heads, c * rank), c * rank)
-            if queries
-            else ((c, d, heads, b * rank), d)
-        )
+        if side == "queries":
+            shape = (b, a, heads, c * rank)
+            fan_in = c * rank
+        else:
+            shape = (c, d, heads, b * rank)
+            fan_in = d
         self.factor = nn.Parameter(torch.randn(*shape) * fan_in**-0.5)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
@@ -171,7 +178,7 @@ class TrainFactor(StructuredLayer):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringForm(ABC):
-    """Scoring function.
+    """Scoring function of attention.
 
     Attributes:
         scale, constant: "sqrt" divides scores by the root of the number of features,
@@ -194,15 +201,17 @@ class ScoringForm(ABC):
         """Return layers for queries and keys, and the features of a head in them."""
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return queries and keys (…, token, feature) of tokens of a width, as they
-        enter the dot product.
+        """Return queries and keys as they enter the dot product.
+
+        They are (…, token, feature), of tokens of a width.
         """
         query, key = self.normed(query, key)
         return query * self.factor(query.shape[-1]), key
 
     def normed(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """Apply LayerNorm to each part, where the form has it and the part has
-        features.
+        """Apply LayerNorm to each part, if the form has it.
+
+        A part without features stays as it is.
         """
         return tuple(
             F.layer_norm(x, x.shape[-1:]) if self.norm and x.shape[-1] else x
@@ -211,9 +220,8 @@ class ScoringForm(ABC):
 
     def factor(self, features: int) -> float:
         """Return the factor on scores of so many features."""
-        return {"sqrt": features**-0.5, "mup": self.constant / features, "none": 1.0}[
-            self.scale
-        ]
+        factors = {"sqrt": features**-0.5, "mup": self.constant / features, "none": 1.0}
+        return factors[self.scale]
 
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
         """Return the keys that a query scores."""
@@ -228,7 +236,7 @@ class ScoringForm(ABC):
 
 @dataclass(frozen=True)
 class Standard(ScoringForm):
-    """Low rank, W_Q W_Kᵀ, over all keys or those of a window (S2-ATT, S2-SWA).
+    """Low-rank scores W_Q W_Kᵀ, over all keys or those of a window (S2-ATT, S2-SWA).
 
     Attributes:
         window: keys at most so many tokens away; None for all.
@@ -261,8 +269,9 @@ class Standard(ScoringForm):
 
 @dataclass(frozen=True)
 class TokenLevels(ScoringForm):
-    """MLR attention: nested blocks of tokens, each level with features of its own
-    (S2-MLRA).
+    """MLR attention: nested blocks of tokens, scored level by level (S2-MLRA).
+
+    Each level has features of its own.
 
     Attributes:
         ranks: r_l; level l has 2^(l-1) blocks of tokens. One level is standard
@@ -302,7 +311,7 @@ class TokenLevels(ScoringForm):
 
 @dataclass(frozen=True)
 class BilinearLevels(ScoringForm):
-    """xᵀ (Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ) x', blocks on the feature axis (S2-BMLR).
+    """Scores xᵀ (Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ) x', with blocks of features (S2-BMLR).
 
     Attributes:
         ranks: r_l; their sum is what the head size is in standard attention.
@@ -312,7 +321,7 @@ class BilinearLevels(ScoringForm):
 
     @property
     def features(self) -> list[int]:
-        """r_l p_l."""
+        """Features of each level, r_l p_l."""
         return [
             rank * count
             for rank, count in zip(
@@ -339,7 +348,7 @@ class BilinearLevels(ScoringForm):
 
 @dataclass(frozen=True)
 class BilinearTrain(ScoringForm):
-    """xᵀ (P_L ⊕L P_R ⊕Rᵀ) x', of full rank (S2-BBTT).
+    """Scores xᵀ (P_L ⊕L P_R ⊕Rᵀ) x', of full rank (S2-BBTT).
 
     Attributes:
         rank, out_factors, in_factors: s; (a, b) and (c, d) of the width, balanced if
@@ -370,10 +379,8 @@ class BilinearTrain(ScoringForm):
 
     def inner(self, width: int) -> int:
         """Return b c s, the features of queries and keys where both are projected."""
-        (_, b), (c, _) = (
-            balance_factors(width, self.out_factors, "out"),
-            balance_factors(width, self.in_factors, "in"),
-        )
+        _, b = balance_factors(width, self.out_factors, "out")
+        c, _ = balance_factors(width, self.in_factors, "in")
         return b * c * self.rank
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -383,8 +390,9 @@ class BilinearTrain(ScoringForm):
 def token_blocks(
     tokens: int, levels: int, length: int | None = None
 ) -> tuple[int, ...]:
-    """Return the tokens of a block of each level, halved from one to the next, as if
-    the end of ``length`` were padded.
+    """Return the tokens of a block of each level, halved from one to the next.
+
+    They are those of a sequence padded at its end to ``length``.
 
     Raises:
         InputError: the sequence is longer than ``length``, or has fewer tokens than the
@@ -415,8 +423,9 @@ def token_blocks(
 
 
 def mixed(layers: int, pattern: Sequence[ScoringForm]) -> tuple[ScoringForm, ...]:
-    """Return a form for every layer: a pattern, repeated, as global attention and
-    windows alternate (S2-GSWA).
+    """Return a form for every layer, from a pattern that repeats (S2-GSWA).
+
+    So global attention and windows can alternate.
 
     Example:
         >>> wide, near = structured.Standard(), structured.Standard(window=8)
@@ -444,11 +453,14 @@ REGRESSORS: dict[str, Callable[..., ScoringForm]] = {
 
 
 def form_of_name(name: str, arguments: Mapping[str, Any]) -> ScoringForm:
-    """Make a scoring function by name; lists among its arguments, as they come from
-    files, become tuples.
+    """Make a scoring function by name.
+
+    Lists among its arguments, as they come from files, become tuples.
     """
     if name not in REGRESSORS:
         raise unknown_name("model", name, REGRESSORS)
-    return REGRESSORS[name](
-        **{key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items()}
-    )
+    options = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in arguments.items()
+    }
+    return REGRESSORS[name](**options)

@@ -1,5 +1,9 @@
-"""Structured matrices as linear maps, their sizes, and the containments among their
-families.
+"""Structured matrices as linear maps, with their sizes and ranks.
+
+:class:`MultiLevelLowRank` and :class:`BlockTensorTrain` are the two families; low-rank
+and block-diagonal matrices are special cases. Each is checked against ``dense()``, its
+definition. Attention that scores with them is in
+:mod:`tsfm_lens.studies.structured.forms`.
 """
 
 from __future__ import annotations
@@ -23,8 +27,10 @@ __all__ += ["left_permutation", "nearest_tensor_train", "right_permutation"]
 
 
 def level_blocks(levels: int) -> tuple[int, ...]:
-    """Return the numbers of blocks of nested levels, 1, 2, 4, … (p_l = 2^(l-1));
-    InputError for no level.
+    """Return the numbers of blocks of nested levels, 1, 2, 4, … (p_l = 2^(l-1)).
+
+    Raises:
+        InputError: there is no level.
     """
     if levels < 1:
         raise InputError(f"{levels} levels; a form with levels has at least 1")
@@ -32,8 +38,10 @@ def level_blocks(levels: int) -> tuple[int, ...]:
 
 
 def balanced_factors(width: int) -> tuple[int, int]:
-    """Return two factors of a width, the smaller first, as near to its root as can be;
-    InputError for a prime.
+    """Return two factors of a width, the smaller first, as near to its root as can be.
+
+    Raises:
+        InputError: the width is a prime above 3.
     """
     whole(width, "width")
     low = next(
@@ -48,14 +56,18 @@ def balanced_factors(width: int) -> tuple[int, int]:
 
 
 def whole(value: int, what: str) -> int:
-    """Return a count; refuse any but a whole number of at least 1."""
+    """Return a count; raise InputError unless it is at least 1."""
     if value < 1:
         raise InputError(f"{what} is {value!r}, expected a whole number of at least 1")
     return value
 
 
 def refuse_remainder(size: int, blocks: int, what: str) -> int:
-    """Return the length of a block, where so many equal blocks fill ``size``."""
+    """Return the length of equal blocks that fill ``size``.
+
+    Raises:
+        InputError: the blocks do not divide the size.
+    """
     whole(blocks, "number of blocks")
     if size % blocks:
         raise InputError(
@@ -65,15 +77,16 @@ def refuse_remainder(size: int, blocks: int, what: str) -> int:
 
 
 def refuse_rank(rank: int, width: int, what: str) -> int:
-    """Return a rank; refuse a negative one or one above the width."""
+    """Return a rank; raise InputError if it is negative or above the width."""
     if not 0 <= rank <= width:
         raise InputError(f"{what} is {rank}, expected 0 to the width of {width}")
     return rank
 
 
 def refuse_ranks(ranks: Sequence[int], width: int) -> tuple[int, ...]:
-    """Return ranks of levels: at least one level, none negative, none above the width,
-    and not all of them 0.
+    """Return the ranks of levels; raise InputError unless they are valid.
+
+    There is at least one level, none is negative or above the width, and not all are 0.
     """
     valid = tuple(
         refuse_rank(rank, width, f"the rank of level {level}")
@@ -106,8 +119,9 @@ class StructuredMatrix(nn.Module, ABC):
     @property
     @abstractmethod
     def n_parameters(self) -> int:
-        """Number of parameters, by formula; a product with one vector takes as many
-        multiply-adds.
+        """Number of parameters, by formula.
+
+        A product with one vector takes as many multiply-adds.
         """
 
     @property
@@ -117,8 +131,9 @@ class StructuredMatrix(nn.Module, ABC):
 
 
 class MultiLevelLowRank(StructuredMatrix):
-    """Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ: low-rank blocks on the diagonal, a finer level over
-    each coarser one (S2-MLR).
+    """Sum over levels of low-rank blocks on the diagonal (S2-MLR).
+
+    It is Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ, a finer level over each coarser one.
 
     Attributes:
         ranks, blocks: rank of each block, by level, 0 leaving it out; blocks of each
@@ -158,29 +173,28 @@ class MultiLevelLowRank(StructuredMatrix):
         total = flat.new_zeros(len(flat), self.out_features)
         for left, right in zip(self.left, self.right, strict=True):
             if left.shape[-1]:
-                total = total + joined(
-                    torch.bmm(cut(flat, len(right)) @ right, left.transpose(1, 2))
-                )
+                narrow = cut(flat, len(right)) @ right
+                total = total + joined(torch.bmm(narrow, left.transpose(1, 2)))
         return total.reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        levels = zip(self.left, self.right, strict=True)
-        return torch.stack(
-            [
-                torch.block_diag(*(left @ right.transpose(1, 2)))
-                for left, right in levels
-            ]
-        ).sum(0)
+        levels = [
+            torch.block_diag(*(left @ right.transpose(1, 2)))
+            for left, right in zip(self.left, self.right, strict=True)
+        ]
+        return torch.stack(levels).sum(0)
 
     @property
     def n_parameters(self) -> int:
-        """(out + in) Σ r_l."""
+        """Number of parameters, (out + in) Σ r_l."""
         return (self.out_features + self.in_features) * sum(self.ranks)
 
     @property
     def generic_rank(self) -> int:
-        """Rank from the finest level up: R_l = min(block, r_l + blocks inside ·
-        R_{l+1}); levels must be nested.
+        """Rank for almost all values of the parameters; levels must be nested.
+
+        It is computed from the finest level up: R_l = min(block, r_l + blocks inside ·
+        R_{l+1}).
         """
         below = 0
         finer = self.blocks[-1]
@@ -199,8 +213,9 @@ class MultiLevelLowRank(StructuredMatrix):
 
 
 class LowRankBlockDiagonal(MultiLevelLowRank):
-    """⊕_k L_k R_kᵀ: one level of low-rank blocks (S2-LRBD); p = 1 is low rank, p =
-    width with rank 1 is diagonal.
+    """One level of low-rank blocks, ⊕_k L_k R_kᵀ (S2-LRBD).
+
+    p = 1 is low rank; p = width with rank 1 is diagonal.
     """
 
     def __init__(
@@ -210,18 +225,17 @@ class LowRankBlockDiagonal(MultiLevelLowRank):
 
 
 class LowRank(LowRankBlockDiagonal):
-    """L Rᵀ (S2-LR), as the scoring function W_Q W_Kᵀ of a head is."""
+    """Low-rank matrix L Rᵀ (S2-LR), as the scoring function W_Q W_Kᵀ of a head is."""
 
     def __init__(self, out_features: int, in_features: int, rank: int) -> None:
         super().__init__(out_features, in_features, rank, 1)
 
 
 class BlockTensorTrain(StructuredMatrix):
-    """P_L (⊕_{k'≤b} L_k') P_R (⊕_{k≤c} R_kᵀ): of full rank from s = 1 on, which is
-    Monarch (S2-BTT).
+    """Block tensor train, P_L (⊕_{k'≤b} L_k') P_R (⊕_{k≤c} R_kᵀ) (S2-BTT).
 
-    Entry (αb + β, γd + δ) is Σ_{t<s} L_β[α, γs + t] R_γ[δ, βs + t]: slices of fixed (β,
-    γ), (a, d), have rank s.
+    It has full rank from s = 1 on, which is Monarch. Entry (αb + β, γd + δ) is Σ_{t<s}
+    L_β[α, γs + t] R_γ[δ, βs + t]: slices of fixed (β, γ), (a, d), have rank s.
 
     Attributes:
         rank, out_factors, in_factors: s; (a, b) and (c, d) of the sizes, balanced if
@@ -267,7 +281,7 @@ class BlockTensorTrain(StructuredMatrix):
 
     @property
     def n_parameters(self) -> int:
-        """s (c · out + b · in)."""
+        """Number of parameters, s (c · out + b · in)."""
         return self.rank * (self.c * self.out_features + self.b * self.in_features)
 
     @property
@@ -282,14 +296,16 @@ def nearest_tensor_train(
     out_factors: tuple[int, int] | None = None,
     in_factors: tuple[int, int] | None = None,
 ) -> BlockTensorTrain:
-    """Compute the block tensor train nearest to a matrix (out, in) in the Frobenius
-    norm: slices (a, d) of rank s.
+    """Compute the block tensor train nearest to a matrix (out, in).
+
+    It is nearest in the Frobenius norm, with slices (a, d) of rank s.
 
     Raises:
         InputError: as in :class:`BlockTensorTrain`.
 
     Example:
-        >>> structured.nearest_tensor_train(torch.ones(4, 4), 1).dense().sum().round().item()
+        >>> train = structured.nearest_tensor_train(torch.ones(4, 4), 1)
+        >>> train.dense().sum().round().item()
         16.0
     """
     out = BlockTensorTrain(
@@ -311,8 +327,9 @@ def _copy_values(parameter: Tensor, values: Tensor) -> None:
 
 
 def left_permutation(a: int, b: int) -> Tensor:
-    """Return P_L as an index, (a b,): a vector as (b, a), transposed to (a, b),
-    flattened.
+    """Return P_L as an index, (a b,).
+
+    A vector is read as (b, a), transposed to (a, b), and flattened.
 
     Example:
         >>> structured.left_permutation(2, 3).tolist()
@@ -322,8 +339,9 @@ def left_permutation(a: int, b: int) -> Tensor:
 
 
 def right_permutation(b: int, c: int, s: int) -> Tensor:
-    """Return P_R as an index, (c b s,): a vector as (c, b, s), its first axes swapped,
-    flattened.
+    """Return P_R as an index, (c b s,).
+
+    A vector is read as (c, b, s), its first axes are swapped, and it is flattened.
 
     Example:
         >>> structured.right_permutation(2, 3, 1).tolist()
@@ -335,8 +353,10 @@ def right_permutation(b: int, c: int, s: int) -> Tensor:
 def balance_factors(
     width: int, factors: tuple[int, int] | None, what: str
 ) -> tuple[int, int]:
-    """Return given factors, refused if they do not multiply to the width, or balanced
-    ones.
+    """Return given factors of a width, or balanced ones.
+
+    Raises:
+        InputError: given ones do not multiply to the width.
     """
     if factors is None:
         return balanced_factors(width)

@@ -1,5 +1,9 @@
-"""Attention with a scoring function of one's choice, with its key cache, and small
-models of it.
+"""Attention with any scoring function, and small models of it.
+
+:class:`ScoredAttention` is the layer and :class:`Encoder` a stack of it;
+:class:`InContextRegressor` and :class:`StepForecaster` are the models, made by name in
+:func:`make_forecaster` and in :mod:`tsfm_lens.studies.structured.training`. Scoring
+functions are in :mod:`tsfm_lens.studies.structured.forms`.
 """
 
 from __future__ import annotations
@@ -32,8 +36,9 @@ __all__ = [
 
 
 class ScoredAttention(nn.Module):
-    """Multi-head attention of (batch, token, width): queries and keys as the form makes
-    them, dense values and output.
+    """Multi-head attention of (batch, token, width) with a scoring function.
+
+    Queries and keys are as the form makes them; values and output are dense.
 
     Raises:
         InputError: the heads do not divide the width, or as the form says.
@@ -66,8 +71,10 @@ class ScoredAttention(nn.Module):
         )
 
     def projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys as they enter the dot product, and values, each (batch,
-        head, token, feature).
+        """Return queries and keys as they enter the dot product, and values.
+
+        Returns:
+            (batch, head, token, feature) each.
         """
         query, key, value = (
             rearrange(
@@ -81,8 +88,9 @@ class ScoredAttention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Attention, then an MLP of ``d_mlp`` hidden units with GELU, each on a LayerNorm
-    of the stream.
+    """Attention, then an MLP of ``d_mlp`` hidden units with GELU.
+
+    Each reads a LayerNorm of the stream.
     """
 
     def __init__(
@@ -102,8 +110,9 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Blocks and a last LayerNorm, with a scoring function, or a pattern of several
-    that repeats over the layers.
+    """Blocks and a last LayerNorm, with a scoring function.
+
+    A pattern of several functions repeats over the layers.
     """
 
     def __init__(
@@ -136,9 +145,7 @@ class Encoder(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Linear read-in of so many inputs a token, and a learned vector for every
-    position.
-    """
+    """Linear read-in of a token's inputs, and a learned vector for every position."""
 
     def __init__(
         self,
@@ -163,8 +170,9 @@ class TokenEmbedding(nn.Module):
 
 
 class InContextRegressor(nn.Module):
-    """Regressor that predicts y of each x from the pairs before it, at most ``points``
-    pairs with ``d_input`` numbers.
+    """Regressor that predicts y of each x from the pairs before it.
+
+    There are at most ``points`` pairs, whose x have ``d_input`` numbers.
 
     Args:
         encoder, width: causal, and of its stream.
@@ -190,8 +198,10 @@ class InContextRegressor(nn.Module):
         self.d_input = whole(d_input, "d_input")
         self.points = whole(points, "points")
         self.paired = tokens == "pairs"
-        sizes = (2 * d_input + 1, points) if self.paired else (d_input, 2 * points)
-        self.embed = TokenEmbedding(sizes[0], width, sizes[1])
+        if self.paired:
+            self.embed = TokenEmbedding(2 * d_input + 1, width, points)
+        else:
+            self.embed = TokenEmbedding(d_input, width, 2 * points)
         self.encoder = encoder
         self.read_out = nn.Linear(width, 1)
         if not all(block.attn.causal for block in encoder.blocks):  # type: ignore[union-attr]
@@ -203,16 +213,18 @@ class InContextRegressor(nn.Module):
         nn.init.zeros_(self.read_out.bias)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Predict y, (batch, point), from (batch, point, d_input) and (batch, point),
-        each from earlier pairs.
+        """Predict each y from earlier pairs, (batch, point).
+
+        x is (batch, point, d_input) and y (batch, point).
         """
         if self.paired:
-            before = F.pad(torch.cat([x, y[..., None]], -1)[:, :-1], (0, 0, 1, 0))
-            tokens = torch.cat([x, before], -1)
+            earlier_pairs = F.pad(
+                torch.cat([x, y[..., None]], -1)[:, :-1], (0, 0, 1, 0)
+            )
+            tokens = torch.cat([x, earlier_pairs], -1)
         else:
-            tokens = torch.stack(
-                [x, F.pad(y[..., None], (0, self.d_input - 1))], 2
-            ).flatten(1, 2)
+            padded = F.pad(y[..., None], (0, self.d_input - 1))
+            tokens = torch.stack([x, padded], 2).flatten(1, 2)
         out: Tensor = self.read_out(self.encoder(self.embed(tokens)))
         if self.paired:
             return out[..., 0]
@@ -221,11 +233,11 @@ class InContextRegressor(nn.Module):
 
 @extensible
 class StepForecaster(nn.Module):
-    """Forecaster from windows (batch, channel, T) to (batch, channel, T): token t
-    forecasts step t ahead (S2-ETT).
+    """Forecaster whose token t reads step t and forecasts step t ahead (S2-ETT).
 
-    Linear maps read the channels of a time step into the stream and those of a forecast
-    out of it, between RevIN and its inverse. It opens behind a lens: ``load(model)``.
+    It maps windows (batch, channel, T) to (batch, channel, T). Linear maps read the
+    channels of a time step into the stream and those of a forecast out of it, between
+    RevIN and its inverse. It opens behind a lens: ``load(model)``.
     """
 
     def __init__(
@@ -248,9 +260,7 @@ class StepForecaster(nn.Module):
         self.read_out = nn.Linear(width, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map windows (batch, channel, T) to forecasts of the same shape, in the same
-        units.
-        """
+        """Map windows (batch, channel, T) to forecasts of the same shape and units."""
         mean, scale = self.revin.statistics(x)
         return self.forecast(
             self.encoder(self.embed(self.revin(x, mean, scale).mT)), (mean, scale)
@@ -261,8 +271,9 @@ class StepForecaster(nn.Module):
         return self.revin.statistics(x)
 
     def forecast(self, stream: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
-        """Map the last stream (…, token, width) to forecasts (…, channel, T) in the
-        units of the windows.
+        """Map the last stream (…, token, width) to forecasts (…, channel, T).
+
+        They are in the units of the windows.
         """
         return self.revin.inverse(self.read_out(stream).mT, *statistics)
 
@@ -293,7 +304,10 @@ def make_forecaster(
         InputError: sizes do not go together.
 
     Example:
-        >>> structured.make_forecaster("mlr-attention", 16, 16, 7, ranks=[12, 4])(torch.ones(1, 7, 16)).shape
+        >>> model = structured.make_forecaster(
+        ...     "mlr-attention", 16, 16, 7, ranks=[12, 4]
+        ... )
+        >>> model(torch.ones(1, 7, 16)).shape
         torch.Size([1, 7, 16])
     """
     if horizon != length:

@@ -1,4 +1,8 @@
-"""Attention over nested blocks of tokens, or in a window."""
+"""Attention over nested blocks of tokens, or in a window.
+
+:class:`Reach` says which keys a query scores; :func:`reaching_scores` computes the
+scores and :func:`reaching_attention` the attention.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,9 @@ __all__ = ["Reach", "block_depth", "reaching_attention", "reaching_scores"]
 
 @dataclass(frozen=True)
 class Reach:
-    """Keys that a query scores, and the number of features for each; ``scale`` is a
-    factor on the scores.
+    """Keys that a query scores, and the number of features for each.
+
+    ``scale`` is a factor on the scores.
 
     Attributes:
         ranks: features of each level; they lie side by side in queries and keys.
@@ -36,23 +41,26 @@ class Reach:
 
 
 def block_depth(tokens: int, blocks: tuple[int, ...]) -> Tensor:
-    """Return (query, key): the deepest level whose block holds both tokens, from 1 on,
-    d(j, j') (S2-MLRA).
+    """Return the deepest level whose block holds both tokens, d(j, j') (S2-MLRA).
+
+    Levels count from 1 on; the result is (query, key).
 
     Example:
         >>> depth = structured.block_depth(16, (16, 8, 4))
         >>> depth[7, 8].item(), depth[0, 7].item(), depth[0, 3].item()
         (1, 2, 3)
     """
-    at = torch.arange(tokens)
-    return torch.stack([at[:, None] // block == at // block for block in blocks]).sum(0)
+    positions = torch.arange(tokens)
+    return torch.stack(
+        [positions[:, None] // block == positions // block for block in blocks]
+    ).sum(0)
 
 
 def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
-    """Compute all scores (…, query, key) before the softmax, -inf where a key may not
-    be seen.
+    """Compute all scores (…, query, key) before the softmax.
 
-    Queries and keys are (…, token, feature), the features of the levels side by side.
+    They are -inf where a key may not be seen. Queries and keys are (…, token, feature),
+    the features of the levels side by side.
 
     Example:
         >>> x = torch.eye(2)[None]
@@ -77,8 +85,8 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
     scores = total.squeeze(-3)[..., :tokens, :tokens]
     if reach.by_depth:
         scores = scores / block_depth(tokens, reach.blocks).to(scores.device)
-    at = torch.arange(tokens, device=query.device)
-    ahead = at - at[:, None]
+    positions = torch.arange(tokens, device=query.device)
+    ahead = positions - positions[:, None]
     if reach.causal:
         hidden = ahead > 0
     else:
@@ -91,8 +99,9 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
 
 
 def _in_pairs(blocks: Tensor) -> Tensor:
-    """Put every two of (…, block, query, key) on the diagonal of a block twice as
-    large.
+    """Put every two blocks on the diagonal of one twice as large.
+
+    Blocks are (…, block, query, key).
     """
     first, second = blocks.unflatten(-3, (-1, 2)).unbind(-3)
     width = blocks.shape[-1]
@@ -107,7 +116,8 @@ def reaching_attention(
 
     Example:
         >>> x = torch.eye(2)[None]
-        >>> structured.reaching_attention(x, x, x, structured.Reach((2,), (2,)))[0, 0].tolist()
+        >>> reach = structured.Reach((2,), (2,))
+        >>> structured.reaching_attention(x, x, x, reach)[0, 0].tolist()
         [1.0, 0.0]
     """
     return torch.softmax(reaching_scores(query, key, reach), -1) @ value

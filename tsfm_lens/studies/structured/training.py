@@ -1,5 +1,8 @@
-"""In-context linear regression with its least-squares oracle, and maximal update
-parametrisation.
+"""In-context linear regression, and maximal update parametrisation (μP).
+
+:class:`InContextTask` trains an :class:`InContextRegressor` on :class:`Prompts`; its
+oracle is :func:`least_squares_in_context`. :func:`redraw` and :func:`parameter_groups`
+are μP. The training loop is in :mod:`tsfm_lens.training`.
 """
 
 from __future__ import annotations
@@ -35,8 +38,9 @@ FIRST_DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts x_1, f(x_1), …, x_N of linear f(x) = wᵀx, w ~ N(0, I) and x ~ N(0, I /
-    d), without noise (S2-ICL).
+    """Prompts x_1, f(x_1), …, x_N of linear functions, without noise (S2-ICL).
+
+    f(x) = wᵀx with w ~ N(0, I) and x ~ N(0, I / d).
 
     Attributes:
         inputs, points: d, and N; 2 · d if None.
@@ -50,7 +54,7 @@ class Prompts:
 
     @property
     def count(self) -> int:
-        """N."""
+        """Number of points, N."""
         if self.points is None:
             return 2 * self.inputs
         return self.points
@@ -62,15 +66,15 @@ class Prompts:
         share = step / self.curriculum
         first = min(FIRST_DIMENSIONS, self.inputs)
         points = min(2 * first, self.count)
-        return first + int(share * (self.inputs - first)), points + int(
-            share * (self.count - points)
-        )
+        dimensions = first + int(share * (self.inputs - first))
+        return dimensions, points + int(share * (self.count - points))
 
     def draw(
         self, prompts: int, seed: int, *parts: int, step: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Draw x (prompt, point, d) and y (prompt, point) from a stream of seed and
-        parts; whole without a step.
+        """Draw x (prompt, point, d) and y (prompt, point), by seed and parts.
+
+        They have the sizes of a step of the curriculum, and full ones without a step.
         """
         generator = stream(seed, *parts)
         dimensions, points = self.sizes(self.curriculum if step is None else step)
@@ -84,10 +88,10 @@ class Prompts:
 
 
 def least_squares_in_context(x: Tensor, y: Tensor) -> Tensor:
-    """Predict y (prompt, point) of x (prompt, point, d) by minimum-norm least squares,
-    each from the pairs before it.
+    """Predict y by minimum-norm least squares, each from the pairs before it.
 
-    Predictions (prompt, point) are in float64; the first is 0.
+    x is (prompt, point, d) and y (prompt, point). Predictions (prompt, point) are in
+    float64; the first is 0.
 
     Example:
         >>> x, y = structured.Prompts(inputs=2).draw(5, seed=0)
@@ -105,8 +109,9 @@ def least_squares_in_context(x: Tensor, y: Tensor) -> Tensor:
 
 
 def oracle_errors(inputs: int, points: int) -> Tensor:
-    """Compute the oracle's expected squared error after 0, 1, … pairs, 1 - i / d, and 0
-    from d pairs on, (point,).
+    """Compute the oracle's expected squared error after 0, 1, … pairs, (point,).
+
+    It is 1 - i / d after i pairs, and 0 from d pairs on.
 
     Example:
         >>> structured.oracle_errors(4, 6).tolist()
@@ -138,7 +143,10 @@ def make_regressor(
         InputError: sizes do not go together.
 
     Example:
-        >>> made = structured.make_regressor("bilinear-btt", structured.Prompts(4), width=16, layers=1)
+        >>> prompts = structured.Prompts(4)
+        >>> made = structured.make_regressor(
+        ...     "bilinear-btt", prompts, width=16, layers=1
+        ... )
         >>> made(torch.ones(1, 8, 4), torch.ones(1, 8)).shape
         torch.Size([1, 8])
     """
@@ -153,8 +161,9 @@ def make_regressor(
 def errors_by_pairs(
     model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: int = 512
 ) -> Tensor:
-    """Compute the mean squared error of x (prompt, point, d) and y (prompt, point)
-    after 0, 1, … pairs, (point,).
+    """Compute the mean squared error after 0, 1, … pairs, (point,).
+
+    x is (prompt, point, d) and y (prompt, point).
     """
     training = model.training
     device = next(model.parameters()).device
@@ -201,20 +210,25 @@ class InContextTask:
         self.x, self.y = prompts.draw(held_out, 0, HELD_OUT)
         forms = [repr(form) for form in model.encoder.forms]
         sizes = {name: list(part.shape) for name, part in model.named_parameters()}
-        own = {
+        task_settings = {
             "batch": batch,
             "seed": seed,
             "epoch": epoch,
             "held_out": held_out,
             **asdict(prompts),
         }
-        of_model = {
+        model_settings = {
             "model.forms": forms,
             "model.heads": model.encoder.blocks[0].attn.n_heads,  # type: ignore[union-attr]
             "model.sizes": sizes,
         }
         self.identity = json.dumps(
-            {"task": self.name, **own, **of_model, **dict(settings or {})},
+            {
+                "task": self.name,
+                **task_settings,
+                **model_settings,
+                **dict(settings or {}),
+            },
             sort_keys=True,
         )
 
@@ -232,21 +246,23 @@ class InContextTask:
         return error.square().mean()
 
     def by_pairs(self) -> list[float]:
-        """Compute the mean squared error on the held-out prompts after 0, 1, … pairs."""
+        """Compute the held-out mean squared error after 0, 1, … pairs."""
         errors: list[float] = errors_by_pairs(self.model, self.x, self.y).tolist()
         return errors
 
     def evaluate(self) -> dict[str, float]:
-        """Compute mean squared errors on the held-out prompts: over all points, "mse",
-        and of the last one, "last".
+        """Compute mean squared errors on the held-out prompts.
+
+        They are of all points, "mse", and of the last one, "last".
         """
         errors = self.by_pairs()
         return {"mse": sum(errors) / len(errors), "last": errors[-1]}
 
 
 def first_deviation(d_out: int, d_in: int) -> float:
-    """Compute the standard deviation of first weights, d_in^-1/2 · min(1, √(d_out /
-    d_in)) (S2-MUP).
+    """Compute the standard deviation of first weights in μP (S2-MUP).
+
+    It is d_in^-1/2 · min(1, √(d_out / d_in)).
 
     Example:
         >>> structured.first_deviation(d_out=16, d_in=64)
@@ -256,8 +272,9 @@ def first_deviation(d_out: int, d_in: int) -> float:
 
 
 def find_fan_in(module: nn.Module, name: str) -> int | None:
-    """Return the length of the sum in one output of a parameter; None without such a
-    sum (biases, norms, read-in).
+    """Return the number of inputs that one output of a parameter sums.
+
+    None without such a sum: biases, norms, read-in.
     """
     if isinstance(module, LevelFactor):
         return int(module.factors[int(name.rpartition(".")[2])].shape[1])
@@ -273,32 +290,36 @@ def find_fan_in(module: nn.Module, name: str) -> int | None:
 def parameter_groups(
     model: nn.Module, rate: float, base_width: int
 ) -> list[dict[str, Any]]:
-    """Group parameters by the learning rate of AdamW that μP gives each, as torch's
-    optimisers take them (S2-MUP).
+    """Group parameters by the learning rate of AdamW that μP gives each (S2-MUP).
 
-    ``rate`` is tuned at the width ``base_width``. Each group has "params", "lr", and
-    the "names" of its parameters.
+    Groups are as torch's optimisers take them: each has "params", "lr", and the "names"
+    of its parameters. ``rate`` is tuned at the width ``base_width``.
 
     Example:
         >>> encoder = structured.Encoder(32, 1, 2, structured.Standard())
-        >>> sorted(group["lr"] for group in structured.parameter_groups(encoder, 1e-3, 16))
+        >>> groups = structured.parameter_groups(encoder, 1e-3, 16)
+        >>> sorted(group["lr"] for group in groups)
         [0.000125, 0.0005, 0.001]
     """
     groups: dict[float, dict[str, Any]] = {}
     for path, parameter, fan_in in _parameters(model):
         if fan_in is None:
-            own = rate
+            group_rate = rate
         else:
-            own = rate * base_width / fan_in
-        group = groups.setdefault(own, {"params": [], "lr": own, "names": []})
+            group_rate = rate * base_width / fan_in
+        group = groups.setdefault(
+            group_rate, {"params": [], "lr": group_rate, "names": []}
+        )
         group["params"].append(parameter)
         group["names"].append(path)
     return list(groups.values())
 
 
 def redraw(model: nn.Module, seed: int) -> None:
-    """Draw first weights by μP: matrices by their sizes, read-out zero, read-in and
-    positions 0.02, biases zero.
+    """Draw first weights by μP.
+
+    Matrices are drawn by their sizes; the read-out is zero, read-in and positions have
+    deviation 0.02, biases are zero.
 
     Example:
         >>> model = structured.Encoder(16, 1, 2, structured.Standard())
@@ -311,7 +332,9 @@ def redraw(model: nn.Module, seed: int) -> None:
         getattr(module, "read_out", getattr(module, "head", None))
         for module in model.modules()
     )
-    last = {id(part.weight) for part in read_outs if isinstance(part, nn.Linear)}
+    read_out_ids = {
+        id(part.weight) for part in read_outs if isinstance(part, nn.Linear)
+    }
     fans = {id(parameter): fan_in for _, parameter, fan_in in _parameters(model)}
     with torch.no_grad():
         for path, parameter in model.named_parameters():
@@ -324,9 +347,9 @@ def redraw(model: nn.Module, seed: int) -> None:
                     deviation = first_deviation(len(parameter), fan_in)
                 else:
                     deviation = fan_in**-0.5
-                parameter.copy_(
-                    0.0 * draw if id(parameter) in last else deviation * draw
-                )
+                if id(parameter) in read_out_ids:
+                    deviation = 0.0
+                parameter.copy_(deviation * draw)
             elif parameter.ndim > 1:
                 parameter.copy_(0.02 * draw)
             else:

@@ -1,4 +1,8 @@
-"""Wiring of forecasters of time steps, whatever their scoring functions."""
+"""Wiring of forecasters of time steps, whatever their scoring functions.
+
+Read :class:`StepAdapter`; importing the module is what lets ``load(model)`` open a
+:class:`~tsfm_lens.studies.structured.models.StepForecaster`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,9 @@ __all__ = ["StepAdapter"]
 
 
 class StepAdapter(ChannelAdapter):
-    """Lens adapter of a :class:`StepForecaster`, whose tokens are the time steps of all
-    channels.
+    """Lens adapter of a :class:`StepForecaster`.
+
+    Its tokens are time steps, each with all channels.
     """
 
     architecture = "structured-steps"
@@ -44,8 +49,9 @@ class StepAdapter(ChannelAdapter):
 
 
 def describe_stack(model: StepForecaster) -> Stack:
-    """Return the rows of a model's blocks; layers with other numbers of scoring
-    features have rows of their own.
+    """Return the rows of a model's blocks.
+
+    Layers with other numbers of scoring features have rows of their own.
     """
     blocks = cast("list[EncoderBlock]", list(model.encoder.blocks))
     first = blocks[0].attn

@@ -1,3 +1,4 @@
-"""Windows with their truth, on which sweeps are scored: benchmarks, files, bundled
-series, chaotic systems.
+"""Evaluation sets: forecast tasks with their truth, on which sweeps are scored.
+
+They come from benchmarks, files, bundled series and simulated chaotic systems.
 """

@@ -1,4 +1,8 @@
-"""Data of a sweep, as fields of its configuration."""
+"""Data of a sweep, as fields of its configuration.
+
+Each class is one value of ``source`` with its options, and its ``sets()`` loads the
+evaluation sets. The loading itself is in the other modules of this package.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ Stamp = Annotated[
 """A timestamp; one without quotes is a date in YAML."""
 
 
-class _Cut(Strict):
+class _RollingWindows(Strict):
     """Last windows of each series, which are forecast."""
 
     horizon: int = Field(ge=1)
@@ -33,7 +37,10 @@ class _Cut(Strict):
 
 
 class GiftEval(Strict):
-    """Configurations of GIFT-Eval from its folders; ``$GIFT_EVAL`` if there is no path."""
+    """Configurations of GIFT-Eval, read from its folders.
+
+    The benchmark's folder is ``path``, or that of ``$GIFT_EVAL`` if there is none.
+    """
 
     source: Literal["gift_eval"]
     path: str | None = None
@@ -46,8 +53,9 @@ class GiftEval(Strict):
 
 
 class Folder(Strict):
-    """One dataset that is stored like GIFT-Eval's; its windows are those of the
-    benchmark's rules.
+    """One dataset that is stored as GIFT-Eval stores its own.
+
+    Its windows follow the benchmark's rules.
     """
 
     source: Literal["folder"]
@@ -63,7 +71,7 @@ class Folder(Strict):
         return gift_eval_folder(self.path, self.term, name=self.name or None, **options)
 
 
-class Bundled(_Cut):
+class Bundled(_RollingWindows):
     """Series that come with the package."""
 
     source: Literal["bundled"]
@@ -75,9 +83,10 @@ class Bundled(_Cut):
         )
 
 
-class File(_Cut):
-    """A CSV or Parquet file, all files of a folder, or those that a glob names, a
-    dataset each.
+class File(_RollingWindows):
+    """CSV or Parquet files, each of which becomes a dataset.
+
+    ``path`` is one file, a folder of files, or a glob.
     """
 
     source: Literal["file"]
@@ -101,37 +110,33 @@ class File(_Cut):
 
     def sets(self) -> list[EvaluationSet]:
         reading = self.model_dump(
-            exclude={"source", "path", "name", *_Cut.model_fields}
+            exclude={"source", "path", "name", *_RollingWindows.model_fields}
         )
-        return [
-            holdout_set
-            for path, name in self._files()
-            # a path, so that a file that is not there is never taken for a bundled
-            # series
-            for holdout_set in holdout_sets(
+        sets: list[EvaluationSet] = []
+        for path, name in self._files():
+            # a Path, not a text, so that a file that is not there is never taken for
+            # the name of a bundled series
+            sets += holdout_sets(
                 path, self.horizon, self.windows, self.stride, name, **reading
             )
-        ]
+        return sets
 
     def _files(self) -> list[tuple[Path, str | None]]:
-        """List the files, with the names of their sets: one file, all of a folder, or
-        those of a glob.
+        """List the files, with the names of their sets.
+
+        They are one file, all readable files of a folder, or those that a glob matches.
         """
         path = Path(self.path)
-        if not path.is_dir() and (
-            path.exists() or not any(sign in self.path for sign in "*?[")
-        ):
+        is_glob = any(sign in self.path for sign in "*?[")
+        # a file that has such a sign in its name is that file
+        if not path.is_dir() and (path.exists() or not is_glob):
             return [(path, self.name or None)]
-        paths = sorted(
-            map(
-                Path,
-                iglob(str(path / "*") if path.is_dir() else self.path, recursive=True),
-            )
-        )
+        pattern = str(path / "*") if path.is_dir() else self.path
+        paths = sorted(map(Path, iglob(pattern, recursive=True)))
         files = [
-            item
-            for item in paths
-            if item.is_file() and item.name.lower().endswith(READABLE)
+            file
+            for file in paths
+            if file.is_file() and file.name.lower().endswith(READABLE)
         ]
         if not files:
             raise InputError(
@@ -144,7 +149,7 @@ class File(_Cut):
         ]
 
 
-class Gluonts(_Cut):
+class Gluonts(_RollingWindows):
     """A gluonts dataset on disk."""
 
     source: Literal["gluonts"]
@@ -168,9 +173,10 @@ class Gluonts(_Cut):
         )
 
 
-class Dysts(_Cut):
-    """Trajectories of chaotic systems, integrated by the package dysts; see
-    ``tsfm_lens.sweep.data.dysts_sets``.
+class Dysts(_RollingWindows):
+    """Trajectories of chaotic systems, integrated by the package dysts.
+
+    See ``tsfm_lens.sweep.data.dysts_sets``.
     """
 
     source: Literal["dysts"]
@@ -184,11 +190,8 @@ class Dysts(_Cut):
     seed: int = 0
 
     def sets(self) -> list[EvaluationSet]:
-        trimmed = ("horizon", "windows", "stride")
-        options = self.model_dump(exclude={"source", "systems", *trimmed})
-        return dysts_sets(
-            self.systems, *(getattr(self, name) for name in trimmed), **options
-        )
+        options = self.model_dump(exclude={"source", "systems"})
+        return dysts_sets(self.systems, **options)
 
 
 Source = Annotated[

@@ -1,4 +1,8 @@
-"""Trajectories of chaotic systems, integrated with the package dysts."""
+"""Trajectories of chaotic systems, integrated with the package dysts.
+
+Read :func:`dysts_sets` first. The same seed gives the same trajectories; numpy's global
+random state, which dysts uses, is restored after each of them.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +32,17 @@ TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
 """Relative and absolute tolerance of each integrator."""
 _HINT = "dysts_systems() lists all; no delay equations, no maps."
 REFERENCE_POINTS = 1000
+"""Points of the path that initial conditions are drawn from."""
 REFERENCE_PERIODS = 10
+"""Periods that this path spans."""
 TRANSIENT = 200
-"""Points and periods of the path that initial conditions are drawn from, and its
-transient steps off the attractor.
-"""
+"""First points of this path, which are not on the attractor yet."""
 
 
 def dysts_systems() -> tuple[str, ...]:
-    """List the ordinary differential equations of dysts; its delay equations and maps
-    are left out.
+    """List the ordinary differential equations of dysts.
+
+    Its delay equations and maps are left out.
 
     Raises:
         MissingExtraError: dysts is not installed.
@@ -64,8 +69,9 @@ def dysts_sets(
     integrator: str = "LSODA",
     multivariate: bool = False,
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of trajectories of chaotic systems, one set
-    ``dysts/System`` per system.
+    """Cut rolling windows at the end of trajectories of chaotic systems.
+
+    There is one set ``dysts/System`` per system.
 
     Args:
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
@@ -105,11 +111,14 @@ def dysts_sets(
         ):
             if not np.isfinite(values).all():
                 raise InputError(f"trajectory {number} of {system!r} is not finite")
-            items = [
-                (f"ic{number}.{row}", values[row : row + 1])
-                for row in range(len(values))
-            ]
-            for item, rows in [(f"ic{number}", values)] if multivariate else items:
+            if multivariate:
+                items = [(f"ic{number}", values)]
+            else:
+                items = [
+                    (f"ic{number}.{row}", values[row : row + 1])
+                    for row in range(len(values))
+                ]
+            for item, rows in items:
                 all_windows += rolling_windows(item, rows, horizon, windows, stride)
         sets.append(
             EvaluationSet(
@@ -137,11 +146,10 @@ def _trajectories(
             raise InputError(
                 f"instances is {instances}, expected at most {path.shape[1] + 1}"
             )
-        # the name keeps the draws of one system apart from those of others
+        # the name makes the draws of one system independent of those of others
         rng = np.random.default_rng([seed, zlib.crc32(system.encode())])
-        for start in path.T[
-            rng.choice(path.shape[1], size=instances - 1, replace=False)
-        ]:
+        steps = rng.choice(path.shape[1], size=instances - 1, replace=False)
+        for start in path.T[steps]:
             yield _integrate(flow, start, points, periods, integrator)
 
 
@@ -180,7 +188,7 @@ def _integrate(
 
 def _dysts(module: str) -> ModuleType:
     with warnings.catch_warnings():
-        # it tells everyone that numba is missing
+        # dysts warns on import that numba is missing
         warnings.simplefilter("ignore")
         try:
             return import_module(module)

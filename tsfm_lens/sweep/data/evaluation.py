@@ -1,4 +1,9 @@
-"""Forecast tasks with their truth, on which a model is scored."""
+"""Forecast tasks with their truth, on which a model is scored.
+
+Read :class:`EvaluationSet` first: its windows, their batches for a model, the scale of
+their errors and the seasonal naive forecast. Where the series come from is in the
+modules beside this one, and the scores are in :mod:`tsfm_lens.sweep.statistics`.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +81,9 @@ class Window:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of names, start and values; equal on every machine and for every
-        float type of equal values.
+        """SHA-256 of names, start and values.
+
+        It is equal on every machine, and for every float type of equal values.
         """
         hasher = hashlib.sha256(
             repr((self.item, int(self.index), str(self.start))).encode()
@@ -92,8 +98,9 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationSet:
-    """Windows of one dataset that are scored together; NaN and infinite values are
-    missing.
+    """Windows of one dataset that are scored together.
+
+    NaN and infinite values are missing.
 
     Attributes:
         name: unique in a sweep, as in "ett1/H/short", "bundled/co2" or "dysts/Lorenz".
@@ -129,10 +136,10 @@ class EvaluationSet:
             raise InputError(
                 f"evaluation set {self.name!r} has no window: expected at least one"
             )
-        for what in ("horizon", "seasonality"):
-            if getattr(self, what) < 1:
+        for name in ("horizon", "seasonality"):
+            if getattr(self, name) < 1:
                 raise InputError(
-                    f"evaluation set {self.name!r}: {what} is {getattr(self, what)},"
+                    f"evaluation set {self.name!r}: {name} is {getattr(self, name)},"
                     " expected 1 or more"
                 )
         ids: set[str] = set()
@@ -174,27 +181,25 @@ class EvaluationSet:
         """
         if n is None or n >= len(self):
             return self
-        indices = np.sort(
-            np.random.default_rng(seed).choice(len(self), size=n, replace=False)
-        )
+        rng = np.random.default_rng(seed)
+        indices = np.sort(rng.choice(len(self), size=n, replace=False))
         return replace(self, windows=tuple(self.windows[i] for i in indices))
 
     def chunks(self, size: int) -> list[tuple[int, ...]]:
-        """Split the indices of all windows, in order, into chunks of at most ``size``
-        series.
+        """Split the indices of all windows into chunks of at most ``size`` series.
 
-        A window is never parted: one with more variates than ``size`` is a chunk of its
-        own.
+        The order is kept, and a window is never divided: one with more variates than
+        ``size`` is a chunk by itself.
         """
-        parts: list[list[int]] = []
+        chunks: list[list[int]] = []
         space = 0
-        for number, window in enumerate(self.windows):
-            if not parts or window.n_variates > space:
-                parts.append([])
+        for index, window in enumerate(self.windows):
+            if not chunks or window.n_variates > space:
+                chunks.append([])
                 space = size
-            parts[-1].append(number)
+            chunks[-1].append(index)
             space -= window.n_variates
-        return [tuple(part) for part in parts]
+        return [tuple(chunk) for chunk in chunks]
 
     def batch(
         self, indices: Sequence[int], context_length: int | None = None
@@ -220,18 +225,15 @@ class EvaluationSet:
         notes: list[str] = []
         rows: list[dict[str, Any]] = []
         for window in windows:
-            skip = max(
-                0, window.context.shape[1] - (context_length or window.context.shape[1])
-            )
+            length = window.context.shape[1]
+            skip = max(0, length - (context_length or length))
             start = self._stamp(window, skip)
             for number, context in enumerate(window.context):
                 variate = ""
+                name = window.id
                 if window.n_variates > 1:
                     variate = str(number)
-                if variate:
                     name = f"{window.id}/{variate}"
-                else:
-                    name = window.id
                 values, note = _usable(context, skip, name)
                 notes += note
                 rows.append(
@@ -249,8 +251,9 @@ class EvaluationSet:
         return batch, known_values(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:
-        """Compute the seasonal error of each series' full context, the denominator of
-        MASE and MSIS.
+        """Compute the seasonal error of each series, the denominator of MASE and MSIS.
+
+        It is that of the full context, whatever part of it a model gets.
 
         Returns:
             (series,) in data units, rows as in :meth:`batch`; NaN where it is 0 or has
@@ -260,7 +263,7 @@ class EvaluationSet:
             Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask
             of invalid values.
         """
-        numbers = [self._position(index) for index in indices]
+        numbers = [self._checked_index(index) for index in indices]
         for number in set(numbers) - set(self._scales):
             self._scales[number] = [
                 seasonal_error(row, self.seasonality)
@@ -271,8 +274,9 @@ class EvaluationSet:
     def seasonal_naive(
         self, indices: Sequence[int], levels: Sequence[float]
     ) -> np.ndarray:
-        """Repeat the last season, with Gaussian quantiles whose variance grows with the
-        seasons ahead.
+        """Repeat the last season, with Gaussian quantiles around it.
+
+        Their variance grows with the number of seasons ahead.
 
         Args:
             indices: numbers of windows.
@@ -287,33 +291,31 @@ class EvaluationSet:
         """
         normal = np.array([NormalDist().inv_cdf(level) for level in levels])
         seasons = np.floor(np.arange(self.horizon) / self.seasonality) + 1
-        rows = []
-        for context in (
-            row for window in self._pick(indices) for row in window.context
-        ):
-            mean, deviation = last_season(
-                filled(context), self.seasonality, self.horizon
-            )
-            rows.append(mean + normal[:, None] * deviation * np.sqrt(seasons))
-        return np.stack(rows)
+        quantiles = []
+        for window in self._pick(indices):
+            for context in window.context:
+                mean, deviation = last_season(
+                    filled(context), self.seasonality, self.horizon
+                )
+                spread = normal[:, None] * deviation * np.sqrt(seasons)
+                quantiles.append(mean + spread)
+        return np.stack(quantiles)
 
     def fingerprint(self, indices: Iterable[int] | None = None) -> str:
-        """Compute the SHA-256, in hex, of all that is scored: values, labels, names,
-        horizon, frequency and season.
+        """Compute the SHA-256, in hex, of all that is scored.
 
-        The order of the indices (all if None), the set's name and the float type of
-        equal values do not matter to it.
+        These are values, labels, names, horizon, frequency and season. The order of the
+        indices (all if None), the set's name and the float type of equal values do not
+        change it.
         """
-        numbers = (
-            range(len(self))
-            if indices is None
-            else {self._position(index) for index in indices}
-        )
+        numbers: Iterable[int] = range(len(self))
+        if indices is not None:
+            numbers = {self._checked_index(index) for index in indices}
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
         digests = sorted(self.windows[index].digest for index in numbers)
         return hashlib.sha256(b"".join([header.encode(), *digests])).hexdigest()
 
-    def _position(self, index: int) -> int:
+    def _checked_index(self, index: int) -> int:
         if not -len(self) <= index < len(self):
             raise InputError(
                 f"window {index} is out of range: {self.name!r} has {len(self)}"
@@ -321,7 +323,7 @@ class EvaluationSet:
         return int(index) % len(self)
 
     def _pick(self, indices: Sequence[int]) -> list[Window]:
-        windows = [self.windows[self._position(index)] for index in indices]
+        windows = [self.windows[self._checked_index(index)] for index in indices]
         if not windows:
             raise InputError(
                 f"no window of {self.name!r} is named: expected at least one index"
@@ -329,8 +331,9 @@ class EvaluationSet:
         return windows
 
     def _stamp(self, window: Window, skip: int) -> pd.Timestamp | None:
-        """Compute the timestamp of the context's first step after ``skip``; None where
-        unknown or past pandas' era.
+        """Compute the timestamp of the context's first step after ``skip``.
+
+        It is None where it is unknown, or beyond the range of pandas' timestamps.
         """
         if window.start is None or self.freq is None:
             if not skip:
@@ -348,20 +351,23 @@ class EvaluationSet:
 
 
 def _usable(row: np.ndarray, skip: int, name: str) -> tuple[np.ndarray, list[str]]:
-    """Return the context after ``skip`` steps with at least one value, and a note if
-    that value was filled in.
+    """Return the context after ``skip`` steps, with at least one value.
+
+    If that value was filled in, a note says so.
     """
     context = known_values(row[skip:])
     if not np.isnan(context).all():
         return context, []
     finite = row[np.isfinite(row)]
-    context[-1] = finite[-1] if len(finite) else 0.0
-    what = "0, as the series has no value"
+    value = 0.0
+    origin = "0, as the series has no value"
     if len(finite):
-        what = "the last value before them"
+        value = finite[-1]
+        origin = "the last value before them"
+    context[-1] = value
     return context, [
         f"{name}: the {len(context)} steps of context are all missing; the last was"
-        f" given {what}"
+        f" given {origin}"
     ]
 
 
@@ -373,8 +379,9 @@ def rolling_windows(
     stride: int | None = None,
     start: pd.Timestamp | None = None,
 ) -> Iterator[Window]:
-    """Cut the last windows of one item, in time order; each context is the whole
-    history before its label.
+    """Cut the last windows of one item, in time order.
+
+    The context of each is the whole history before its label.
     """
     if stride is None:
         stride = horizon
@@ -386,28 +393,27 @@ def rolling_windows(
         if number < 1:
             raise InputError(f"{name} is {number}, expected 1 or more")
     length = values.shape[-1]
-    least = steps_needed(horizon, windows, stride)
-    if length < least:
+    min_length = steps_needed(horizon, windows, stride)
+    if length < min_length:
         raise InputError(
             f"series {item!r} has {length} steps: {windows} windows of horizon"
-            f" {horizon}, {stride} steps apart, need at least {least}"
+            f" {horizon}, {stride} steps apart, need at least {min_length}"
         )
     for index in range(windows):
-        trimmed = length - horizon - stride * (windows - 1 - index)
-        yield Window(
-            item,
-            index,
-            values[:, :trimmed],
-            values[:, trimmed : trimmed + horizon],
-            start,
-        )
+        origin = length - horizon - stride * (windows - 1 - index)
+        context = values[:, :origin]
+        label = values[:, origin : origin + horizon]
+        yield Window(item, index, context, label, start)
 
 
 def scored_windows(
     item: str, values: np.ndarray, **cut: Any
 ) -> tuple[list[Window], list[str]]:
-    """Cut the last windows of one item whose labels have a value, with notes on what
-    has none.
+    """Cut the last windows of one item whose labels have a value.
+
+    Steps at the end at which no variate has a value are left out first, as if the
+    series ended before them; then windows whose whole label falls into a gap. Notes say
+    what was left out.
 
     Steps at the end at which no variate has a value are left out first, as if the
     series ended before them; then windows whose whole label falls into a gap.
@@ -442,24 +448,26 @@ def scored_windows(
 def matching(
     what: str, patterns: str | Sequence[str], names: Sequence[str], hint: str
 ) -> list[str]:
-    """Select names by patterns, which may leave out what follows a slash, in the order
-    of the names.
+    """Select names by patterns, in the order of the names.
+
+    A pattern may leave out what follows a slash.
     """
     matches: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        of_pattern = {
+        selected = {
             name
             for name in names
             if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}/*")
         }
-        if not of_pattern:
+        if not selected:
             raise unknown_name(what, pattern, names, hint=hint)
-        matches |= of_pattern
+        matches |= selected
     return [name for name in names if name in matches]
 
 
 def steps_needed(horizon: int, windows: int, stride: int) -> int:
-    """Return the length of the shortest series that these windows fit, with one step of
-    context for the first.
+    """Return the length of the shortest series that these windows fit.
+
+    The first window has one step of context.
     """
     return horizon + stride * (windows - 1) + 1

@@ -1,4 +1,8 @@
-"""Evaluation sets from a user's own series, the bundled ones, and gluonts datasets."""
+"""Evaluation sets from a user's own series, the bundled ones, and gluonts datasets.
+
+Read :func:`holdout_sets` first. Reading files is left to :mod:`tsfm_lens.data`, and the
+cutting of windows to :mod:`tsfm_lens.sweep.data.evaluation`.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +32,9 @@ def holdout_sets(
     name: str | None = None,
     **reading: Any,
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of any series, one set for each frequency and
-    season, or bundled series.
+    """Cut rolling windows at the end of any series, or of bundled ones.
+
+    There is one set for each frequency and season, or for each bundled series.
 
     Args:
         series: names of bundled series, or anything that
@@ -49,10 +54,11 @@ def holdout_sets(
         UnknownNameError: a list has names of bundled series and one that is none.
 
     Example:
-        >>> [each.name for each in sweep.holdout_sets(["co2", "nile"], horizon=12)]
+        >>> sets = sweep.holdout_sets(["co2", "nile"], horizon=12)
+        >>> [evaluation_set.name for evaluation_set in sets]
         ['bundled/co2', 'bundled/nile']
     """
-    trimmed = horizon, windows, stride
+    rolling = horizon, windows, stride
     names = series
     if isinstance(series, str) and series in bundled_names():
         names = [series]
@@ -61,20 +67,20 @@ def holdout_sets(
         and names
         and all(isinstance(item, str) for item in names)
     ):
-        infos = [bundled_info(item) for item in names]
-        return [
-            _sets(bundled(i.name), f"bundled/{i.name}", *trimmed, i.source, i.field)[0]
-            for i in infos
-        ]
-    file = None
-    if isinstance(series, str | Path):
+        sets = []
+        for info in [bundled_info(item) for item in names]:
+            title = f"bundled/{info.name}"
+            batch = bundled(info.name)
+            # a bundled series has one frequency and one season, so one set
+            sets.append(_sets(batch, title, *rolling, info.source, info.field)[0])
+        return sets
+    label = "series"
+    source = "series of the caller"
+    if isinstance(series, str | Path) and Path(series).name:
         file = Path(series).name
-    label, source = (
-        (file.split(".")[0], f"file {file}")
-        if file
-        else ("series", "series of the caller")
-    )
-    return _sets(as_series(series, **reading), name or label, *trimmed, source)
+        label = file.split(".")[0]
+        source = f"file {file}"
+    return _sets(as_series(series, **reading), name or label, *rolling, source)
 
 
 def _sets(
@@ -87,12 +93,12 @@ def _sets(
     domain: str = "",
 ) -> list[EvaluationSet]:
     """Make one set for each frequency and season length of a batch."""
-    windows_of_kind: dict[tuple[str | None, int], list[Window]] = {}
+    windows_by_season: dict[tuple[str | None, int], list[Window]] = {}
     notes = list(batch.notes)
     for group, members in batch.rows_by_group().items():
         first = members[0]
         values = np.stack([batch.values[row] for row in members])
-        trimmed, remarks = scored_windows(
+        group_windows, remarks = scored_windows(
             group,
             values,
             horizon=horizon,
@@ -101,17 +107,16 @@ def _sets(
             start=batch.starts[first],
         )
         notes += remarks
-        windows_of_kind.setdefault(
-            (batch.freqs[first], batch.seasonalities[first]), []
-        ).extend(trimmed)
-    freqs = [freq for freq, _ in windows_of_kind]
+        season_key = batch.freqs[first], batch.seasonalities[first]
+        windows_by_season.setdefault(season_key, []).extend(group_windows)
+    freqs = [freq for freq, _ in windows_by_season]
     sets = []
-    for (freq, season), all_windows in windows_of_kind.items():
-        if len(freqs) == 1:
-            label = name
-        else:
-            label = f"{name}/{freq or 'unknown'}"
-        label += f"/season-{season}" if freqs.count(freq) > 1 else ""
+    for (freq, season), all_windows in windows_by_season.items():
+        label = name
+        if len(freqs) > 1:
+            label += f"/{freq or 'unknown'}"
+        if freqs.count(freq) > 1:
+            label += f"/season-{season}"
         sets.append(
             EvaluationSet(
                 label,
@@ -177,19 +182,16 @@ def gluonts_set(
             )
         ids.add(item)
         start = entry.get("start")
-        freq = (
-            freq
-            or (start.freqstr if isinstance(start, pd.Period) else None)
-            or entry.get("freq")
-        )
+        period_freq = start.freqstr if isinstance(start, pd.Period) else None
+        freq = freq or period_freq or entry.get("freq")
         values = np.atleast_2d(to_floats(entry["target"], f"series {item!r}"))
         stamp = None
         if start is not None and freq:
             stamp = find_start(start, freq)
-        trimmed, remarks = scored_windows(
+        item_windows, remarks = scored_windows(
             item, values, horizon=horizon, windows=windows, stride=stride, start=stamp
         )
-        all_windows += trimmed
+        all_windows += item_windows
         notes += remarks
     stamps = None
     if freq:
@@ -220,23 +222,23 @@ def gluonts_file(
     seasonality: int | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of a dataset on disk, as gluonts' FileDataset
-    reads it.
+    """Cut rolling windows at the end of a dataset on disk.
+
+    It is read as gluonts' FileDataset does.
     """
-    position = local_path(path)
+    location = local_path(path)
+    # a wrong frequency is refused before the files are read
     parse_frequency(freq)
     entries = [
-        entry for file in _gluonts_files(position) for entry in gluonts_rows(file)
+        entry for file in _gluonts_files(location) for entry in gluonts_rows(file)
     ]
     options: dict[str, Any] = {
         "freq": freq,
         "seasonality": seasonality,
         "domain": domain,
     }
-    name, source = (
-        name or position.name.split(".")[0],
-        f"gluonts dataset {position.name}",
-    )
+    name = name or location.name.split(".")[0]
+    source = f"gluonts dataset {location.name}"
     try:
         return gluonts_set(
             entries, horizon, windows, stride, name, source=source, **options
@@ -245,23 +247,23 @@ def gluonts_file(
         raise InputError(f"{path}: {error}") from error
 
 
-def _gluonts_files(place: Path) -> list[Path]:
+def _gluonts_files(location: Path) -> list[Path]:
     """List the files of a dataset, in the order of their names."""
-    if place.is_file():
-        return [place]
-    if not place.is_dir():
-        raise InputError(f"there is no file or folder {str(place)!r}")
+    if location.is_file():
+        return [location]
+    if not location.is_dir():
+        raise InputError(f"there is no file or folder {str(location)!r}")
     splits = sorted(
         entry.name
-        for entry in place.iterdir()
+        for entry in location.iterdir()
         if entry.is_dir() and entry.name in ("train", "test")
     )
     if splits:
         raise InputError(
-            f"{str(place)!r} holds {' and '.join(splits)}; give the folder of one"
+            f"{str(location)!r} holds {' and '.join(splits)}; give the folder of one"
         )
     return sorted(
         file
-        for file in place.rglob("*")
+        for file in location.rglob("*")
         if file.is_file() and not file.name.startswith(".")
     )

@@ -1,5 +1,8 @@
-"""GIFT-Eval: its 97 configurations from the folders of the benchmark, and other
-datasets stored like it.
+"""GIFT-Eval: its 97 configurations, read from the folders of the benchmark.
+
+Read :func:`gift_eval` first; :func:`gift_eval_folder` reads another dataset that is
+stored in the same way. Horizons, numbers of windows and seasons follow the benchmark's
+rules. Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -64,8 +67,9 @@ class GiftEvalConfig:
 
 
 def find_source(dataset: str) -> str:
-    """Return the collection that a dataset is taken from: "ett1" of "ett1/H/short", and
-    of its other terms.
+    """Return the collection that a dataset is taken from.
+
+    It is "ett1" for "ett1/H/short", and for the other frequencies and terms of ett1.
     """
     parts = dataset.split("/")
     if len(parts) > 1 and parts[-1] in TERMS:
@@ -93,9 +97,8 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
 def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
     """List the 97 configurations, in the order of the benchmark."""
     configs = []
-    with (files("tsfm_lens.sweep.data") / "benchmarks" / "gift_eval.csv").open(
-        encoding="utf-8"
-    ) as handle:
+    file = files("tsfm_lens.sweep.data") / "benchmarks" / "gift_eval.csv"
+    with file.open(encoding="utf-8") as handle:
         table = pd.read_csv(handle, keep_default_na=False)
     for row in table.to_dict("records"):
         _, freq, term = row["key"].split("/")
@@ -116,8 +119,9 @@ def gift_eval(
     *,
     missing: Literal["error", "skip"] = "error",
 ) -> list[EvaluationSet]:
-    """Read the test windows of GIFT-Eval from its folders, one set per configuration,
-    as the leaderboard has them.
+    """Read the test windows of GIFT-Eval from its folders.
+
+    There is one set per configuration, as the leaderboard has them.
 
     Args:
         path: the benchmark's folder; that of the environment variable ``GIFT_EVAL`` if
@@ -148,22 +152,21 @@ def gift_eval(
         "gift_eval_configs() lists all 97.",
     )
     selection = [by_key[key] for key in keys]
-    position = path
+    location = path
     if path is None:
-        position = os.environ.get(VARIABLE)
-    if not position:
+        location = os.environ.get(VARIABLE)
+    if not location:
         raise InputError(
             "where is GIFT-Eval? Give its folder, or set the environment variable"
             f" {VARIABLE} to it. It is the dataset Salesforce/GiftEval on the Hugging"
             " Face hub."
         )
-    root = local_path(position)
+    root = local_path(location)
     if not root.is_dir():
-        if path is not None:
-            where = ""
-        else:
-            where = f", to which {VARIABLE} is set"
-        raise InputError(f"there is no folder {str(root)!r}{where}")
+        origin = ""
+        if path is None:
+            origin = f", to which {VARIABLE} is set"
+        raise InputError(f"there is no folder {str(root)!r}{origin}")
     absent = [config for config in selection if not (root / config.folder).is_dir()]
     if absent:
         folders = ", ".join(dict.fromkeys(config.folder for config in absent))
@@ -176,14 +179,15 @@ def gift_eval(
                 f'{message}. missing="skip" leaves out those that are not there.'
             )
         warnings.warn(message, stacklevel=2)
-    # terms of one dataset follow one another
     sets = []
-    rows_of = lru_cache(maxsize=1)(read_folder)
+    # one folder is enough: the terms of a dataset follow one another
+    read_folder_once = lru_cache(maxsize=1)(read_folder)
     for config in selection:
         if config in absent:
             continue
-        folder, rows = config.folder, rows_of(root / config.folder)
-        # the stored frequency may be anchored
+        folder = config.folder
+        rows = read_folder_once(root / folder)
+        # the stored frequency may be anchored, as W-SUN is
         freq = rows[0].freq or config.freq
         variates = len(rows[0].values)
         if parse_frequency(freq)[:2] != parse_frequency(config.freq)[:2]:
@@ -219,8 +223,9 @@ def gift_eval_folder(
     freq: str | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Read the test windows of any dataset that is stored like GIFT-Eval's, by the
-    benchmark's rules, as one set.
+    """Read the test windows of any dataset that is stored as GIFT-Eval stores its own.
+
+    They are one set, cut by the benchmark's rules.
 
     Args:
         path: folder with state.json.
@@ -235,7 +240,8 @@ def gift_eval_folder(
             unknown.
 
     Example:
-        >>> sweep.gift_eval_folder("path/to/gift-eval/us_births/D", "short")  # doctest: +SKIP
+        >>> folder = "path/to/gift-eval/us_births/D"
+        >>> sweep.gift_eval_folder(folder, "short")  # doctest: +SKIP
     """
     folder = local_path(path)
     rows = read_folder(folder)
@@ -280,7 +286,7 @@ def _set(
         windows = 1
     else:
         windows = min(max(1, share), MOST_WINDOWS)
-    least = steps_needed(horizon, windows, horizon)
+    min_length = steps_needed(horizon, windows, horizon)
     all_windows: list[Window] = []
     notes: list[str] = []
     times: Counter[str] = Counter()
@@ -290,26 +296,25 @@ def _set(
             item = row.item
         else:
             item = f"{row.item}#{times[row.item]}"
-        if row.values.shape[1] < least:
+        if row.values.shape[1] < min_length:
             notes.append(
                 f"{item}: left out, its {row.values.shape[1]} steps are too few for"
                 f" {windows} windows"
             )
             continue
-        trimmed = list(
-            rolling_windows(
-                item, row.values, horizon, windows, start=find_start(row.start, freq)
-            )
+        start = find_start(row.start, freq)
+        item_windows = list(
+            rolling_windows(item, row.values, horizon, windows, start=start)
         )
-        # the benchmark counts them, and they add nothing to its sums
-        empty = sum(not np.isfinite(window.label).any() for window in trimmed)
+        # they stay: the benchmark counts them, and they add nothing to its sums
+        empty = sum(not np.isfinite(window.label).any() for window in item_windows)
         if empty:
             notes.append(f"{item}: {empty} of {windows} windows have no value to score")
-        all_windows += trimmed
+        all_windows += item_windows
     if not all_windows:
         raise InputError(
-            f"every series of {folder!r} is shorter than {least} steps, too few for"
-            f" horizon {horizon}"
+            f"every series of {folder!r} is shorter than {min_length} steps, too few"
+            f" for horizon {horizon}"
         )
     alias = stamp_frequency(freq)
     return EvaluationSet(

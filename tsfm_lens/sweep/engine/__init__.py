@@ -1,3 +1,1 @@
-"""Run of a sweep: cells, engines, workers, and the way from a configuration to a full
-store.
-"""
+"""Computation of a sweep's cells, in this process, several processes or a cluster."""

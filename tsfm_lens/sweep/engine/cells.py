@@ -1,7 +1,8 @@
-"""Cells: one model, one variant, and a chunk of windows of one dataset, forecast and
-scored.
+"""Cells of a sweep, forecast and scored.
 
-:func:`run` is the way in: it computes what a table of cells lists and a store lacks.
+A cell is one model, one variant, and a chunk of windows of one dataset. Read
+:func:`run` first: it computes the cells of a table that a store lacks. Which cells
+there are is decided in :mod:`tsfm_lens.sweep.planner`.
 """
 
 from __future__ import annotations
@@ -66,9 +67,10 @@ def run(
         StoreError: the store cannot be written.
 
     Example:
-        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
-        >>> variants = {"layers": {"sizes": [1]}}
-        >>> config = sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants})
+        >>> nile = {"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}
+        >>> content = {"models": [{"source": "bolt-nano"}], "data": [nile]}
+        >>> content["variants"] = {"layers": {"sizes": [1]}}
+        >>> config = sweep.parse_config(content)
         >>> store = sweep.Store(folder / "of-cells")
         >>> {group.how for group in sweep.run(sweep.plan(config), store)}
         {'finished'}
@@ -76,17 +78,14 @@ def run(
     missing = cells[~cells["key"].isin(store.done())].drop_duplicates("key")
     tasks = []
     chunks = missing.groupby(["model", "dataset", "chunk"], sort=False)
-    for (model, dataset, number), of_chunk in chunks:
-        for first in range(0, len(of_chunk), block):
-            group = of_chunk.iloc[first : first + block]
-            tasks.append(
-                GroupTask(
-                    tuple(group["key"]),
-                    tuple(group["spec"]),
-                    group["task"].iloc[0],
-                    f"{model} on {dataset}, chunk {number}, {len(group)} variants",
-                )
-            )
+    for (model, dataset, number), chunk_cells in chunks:
+        for first in range(0, len(chunk_cells), block):
+            group = chunk_cells.iloc[first : first + block]
+            label = f"{model} on {dataset}, chunk {number}, {len(group)} variants"
+            keys = tuple(group["key"])
+            specs = tuple(group["spec"])
+            tasks.append(GroupTask(keys, specs, group["task"].iloc[0], label))
+    # workers in other processes open their own models
     shared = lenses
     if lenses is None or engine != "single":
         shared = {}
@@ -104,8 +103,9 @@ def run(
 
 
 class CellWorker:
-    """Worker that runs groups of cells with the given open lenses; of other lenses, the
-    last one stays open.
+    """Worker that runs groups of cells with the given open lenses.
+
+    Of other lenses, the one used last stays open.
     """
 
     def __init__(self, common: Mapping[str, Lens], device: str | None = None) -> None:
@@ -115,8 +115,9 @@ class CellWorker:
         )
 
     def __call__(self, task: GroupTask) -> pa.Table:
-        """Compute the rows of a task whose payload are variants and whose data is a
-        :class:`ChunkTask`.
+        """Compute the rows of a task.
+
+        Its payload are variants, and its data is a :class:`ChunkTask`.
         """
         model = task.data.model
         if model is None:
@@ -128,8 +129,9 @@ class CellWorker:
 def run_cells(
     lens: Lens, specs: Sequence[VariantSpec], shared: ChunkTask, cells: Sequence[str]
 ) -> pa.Table:
-    """Forecast and score variants on a chunk, ``cells`` by key, together with the plain
-    model.
+    """Forecast and score variants on a chunk, together with the plain model.
+
+    ``cells`` are the keys of the variants' cells, in the order of ``specs``.
     """
     windows = shared.chunk.load()
     model = shared.model
@@ -139,9 +141,12 @@ def run_cells(
     if hows := sorted({spec.how for spec in specs} & {"mean", "resample"}):
         # a sweep with one of them has reference windows
         assert shared.reference is not None
-        recorded = shared.reference.load()
+        reference_windows = shared.reference.load()
         reference = reference_activations(
-            lens, hows[0], recorded.batch, recorded.truth.shape[1]
+            lens,
+            hows[0],
+            reference_windows.batch,
+            reference_windows.truth.shape[1],
         )
     variants = [
         Variant("plain", ()),
@@ -173,18 +178,19 @@ def run_cells(
         samples=samples,
         mean=_stack_variants(forecasts.mean[1:]),
     )
-    middle = forecasts.quantiles[:, :, LEVELS.index(0.5)]
-    plain = np.tile(middle[0], (count, 1))
+    medians = forecasts.quantiles[:, :, LEVELS.index(0.5)]
+    plain = np.tile(medians[0], (count, 1))
     flat = np.tile(flat_contexts(lens, windows.batch), count)
     scores |= forecast_distances(
-        _stack_variants(middle[1:]), plain, steps=shared.distance_steps, flat=flat
+        _stack_variants(medians[1:]), plain, steps=shared.distance_steps, flat=flat
     )
     return _table(windows, cells, model.title, [spec.id for spec in specs], scores)
 
 
 def run_naive(chunk: Chunk, cells: Sequence[str]) -> pa.Table:
-    """Score the seasonal naive forecast; the errors of all models are divided by its
-    error.
+    """Score the seasonal naive forecast.
+
+    The errors of all models are divided by its error.
     """
     windows = chunk.load()
     scores = window_scores(windows.truth, chunk.seasonal_naive(), LEVELS, windows.scale)
@@ -206,18 +212,19 @@ def _table(
     scores: Mapping[str, np.ndarray],
 ) -> pa.Table:
     # one variant after the other, and within it one series after the other
-    position = np.repeat(np.arange(len(cells)), len(windows.batch))
+    variant = np.repeat(np.arange(len(cells)), len(windows.batch))
     series = np.tile(np.arange(len(windows.batch)), len(cells))
+    same = np.zeros_like(variant)
 
-    def words(values: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
+    def encode(values: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
         return pa.array(values).dictionary_encode().take(pa.array(codes))
 
     columns: dict[str, Any] = {
-        "cell": words(cells, position),
-        "model": words([model], 0 * position),
-        "variant": words(variants, position),
-        "dataset": words([windows.dataset], 0 * position),
-        "item": words(windows.items, series),
+        "cell": encode(cells, variant),
+        "model": encode([model], same),
+        "variant": encode(variants, variant),
+        "dataset": encode([windows.dataset], same),
+        "item": encode(windows.items, series),
         "window": np.array(windows.windows, dtype=np.int32)[series],
         "variate": np.array(windows.variates, dtype=np.int32)[series],
     }

@@ -1,9 +1,8 @@
-"""Engines that run groups of cells: this process, several processes, or plain tasks of
-a Ray cluster.
+"""Engines that run groups of cells: this process, several processes, or Ray.
 
-:func:`run_groups` locks a group in the store, lets a worker compute it, and writes it.
-So engines differ in how a worker computes, and a worker that dies loses the one group
-that it has in hand.
+Read :func:`run_groups` first: it locks a group in the store, lets a worker compute it,
+and writes it. So engines differ only in how a worker computes, and a worker that dies
+loses no more than its present group.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from concurrent.futures import (
     wait,
 )
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -63,8 +62,9 @@ def run_groups(
     on_done: Callable[[GroupDone], object] = lambda group: None,
     address: str | None = None,
 ) -> list[GroupDone]:
-    """Compute the groups that a store does not hold yet, and return the outcome of all
-    in the order of their ends.
+    """Compute the groups that a store does not hold yet.
+
+    The outcomes of all groups are returned, in the order in which they ended.
     """
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
@@ -89,7 +89,8 @@ def run_groups(
     with ExitStack() as stack:
         team: Sequence[Worker]
         if engine == "single":
-            team = [Worker(make_worker, common, devices[0] if devices else None)]
+            device = devices[0] if devices else None
+            team = [Worker(make_worker, common, device)]
         elif engine == "processes":
             limit = workers or len(devices) or min(cores(), _MOST_WORKERS)
             team = _process_workers(make_worker, common, min(limit, count), devices)
@@ -102,6 +103,16 @@ def run_groups(
     return outcomes
 
 
+@dataclass(frozen=True, eq=False)
+class _Running:
+    """Group that a worker computes, since ``start``, with the lock that it holds."""
+
+    worker: Worker
+    task: GroupTask
+    start: float
+    lock: ExitStack
+
+
 def _compute(
     tasks: Sequence[GroupTask],
     team: Sequence[Worker],
@@ -109,12 +120,14 @@ def _compute(
     retries: int,
     report: Callable[[GroupDone], None],
 ) -> None:
-    """Compute all groups; those that another process holds, or that were lost, come
-    again, last.
+    """Compute all groups.
+
+    Groups that another process holds, and groups whose worker died, are tried again
+    after the others.
     """
     pending = deque(tasks)
     idle = list(team)
-    running: dict[Future[pa.Table], tuple[Worker, GroupTask, float, ExitStack]] = {}
+    running: dict[Future[pa.Table], _Running] = {}
     losses: Counter[GroupTask] = Counter()
     try:
         while pending or running:
@@ -130,7 +143,7 @@ def _compute(
                         worker = idle.pop()
                         start = time.perf_counter()
                         future = worker.submit(task)
-                        running[future] = worker, task, start, lock.pop_all()
+                        running[future] = _Running(worker, task, start, lock.pop_all())
             pending += held
             if not running:
                 time.sleep(_RETRY_SECONDS if pending else 0)
@@ -139,46 +152,43 @@ def _compute(
             if held:
                 timeout = _RETRY_SECONDS
             for future in wait(running, timeout, FIRST_COMPLETED).done:
-                worker, task, start, lock = running.pop(future)
-                idle.append(worker)
+                group = running.pop(future)
+                task = group.task
+                idle.append(group.worker)
                 outcome = None
-                with lock:
+                with group.lock:
                     try:
-                        outcome = _written(store, task, worker, future, start)
+                        outcome = _written(store, group, future)
                     except BrokenExecutor as error:
                         losses[task] += 1
                         if losses[task] > retries:
-                            why = (
+                            reason = (
                                 f"its worker died {losses[task]} times, often for want"
                                 f" of memory: {error}"
                             )
-                            outcome = GroupDone(task, "failed", error=why)
+                            outcome = GroupDone(task, "failed", error=reason)
                 if outcome is None:
                     pending.append(task)
                 else:
                     report(outcome)
     finally:
-        for *_, lock in running.values():
-            lock.close()
+        for group in running.values():
+            group.lock.close()
 
 
-def _written(
-    store: Store,
-    task: GroupTask,
-    worker: Worker,
-    future: Future[pa.Table],
-    start: float,
-) -> GroupDone:
-    """Write the rows that a worker computed; errors of this group alone are its
-    outcome.
+def _written(store: Store, group: _Running, future: Future[pa.Table]) -> GroupDone:
+    """Write the rows that a worker computed, and return the outcome.
+
+    An error that concerns this group alone becomes its outcome; others are raised.
     """
+    task = group.task
     try:
-        store.write(worker.result(future), task.cells)
+        store.write(group.worker.result(future), task.cells)
     except (BrokenExecutor, StoreError, SweepFailedError):
         raise
     except Exception as error:
         return GroupDone(task, "failed", error=error_line(error))
-    return GroupDone(task, "finished", time.perf_counter() - start)
+    return GroupDone(task, "finished", time.perf_counter() - group.start)
 
 
 def _process_workers(
@@ -202,8 +212,8 @@ def _process_workers(
         device = None
         if devices:
             device = devices[index % len(devices)]
-        how = RemoteWork(parts, device, threads)
-        workers.append(_ProcessWorker(context, how, pack))
+        work = RemoteWork(parts, device, threads)
+        workers.append(_ProcessWorker(context, work, pack))
     return workers
 
 
@@ -213,28 +223,30 @@ class _ProcessWorker(Worker):
     def __init__(
         self,
         context: Any,
-        how: RemoteWork,
+        work: RemoteWork,
         pack: Callable[[Any], bytes],
     ) -> None:
         self._context = context
-        self._how = how
+        self._work = work
         self._pack = pack
         self._executor: ProcessPoolExecutor | None = None
 
     def submit(self, task: GroupTask) -> Future[pa.Table]:
+        # the data travel apart from the task, since they are packed once for many tasks
         bare = replace(task, data=None)
         data = self._pack(task.data)
         if self._executor is not None:
             with suppress(BrokenExecutor):
-                return self._executor.submit(compute_remotely, self._how, bare, data)
+                return self._executor.submit(compute_remotely, self._work, bare, data)
         self._executor = ProcessPoolExecutor(1, self._context, _begin_process)
         with _signals_blocked():
             # the first task starts the process
             self._pid = self._executor.submit(os.getpid)
-        return self._executor.submit(compute_remotely, self._how, bare, data)
+        return self._executor.submit(compute_remotely, self._work, bare, data)
 
     def stop(self) -> None:
         if self._executor is not None:
+            # a shutdown alone would wait for the group in hand
             with suppress(OSError, BrokenExecutor):
                 os.kill(self._pid.result(), signal.SIGKILL)
             self._executor.shutdown(cancel_futures=True)
@@ -242,8 +254,7 @@ class _ProcessWorker(Worker):
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM from processes that this thread starts, from before
-    their first import.
+    """Block Ctrl-C and SIGTERM in processes that this thread starts.
 
     A new process inherits the mask of the thread that starts it, and would print a
     traceback for a signal that comes while it imports; the parent decides when it ends.

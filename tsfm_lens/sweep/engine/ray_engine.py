@@ -1,5 +1,7 @@
-"""The Ray engine: groups of cells as plain tasks on a cluster, whose processes keep
-their models from task to task.
+"""Ray engine: groups of cells as plain tasks on a cluster.
+
+Read :func:`ray_workers` first. The processes of the cluster keep their models from task
+to task. Lost tasks are repeated by :mod:`tsfm_lens.sweep.engine.engines`, not by Ray.
 """
 
 from __future__ import annotations
@@ -38,22 +40,23 @@ def ray_workers(
     limit: int,
     stack: ExitStack,
 ) -> list[Worker]:
-    """Connect to a cluster until the end of ``stack``, and return at most ``limit``
-    workers, a task at a time each.
+    """Connect to a cluster until the end of ``stack``, and return workers.
+
+    There are at most ``limit`` of them, and each computes one task at a time.
     """
     if connect(address):
         stack.callback(_ray().shutdown)
     gpu = any(device.startswith("cuda") for device in devices)
-    nodes = [
-        node["Resources"].get("GPU" if gpu else "CPU", 0.0)
-        for node in _ray().nodes()
-        if node["Alive"]
+    resource = "GPU" if gpu else "CPU"
+    amounts = [
+        node["Resources"].get(resource, 0.0) for node in _ray().nodes() if node["Alive"]
     ]
-    count = min(workers or max(1, int(sum(nodes))), limit)
-    useful = [node for node in nodes if node >= 1] or [1.0]
+    count = min(workers or max(1, int(sum(amounts))), limit)
+    useful = [amount for amount in amounts if amount >= 1] or [1.0]
     device: str | None = "cuda"
     threads = 1
     if not gpu:
+        # a task runs on one node: the threads of its share must fit the smallest one
         threads = max(1, int(min(useful)) // ceil(count / len(useful)))
         device = None
         if devices:
@@ -63,24 +66,24 @@ def ray_workers(
     remote = _ray().remote(num_cpus=threads, num_gpus=int(gpu), max_retries=0)
     # data go into the cluster's memory once, not with every task; the last ones stay
     pack = lru_cache(maxsize=1)(lambda data: _ray().put(pickle.dumps(data)))
-    how = _ray().put(RemoteWork(parts, device, threads))
+    work = _ray().put(RemoteWork(parts, device, threads))
     call = remote(compute_remotely)
-    return [_RayWorker(call, how, pack) for _ in range(count)]
+    return [_RayWorker(call, work, pack) for _ in range(count)]
 
 
 class _RayWorker(Worker):
-    """A place in the cluster for one task at a time."""
+    """Worker that has one task at a time in the cluster."""
 
-    def __init__(self, call: Any, how: Any, pack: Callable[[Any], Any]) -> None:
+    def __init__(self, call: Any, work: Any, pack: Callable[[Any], Any]) -> None:
         self._call = call
-        self._how = how
+        self._work = work
         self._pack = pack
         self._reference: Any = None
 
     def submit(self, task: GroupTask) -> Future[pa.Table]:
         bare = replace(task, data=None)
         data = self._pack(task.data)
-        self._reference = self._call.remote(self._how, bare, data)
+        self._reference = self._call.remote(self._work, bare, data)
         future: Future[pa.Table] = self._reference.future()
         return future
 
@@ -89,7 +92,8 @@ class _RayWorker(Worker):
         try:
             return future.result()
         except errors.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from None
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            raise cause from None
         except errors.RayError as error:
             reason = str(error).strip().partition("\n")[0]
             raise BrokenExecutor(f"{type(error).__name__}: {reason}") from None
@@ -118,9 +122,10 @@ with its own settings.
 _SETTINGS_FRAME = 4
 
 
-def _refuse_silent(address: str) -> None:
-    """Refuse an address where no server of gRPC answers in time; Ray itself would end
-    the process after a minute.
+def _check_server(address: str) -> None:
+    """Raise InputError for an address where no gRPC server answers in time.
+
+    Ray itself would end the process after a minute.
     """
     target = address.removeprefix("ray://")
     host, separator, port = target.rpartition(":")
@@ -154,19 +159,17 @@ def connect(address: str | None = None) -> bool:
     if ray.is_initialized():
         return False
     address = address or os.environ.get("RAY_ADDRESS") or None
-    local = {"address": "local", "num_cpus": cores(), "include_dashboard": False}
-    own = address in (None, "local")
-    if address is not None and not own:
-        _refuse_silent(address)
+    starts_local = address in (None, "local")
+    options: dict[str, Any] = {"address": address}
+    if starts_local:
+        options = {"address": "local", "num_cpus": cores(), "include_dashboard": False}
+    elif address is not None:
+        _check_server(address)
     try:
-        ray.init(
-            **(local if own else {"address": address}),
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
+        ray.init(**options, logging_level=logging.ERROR, log_to_driver=False)
     except Exception as error:
         # Ray's own exception here is of no class of its own
-        if own:
+        if starts_local:
             logs = "Its logs are in /tmp/ray/session_latest/logs"
             raise SweepFailedError(
                 f"Ray could not start on this machine: {error} {logs}"

@@ -1,8 +1,9 @@
-"""Run of a sweep, from its configuration to a complete store: the plan, stage by stage,
-and what is told of it.
+"""Run of a sweep, from its configuration to a complete store.
 
-Read :func:`run_sweep` first, then ``plan`` (the tables of cells) and ``run`` (the cells
-that a store lacks).
+Read :func:`run_sweep` first: it takes the plan stage by stage, reports progress, and
+returns an :class:`Outcome`. The cells of a stage are planned in
+:mod:`tsfm_lens.sweep.planner.table` and computed in
+:mod:`tsfm_lens.sweep.engine.cells`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Progress = Callable[[str, int, int, float | None], None]
 """Called with the stage in words, cells finished, cells in all, and seconds left or
 None.
 """
-_PACE = 32  # groups finished last, by which time left goes: few enough to follow a change of the model
+# groups finished last, from which the time left is estimated: few enough to follow a
+# change of the model
+_PACE = 32
 
 
 @dataclass
@@ -56,11 +59,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """Progress of a sweep: the cells that need no results, a row per model and family,
-    and a sentence on the rest.
+    """Progress of a sweep, as far as its plan needs no results.
 
-    ``notes`` are remarks on the data, such as windows that had no value to be scored
-    on.
+    ``cells`` and ``finished`` are numbers of cells, ``parts`` has a row per model and
+    family, ``later`` is text on the variants that depend on results, and ``notes`` are
+    remarks on the data, such as windows that had no value to be scored on.
     """
 
     cells: int
@@ -71,8 +74,9 @@ class SweepStatus:
 
 
 class SweepProgress:
-    """Counts of cells of the running stage and of later ones, and the time left,
-    estimated from the last groups.
+    """Counts of cells of the running stage and of later ones, with the time left.
+
+    The time is estimated from the groups that finished last.
     """
 
     def __init__(self, progress: Progress | None, workers: int) -> None:
@@ -88,8 +92,9 @@ class SweepProgress:
         self._later[model] = cells
 
     def begin(self, title: str, finished: int, pending: int) -> None:
-        """Begin a stage of which so many cells are in the store, and so many are to be
-        computed.
+        """Begin a stage.
+
+        So many of its cells are in the store, and so many are to be computed.
         """
         self._title = title
         self._finished += finished
@@ -97,8 +102,9 @@ class SweepProgress:
         self.tell()
 
     def done(self, group: GroupDone) -> None:
-        """Count a finished group of the stage; groups of an earlier run do not enter
-        the estimate of time.
+        """Count a group of the stage that ended.
+
+        Groups of an earlier run do not enter the estimate of time.
         """
         cells = len(group.task.cells)
         if group.how != "failed":
@@ -109,8 +115,9 @@ class SweepProgress:
         self.tell()
 
     def seconds_left(self, cells: int) -> float | None:
-        """Estimate the seconds that some cells take all workers; None before the first
-        group.
+        """Estimate the seconds that all workers take for some cells.
+
+        The estimate is None before the first group.
         """
         measured = sum(count for count, _ in self._last)
         if not measured:
@@ -137,9 +144,10 @@ def plan_sweep(config: SweepConfig, folder: str | Path) -> SweepStatus:
         LensError: a model, dataset or variant of the configuration cannot be used.
 
     Example:
-        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
-        >>> variants = {"layers": {"sizes": [1]}}
-        >>> config = sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants})
+        >>> nile = {"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}
+        >>> content = {"models": [{"source": "bolt-nano"}], "data": [nile]}
+        >>> content["variants"] = {"layers": {"sizes": [1]}}
+        >>> config = sweep.parse_config(content)
         >>> sweep.plan_sweep(config, folder / "store").finished
         0
     """
@@ -209,9 +217,10 @@ def run_sweep(
         LensError: a model, dataset or variant of the configuration cannot be used.
 
     Example:
-        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
-        >>> variants = {"layers": {"sizes": [1]}}
-        >>> config = sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants})
+        >>> nile = {"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}
+        >>> content = {"models": [{"source": "bolt-nano"}], "data": [nile]}
+        >>> content["variants"] = {"layers": {"sizes": [1]}}
+        >>> config = sweep.parse_config(content)
         >>> sweep.run_sweep(config, folder / "store").failed
         []
     """
@@ -226,38 +235,36 @@ def run_sweep(
     store = Store(folder)
     store.remove_leftovers()
     before = store.done()
-    n_workers = workers or (1 if engine == "single" else len(plan.devices) or cores())
-    running = _Sweep(
-        plan,
-        store,
-        partial(
-            run,
-            engine=engine,
-            workers=workers,
-            address=address,
-            devices=plan.devices,
-            block=plan.block,
-            lenses=plan.lenses,
-        ),
-        SweepProgress(progress, n_workers),
-        Outcome(notes=plan.notes),
+    default_workers = 1
+    if engine != "single":
+        default_workers = len(plan.devices) or cores()
+    n_workers = workers or default_workers
+    run_missing = partial(
+        run,
+        engine=engine,
+        workers=workers,
+        address=address,
+        devices=plan.devices,
+        block=plan.block,
+        lenses=plan.lenses,
     )
-    outcome = running.outcome
+    outcome = Outcome(notes=plan.notes)
+    sweep = _Sweep(
+        plan, store, run_missing, SweepProgress(progress, n_workers), outcome
+    )
     try:
-        running.run()
+        sweep.run()
     except KeyboardInterrupt:
         outcome.cancelled = True
-    running.save(complete=not outcome.cancelled and not outcome.failed)
-    outcome.cells = len(running.cells)
-    outcome.finished = len(store.done() & running.cells.keys())
-    outcome.resumed = len(before & running.cells.keys())
+    sweep.save(complete=not outcome.cancelled and not outcome.failed)
+    outcome.cells = len(sweep.cells)
+    outcome.finished = len(store.done() & sweep.cells.keys())
+    outcome.resumed = len(before & sweep.cells.keys())
     return outcome
 
 
 class _Sweep:
-    """A plan on its way through an engine: the cells and entries so far, and what
-    became of them.
-    """
+    """Running sweep: its plan, the cells and entries so far, and the outcome."""
 
     def __init__(
         self,
@@ -276,8 +283,9 @@ class _Sweep:
         self.cells: dict[str, tuple[Any, ...]] = {}
 
     def run(self) -> None:
-        """Run all stages of every model, one model after the other, and note in the
-        outcome what failed.
+        """Run all stages of one model after the other.
+
+        What failed is noted in the outcome.
         """
         self._add(self.plan.naive, [])
         finished = self.store.done()
@@ -336,20 +344,22 @@ class _Sweep:
         self.cells |= {row[0]: row for row in table.itertuples(index=False, name=None)}
 
     def _is_known(self, complete: bool) -> bool:
-        """Tell if the store's plan holds all that was planned so far, as where a run
-        that resumes begins.
+        """Test if the store's plan holds all that was planned so far.
+
+        It does at the beginning of a run that resumes another.
         """
         try:
             saved = self.store.read_plan(self.plan.name)
         except StoreError:
             return False
         keys = set(saved.cells["key"])
-        is_further = keys == self.cells.keys() and saved.about["complete"] >= complete
-        return keys > self.cells.keys() or is_further
+        is_same = keys == self.cells.keys() and saved.about["complete"] >= complete
+        return keys > self.cells.keys() or is_same
 
     def save(self, *, complete: bool) -> None:
-        """Write what was planned so far, for reports; a plan that holds all of it
-        already stays.
+        """Write what was planned so far, for reports.
+
+        A stored plan that holds all of it already is left as it is.
         """
         name = self.plan.name
         if name in self.store.plans() and self._is_known(complete):
@@ -363,4 +373,4 @@ class _Sweep:
 
 
 class _WaitingError(Exception):
-    """Results that a plan depends on are missing, because their group failed."""
+    """Absence of results that a plan depends on, because their group failed."""

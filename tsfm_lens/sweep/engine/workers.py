@@ -1,4 +1,9 @@
-"""Groups of cells, and the workers that compute them, in this process or another."""
+"""Groups of cells, and the workers that compute them, in this process or another.
+
+Read :class:`GroupTask` and :class:`Worker` first; :func:`compute_remotely` is what
+other processes run. Locks, repetitions and writing are in
+:mod:`tsfm_lens.sweep.engine.engines`.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +24,9 @@ from tsfm_lens.sweep.store import group_key
 
 @dataclass(frozen=True, eq=False)
 class GroupTask:
-    """A group of cells that is computed, kept and resumed as one; tasks may share their
-    data.
+    """Group of cells that is computed, kept and resumed together.
+
+    Tasks may share their data.
     """
 
     cells: tuple[str, ...]
@@ -46,7 +52,9 @@ picklable function or class.
 
 @dataclass(frozen=True)
 class GroupDone:
-    """Outcome of a group: "resumed", "finished", "skipped" (by another process) or
+    """Outcome of a group.
+
+    ``how`` is "resumed", "finished", "skipped" (another process computed it) or
     "failed".
     """
 
@@ -94,8 +102,10 @@ def _made(make_worker: MakeWorker, common: Any, device: str | None) -> Work:
 
 @dataclass(frozen=True)
 class RemoteWork:
-    """How another process computes groups: what makes its worker, packed, its device
-    and threads.
+    """Settings by which another process computes groups.
+
+    ``parts`` is what makes its worker, pickled; it takes one ``device`` and so many
+    ``threads``.
     """
 
     parts: bytes
@@ -104,17 +114,19 @@ class RemoteWork:
 
 
 def compute_remotely(how: RemoteWork, task: GroupTask, data: bytes) -> pa.Table:
-    """Compute the rows of a group in this process, which keeps its worker and its last
-    data for the next group.
+    """Compute the rows of a group in this process.
+
+    The process keeps its worker and its last data for the next group.
     """
-    return _kept(how)(replace(task, data=_unpacked(data)))
+    compute = _make_once(how)
+    return compute(replace(task, data=_unpacked(data)))
 
 
 @lru_cache(maxsize=1)
-def _kept(how: RemoteWork) -> Work:
-    limit_threads(how.threads)
-    make_worker, common = pickle.loads(how.parts)
-    return _made(make_worker, common, how.device)
+def _make_once(work: RemoteWork) -> Work:
+    limit_threads(work.threads)
+    make_worker, common = pickle.loads(work.parts)
+    return _made(make_worker, common, work.device)
 
 
 _unpacked = lru_cache(maxsize=1)(pickle.loads)
@@ -136,8 +148,9 @@ def error_line(error: BaseException) -> str:
 
 
 def cores() -> int:
-    """Count the cores that this process may use, as a scheduler such as SLURM gave
-    them.
+    """Count the cores that this process may use.
+
+    A scheduler such as SLURM may have given it fewer than the machine has.
     """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

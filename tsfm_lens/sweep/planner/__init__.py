@@ -1,3 +1,4 @@
-"""Request of a sweep: configuration, variants, orders of heads, recipes, and the tables
-of cells.
+"""Plan of a sweep: what is ablated, on which windows, and in which order.
+
+Read ``config.py`` first (the configuration), then ``table.py`` (the tables of cells).
 """

@@ -1,5 +1,8 @@
-"""Chunks of windows, on which all variants of a model are forecast, and the looks of a
-sequential test.
+"""Chunks of windows, on which all variants of a model are forecast together.
+
+Read :class:`Chunk` first, then :class:`ChunkTask`, which is what a worker gets.
+:class:`Schedule` divides the series among the looks, the interim analyses of a
+sequential test; their statistics are in ``looks.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ LEVELS = tuple(level / 10 for level in range(1, 10))
 
 
 class Windows(NamedTuple):
-    """Loaded windows of a chunk, a series a row."""
+    """Loaded windows of a chunk, one row per series."""
 
     dataset: str
     batch: SeriesBatch
@@ -31,8 +34,9 @@ class Windows(NamedTuple):
 
 
 class Chunk:
-    """Windows of one dataset that are forecast together; loaded when needed, or before
-    going to another process.
+    """Windows of one dataset that are forecast together.
+
+    They are loaded when they are needed, or before they go to another process.
     """
 
     def __init__(
@@ -60,38 +64,36 @@ class Chunk:
         if self._univariate:
             batch = replace(batch, groups=batch.ids, variates=("",) * len(batch))
         windows = [self._set.windows[i] for i in self._indices]
-        positions = [
-            (window.item, window.index, v)
+        rows = [
+            (window.item, window.index, variate)
             for window in windows
-            for v in range(window.n_variates)
+            for variate in range(window.n_variates)
         ]
-        return Windows(
-            self.dataset,
-            batch,
-            truth,
-            self._set.scales(self._indices),
-            *zip(*positions, strict=True),
-        )
+        items, numbers, variates = zip(*rows, strict=True)
+        scale = self._set.scales(self._indices)
+        return Windows(self.dataset, batch, truth, scale, items, numbers, variates)
 
     def seasonal_naive(self) -> np.ndarray:
-        """Forecast the whole contexts by the seasonal naive method, (series, quantile,
-        step).
+        """Forecast the full contexts by the seasonal naive method.
+
+        The result is (series, quantile, step).
         """
         if self._naive is not None:
             return self._naive
         return self._set.seasonal_naive(self._indices, LEVELS)
 
     def __getstate__(self) -> dict[str, Any]:
-        # of whole contexts, as no model is shown them, the naive forecast is all that
-        # is asked for
+        # chunks with full contexts are those of the naive forecast; a model's contexts
+        # have a length
         naive = self.seasonal_naive() if self._context is None else None
         return {"_loaded": self.load(), "_naive": naive}
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkTask:
-    """What all variants on a chunk share: the model (None for the seasonal naive
-    forecast), and how it is run.
+    """Chunk with the model and settings that all variants on it share.
+
+    The model is None for the seasonal naive forecast.
 
     Attributes:
         number: of the chunk.
@@ -110,30 +112,33 @@ class ChunkTask:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Looks of a sequential test, and the series that they are about: (set, item) each."""
+    """Looks (interim analyses) of a sequential test, and the series that they divide.
+
+    Each series is a pair (set, item).
+    """
 
     looks: Looks
     series: list[tuple[str, str]]
 
     @classmethod
     def plan(cls, sets: Sequence[EvaluationSet], seed: int) -> Schedule:
-        """Deal the series of all sets out to looks."""
-        series = list(
-            dict.fromkeys(
-                (dataset.name, window.item)
-                for dataset in sets
-                for window in dataset.windows
-            )
-        )
+        """Divide the series of all sets among the looks at random."""
+        items = [
+            (dataset.name, window.item)
+            for dataset in sets
+            for window in dataset.windows
+        ]
+        series = list(dict.fromkeys(items))
         return cls(plan_looks([name for name, _ in series], seed=seed), series)
 
     def parts(
         self, dataset: EvaluationSet, size: int
     ) -> list[tuple[int, tuple[int, ...]]]:
-        """Split the windows of a set into chunks within looks: the look, and the
-        indices of its windows.
+        """Split the windows of a set into chunks, each within one look.
+
+        Each chunk is given as its look and the indices of its windows.
         """
-        look_of = {
+        look_by_series = {
             self.series[unit]: look
             for look, units in enumerate(self.looks.added)
             for unit in units
@@ -143,7 +148,7 @@ class Schedule:
             indices = [
                 index
                 for index, window in enumerate(dataset.windows)
-                if look_of[dataset.name, window.item] == look
+                if look_by_series[dataset.name, window.item] == look
             ]
             if indices:
                 windows = tuple(dataset.windows[index] for index in indices)

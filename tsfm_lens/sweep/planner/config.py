@@ -1,4 +1,9 @@
-"""The configuration of a sweep: a YAML file, checked field by field."""
+"""Configuration of a sweep: a YAML file, checked field by field.
+
+Read :class:`SweepConfig` first; :func:`read_config` reads it from a file. The fields of
+its data are in :mod:`tsfm_lens.sweep.data.config`. Nothing here opens a model or plans
+a cell.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +47,10 @@ class Layers(Strict):
 
 
 class Ranges(Strict):
-    """Growing ranges of layers: from the middle "outward", from the lowest "up", from
-    the highest "down".
+    """Growing ranges of layers.
+
+    They grow from the middle "outward", from the lowest "up", or from the highest
+    "down".
     """
 
     grow: tuple[Literal["outward", "up", "down"], ...] = ("outward",)
@@ -51,23 +58,25 @@ class Ranges(Strict):
 
 
 class Heads(Strict):
-    """Every head by itself; ``paired`` takes self- and cross-attention heads of one
-    index together.
+    """Every head by itself.
+
+    ``paired`` takes self- and cross-attention heads of one index together.
     """
 
     paired: bool = False
 
 
 class HeadsPerLayer(Strict):
-    """As many heads in every layer at once."""
+    """The same number of heads in every layer at once."""
 
     counts: tuple[int, ...]
     orders: Texts = ("stable_rank:low",)
 
 
 class HeadsAtConfig(Strict):
-    """Number of heads that each layer must keep (definition 5.2 of the tsfm-lens
-    paper).
+    """Search for the number of heads that each layer must keep.
+
+    Source: definition 5.2 of the tsfm-lens paper.
     """
 
     tolerance: float = Field(default=0.01, gt=0)
@@ -86,11 +95,11 @@ class HeadsAtConfig(Strict):
         if self.search == "sequential":
             metrics = SUMS_OF_ERRORS
         if self.metric not in metrics:
-            why = "it is no metric"
+            reason = "it is no metric"
             if self.metric in METRICS:
-                why = "a sequential test needs a mean of errors"
+                reason = "a sequential test needs a mean of errors"
             raise ValueError(
-                f"metric {self.metric!r} cannot be used: {why}; there are"
+                f"metric {self.metric!r} cannot be used: {reason}; there are"
                 f" {', '.join(metrics)}"
             )
         return self
@@ -118,6 +127,7 @@ class Variants(Strict):
         """Give a family without fields its default fields."""
         if not isinstance(content, dict):
             return content
+        # heads_per_layer has no default for its counts
         bare = [name for name in _FAMILIES if name != "heads_per_layer"]
         return {
             key: {} if value is None and key in bare else value
@@ -135,8 +145,9 @@ class Variants(Strict):
 
 
 class Statistics(Strict):
-    """Confidence of intervals; a change is significant if its corrected p-value is at
-    most 1 - confidence.
+    """Confidence of intervals and tests.
+
+    A change is significant if its corrected p-value is at most 1 - confidence.
     """
 
     confidence: float = Field(default=0.95, gt=0, lt=1)
@@ -199,19 +210,22 @@ class SweepConfig(Strict):
             InputError: a source cannot be read, or two sets have one name.
             UnknownNameError: no such dataset.
         """
-        sets = {}
-        for dataset in (dataset for source in self.data for dataset in source.sets()):
-            if dataset.name in sets:
-                raise InputError(
-                    f"dataset {dataset.name!r} is in the configuration more than once"
-                )
-            sets[dataset.name] = dataset.sample(self.windows, self.seed)
+        sets: dict[str, EvaluationSet] = {}
+        for source in self.data:
+            for dataset in source.sets():
+                if dataset.name in sets:
+                    raise InputError(
+                        f"dataset {dataset.name!r} is in the configuration more than"
+                        " once"
+                    )
+                sets[dataset.name] = dataset.sample(self.windows, self.seed)
         return list(sets.values())
 
 
 def read_config(path: str | Path) -> SweepConfig:
-    """Read a sweep's configuration from a YAML file; relative paths in it start at its
-    folder.
+    """Read a sweep's configuration from a YAML file.
+
+    Relative paths in it start at its folder.
 
     Raises:
         InputError: the file cannot be read, is no YAML, or a field is wrong; the
@@ -219,7 +233,8 @@ def read_config(path: str | Path) -> SweepConfig:
 
     Example:
         >>> data = "data: [{source: bundled, names: [nile], horizon: 4, windows: 1}]"
-        >>> lines = ["models: [{source: bolt-nano}]", data, "variants: {layers: {sizes: [1]}}"]
+        >>> variants = "variants: {layers: {sizes: [1]}}"
+        >>> lines = ["models: [{source: bolt-nano}]", data, variants]
         >>> _ = (folder / "sweep.yaml").write_text("\\n".join(lines))
         >>> sweep.read_config(folder / "sweep.yaml").data[0].horizon
         4
@@ -240,21 +255,21 @@ def parse_config(
         InputError: a field is wrong; the message names every such field.
 
     Example:
-        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
-        >>> variants = {"layers": {"sizes": [1]}}
-        >>> sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants}).seed
+        >>> nile = {"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}
+        >>> content = {"models": [{"source": "bolt-nano"}], "data": [nile]}
+        >>> content["variants"] = {"layers": {"sizes": [1]}}
+        >>> sweep.parse_config(content).seed
         0
     """
     try:
         return SweepConfig.model_validate(content)
     except ValidationError as error:
-        raise InputError(
-            f"{where}: {complaints(error, 'a sweep', _find_fields)}"
-        ) from error
+        text = complaints(error, "a sweep", _find_fields)
+        raise InputError(f"{where}: {text}") from error
 
 
-def _find_fields(place: tuple[Any, ...]) -> list[str]:
-    """Return the fields of the part of a configuration at a place."""
+def _find_fields(location: tuple[Any, ...]) -> list[str]:
+    """Return the fields of the part of a configuration at a location."""
     classes: dict[str, type[BaseModel]] = {
         **SOURCES,
         "models": ModelConfig,
@@ -262,25 +277,27 @@ def _find_fields(place: tuple[Any, ...]) -> list[str]:
     }
     families = (Layers, Ranges, Heads, HeadsPerLayer, HeadsAtConfig)
     classes |= {"statistics": Statistics, **dict(zip(_FAMILIES, families, strict=True))}
-    names = [part for part in place if isinstance(part, str) and part in classes]
-    return list((classes[names[-1]] if names else SweepConfig).model_fields)
+    names = [part for part in location if isinstance(part, str) and part in classes]
+    innermost = classes[names[-1]] if names else SweepConfig
+    return list(innermost.model_fields)
 
 
 def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the configuration with relative paths of files resolved from its folder."""
+    """Return the configuration with relative paths resolved from its folder."""
 
-    def beside(value: Any) -> Any:
+    def resolve(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        there = (folder / value).resolve()
+        absolute = (folder / value).resolve()
         # a glob stands for files, none of which has its name
-        if there.exists() or any(folder.glob(value) if value[:1] not in "/~" else ()):
-            return str(there)
+        may_be_glob = value[:1] not in "/~"
+        if absolute.exists() or (may_be_glob and any(folder.glob(value))):
+            return str(absolute)
         return value
 
-    def path(value: Any) -> Any:
-        # a bare word is a name, of an embedded model or a recipe, whatever lies beside
-        # the file
+    def resolve_file(value: Any) -> Any:
+        # a word without a suffix is the name of an embedded model or a recipe, even
+        # if the folder has a file of that name
         bare = (
             isinstance(value, str)
             and Path(value).name == value
@@ -288,17 +305,17 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
         )
         if bare:
             return value
-        return beside(value)
+        return resolve(value)
 
-    # what was read is nobody else's
+    # the content was read for this call alone, so it is changed in place
     for source in content["data"] if isinstance(content.get("data"), list) else []:
         if isinstance(source, dict) and source.get("path"):
-            source["path"] = beside(source["path"])
+            source["path"] = resolve(source["path"])
     for model in content["models"] if isinstance(content.get("models"), list) else []:
         if isinstance(model, dict) and isinstance(model.get("source"), str):
             model["name"] = model.get("name") or model["source"]
-            model["source"] = path(model["source"])
+            model["source"] = resolve_file(model["source"])
     variants = content.get("variants")
     if isinstance(variants, dict) and isinstance(variants.get("recipes"), list):
-        variants["recipes"] = [path(recipe) for recipe in variants["recipes"]]
+        variants["recipes"] = [resolve_file(recipe) for recipe in variants["recipes"]]
     return content

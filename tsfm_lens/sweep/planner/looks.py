@@ -1,5 +1,9 @@
-"""Looks at a growing random part of the windows, and the bounds beyond which a look may
-decide.
+"""Statistics of a sequential test of a change of the mean error.
+
+A look is an interim analysis: the test is computed on a growing random part of the
+series, and stops early where the change is beyond a bound. Read :func:`plan_looks`
+first, then :func:`log_change` and :func:`spending_bounds`. The search that uses them is
+in ``search.py``.
 """
 
 from __future__ import annotations
@@ -17,14 +21,16 @@ from scipy.stats import norm, t
 from tsfm_lens.core.errors import InputError
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-_LEAST = 4  # units of a group in the first look, if there are as many: a variance needs a few
+# units of a group in the first look, if there are as many: a variance needs a few
+_MIN_UNITS = 4
 _GRID = 801
 
 
 @dataclass(frozen=True, eq=False)
 class Looks:
-    """Units (series with all their windows) that each look adds; groups: (unit,) number
-    of its data set.
+    """Units that each look adds; a unit is a series with all its windows.
+
+    ``groups`` (unit,) is the number of each unit's dataset.
     """
 
     added: tuple[np.ndarray, ...]
@@ -44,23 +50,23 @@ class Looks:
 def plan_looks(
     sets: Sequence[object], shares: Sequence[float] = SHARES, *, seed: int = 0
 ) -> Looks:
-    """Deal units out at random, given the data set of each, so that every look is a
-    random sample of each set.
+    """Divide units among looks at random, given the dataset of each.
+
+    The units up to every look are a random sample of each dataset.
     """
     groups = pd.factorize(pd.Series(list(sets), dtype=object))[0]
     rng = np.random.default_rng(seed)
-    units_of_look: list[list[int]] = [[] for _ in shares]
+    units_by_look: list[list[int]] = [[] for _ in shares]
     for group in range(groups.max() + 1):
-        dealt = rng.permutation(np.flatnonzero(groups == group))
-        stops = [
-            max(round(share * len(dealt)), min(_LEAST, len(dealt))) for share in shares
-        ]
+        shuffled = rng.permutation(np.flatnonzero(groups == group))
+        count = len(shuffled)
+        stops = [max(round(share * count), min(_MIN_UNITS, count)) for share in shares]
         for look, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
-            units_of_look[look] += dealt[start:stop].tolist()
-    parts = tuple(
-        np.array(sorted(members), dtype=int) for members in units_of_look if members
+            units_by_look[look] += shuffled[start:stop].tolist()
+    added = tuple(
+        np.array(sorted(units), dtype=int) for units in units_by_look if units
     )
-    return Looks(parts, groups)
+    return Looks(added, groups)
 
 
 def log_change(
@@ -69,8 +75,11 @@ def log_change(
     groups: np.ndarray,
     visible: np.ndarray,
 ) -> tuple[float, float, float]:
-    """Estimate the log change of the mean error, its standard error and freedom
-    (Cochran 1977, chapters 5 and 6).
+    """Estimate the log change of the mean error.
+
+    Returns the estimate, its standard error, and the degrees of freedom of that.
+
+    Source: Cochran 1977, chapters 5 and 6.
     """
     if not (np.isfinite(plain[visible]).all() and not np.isnan(ablated[visible]).any()):
         raise InputError(
@@ -80,9 +89,9 @@ def log_change(
     variances = []
     freedoms = []
     for group in np.unique(groups):
-        inside = groups == group
-        a = ablated[inside & visible]
-        p = plain[inside & visible]
+        in_group = groups == group
+        a = ablated[in_group & visible]
+        p = plain[in_group & visible]
         if not p.sum() > 0:
             # no change is defined on such a data set, which the mean over data sets
             # leaves out
@@ -94,7 +103,9 @@ def log_change(
             variance = 0.0
             if len(by_unit) > 1:
                 variance = by_unit.var(ddof=1)
-        variances.append(variance / len(by_unit) * (1 - len(by_unit) / inside.sum()))
+        # the units are drawn from a finite set: once all are seen, nothing is uncertain
+        unseen = 1 - len(by_unit) / in_group.sum()
+        variances.append(variance / len(by_unit) * unseen)
         freedoms.append(max(len(by_unit) - 1, 1))
     if not values:
         raise InputError(
@@ -110,8 +121,9 @@ def log_change(
 
 @cache
 def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...]:
-    """Compute Pocock's one-sided bounds of all looks but the last (Lan and DeMets 1983;
-    Armitage et al. 1969).
+    """Compute Pocock's one-sided bounds of all looks but the last.
+
+    Source: Lan and DeMets 1983; Armitage et al. 1969.
     """
     if not 0 < alpha < 0.5:
         raise InputError(f"alpha is {alpha}, expected a chance between 0 and 0.5")
@@ -126,9 +138,8 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
     before = 0.0
     for now, cost in zip(information, np.diff(costs, prepend=0.0), strict=True):
         step = np.sqrt(now - before)
-        bounds.append(
-            float(brentq(_past, -2.0, 40.0, args=(now, step, grid, weight, cost)))
-        )
+        arguments = (now, step, grid, weight, cost)
+        bounds.append(float(brentq(_excess, -2.0, 40.0, args=arguments)))
         top = bounds[-1] * np.sqrt(now)
         fresh = np.linspace(-10 * np.sqrt(now), top, _GRID)
         density = (weight * norm.pdf((fresh[:, None] - grid) / step) / step).sum(axis=1)
@@ -140,7 +151,7 @@ def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...
     return tuple(bounds)
 
 
-def _past(
+def _excess(
     bound: float,
     now: float,
     step: float,
@@ -148,15 +159,18 @@ def _past(
     weight: np.ndarray,
     cost: float,
 ) -> float:
-    """Compute the chance that the next estimate is the first beyond its bound, less its
-    permitted cost.
+    """Compute the chance to stop first at this look, less its permitted cost.
+
+    It stops where its estimate is beyond the bound, and no earlier one was.
     """
-    return float((weight * ndtr((grid - bound * np.sqrt(now)) / step)).sum() - cost)
+    beyond = ndtr((grid - bound * np.sqrt(now)) / step)
+    return float((weight * beyond).sum() - cost)
 
 
 def student_bound(bound: float, freedom: float) -> float:
-    """Return the bound of the same tail probability where the variance is estimated
-    with so many degrees of freedom.
+    """Return the bound of the same tail probability with an estimated variance.
+
+    The variance is estimated with so many degrees of freedom.
     """
     if np.isinf(freedom):
         return bound

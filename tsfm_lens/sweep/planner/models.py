@@ -1,4 +1,8 @@
-"""Models of a sweep: how they are opened, and what identifies their forecasts."""
+"""Models of a sweep: how they are opened, and what identifies their forecasts.
+
+Read :func:`open_model` and :func:`model_fingerprint` first. Models with the same
+fingerprint share the cells of a store.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.sweep.planner.config import ModelConfig
 
-# raised whenever the same cell would be given other numbers
+# raised whenever this package would compute other numbers for the same cell, so that
+# cells of earlier versions are not reused
 NUMERICS = 2
 
 
@@ -22,47 +27,41 @@ def open_model(config: ModelConfig, device: str | None = None) -> Lens:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    where = device or config.device
+    chosen = device or config.device
     try:
-        torch.empty(0, device=where)
+        torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
-            f"device {where!r} of {config.title} cannot be used: {reason}"
+            f"device {chosen!r} of {config.title} cannot be used: {reason}"
         ) from None
     return load(
         config.source,
         revision=config.revision,
-        device=where,
+        device=chosen,
         dtype=config.dtype,
         check=False,
     )
 
 
 def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
-    """Identify a model's forecasts: weights, settings, architecture, library versions,
-    precision and context.
+    """Identify a model's forecasts.
+
+    They depend on weights, settings, architecture, library versions, precision and
+    context.
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(lens.adapter.model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(
-            tensor.detach()
-            .cpu()
-            .contiguous()
-            .reshape(-1)
-            .view(torch.uint8)
-            .numpy()
-            .data
-        )
+        values = tensor.detach().cpu().contiguous().reshape(-1)
+        # numpy has no bfloat16, but its bytes
+        digest.update(values.view(torch.uint8).numpy().data)
+    packages = sorted({lens.adapter.package, "torch", "transformers"})
     return {
         "weights": digest.hexdigest(),
         "settings": _settings(lens),
         "architecture": lens.wiring.architecture,
-        "versions": {
-            name: version(name)
-            for name in sorted({lens.adapter.package, "torch", "transformers"})
-        },
+        "versions": {name: version(name) for name in packages},
         "numerics": NUMERICS,
         "dtype": config.dtype,
         "context_length": shown_steps(lens, config),
@@ -88,7 +87,7 @@ def _settings(lens: Lens) -> str:
 
 
 def _values(setting: Any) -> Any:
-    """Return the plain values of a configuration, however a library keeps it."""
+    """Return the plain values of a configuration, in whatever form a library has it."""
     if isinstance(setting, str | int | float | bool | None):
         return setting
     if isinstance(setting, list | tuple):
@@ -109,7 +108,7 @@ def _values(setting: Any) -> Any:
 
 
 def shown_steps(lens: Lens, config: ModelConfig) -> int:
-    """Return the steps of context that a model is shown."""
+    """Return the number of context steps that a model is given."""
     longest = int(lens.adapter.context_length)
     if config.context_length is None:
         return longest

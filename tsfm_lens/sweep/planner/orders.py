@@ -1,5 +1,7 @@
-"""Orders in which the heads of a layer are ablated: by weights, activations, or at
-random.
+"""Orders in which the heads of a layer are ablated.
+
+They follow scores of weights or activations, or chance. Read :func:`rankings` first;
+:func:`head_scores` has the scores, of which the source is in their attributes.
 """
 
 from __future__ import annotations
@@ -22,28 +24,26 @@ from tsfm_lens.probes.similarity import head_entropy_of_writes, mean_over_tokens
 from tsfm_lens.probes.weights import head_spectra
 
 ENDS = ("low", "high")
-# of random choices in one sweep; each is as many runs as a named one
+# limit of random orders in one sweep; each takes as many runs as a named order
 MOST_RANDOM = 1000
 
 
 def needs_series(order: str) -> bool:
-    """Tell if the score of an order is measured on data."""
+    """Test if the score of an order is measured on data."""
     return order.partition(":")[0] not in ("stable_rank", "random")
 
 
 def parse_orders(texts: Iterable[str]) -> list[str]:
-    """Expand names of orders, each once: "stable_rank" from both ends, "random:0..2" as
-    three orders.
+    """Expand names of orders, and return each once.
+
+    "stable_rank" stands for both directions, "random:0..2" for three orders.
     """
     orders: list[str] = []
     for text in texts:
         name, _, rest = str(text).partition(":")
         if name not in ORDERS:
-            raise unknown_name(
-                "order of heads",
-                text,
-                [f"{order}:low" for order in ORDERS[:-1]] + ["random:0"],
-            )
+            examples = [f"{order}:low" for order in ORDERS[:-1]] + ["random:0"]
+            raise unknown_name("order of heads", text, examples)
         if name == "random":
             orders += [f"{name}:{seed}" for seed in _seeds(text, rest)]
         elif rest and rest not in ENDS:
@@ -56,7 +56,7 @@ def parse_orders(texts: Iterable[str]) -> list[str]:
 
 
 def order_words(order: str) -> str:
-    """Describe an order in words: "low stable rank first", "random order 3"."""
+    """Describe an order: "low stable rank first", "random order 3"."""
     name, _, end = order.partition(":")
     if name == "random":
         return f"random order {end}"
@@ -90,8 +90,9 @@ def head_scores(
     *,
     num_samples: int | None = None,
 ) -> xr.DataArray:
-    """Score every head of the output stack, (layer, head); from data, on series or on a
-    run of them.
+    """Score every head of the output stack, (layer, head).
+
+    A score that is measured on data takes series, or a run of them.
     """
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
@@ -111,35 +112,35 @@ def head_scores(
     elif series is None:
         raise InputError(f"the order {order!r} is measured on data; give series")
     else:
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "rollout": False,
             "num_samples": num_samples,
             "seed": seed,
         }
-        scores = measure(
-            series if isinstance(series, Run) else lens.run(series, horizon, **how),
-            attention,
-        )
+        run = series
+        if not isinstance(run, Run):
+            run = lens.run(series, horizon, **options)
+        scores = measure(run, attention)
     return scores.rename(order).assign_attrs(
         order=order, attention=attention, source=source
     )
 
 
 def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[int]:
-    """Rank the heads of a layer in the order in which they are ablated, low or high
-    scores first; ties by index.
+    """Rank the heads of a layer in the order in which they are ablated.
+
+    Low or high scores come first; heads with equal scores are in the order of their
+    indices.
     """
     row = scores.sel(layer=str(layer)).values
     if not np.isfinite(row).all():
-        lost = int(np.flatnonzero(~np.isfinite(row))[0])
+        undefined = int(np.flatnonzero(~np.isfinite(row))[0])
         raise InputError(
-            f"head {lost} of layer {layer} has no {scores.name}, as where its weights"
-            " are zero"
+            f"head {undefined} of layer {layer} has no {scores.name}, as where its"
+            " weights are zero"
         )
-    return [
-        int(head)
-        for head in np.argsort(row if direction == "low" else -row, kind="stable")
-    ]
+    keys = row if direction == "low" else -row
+    return [int(head) for head in np.argsort(keys, kind="stable")]
 
 
 def rankings(
@@ -150,20 +151,22 @@ def rankings(
     *,
     seed: int = 0,
 ) -> dict[str, dict[int, list[int]]]:
-    """Rank the heads of every layer in several orders, each score measured once."""
+    """Rank the heads of every layer in several orders.
+
+    Each score is measured once.
+    """
     parsed = parse_orders(orders)
     if series is not None and any(map(needs_series, parsed)):
         series = lens.run(series, horizon, rollout=False, seed=seed)
     measured = cache(partial(head_scores, lens, series=series))
     by_order = {}
     for order in parsed:
-        name, _, end = order.partition(":")
-        scores = measured(name, seed=int(end) if name == "random" else seed)
+        # what follows the colon is a direction, or the seed of a random order
+        name, _, suffix = order.partition(":")
+        scores = measured(name, seed=int(suffix) if name == "random" else seed)
+        direction = suffix if suffix in ENDS else "low"
         layers = [int(layer) for layer in scores["layer"].values]
-        by_order[order] = {
-            layer: ranking(scores, layer, end if end in ENDS else "low")
-            for layer in layers
-        }
+        by_order[order] = {layer: ranking(scores, layer, direction) for layer in layers}
     return by_order
 
 
@@ -174,8 +177,9 @@ def _contribution(run: Run, kind: str) -> xr.DataArray:
 
 
 def _entropies(writes: Tensor) -> Tensor:
-    """Compute the entropy of all heads, and of all but each: (…, head, d_model) to (…,
-    1 + head).
+    """Compute the entropy of all heads, and of all but one for each head.
+
+    The shapes are (…, head, d_model) to (…, 1 + head).
     """
     heads = writes.shape[-2]
     rest = [[h for h in range(heads) if h != out] for out in range(heads)]
@@ -184,10 +188,10 @@ def _entropies(writes: Tensor) -> Tensor:
 
 
 def _norm(run: Run, kind: str) -> xr.DataArray:
-    lengths = mean_over_tokens(
+    norms = mean_over_tokens(
         run, reduce=lambda writes: writes.double().norm(dim=-1), kind=kind, normed=True
     )
-    return _array(lengths["mean"].values.mean(axis=1), lengths["layer"].values)
+    return _array(norms["mean"].values.mean(axis=1), norms["layer"].values)
 
 
 def _array(values: np.ndarray, layers: Iterable[int]) -> xr.DataArray:

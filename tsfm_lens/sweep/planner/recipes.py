@@ -1,5 +1,8 @@
-"""Recipes: sets of heads and MLPs to ablate together, from files; the published ones
-come with the package.
+"""Recipes: sets of heads and MLPs to ablate together, from files.
+
+Read :class:`Recipe` first (the fields of a file), then :func:`to_entries` (the variants
+of a recipe on a model). The published recipes and released lists of heads come with the
+package; how heads are ranked is in ``orders.py``.
 """
 
 from __future__ import annotations
@@ -41,12 +44,14 @@ class Released:
 
 @cache
 def released_lists() -> dict[str, Released]:
-    """Read all released lists by architecture, in the order of the paper's figure 11."""
+    """Read all released lists by architecture.
+
+    They are in the order of the paper's figure 11.
+    """
     lists = {}
     for name in ("timesfm-2.5", "toto-1", "chronos-bolt", "moirai-1.1"):
-        row = yaml.safe_load(
-            (_FOLDER / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8")
-        )
+        file = _FOLDER / "released_lists" / f"{name}.yaml"
+        row = yaml.safe_load(file.read_text(encoding="utf-8"))
         ablated_heads = row.pop("heads", None)
         # a layer without an entry loses no head
         heads = ablated_heads and {
@@ -61,26 +66,26 @@ SAME_WEIGHTS = {"timesfm-2.5-transformers": "timesfm-2.5"}
 
 
 def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
-    """Return the layers of a model of another depth whose relative middle lies within
-    one of ``layers``.
+    """Return the layers of a model of another depth that correspond to ``layers``.
+
+    A layer corresponds if its relative middle lies within one of them; if none does,
+    the nearest one is returned.
     """
     middles = [(layer + 0.5) / n_layers * of for layer in range(n_layers)]
     matching = [layer for layer, middle in enumerate(middles) if int(middle) in layers]
     if matching or not layers:
         return matching
-    return [
-        min(
-            range(n_layers),
-            key=lambda layer: min(
-                abs(middles[layer] - depth - 0.5) for depth in layers
-            ),
-        )
-    ]
+
+    def distance(layer: int) -> float:
+        return min(abs(middles[layer] - depth - 0.5) for depth in layers)
+
+    return [min(range(n_layers), key=distance)]
 
 
 def middle_third(n_layers: int) -> list[int]:
-    """Return the layers that the paper means by "middle layers": 7 to 13 of 20, as it
-    says, 4 to 7 of 12.
+    """Return the layers that the paper means by "middle layers".
+
+    They are 7 to 13 of 20, as it says, and 4 to 7 of 12.
     """
     if n_layers < 3:
         raise InputError(
@@ -91,8 +96,9 @@ def middle_third(n_layers: int) -> list[int]:
 
 
 class LayersAt(Strict):
-    """Layers that keep heads@k, or ``extra`` heads more; "others" are all that the
-    recipe does not name elsewhere.
+    """Layers that keep heads@k, or ``extra`` heads more.
+
+    "others" are all layers that the recipe does not name elsewhere.
     """
 
     layers: LayerSelection
@@ -144,9 +150,8 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _once(self) -> Recipe:
-        if not (
-            self.unknown or self.heads or self.kept_heads or self.layers_at or self.mlps
-        ):
+        ablates = self.heads or self.kept_heads or self.layers_at or self.mlps
+        if not (self.unknown or ablates):
             raise ValueError(
                 "ablates nothing; give heads, kept_heads, layers_at or mlps"
             )
@@ -173,12 +178,12 @@ class Recipe(Strict):
 
     @property
     def measured(self) -> bool:
-        """Need for heads@k as measured on the model at hand."""
+        """Whether heads@k must be measured on the model itself."""
         return bool(self.layers_at) and self.released is None
 
     @property
     def sizes(self) -> tuple[int | None, int | None]:
-        """Numbers of layers, and of heads in a layer, that the recipe is written for."""
+        """Numbers of layers and of heads in a layer that the recipe is written for."""
         lists = self.lists
         if lists is None:
             return self.n_layers, self.n_heads
@@ -186,8 +191,9 @@ class Recipe(Strict):
 
 
 def recipe_names() -> list[str]:
-    """List the recipes that come with the package, also those that their publication
-    leaves open.
+    """List the recipes that come with the package.
+
+    They include those that their publication leaves open.
     """
     return sorted(Path(file.name).stem for file in (_FOLDER / "recipe_files").iterdir())
 
@@ -202,13 +208,8 @@ def read_recipe(source: str | Path) -> Recipe:
         raise unknown_name(
             "recipe", source, recipe_names(), hint="Or give a YAML or JSON file."
         )
-    return parse_recipe(
-        {
-            "name": file.stem,
-            **read_fields(file, "the recipe", "fields such as name, heads"),
-        },
-        str(file),
-    )
+    fields = read_fields(file, "the recipe", "fields such as name, heads")
+    return parse_recipe({"name": file.stem, **fields}, str(file))
 
 
 def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
@@ -234,9 +235,8 @@ def select_targets(
     """Return the heads and MLPs that a recipe ablates in a model."""
     if recipe.unknown:
         raise InputError(f"recipe {recipe.name!r} cannot be run: {recipe.unknown}")
-    if not is_applicable(recipe, lens) and not (
-        recipe.scale if scale is None else scale
-    ):
+    is_scaled = recipe.scale if scale is None else scale
+    if not is_applicable(recipe, lens) and not is_scaled:
         stack = lens.wiring.output_stack
         layers, heads = recipe.sizes
         raise InputError(
@@ -261,7 +261,10 @@ def to_entries(
     random_seeds: Sequence[int] = (),
     scale: bool | None = None,
 ) -> list[PlanEntry]:
-    """Plan a recipe, and random sets of as many heads of each layer with the same MLPs."""
+    """Plan a recipe, and random sets of the same size.
+
+    A random set has as many heads of each layer, and the same MLPs.
+    """
     heads, mlps = select_targets(recipe, planner.lens, measured=measured, scale=scale)
     explicit = (
         is_applicable(recipe, planner.lens)
@@ -277,13 +280,13 @@ def to_entries(
         layer: planner.stack.n_heads - len(indices) for layer, indices in heads.items()
     }
     entries = [planner.recipe(recipe.name, heads, mlps, selection=selection)]
-    return entries + (
-        planner.random(recipe.name, keep, random_seeds, mlps) if keep else []
-    )
+    if keep:
+        entries += planner.random(recipe.name, keep, random_seeds, mlps)
+    return entries
 
 
 class _FittedRecipe:
-    """A recipe on one model."""
+    """Recipe on one model, whose depth and number of heads may differ."""
 
     def __init__(
         self, recipe: Recipe, lens: Lens, measured: HeadRanking | None
@@ -312,36 +315,33 @@ class _FittedRecipe:
             layer: self.of_heads - len(set(indices))
             for layer, indices in listed.items()
         }
+        valid_heads = range(self.stack.n_heads)
         for layer in self.layers(tuple(listed), self.attending):
-            heads[layer] = (
-                list(dict.fromkeys(listed[layer]))
-                if self.fits
-                else self._first(layer, counts)
-            )
+            if self.fits:
+                heads[layer] = list(dict.fromkeys(listed[layer]))
+            else:
+                heads[layer] = self._first(layer, counts)
             for head in heads[layer]:
-                if head not in range(self.stack.n_heads):
+                if head not in valid_heads:
                     raise unknown_name(
-                        f"head in layer {layer}",
-                        head,
-                        map(str, range(self.stack.n_heads)),
+                        f"head in layer {layer}", head, map(str, valid_heads)
                     )
         heads |= {
             layer: self._first(layer, counted)
             for layer in self.layers(tuple(counted), self.attending)
         }
         for group in self.recipe.layers_at:
-            rest = [layer for layer in self.attending if layer not in heads]
-            for layer in (
-                rest
-                if group.layers == "others"
-                else self.layers(group.layers, self.attending)
-            ):
-                going = self._at_k(layer)
-                heads[layer] = going[: max(len(going) - group.extra, 0)]
+            if group.layers == "others":
+                layers = [layer for layer in self.attending if layer not in heads]
+            else:
+                layers = self.layers(group.layers, self.attending)
+            for layer in layers:
+                ablated = self._at_k(layer)
+                heads[layer] = ablated[: max(len(ablated) - group.extra, 0)]
         return heads
 
     def layers(self, selection: LayerSelection, valid: Sequence[int]) -> list[int]:
-        """Return the selected ones of some layers of this model."""
+        """Return the layers of this model that a selection means, among valid ones."""
         if selection == "all":
             return list(valid)
         if selection == "middle third":
@@ -355,12 +355,12 @@ class _FittedRecipe:
             ]
         for layer in selection:
             if layer not in valid:
-                what = f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}"
-                raise unknown_name(what, layer, map(str, valid))
+                label = f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}"
+                raise unknown_name(label, layer, map(str, valid))
         return list(selection)
 
     def _at_k(self, layer: int) -> list[int]:
-        """Return the heads that are ablated at heads@k, the first to be ablated first."""
+        """Return the heads that are ablated at heads@k, in order of ablation."""
         lists = self.recipe.lists
         if lists is None:
             if self.measured is None or layer not in self.measured:
@@ -375,22 +375,21 @@ class _FittedRecipe:
         return self._first(layer, dict(enumerate(lists.kept)))
 
     def _first(self, layer: int, counts: Mapping[int, int]) -> list[int]:
-        """Return the first heads in the recipe's order, so that as many stay as are
-        kept at this depth.
+        """Return the first heads in the recipe's order, of those that are ablated.
+
+        So many heads of the layer stay as ``counts`` says for this depth.
         """
-        position = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
-        if position not in counts:
+        depth = int((layer + 0.5) / self.stack.n_layers * self.of_layers)
+        if depth not in counts:
             # a model so shallow that no layer lies at this depth has the nearest
-            position = min(counts, key=lambda depth: abs(depth - position))
-        if not 0 <= counts[position] <= self.of_heads:
+            depth = min(counts, key=lambda candidate: abs(candidate - depth))
+        if not 0 <= counts[depth] <= self.of_heads:
             raise InputError(
-                f"layer {position} cannot keep {counts[position]} heads, it has"
+                f"layer {depth} cannot keep {counts[depth]} heads, it has"
                 f" {self.of_heads}"
             )
-        return self._ranking[layer][
-            : self.stack.n_heads
-            - round(counts[position] / self.of_heads * self.stack.n_heads)
-        ]
+        n_kept = round(counts[depth] / self.of_heads * self.stack.n_heads)
+        return self._ranking[layer][: self.stack.n_heads - n_kept]
 
     @cached_property
     def _ranking(self) -> dict[int, list[int]]:
@@ -404,7 +403,7 @@ class _FittedRecipe:
 
 
 def is_applicable(recipe: Recipe, lens: Lens) -> bool:
-    """Tell if a recipe is written for this architecture and these sizes."""
+    """Test if a recipe is written for this architecture and these sizes."""
     architecture = SAME_WEIGHTS.get(lens.wiring.architecture, lens.wiring.architecture)
     stack = lens.wiring.output_stack
     layers, heads = recipe.sizes

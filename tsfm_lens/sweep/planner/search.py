@@ -1,8 +1,8 @@
-"""Smallest number of heads that a layer can keep (heads@k): an exact scan, a bisection,
-or sequential tests.
+"""Search for the smallest number of heads that a layer can keep (heads@k).
 
-Each is a generator: it yields the evaluations that it needs next, is sent their
-answers, and returns the result.
+There are an exact scan, a bisection, and sequential tests. Read :class:`Search` first:
+each search is a generator that yields the evaluations that it needs next, is sent their
+answers, and returns the result. It runs no model; ``table.py`` has the answers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class PairedErrors(NamedTuple):
 Evaluation = tuple[int, int]
 """(heads kept, look); the look is always 0 where there is but one."""
 Answer = float | PairedErrors
-"""The relative change of the error on all windows; for sequential tests the errors of
-the units that a look adds.
+"""Relative change of the error on all windows; for sequential tests, the errors of the
+units that a look adds.
 """
 
 
 class SearchResult(NamedTuple):
-    """Smallest number of heads kept, its relative change, and the cost: evaluations of
-    one count on all windows.
+    """Smallest number of heads kept, with its relative change and the cost.
+
+    ``evaluations`` counts evaluations of one number of heads on all windows.
     """
 
     of: int
@@ -54,7 +55,7 @@ Steps = Generator[list[Evaluation], dict[Evaluation, Answer], SearchResult]
 
 
 class Search:
-    """Search under way: the next ``requests``, none once there is a ``result``."""
+    """Search in progress: the next ``requests``, none once there is a ``result``."""
 
     def __init__(self, of: int, steps: Steps) -> None:
         self.of = of
@@ -78,15 +79,15 @@ class Search:
 
 
 def better(results: Mapping[str, SearchResult]) -> tuple[str, SearchResult]:
-    """Choose the order that keeps fewest heads, then changes least; orders at random
-    only among themselves.
+    """Choose the order that keeps fewest heads, then the one with the smallest change.
+
+    A random order is chosen only where all orders are random.
     """
     definite = {
         order: result for order, result in results.items() if not is_random(order)
     }
-    return min(
-        (definite or results).items(), key=lambda item: (item[1].kept, item[1].change)
-    )
+    candidates = definite or results
+    return min(candidates.items(), key=lambda item: (item[1].kept, item[1].change))
 
 
 def is_random(order: str) -> bool:
@@ -103,8 +104,9 @@ def scan(of: int, tolerance: float) -> Steps:
 
 
 def bisection(of: int, tolerance: float) -> Steps:
-    """Halve the counts as if all above one that passes passed too, then check some just
-    below the result.
+    """Halve the range of counts, and then check some counts just below the result.
+
+    It takes every count above one that passes as passing too.
     """
     changes: dict[int, float] = {}
     fails = -1
@@ -117,10 +119,11 @@ def bisection(of: int, tolerance: float) -> Steps:
             smallest = middle
         else:
             fails = middle
-    while below := set(range(max(smallest - _BELOW, 0), smallest)) - set(changes):
-        answers = yield [(retained, 0) for retained in sorted(below)]
+    # the change need not fall with every head that is kept, so a smaller count may pass
+    while unknown := set(range(max(smallest - _BELOW, 0), smallest)) - set(changes):
+        answers = yield [(retained, 0) for retained in sorted(unknown)]
         changes |= _changes(answers)
-        passing = [retained for retained in below if changes[retained] < tolerance]
+        passing = [retained for retained in unknown if changes[retained] < tolerance]
         smallest = min([smallest, *passing])
     return _result(of, smallest, changes)
 
@@ -130,18 +133,18 @@ def _changes(answers: Mapping[Evaluation, Answer]) -> dict[int, float]:
     return {retained: float(value) for (retained, _), value in answers.items()}  # type: ignore[arg-type]
 
 
-def _result(of: int, kept: int, changes: Mapping[int, float]) -> SearchResult:
-    if kept == of:
-        change = 0.0
-    else:
-        change = changes[kept]
-    is_exact = set(range(kept)) <= set(changes)
-    return SearchResult(of, kept, change, float(len(changes)), is_exact)
+def _result(of: int, retained: int, changes: Mapping[int, float]) -> SearchResult:
+    change = 0.0
+    if retained != of:
+        change = changes[retained]
+    is_exact = set(range(retained)) <= set(changes)
+    return SearchResult(of, retained, change, float(len(changes)), is_exact)
 
 
 def sequential(of: int, looks: Looks, tolerance: float, alpha: float) -> Steps:
-    """Test the counts upwards on growing parts of the series; another answer than the
-    scan's has chance ``alpha``.
+    """Test the counts upwards on growing parts of the series.
+
+    The chance of an answer other than the scan's is ``alpha``.
     """
     # a count can be misjudged in one direction only, and every count may be the one
     # that is

@@ -1,8 +1,8 @@
-"""The plan of a sweep: from a configuration to tables of cells, stage by stage.
+"""Plan of a sweep: from a configuration to tables of cells, stage by stage.
 
-:func:`plan` is the way in. Here ends the way of the configuration: what runs, keeps and
-shows cells reads them from the tables. A later stage depends on the rows of earlier
-ones, as a search for heads@k does.
+Read :func:`plan` first (the cells that need no results), then :meth:`ModelPlan.stages`:
+a later stage depends on the rows of earlier ones, as a search for heads@k does. What
+computes, stores or shows cells reads them from these tables.
 """
 
 from __future__ import annotations
@@ -59,13 +59,12 @@ from tsfm_lens.sweep.statistics.scores import (
 from tsfm_lens.sweep.store import cell_key
 
 KEPT_COLUMNS = ("key", "model", "variant", "dataset", "chunk", "series")
-"""Columns of the table of cells that a store keeps; in memory it has the two that
-compute a cell as well.
-"""
+"""Columns of a table of cells as a store keeps it."""
 COLUMNS = (*KEPT_COLUMNS, "spec", "task")
+"""Columns of a table of cells in memory, with the two that compute a cell."""
 Rows = Callable[[pd.DataFrame], pd.DataFrame]
 """Stored rows of the cells of a table."""
-_DATASET_FACTS = ("name", "domain", "source", "horizon", "seasonality", "freq")
+_DATASET_FIELDS = ("name", "domain", "source", "horizon", "seasonality", "freq")
 _Site = tuple[int, str]
 """Layer and order of one search."""
 
@@ -82,9 +81,10 @@ def plan(config: SweepConfig) -> pd.DataFrame:
         LensError: a model, dataset or variant of the configuration cannot be used.
 
     Example:
-        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
-        >>> variants = {"layers": {"sizes": [1]}}
-        >>> config = sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants})
+        >>> nile = {"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}
+        >>> content = {"models": [{"source": "bolt-nano"}], "data": [nile]}
+        >>> content["variants"] = {"layers": {"sizes": [1]}}
+        >>> config = sweep.parse_config(content)
         >>> sweep.plan(config)["dataset"].unique().tolist()
         ['bundled/nile']
     """
@@ -101,8 +101,9 @@ class Stage:
 
 
 class SweepPlan:
-    """A plan, model by model; ``device`` is where this process opens models, the one of
-    the configuration if None.
+    """Plan of a sweep, model by model.
+
+    ``device`` is where this process opens models; the one of the configuration if None.
     """
 
     def __init__(self, config: SweepConfig, device: str | None = None) -> None:
@@ -142,7 +143,7 @@ class SweepPlan:
             models[title] = {**fingerprint, **lens.provenance(), **sizes}
         datasets = []
         for dataset in self.sets:
-            metadata = {name: getattr(dataset, name) for name in _DATASET_FACTS}
+            metadata = {name: getattr(dataset, name) for name in _DATASET_FIELDS}
             metadata |= {"windows": len(dataset), "series": dataset.n_series}
             datasets.append(metadata | {"notes": list(dataset.notes)})
         results = [line for model in self.models.values() for line in model.results]
@@ -156,8 +157,10 @@ class SweepPlan:
 
 
 def plan_name(config: SweepConfig) -> str:
-    """Name a sweep's plan: the sweep's name, as files allow it, and a hash of all that
-    determines its results.
+    """Name a sweep's plan.
+
+    It is the sweep's name, as files allow it, and a hash of all that determines its
+    results.
     """
     content = config.model_dump(mode="json", exclude_none=True, exclude={"devices"})
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -166,8 +169,9 @@ def plan_name(config: SweepConfig) -> str:
 
 
 def _check_recipes(sources: Sequence[str], models: Sequence[ModelPlan]) -> None:
-    for name, times in Counter(read_recipe(source).name for source in sources).items():
-        if times > 1:
+    counts = Counter(read_recipe(source).name for source in sources)
+    for name, count in counts.items():
+        if count > 1:
             raise InputError(
                 f"two recipes are called {name!r}; give each its own name in its file"
             )
@@ -195,14 +199,15 @@ def _naive_cells(sets: Sequence[EvaluationSet], size: int) -> pd.DataFrame:
                 dataset=dataset.name,
                 windows=chunk.fingerprint,
             )
-            names = SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name
             task = ChunkTask(number, 0, chunk)
+            # the seasonal naive forecast is model and variant at once
+            names = SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name
             rows.append((key, *names, number, chunk.series, None, task))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 class ModelPlan:
-    """The variants of one model and their cells, stage by stage."""
+    """Variants of one model and their cells, stage by stage."""
 
     def __init__(
         self,
@@ -248,27 +253,39 @@ class ModelPlan:
     def _chunk_tasks(
         self, config: SweepConfig, model: ModelConfig, sets: Sequence[EvaluationSet]
     ) -> list[ChunkTask]:
-        visible = shown_steps(self.lens, model), bool(self.fingerprint["univariate"])
-        how = model, config.seed, config.distance_steps
+        context_length = shown_steps(self.lens, model)
+        univariate = bool(self.fingerprint["univariate"])
         tasks: list[ChunkTask] = []
         for dataset in sets:
             reference = None
             if config.how in ("mean", "resample"):
                 subset = dataset.sample(config.reference_windows, config.seed)
-                reference = Chunk(subset, range(len(subset)), *visible)
+                reference = Chunk(
+                    subset, range(len(subset)), context_length, univariate
+                )
             if self._schedule is None:
                 parts = [(0, indices) for indices in dataset.chunks(config.chunk)]
             else:
                 parts = self._schedule.parts(dataset, config.chunk)
             for look, indices in parts:
-                chunk = Chunk(dataset, indices, *visible)
-                tasks.append(ChunkTask(len(tasks), look, chunk, reference, *how))
+                task = ChunkTask(
+                    len(tasks),
+                    look,
+                    Chunk(dataset, indices, context_length, univariate),
+                    reference,
+                    model,
+                    config.seed,
+                    config.distance_steps,
+                )
+                tasks.append(task)
         return tasks
 
     def _stage(
         self, title: str, entries: list[PlanEntry], looks: int | None = None
     ) -> Stage:
-        """Plan the cells of some variants, on the windows of the first looks, of all if
+        """Plan the cells of some variants.
+
+        They are on the windows of the first ``looks``, or on all windows if that is
         None.
         """
         specs = {entry.spec.id: entry.spec for entry in entries}
@@ -279,18 +296,19 @@ class ModelPlan:
             dataset = task.chunk.dataset
             series = task.chunk.series
             for name, spec in specs.items():
-                names = self._key(spec, task), self.name, name, dataset
-                rows.append((*names, task.number, series, spec, task))
+                key = self._key(spec, task)
+                identity = key, self.name, name, dataset, task.number, series
+                rows.append((*identity, spec, task))
         return Stage(title, entries, pd.DataFrame(rows, columns=COLUMNS))
 
     def _key(self, spec: VariantSpec, task: ChunkTask) -> str:
-        position = spec.id, task.number
-        if position not in self._keys:
+        cell = spec.id, task.number
+        if cell not in self._keys:
             reference = None
             if spec.how in ("mean", "resample") and task.reference is not None:
                 reference = task.reference.fingerprint
             assert task.model is not None
-            self._keys[position] = cell_key(
+            self._keys[cell] = cell_key(
                 model=self.fingerprint,
                 components=list(spec.components),
                 how=spec.how,
@@ -302,7 +320,7 @@ class ModelPlan:
                 seed=task.seed,
                 distance_steps=task.distance_steps,
             )
-        return self._keys[position]
+        return self._keys[cell]
 
     def _first_entries(self) -> list[PlanEntry]:
         """Plan the variants that need no results."""
@@ -321,31 +339,32 @@ class ModelPlan:
         return entries
 
     def stages(self, rows: Rows) -> Iterator[Stage]:
-        """Yield one stage after the other; the next begins when the rows of the last
-        are there.
+        """Yield one stage after the other.
+
+        The next stage begins when the rows of the last one are there.
         """
         yield self.first
-        turn = 0
+        round_number = 0
         while any(search.requests for search in self._searches.values()):
-            turn += 1
+            round_number += 1
             # by look, then by site and number of heads kept
-            asked: dict[int, dict[tuple[_Site, int], PlanEntry]] = defaultdict(dict)
+            requests: dict[int, dict[tuple[_Site, int], PlanEntry]] = defaultdict(dict)
             for site, search in self._searches.items():
                 for count, look in search.requests:
-                    (asked[look][site, count],) = self._counts(
-                        site, [search.of - count]
-                    )
+                    (entry,) = self._counts(site, [search.of - count])
+                    requests[look][site, count] = entry
+            title = f"heads@k, round {round_number}"
             stages = {
-                look: self._search_stage(f"heads@k, round {turn}", look, entries)
-                for look, entries in sorted(asked.items())
+                look: self._search_stage(title, look, entries)
+                for look, entries in sorted(requests.items())
             }
-            # a scan's ran with what is known beforehand
-            if turn > 1 or not self._exact:
+            # those of a scan ran in the first stage
+            if round_number > 1 or not self._exact:
                 yield from stages.values()
             answers: dict[_Site, dict[tuple[int, int], Answer]] = defaultdict(dict)
             for look, stage in stages.items():
-                answer = self._judged(rows(stage.cells), look)
-                for (site, count), entry in asked[look].items():
+                answer = self._make_answer(rows(stage.cells), look)
+                for (site, count), entry in requests[look].items():
                     answers[site][count, look] = answer(entry.spec.id)
             for site, values in answers.items():
                 self._searches[site].answer(values)
@@ -358,16 +377,17 @@ class ModelPlan:
     def _search_stage(
         self, title: str, look: int, entries: dict[tuple[_Site, int], PlanEntry]
     ) -> Stage:
-        """Plan what a search asks for at a look, with the plain model that it is
-        compared with.
+        """Plan the evaluations that searches request at a look.
+
+        The plain model, with which they are compared, is among them.
         """
         looks = None
         if self._schedule is not None and look + 1 < len(self._schedule.looks.added):
             looks = look + 1
         return self._stage(title, [self.planner.plain(), *entries.values()], looks)
 
-    def _judged(self, rows: pd.DataFrame, look: int) -> Callable[[str], Answer]:
-        """Return the function that answers a search about a variant."""
+    def _make_answer(self, rows: pd.DataFrame, look: int) -> Callable[[str], Answer]:
+        """Return the function that gives a search its answer for a variant."""
         assert self.variants.heads_at is not None
         metric = self.variants.heads_at.metric
         if self._schedule is not None:
@@ -377,9 +397,9 @@ class ModelPlan:
                 values=formula(metric)[0][0],
             )
             units = self._schedule.looks.added[look]
-            of_look = errors.loc[[self._schedule.series[unit] for unit in units]]
+            added = errors.loc[[self._schedule.series[unit] for unit in units]]
             return lambda variant: PairedErrors(
-                of_look[variant].to_numpy(), of_look[PLAIN].to_numpy()
+                added[variant].to_numpy(), added[PLAIN].to_numpy()
             )
         changes = pd.Series(dtype=float)
         if set(rows["variant"]) - {PLAIN}:
@@ -392,8 +412,9 @@ class ModelPlan:
 
     def _result(self, site: _Site, search: Search) -> dict[str, Any]:
         assert search.result is not None
-        position = {"model": self.name, "layer": site[0], "order": site[1]}
-        return {**position, **search.result._asdict(), "total": search.result.of}
+        layer, order = site
+        line = {"model": self.name, "layer": layer, "order": order}
+        return {**line, **search.result._asdict(), "total": search.result.of}
 
     def _measured_rankings(
         self, sets: Sequence[EvaluationSet], seed: int
@@ -465,8 +486,10 @@ class ModelPlan:
         return recipe.scale or self.variants.scale_recipes
 
     def _recipe_entries(self, *, measured: bool) -> list[PlanEntry]:
-        """Plan recipes with as many heads at random, those that go by heads@k or the
-        others.
+        """Plan recipes, each with random sets of as many heads.
+
+        They are the recipes that need heads@k as measured, if ``measured``, or those
+        that do not.
         """
         if measured:
             heads_at_k = self._heads_at_k()
@@ -488,8 +511,8 @@ class ModelPlan:
         return entries
 
     def _heads_at_k(self) -> dict[int, list[int]]:
-        """Return by layer the heads that go in the better order, the first to go first."""
-        going = {}
+        """Return by layer the heads ablated at heads@k, in the better order."""
+        ablated = {}
         for layer in dict.fromkeys(layer for layer, _ in self._searches):
             results = {
                 order: search.result
@@ -497,8 +520,8 @@ class ModelPlan:
                 if index == layer and search.result is not None
             }
             order, best = better(results)
-            going[layer] = self._rankings[order][layer][: best.of - best.kept]
-        return going
+            ablated[layer] = self._rankings[order][layer][: best.of - best.kept]
+        return ablated
 
     def _counts(self, site: _Site, counts: Iterable[int]) -> list[PlanEntry]:
         layer, order = site
@@ -509,8 +532,9 @@ class ModelPlan:
 def _windows_for_orders(
     lens: Lens, sets: Sequence[EvaluationSet], count: int, seed: int
 ) -> tuple[SeriesBatch, int]:
-    """Select windows of all sets, for scores of heads that are measured on data, and a
-    horizon of one pass.
+    """Select windows of all sets, for scores of heads that are measured on data.
+
+    Returned with them is a horizon of one pass.
     """
     share = max(1, count // len(sets))
     batches = []
@@ -518,10 +542,8 @@ def _windows_for_orders(
         subset = dataset.sample(share, seed)
         batch, _ = subset.batch(range(len(subset)), int(lens.adapter.context_length))
         # names are unique within a set only
-        ids, groups = (
-            tuple(f"{dataset.name}:{name}" for name in names)
-            for names in (batch.ids, batch.groups)
-        )
+        ids = tuple(f"{dataset.name}:{name}" for name in batch.ids)
+        groups = tuple(f"{dataset.name}:{name}" for name in batch.groups)
         batches.append(replace(batch, ids=ids, groups=groups))
     horizon = min(min(dataset.horizon for dataset in sets), lens.adapter.longest_pass)
     return SeriesBatch.concat(batches), horizon

@@ -1,5 +1,8 @@
-"""The families of variants of a sweep: layers, ranges, heads, counts of heads,
-components, recipes.
+"""Variants of a sweep by family: layers, ranges, heads, counts of heads, recipes.
+
+Read :class:`VariantPlanner` first: each of its methods plans one family, as a list of
+:class:`PlanEntry`. A :class:`VariantSpec` names the ablated components; the
+interventions are made of it when it runs.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ TAGS = (
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """Ablated components of a model; the variant's name and the order of components do
-    not matter.
+    """Ablated components of a model.
+
+    The variant's name and the order of the components do not matter.
     """
 
     components: tuple[str, ...] = ()
@@ -44,7 +48,7 @@ class VariantSpec:
     def __post_init__(self) -> None:
         if self.how not in KINDS:
             raise unknown_name("way to ablate", self.how, KINDS)
-        # nothing taken out is the plain model, however it is not taken out
+        # without components there is one variant, the plain model, whatever the method
         if not self.components:
             object.__setattr__(self, "how", "zero")
         if self.how not in ("resample", "noise"):
@@ -55,9 +59,8 @@ class VariantSpec:
         """ "plain", or 16 hexadecimal digits of a hash over the content."""
         if not self.components:
             return PLAIN
-        return hashlib.sha256(
-            json.dumps([sorted(set(self.components)), self.how, self.seed]).encode()
-        ).hexdigest()[:16]
+        content = json.dumps([sorted(set(self.components)), self.how, self.seed])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def to_variant(
         self, lens: Lens, reference: Any = None, horizon: int | None = None
@@ -72,14 +75,13 @@ class VariantSpec:
             )
         if self.how in ("resample", "noise"):
             options["seed"] = self.seed
-        return Variant(
-            self.id, tuple(knock_outs(lens, self.components, self.how, **options))
-        )
+        interventions = knock_outs(lens, self.components, self.how, **options)
+        return Variant(self.id, tuple(interventions))
 
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """One line of a plan: a variant of a model, and its purpose."""
+    """One line of a plan: a variant of a model, with its family, label and tags."""
 
     model: str
     family: str
@@ -91,8 +93,9 @@ class PlanEntry:
 def variant_spec(
     lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0
 ) -> VariantSpec:
-    """Specify the variant without some components, or globs of them, in any order;
-    overlaps do not matter.
+    """Specify the variant without some components, or globs of them.
+
+    Their order and overlaps do not matter.
     """
     pattern_list = list(patterns)
     subset: set[Component] = set()
@@ -110,19 +113,17 @@ def variant_spec(
             for c in subset
             if c.head is None or Component(c.stack, c.layer, c.kind) not in subset
         }
-    return VariantSpec(
-        tuple(
-            str(component)
-            for component in components(lens.wiring)
-            if component in subset
-        ),
-        how,
-        seed,
+    names = tuple(
+        str(component) for component in components(lens.wiring) if component in subset
     )
+    return VariantSpec(names, how, seed)
 
 
 def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
-    """Return a plan as a table, one row per entry; None where an entry has no such tag."""
+    """Return a plan as a table, one row per entry.
+
+    A tag that an entry does not have is None.
+    """
     rows = []
     for e in entries:
         spec = (e.spec.id, list(e.spec.components), e.spec.how, e.spec.seed)
@@ -141,31 +142,30 @@ def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
 
 
 def list_kinds(stack: Stack, layer: int, *, paired: bool = True) -> list[str]:
-    """Return the kinds of attention whose heads are selected, as far as a layer has
-    them.
+    """Return the kinds of attention of a layer whose heads are selected.
+
+    If ``paired``, they are the kinds over time, or all kinds of a stack that has none
+    over time; otherwise they are one kind.
     """
-    here = [row.kind for row in stack.attentions(layer)]
+    layer_kinds = [row.kind for row in stack.attentions(layer)]
     if paired:
         over_time = {
             row.kind
-            for item in range(stack.n_layers)
-            for row in stack.attentions(item)
+            for index in range(stack.n_layers)
+            for row in stack.attentions(index)
             if row.over == "time"
         }
-        selected = [
-            attention_kind
-            for attention_kind in stack.attention_kinds()
-            if attention_kind in over_time
-        ] or stack.attention_kinds()
+        stack_kinds = stack.attention_kinds()
+        selected = [kind for kind in stack_kinds if kind in over_time] or stack_kinds
     else:
         selected = [attention_over_time(stack)]
-    return [item for item in here if item in selected]
+    return [kind for kind in layer_kinds if kind in selected]
 
 
 def select_heads(
     stack: Stack, layer: int, heads: Iterable[int], kinds: Iterable[str]
 ) -> list[Component]:
-    """Return the heads of some indices in each of some kinds of attention of a layer."""
+    """Return heads of a layer, by indices and kinds of attention."""
     return [
         Component(stack.name, layer, kind, int(head))
         for kind in kinds
@@ -174,7 +174,7 @@ def select_heads(
 
 
 def select_mlps(stack: Stack, layer: int) -> list[Component]:
-    """Return the MLPs of a layer, and its branches of other kinds but attention."""
+    """Return the branches of a layer that are no attention, such as its MLP."""
     return [
         Component(stack.name, layer, row.kind)
         for row in stack.rows(layer)
@@ -219,43 +219,41 @@ class VariantPlanner:
         self, parts: Sequence[str] = PARTS, sizes: Sequence[int | Literal["all"]] = (1,)
     ) -> list[PlanEntry]:
         """Plan single layers, groups of consecutive layers, and the whole stack."""
-        of = self.stack.n_layers
+        depth = self.stack.n_layers
         spans = []
         for size in sizes:
-            if size == "all":
-                length = of
-            else:
-                length = int(size)
-            if not 1 <= length <= of:
+            length = depth if size == "all" else int(size)
+            if not 1 <= length <= depth:
                 raise InputError(
-                    f"a group of {size} layers does not fit a stack of {of}; expected"
-                    " fewer, or 'all'"
+                    f"a group of {size} layers does not fit a stack of {depth};"
+                    " expected fewer, or 'all'"
                 )
-            spans += [(first, first + length - 1) for first in range(of - length + 1)]
+            spans += [
+                (first, first + length - 1) for first in range(depth - length + 1)
+            ]
         entries = []
         for part in parts:
             for first, last in dict.fromkeys(spans):
-                entries += self._span(
-                    "layers" if first == last else "groups", part, first, last
-                )
+                family = "layers" if first == last else "groups"
+                entries += self._span(family, part, first, last)
         return entries
 
     def ranges(
         self, grow: str = "outward", parts: Sequence[str] = ("heads", "mlp")
     ) -> list[PlanEntry]:
-        """Plan ranges of consecutive layers that grow by one layer until they reach the
-        ends of the stack.
+        """Plan ranges of consecutive layers that grow by one layer at a time.
+
+        They end when they reach the ends of the stack.
         """
         top = self.stack.n_layers - 1
         first = last = {"outward": self.stack.n_layers // 2, "up": 0, "down": top}[grow]
         spans = [(first, last)]
         # a move beyond an end stands still, so that the other side goes on alone
         for move in _MOVES[grow] * self.stack.n_layers:
-            first, last = (
-                (first, min(last + 1, top))
-                if move == "up"
-                else (max(first - 1, 0), last)
-            )
+            if move == "up":
+                last = min(last + 1, top)
+            else:
+                first = max(first - 1, 0)
             spans.append((first, last))
         return [
             entry
@@ -266,16 +264,14 @@ class VariantPlanner:
 
     def _heads(self, by_layer: Mapping[int, Iterable[int]]) -> list[Component]:
         """Return the heads of some indices in each layer, of every kind over time."""
-        heads = [
-            select_heads(
-                self.stack, layer, by_layer[layer], list_kinds(self.stack, layer)
-            )
-            for layer in sorted(by_layer)
-        ]
-        return [head for of_layer in heads for head in of_layer]
+        heads: list[Component] = []
+        for layer in sorted(by_layer):
+            kinds = list_kinds(self.stack, layer)
+            heads += select_heads(self.stack, layer, by_layer[layer], kinds)
+        return heads
 
     def _span(self, family: str, part: str, first: int, last: int) -> list[PlanEntry]:
-        """Plan one range of layers; no entry where it has no such part."""
+        """Plan one range of layers; none if it has no such part."""
         stack = self.stack
         layers = range(first, last + 1)
         components = {
@@ -285,27 +281,24 @@ class VariantPlanner:
         }[part]
         if not components:
             return []
-        if first == last:
-            text = f"layer {first}"
-        else:
-            text = f"layers {first} to {last}"
-        rows = "rest"
-        if all(component.kind == "mlp" for component in components):
-            rows = "MLP"
-        label = {
-            "both": "",
-            "heads": "all heads of ",
-            "mlp": f"{rows}{'s' * (last > first)} of ",
-        }[part] + text
+        single: dict[str, int] = {}
+        plural = "s"
+        location = f"layers {first} to {last}"
         if first == last:
             single = {"layer": first}
-        else:
-            single = {}
-        return [
-            self._entry(
-                family, label, components, part=part, first=first, last=last, **single
-            )
-        ]
+            plural = ""
+            location = f"layer {first}"
+        noun = "rest"
+        if all(component.kind == "mlp" for component in components):
+            noun = "MLP"
+        prefixes = {
+            "both": "",
+            "heads": "all heads of ",
+            "mlp": f"{noun}{plural} of ",
+        }
+        label = prefixes[part] + location
+        tags = {"first": first, "last": last, **single}
+        return [self._entry(family, label, components, part=part, **tags)]
 
     def heads(self, *, paired: bool = False) -> list[PlanEntry]:
         """Plan every head by itself."""
@@ -313,13 +306,16 @@ class VariantPlanner:
         entries = []
         for layer in range(stack.n_layers):
             kinds = list_kinds(stack, layer, paired=paired)
-            for group in [kinds] if paired and kinds else [[kind] for kind in kinds]:
-                text = "+".join(group)
+            groups = [[kind] for kind in kinds]
+            if paired and kinds:
+                groups = [kinds]
+            for group in groups:
+                kind_names = "+".join(group)
                 for head in range(stack.n_heads):
-                    label = f"head {head} of layer {layer} ({text})"
+                    label = f"head {head} of layer {layer} ({kind_names})"
                     heads = select_heads(stack, layer, [head], group)
                     tags = {
-                        **_in_layer(layer, text),
+                        **_in_layer(layer, kind_names),
                         "head": head,
                         "ablated": 1,
                         "of": stack.n_heads,
@@ -334,8 +330,9 @@ class VariantPlanner:
         ranking: Sequence[int],
         counts: Sequence[int] | None = None,
     ) -> list[PlanEntry]:
-        """Plan the first k heads of a layer in some order, for several k; none of them
-        is the plain model.
+        """Plan the first k heads of a layer in some order, for several k.
+
+        Without any of them, it is the plain model.
         """
         of = self.stack.n_heads
         entries = []
@@ -413,25 +410,23 @@ class VariantPlanner:
     ) -> PlanEntry:
         """Plan heads and MLPs of several layers at once."""
         stack = self.stack
-        components = [
-            *self._heads(heads),
-            *(mlp for layer in mlps for mlp in select_mlps(stack, layer)),
-        ]
+        components = self._heads(heads)
+        for layer in mlps:
+            components += select_mlps(stack, layer)
         if not components:
             raise InputError(f"recipe {name!r} ablates nothing of this model")
-        total = stack.n_heads * sum(
+        layers_with_heads = sum(
             bool(list_kinds(stack, layer)) for layer in range(stack.n_layers)
         )
+        total = stack.n_heads * layers_with_heads
         count = sum(len(set(indices)) for indices in heads.values())
         n_mlps = len(set(mlps))
-        share = f"{count} of {total} heads" + (
-            f" and {n_mlps} MLP{'s' * (n_mlps > 1)}" if n_mlps else ""
-        )
-        text = {"listed": "as listed", "random": f"at random, seed {draw}"}
-        label = (
-            f"{name}: {share},"
-            f" {text.get(selection, 'by ' + selection.replace('_', ' '))}"
-        )
+        share = f"{count} of {total} heads"
+        if n_mlps:
+            share += f" and {n_mlps} MLP" + ("s" if n_mlps > 1 else "")
+        methods = {"listed": "as listed", "random": f"at random, seed {draw}"}
+        method = methods.get(selection, "by " + selection.replace("_", " "))
+        label = f"{name}: {share}, {method}"
         family = "recipes"
         if selection == "random":
             family = "random"
@@ -450,15 +445,17 @@ class VariantPlanner:
         seeds: Sequence[int],
         mlps: Sequence[int] = (),
     ) -> list[PlanEntry]:
-        """Draw heads to ablate, so that ``keep`` (layer -> count) stay, without
-        replacement, once per seed.
+        """Draw heads to ablate, so that ``keep`` (layer -> count) of them stay.
+
+        They are drawn without replacement, once per seed.
         """
         entries = []
         for draw in seeds:
             heads: dict[int, list[int]] = {}
-            for component in random_heads(
+            drawn = random_heads(
                 self.lens, dict(sorted(keep.items())), seed=draw, paired=False
-            ):
+            )
+            for component in drawn:
                 heads.setdefault(component.layer, []).append(component.head or 0)
             entries.append(
                 self.recipe(recipe, heads, mlps, selection="random", draw=draw)

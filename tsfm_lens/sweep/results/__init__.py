@@ -1,3 +1,4 @@
-"""Results of a sweep: one tidy table for each question that figures, tables and reports
-answer.
+"""Results of a sweep: one tidy table for each question.
+
+Figures, tables and reports are made of them.
 """

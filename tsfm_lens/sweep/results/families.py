@@ -1,5 +1,8 @@
-"""Rows of a sweep, and all tests of its report on one model and metric, corrected as
-one family.
+"""Rows of a sweep, and the tests of its report, corrected as one family.
+
+Read :class:`Results` first: :meth:`Results.tested` has all tests of one model and
+metric, :meth:`Results.measured` adds them to entries of the plan. The tests themselves
+are in :mod:`tsfm_lens.sweep.statistics.changes`.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ HEAVY = ("recipes", "random", "components")
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """A finished or unfinished sweep.
+    """Sums and plan of a sweep, finished or not, with its tests.
 
     Attributes:
         sums: of each series, by model, variant and dataset.
@@ -60,8 +63,9 @@ class Results:
         ]
 
     def by_model(self, *families: str) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Yield each model with its entries in some families, if it has any but the
-        plain model.
+        """Yield each model with its entries in some families.
+
+        A model that has none but the plain one there is left out.
         """
         for model in self.plan["model"].unique():
             entries = self.of(model, *families)
@@ -70,55 +74,48 @@ class Results:
 
     def rows(self, model: str, variants: Iterable[str]) -> pd.DataFrame:
         """Return the sums of some variants of a model and of the plain one."""
-        found = [
-            self._places[model, name]
+        indices = [
+            self._row_indices[model, name]
             for name in {PLAIN, *variants}
-            if (model, name) in self._places
+            if (model, name) in self._row_indices
         ]
-        return self.sums.iloc[np.sort(np.concatenate(found))]
+        return self.sums.iloc[np.sort(np.concatenate(indices))]
 
     @cached_property
-    def _places(self) -> dict[Any, Any]:
+    def _row_indices(self) -> dict[Any, Any]:
         return dict(self.sums.groupby(["model", "variant"]).indices)
 
     def tested(self, model: str, metric: str = "MASE") -> pd.DataFrame:
-        """Measure all :func:`changes` of a model's metric that a report shows, its
-        tests corrected as one family.
+        """Measure all :func:`changes` of a model's metric that a report shows.
+
+        Their tests are corrected as one family.
 
         Returns:
             A row per variant; below them the tests between choices, with the choice
             ``of`` which they are.
         """
         if (model, metric) not in self._cache:
-            visible = {
-                "MASE": tuple(self.plan["family"].unique()),
-                "spearman_distance": (*EFFECTS, "heads"),
-            }
-            families = visible.get(
-                metric, (*HEAVY, "head_counts") if metric == self.judged_by else HEAVY
-            )
+            families: tuple[str, ...] = HEAVY
+            if metric == "MASE":
+                families = tuple(self.plan["family"].unique())
+            elif metric == "spearman_distance":
+                families = (*EFFECTS, "heads")
+            elif metric == self.judged_by:
+                families = (*HEAVY, "head_counts")
             confidence = self.statistics.confidence
-            pairs = list(self._contrasts(model, metric))
+            contrasts = list(self._contrasts(model, metric))
             rows = self.rows(model, self.of(model, *families)["variant"])
-            table = (
-                changes(rows, metric=metric, confidence=confidence)
-                .set_index("variant")
-                .assign(of="")
-            )
-            tests = [
-                difference(table, chosen, rest, confidence) for _, chosen, rest in pairs
-            ]
-            table = pd.concat(
-                [
-                    table,
-                    *(
-                        [pd.DataFrame(tests).assign(of=[of for of, *_ in pairs])]
-                        if pairs
-                        else []
-                    ),
+            table = changes(rows, metric=metric, confidence=confidence)
+            table = table.set_index("variant").assign(of="")
+            if contrasts:
+                tests = [
+                    difference(table, chosen, rest, confidence)
+                    for _, chosen, rest in contrasts
                 ]
-            )
+                choices = [choice for choice, *_ in contrasts]
+                table = pd.concat([table, pd.DataFrame(tests).assign(of=choices)])
             p_holm = holm(table["p_value"].to_numpy(float))
+            # 1 - 0.95 is a little above 0.05 in floating point
             significant = p_holm <= round(1 - confidence, 12)
             count = int(np.isfinite(p_holm).sum())
             self._cache[model, metric] = table.assign(
@@ -130,22 +127,23 @@ class Results:
     def _contrasts(
         self, model: str, metric: str
     ) -> Iterator[tuple[str, str, list[str]]]:
-        """Yield each choice with what it is held against: an order with the others, a
-        recipe with random heads.
+        """Yield each choice with its name and the variants that it is compared with.
+
+        An order of heads is compared with each of the other orders, a recipe with
+        random heads.
         """
         if self.limits is not None and metric == self.judged_by:
             counts = self.of(model, "head_counts")
             best = self.limits[self.limits["better"]]
             for row in best[best["model"] == model].to_dict("records"):
-                here = counts[
+                same_count = counts[
                     (counts["layer"] == row["layer"])
                     & (counts["ablated"] == row["ablated"])
                 ]
-                in_order = here.loc[here["order"] == row["order"], "variant"]
-                rest = here.loc[
-                    (here["order"] != row["order"]) & ~here["order"].map(is_random),
-                    "variant",
-                ]
+                is_best = same_count["order"] == row["order"]
+                is_drawn = same_count["order"].map(is_random)
+                in_order = same_count.loc[is_best, "variant"]
+                rest = same_count.loc[~is_best & ~is_drawn, "variant"]
                 # all heads of a layer are the same in any order
                 if len(in_order) and not set(in_order) & set(rest):
                     yield from (
@@ -156,77 +154,70 @@ class Results:
             for recipe, lines in self.of(model, "recipes", "random").groupby(
                 "recipe", sort=False
             ):
-                own, draws = chosen_and_drawn(lines)
-                if len(own) and len(draws):
+                chosen, draws = chosen_and_drawn(lines)
+                if len(chosen) and len(draws):
                     yield (
                         f"choice of {recipe}",
-                        own["variant"].iloc[0],
+                        chosen["variant"].iloc[0],
                         draws["variant"].tolist(),
                     )
 
     def leads(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
         """Find the :func:`leaders` among the entries of one model, by variant."""
         table = self.tested(entries["model"].iloc[0], metric)
-        return leaders(
-            table.loc[sorted(set(entries["variant"]) & set(table.index))],
-            self.statistics.confidence,
-        )
+        variants = sorted(set(entries["variant"]) & set(table.index))
+        return leaders(table.loc[variants], self.statistics.confidence)
 
     def measured(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
-        """Return entries of one model with the columns of their change, and which of
-        them leads.
+        """Return entries of one model with the columns of their change.
+
+        They also say which of the entries leads.
         """
         table = self.tested(entries["model"].iloc[0], metric).join(
             self.leads(entries, metric)
         )
         plain = entries["variant"] == PLAIN
-        found = entries.assign(
-            metric=metric,
-            **{name: entries["variant"].map(table[name]) for name in CHANGE},
-        )
+        columns = {name: entries["variant"].map(table[name]) for name in CHANGE}
+        result = entries.assign(metric=metric, **columns)
         # the plain model changes nothing, for certain
-        found.loc[plain, list(SIZES)] = 0.0
-        found.loc[plain, ["p_value", "p_holm"]] = 1.0
-        # one family is as good as another for the plain model, which is in no test
+        result.loc[plain, list(SIZES)] = 0.0
+        result.loc[plain, ["p_value", "p_holm"]] = 1.0
+        # the plain model is in no test, and takes these from any entry that is
         test = ["tests", "unit", "units"]
-        found[test] = found[test].bfill().ffill()
-        return found.assign(significant=found["significant"].eq(True))
+        result[test] = result[test].bfill().ffill()
+        return result.assign(significant=result["significant"].eq(True))
 
     def with_mase(self, entries: pd.DataFrame) -> pd.DataFrame:
-        """Add MASE over that of the seasonal naive forecast to one model's entries, and
-        the plain model's.
+        """Add MASE over that of the seasonal naive forecast to one model's entries.
+
+        ``baseline_mase`` is that of the plain model.
         """
         model = entries["model"].iloc[0]
         if model not in self._cache:
-            usable = self.mase_ratios(model)[lambda ratios: ratios[PLAIN].gt(0)]
+            ratios = self.mase_ratios(model)
+            usable = ratios[ratios[PLAIN].gt(0)]
+            logs = np.log(usable.where(usable.gt(0) & np.isfinite(usable)))
             # a variant without a metric on one of them has no mean over all of them
-            self._cache[model] = np.exp(
-                np.log(usable.where(usable.gt(0) & np.isfinite(usable))).mean(
-                    skipna=False
-                )
-            )
+            self._cache[model] = np.exp(logs.mean(skipna=False))
         mase = self._cache[model]
         return entries.assign(
             mase=entries["variant"].map(mase), baseline_mase=float(mase[PLAIN])
         )
 
     def mase_ratios(self, model: str) -> pd.DataFrame:
-        """Compute (dataset, variant): MASE of a model's variants over that of the
-        seasonal naive forecast.
+        """Compute MASE of a model's variants over that of the seasonal naive forecast.
+
+        The table is (dataset, variant).
         """
-        rows = self.sums[
-            (self.sums["model"] == model) | (self.sums["variant"] == SEASONAL_NAIVE)
-        ]
-        return (
-            normalised(dataset_metrics(rows, ["MASE"]))["MASE"]
-            .droplevel("model")
-            .unstack("variant")
-        )
+        is_naive = self.sums["variant"] == SEASONAL_NAIVE
+        rows = self.sums[(self.sums["model"] == model) | is_naive]
+        ratios = normalised(dataset_metrics(rows, ["MASE"]))["MASE"]
+        return ratios.droplevel("model").unstack("variant")
 
 
 def chosen_and_drawn(lines: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Split the entries of a recipe into its own, and random draws of other heads."""
-    own = lines[lines["family"] == "recipes"]
+    chosen = lines[lines["family"] == "recipes"]
     draws = lines[lines["family"] == "random"]
     # a draw of the very heads that were chosen is no other choice
-    return own, draws[~draws["variant"].isin(own["variant"])]
+    return chosen, draws[~draws["variant"].isin(chosen["variant"])]

@@ -1,5 +1,8 @@
-"""Results for figures, tables and reports, from a store: one tidy table for each
-question.
+"""Results for figures, tables and reports, from a store.
+
+Read :func:`gather` first; each function that it calls builds the table for one
+question. Cells that are missing are left out so that all variants are compared on the
+same windows, and notes say so.
 """
 
 from __future__ import annotations
@@ -37,11 +40,11 @@ from tsfm_lens.sweep.store import KEY_COLUMNS, SavedPlan, Store
 
 TOLERANCE = 0.01
 # datasets whose rows are held at once
-_TOGETHER = 10
+_BLOCK_DATASETS = 10
 SOURCE = "tsfm-lens paper, sections 3 and 5"
 TABLE_METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
 _DISTANCE = {"value": "", "lower": "_lower", "upper": "_upper"}
-_WORDS = (
+_TEXT_COLUMNS = (
     *(
         "model",
         "family",
@@ -56,8 +59,8 @@ _WORDS = (
     ),
     *("leads", "distance_leads", "judged_by", "unit"),
 )
-_FLAGS = ("significant", "diff_significant", "better", "order_significant")
-_WHOLE = (
+_FLAG_COLUMNS = ("significant", "diff_significant", "better", "order_significant")
+_INTEGER_COLUMNS = (
     *(
         "seed",
         "first",
@@ -86,8 +89,9 @@ _WHOLE = (
 
 
 def effects(results: Results) -> pd.DataFrame | None:
-    """Tabulate the effects of single layers, groups, ranges and sets of components;
-    kind "sweep_effects".
+    """Tabulate the effects of layers, groups, ranges and sets of components.
+
+    The kind is "sweep_effects".
     """
     parts = []
     for model, entries in results.by_model(*EFFECTS):
@@ -113,7 +117,7 @@ def effects(results: Results) -> pd.DataFrame | None:
 
 
 def single_heads(results: Results) -> pd.DataFrame | None:
-    """Tabulate the effect of every single head; kind "sweep_heads"."""
+    """Tabulate the effect of every single head; the kind is "sweep_heads"."""
     parts = [
         _with_distance(results, entries.rename(columns={"kind": "attention"}))
         for _, entries in results.by_model("heads")
@@ -123,22 +127,22 @@ def single_heads(results: Results) -> pd.DataFrame | None:
 
 
 def _with_distance(results: Results, entries: pd.DataFrame) -> pd.DataFrame:
-    """Add to some entries MASE, its change, and the distance of the forecast."""
-    away = results.tested(entries["model"].iloc[0], "spearman_distance")
-    distance = {
-        f"spearman_distance{end}": entries["variant"].map(away[name])
-        for name, end in _DISTANCE.items()
+    """Add MASE, its change, and the distance of the forecast to some entries."""
+    distances = results.tested(entries["model"].iloc[0], "spearman_distance")
+    columns = {
+        f"spearman_distance{suffix}": entries["variant"].map(distances[name])
+        for name, suffix in _DISTANCE.items()
     }
     leads = results.leads(entries, "spearman_distance")
-    distance |= {
+    columns |= {
         f"distance_{name}": entries["variant"].map(leads[name]) for name in LEADS
     }
-    return results.with_mase(results.measured(entries)).assign(**distance)
+    return results.with_mase(results.measured(entries)).assign(**columns)
 
 
 _EFFECT_COLUMNS = (
     *(f"distance_{name}" for name in LEADS),
-    *(f"spearman_distance{end}" for end in _DISTANCE.values()),
+    *(f"spearman_distance{suffix}" for suffix in _DISTANCE.values()),
     *("baseline_mase", "mase", *CHANGE),
 )
 
@@ -146,8 +150,9 @@ _EFFECT_COLUMNS = (
 def curves(
     results: Results, kept: pd.DataFrame | None, tolerance: float
 ) -> pd.DataFrame | None:
-    """Tabulate the error over the number of heads ablated, for each layer and order;
-    kind "sweep_curves".
+    """Tabulate the error over the number of heads ablated, by layer and order.
+
+    The kind is "sweep_curves".
     """
     parts = [
         results.with_mase(results.measured(entries))
@@ -198,8 +203,9 @@ _BETTER_COLUMNS = [
 
 
 def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Tabulate the result of a search by layer and order; ``better`` marks the order
-    that counts in each layer.
+    """Tabulate the result of a search by layer and order.
+
+    ``better`` marks the order that counts in each layer.
     """
     table = pd.DataFrame(search_rows)
     table["ablated"] = table["of"] - table["kept"]
@@ -208,16 +214,16 @@ def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     ranked = table.assign(random=table["order"].map(is_random)).sort_values(
         ["random", "kept", "change"], kind="stable"
     )
-    return table.assign(
-        better=table.index.isin(ranked.drop_duplicates(["model", "layer"]).index)
-    )
+    first = ranked.drop_duplicates(["model", "layer"]).index
+    return table.assign(better=table.index.isin(first))
 
 
 def tabulate_heads(
     results: Results, tolerance: float, search: str
 ) -> pd.DataFrame | None:
-    """Tabulate the number of heads that each layer must keep in each order; kind
-    "sweep_heads_at".
+    """Tabulate the number of heads that each layer must keep in each order.
+
+    The kind is "sweep_heads_at".
     """
     if results.limits is None:
         return None
@@ -227,31 +233,28 @@ def tabulate_heads(
         leads="",
         lead_share=np.nan,
     )
-    for model, own in table.groupby("model", sort=False):
+    for model, rows in table.groupby("model", sort=False):
         counts = results.of(str(model), "head_counts")
-        full = (
+        # the variant of each layer without all of its heads
+        bare = (
             counts[counts["ablated"] == counts["of"]]
             .drop_duplicates("layer")
             .set_index("layer")["variant"]
         )
-        if len(full):
-            leads = results.leads(counts[counts["variant"].isin(full)])
+        if len(bare):
+            leads = results.leads(counts[counts["variant"].isin(bare)])
         else:
             leads = pd.DataFrame(columns=LEADS)
         for name in LEADS:
-            table.loc[own.index, name] = own["layer"].map(full.map(leads[name]))
+            table.loc[rows.index, name] = rows["layer"].map(bare.map(leads[name]))
         if set(counts["variant"]) - {PLAIN}:
             tests = results.tested(str(model), results.judged_by)
+            is_lower = tests["significant"] & (tests.get("difference", 0.0) < 0)
             # better than the others is better than each of them
-            won = (
-                (tests["significant"] & (tests.get("difference", 0.0) < 0))
-                .groupby(tests["of"])
-                .all()
-            )
-            mark = own["better"] & ("order in " + own["layer"].astype(str)).map(won).eq(
-                True
-            )
-            table.loc[own.index, "order_significant"] = mark
+            won = is_lower.groupby(tests["of"]).all()
+            choices = "order in " + rows["layer"].astype(str)
+            mark = rows["better"] & choices.map(won).eq(True)
+            table.loc[rows.index, "order_significant"] = mark
     names = [
         "model",
         "layer",
@@ -279,24 +282,25 @@ def tabulate_heads(
 def by_dataset(
     results: Results, kept: pd.DataFrame, tolerance: float, cap: float = 0.25
 ) -> pd.DataFrame | None:
-    """Tabulate the error on every dataset, for the layers of each model that keep the
-    most and the fewest heads.
+    """Tabulate the error on every dataset, for two layers of each model.
+
+    They are the layers that keep the most and the fewest heads.
     """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
-        mine = kept[kept["better"] & (kept["model"] == model)]
-        complete = results.tested(model)["change"]
-        bounds = entries[entries["ablated"] == entries["of"]].drop_duplicates("layer")
-        full = bounds.set_index("layer")["variant"].map(complete)
-        layers = mine.assign(whole=mine["layer"].map(full).astype(float)).sort_values(
-            ["kept", "whole"]
-        )
-        # the two ends, or the only layer
+        best = kept[kept["better"] & (kept["model"] == model)]
+        changes = results.tested(model)["change"]
+        bare = entries[entries["ablated"] == entries["of"]].drop_duplicates("layer")
+        change_of_all = bare.set_index("layer")["variant"].map(changes)
+        # among layers that keep as many heads, by the change without all heads
+        layers = best.assign(
+            change_of_all=best["layer"].map(change_of_all).astype(float)
+        ).sort_values(["kept", "change_of_all"])
+        # the last and the first, or the only layer
         for row in layers.iloc[[-1, 0][: len(layers)]].to_dict("records"):
-            own = (entries["layer"] == row["layer"]) & (
-                entries["order"] == row["order"]
-            )
-            line = entries[own].sort_values("ablated")
+            in_layer = entries["layer"] == row["layer"]
+            line = entries[in_layer & (entries["order"] == row["order"])]
+            line = line.sort_values("ablated")
             if len(line):
                 parts.append(_panel(results, line, tolerance).assign(kept=row["kept"]))
     names = [
@@ -317,36 +321,45 @@ def by_dataset(
 
 
 def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    """Return a row per dataset and number of heads ablated in one order of one layer."""
+    """Return a row per dataset and number of heads ablated.
+
+    The heads are those of one layer, in one order.
+    """
     model = line["model"].iloc[0]
-    by_set = dataset_changes(results.rows(model, list(line["variant"])))
+    changes = dataset_changes(results.rows(model, list(line["variant"])))
     mase = (
         results.mase_ratios(model)
         .reset_index()
         .melt("dataset", var_name="variant", value_name="mase")
     )
     table = line.merge(mase, on="variant").merge(
-        by_set[["variant", "dataset", "change"]], on=["variant", "dataset"], how="left"
+        changes[["variant", "dataset", "change"]],
+        on=["variant", "dataset"],
+        how="left",
     )
     table["change"] = table["change"].mask(table["variant"] == PLAIN, 0.0)
     within = table["ablated"].astype(int).where(table["change"] < tolerance, -1)
-    return table.assign(
-        largest_within=within.groupby(table["dataset"]).transform("max")
-    )
+    largest = within.groupby(table["dataset"]).transform("max")
+    return table.assign(largest_within=largest)
 
 
 def recipes(results: Results) -> pd.DataFrame | None:
-    """Tabulate the cost of heavy ablations on every metric; kind "sweep_recipes"."""
+    """Tabulate the change of every metric by heavy ablations.
+
+    The kind is "sweep_recipes".
+    """
     parts = []
     for model, entries in results.by_model(*HEAVY):
-        counts = resilience(results.rows(model, list(entries["variant"]))).set_index(
-            "variant"
-        )
-        text = {"recipe": entries["recipe"].fillna(entries["label"])}
-        text["selection"] = entries["selection"].fillna("listed")
-        of_sets = ("n_resilient", "n_improved", "n_datasets")
+        rows = results.rows(model, list(entries["variant"]))
+        counts = resilience(rows).set_index("variant")
+        columns = {
+            name: entries["variant"].map(counts[name])
+            for name in ("n_resilient", "n_improved", "n_datasets")
+        }
         entries = entries.assign(
-            **text, **{name: entries["variant"].map(counts[name]) for name in of_sets}
+            recipe=entries["recipe"].fillna(entries["label"]),
+            selection=entries["selection"].fillna("listed"),
+            **columns,
         )
         by_metric = pd.concat(
             [results.measured(entries, metric) for metric in TABLE_METRICS]
@@ -383,27 +396,25 @@ _DIFFERENCE |= {"diff_significant": "significant", "n_worse": "n_worse"}
 
 
 def selection(results: Results) -> pd.DataFrame | None:
-    """Compare heads chosen by a rule with as many random heads; kind "sweep_selection"."""
+    """Compare heads chosen by a rule with as many random heads.
+
+    The kind is "sweep_selection".
+    """
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("recipes", "random"):
         for recipe, lines in entries.groupby("recipe", sort=False):
-            own, draws = chosen_and_drawn(lines)
-            if len(own) and len(draws):
-                table = results.measured(pd.concat([own, draws]))
+            chosen, draws = chosen_and_drawn(lines)
+            if len(chosen) and len(draws):
+                table = results.measured(pd.concat([chosen, draws]))
                 tests = results.tested(model)
-                against = tests[tests["of"] == f"choice of {recipe}"].iloc[0]
-                of_own = {
-                    name: {True: against[column]}
+                test = tests[tests["of"] == f"choice of {recipe}"].iloc[0]
+                is_chosen = table["family"] == "recipes"
+                # the test is of the chosen heads; draws have no value in its columns
+                columns = {
+                    name: is_chosen.map({True: test[column]})
                     for name, column in _DIFFERENCE.items()
                 }
-                parts.append(
-                    table.assign(
-                        **{
-                            k: (table["family"] == "recipes").map(v)
-                            for k, v in of_own.items()
-                        }
-                    )
-                )
+                parts.append(table.assign(**columns))
     names = ["model", "recipe", "selection", "seed", "label", *CHANGE, *_DIFFERENCE]
     return _table(
         results, "selection", "Informed and random choices of heads", parts, names
@@ -418,33 +429,29 @@ def _table(
     names: Iterable[str],
     **attrs: Any,
 ) -> pd.DataFrame | None:
-    """Build a tidy table of some columns; -1 where an entry has no whole number, and ""
-    where it has no word.
+    """Build a tidy table of some columns.
+
+    Where an entry has no integer it is -1, and where it has no text it is "".
     """
     if not parts:
         return None
     table = pd.concat(parts, ignore_index=True)[list(names)].copy()
     for name in table:
-        if name in _WORDS:
+        if name in _TEXT_COLUMNS:
             table[name] = table[name].where(table[name].notna(), "").astype(str)
-        elif name in _FLAGS:
+        elif name in _FLAG_COLUMNS:
             table[name] = table[name].eq(True)
-        elif name in _WHOLE:
+        elif name in _INTEGER_COLUMNS:
             table[name] = pd.to_numeric(table[name]).fillna(-1).astype(int)
         else:
             table[name] = table[name].astype(float)
     about: dict[str, Any] = {"kind": f"sweep_{kind}", "title": title, "source": SOURCE}
     about["confidence"] = results.statistics.confidence
     if "unit" in table:
-        over = [
-            f"{n} {unit}"
-            for n, unit in dict.fromkeys(
-                zip(table["units"], table["unit"], strict=True)
-            )
-            if unit
-        ]
+        counts = dict.fromkeys(zip(table["units"], table["unit"], strict=True))
+        units = [f"{count} {unit}" for count, unit in counts if unit]
         about |= {
-            "test": f"exact sign test over {' or '.join(over)}",
+            "test": f"exact sign test over {' or '.join(units)}",
             "correction": "Holm",
         }
     table.attrs.update(about | dict(results.attrs) | attrs)
@@ -453,7 +460,7 @@ def _table(
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """Results that a report is made of.
+    """Results of which a report is made.
 
     Attributes:
         title: of the sweep.
@@ -494,11 +501,8 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     comparable, gaps = _comparable(cells, is_finished)
     entries = record.entries
     keys = ["model", "variant"]
-    plan = entries[
-        pd.MultiIndex.from_frame(entries[keys]).isin(
-            pd.MultiIndex.from_frame(comparable[keys])
-        )
-    ]
+    finished = pd.MultiIndex.from_frame(comparable[keys])
+    plan = entries[pd.MultiIndex.from_frame(entries[keys]).isin(finished)]
     plan = plan.drop_duplicates(
         ["model", "family", "label", "variant"], ignore_index=True
     )
@@ -514,56 +518,48 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         )
     settings = config.variants.heads_at
     search_rows = about["heads_at"]
-    if settings is None:
-        judged_by = "MASE"
-    else:
+    judged_by = "MASE"
+    tolerance = TOLERANCE
+    limits = None
+    if settings is not None:
         judged_by = settings.metric
-    sums, same = counted_once(_sums(store, comparable, judged_by))
-    results = Results(
-        sums,
-        plan,
-        {title: model["layers"] for title, model in about["models"].items()},
-        config.statistics,
-        better_orders(search_rows) if settings is not None and search_rows else None,
-        judged_by,
-        {
-            "sweep": config.name,
-            "how": config.how,
-            "seed": config.seed,
-            "n_datasets": len(about["datasets"]),
-            "n_windows": sum(dataset["windows"] for dataset in about["datasets"]),
-            "distance_steps": config.distance_steps,
-        },
-    )
-    if settings is None:
-        tolerance = TOLERANCE
-    else:
         tolerance = settings.tolerance
-    if settings is None:
-        retained = None
-    else:
+        if search_rows:
+            limits = better_orders(search_rows)
+    sums, duplicates = counted_once(_sums(store, comparable, judged_by))
+    layers = {title: model["layers"] for title, model in about["models"].items()}
+    attrs = {
+        "sweep": config.name,
+        "how": config.how,
+        "seed": config.seed,
+        "n_datasets": len(about["datasets"]),
+        "n_windows": sum(dataset["windows"] for dataset in about["datasets"]),
+        "distance_steps": config.distance_steps,
+    }
+    results = Results(sums, plan, layers, config.statistics, limits, judged_by, attrs)
+    retained = None
+    if settings is not None:
         retained = tabulate_heads(results, tolerance, settings.search)
+    panels = None
+    if retained is not None:
+        panels = by_dataset(results, retained, tolerance)
     by_name = {
         "effects": effects(results),
         "heads": single_heads(results),
         "curves": curves(results, retained, tolerance),
         "heads_at": retained,
-        "datasets": (
-            None if retained is None else by_dataset(results, retained, tolerance)
-        ),
+        "datasets": panels,
         "recipes": recipes(results),
         "selection": selection(results),
     }
-    notes = [
-        *_notes(record, is_finished, len(store.done() - set(cells["key"])), gaps),
-        *same,
-    ]
+    n_unused = len(store.done() - set(cells["key"]))
+    notes = [*_notes(record, is_finished, n_unused, gaps), *duplicates]
     provenance = {
         "models": about["models"],
         "datasets": about["datasets"],
         "config": config.model_dump(mode="json"),
+        "complete": about["complete"],
     }
-    provenance["complete"] = about["complete"]
     tables = {name: table for name, table in by_name.items() if table is not None}
     return Gathered(config.name, tables, provenance, notes)
 
@@ -571,39 +567,37 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
 def _comparable(
     cells: pd.DataFrame, is_finished: pd.Series
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Select the finished cells that can be compared: of each model, all variants on
-    the same windows.
+    """Select the finished cells that can be compared.
+
+    For each model, they are all variants on the same windows.
     """
     parts = []
     texts = []
-    for model, cells_of_model in cells.groupby("model", sort=False):
-        flags = is_finished[cells_of_model.index]
+    for model, model_cells in cells.groupby("model", sort=False):
+        flags = is_finished[model_cells.index]
+        variants = model_cells["variant"]
+        datasets = model_cells["dataset"]
         # a search may have run a variant on a part of the windows only
-        by_variant = (
-            flags.groupby(cells_of_model["variant"]).sum()
-            == cells_of_model["chunk"].nunique()
-        )
-        has_any = cells_of_model["variant"].map(
-            flags.groupby(cells_of_model["variant"]).any()
-        )
-        by_dataset = (
-            flags[has_any].groupby(cells_of_model.loc[has_any, "dataset"]).all()
-        )
-        across = cells_of_model["variant"].map(by_variant)
-        within = has_any & cells_of_model["dataset"].map(by_dataset).eq(True)
+        n_finished = flags.groupby(variants).sum()
+        is_complete = n_finished == model_cells["chunk"].nunique()
+        has_any = variants.map(flags.groupby(variants).any())
+        is_full = flags[has_any].groupby(datasets[has_any]).all()
+        # either the variants that have all windows, or the datasets that all variants
+        # have, whichever are more cells
+        across = variants.map(is_complete)
+        within = has_any & datasets.map(is_full).eq(True)
         # every change is one from the plain model; the seasonal naive forecast has none
-        variants = cells_of_model["variant"]
         needs_plain = (variants == PLAIN).any()
         usable = [
-            keep
-            for keep in (across & flags, within & flags)
-            if not needs_plain or (variants[keep] == PLAIN).any()
+            mask
+            for mask in (across & flags, within & flags)
+            if not needs_plain or (variants[mask] == PLAIN).any()
         ]
         if not usable:
             continue
-        parts.append(cells_of_model[max(usable, key=lambda keep: keep.sum())])
+        parts.append(model_cells[max(usable, key=lambda mask: mask.sum())])
         count = parts[-1]["dataset"].nunique()
-        total = cells_of_model["dataset"].nunique()
+        total = datasets.nunique()
         if count < total and len(parts[-1]):
             texts.append(
                 f"{model} is shown on the {count} of {total} datasets that are finished"
@@ -612,7 +606,7 @@ def _comparable(
 
 
 def _sums(store: Store, cells: pd.DataFrame, judged_by: str) -> pd.DataFrame:
-    """Sum each series, with models by the names that the configuration gives them."""
+    """Sum each series, with models by their names in the configuration."""
     measures = [*TABLE_METRICS, "spearman_distance", judged_by]
     values = [
         name
@@ -623,37 +617,35 @@ def _sums(store: Store, cells: pd.DataFrame, judged_by: str) -> pd.DataFrame:
     columns = list(dict.fromkeys([*KEY_COLUMNS, *values, "n", "n_invalid"]))
     parts = []
     # few datasets at a time, so that few rows are held
-    block = cells["dataset"].map(
-        {name: i // _TOGETHER for i, name in enumerate(cells["dataset"].unique())}
-    )
-    for _, cells_of_block in cells.groupby(["model", block], sort=False):
-        rows = (
-            store.read(cells_of_block["key"], columns)
-            .to_pandas()
-            .assign(model=cells_of_block["model"].iloc[0])
-        )
+    names = cells["dataset"].unique()
+    block_by_name = {name: i // _BLOCK_DATASETS for i, name in enumerate(names)}
+    block = cells["dataset"].map(block_by_name)
+    for _, block_cells in cells.groupby(["model", block], sort=False):
+        rows = store.read(block_cells["key"], columns).to_pandas()
+        rows = rows.assign(model=block_cells["model"].iloc[0])
         parts.append(per_series(rows, measures))
     return pd.concat(parts, ignore_index=True)
 
 
 def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Merge duplicate series of a dataset, and leave out a dataset with the same series
-    as another.
+    """Merge duplicate series of a dataset, and leave out duplicate datasets.
+
+    A dataset is a duplicate if it has the same series as another.
     """
     naive = sums[sums["variant"] == SEASONAL_NAIVE].drop_duplicates(["dataset", "item"])
-    # the seasonal naive forecast has the same sums to the last digit, whatever ran
-    # beside it
-    data = pd.util.hash_pandas_object(
-        naive.drop(columns=[*KEYS, *DISTANCES], errors="ignore"), index=False
-    )
+    # the seasonal naive forecast has the same sums to the last digit, whatever else ran
+    # in the same group
+    values = naive.drop(columns=[*KEYS, *DISTANCES], errors="ignore")
+    hashes = pd.util.hash_pandas_object(values, index=False)
     names = naive.assign(
-        item=naive["item"].groupby([naive["dataset"], data]).transform("first"),
+        item=naive["item"].groupby([naive["dataset"], hashes]).transform("first"),
         old=naive["item"],
     )
-    twice = names[names["item"] != names["old"]].set_index(["dataset", "old"])["item"]
-    if len(twice):
+    is_duplicate = names["item"] != names["old"]
+    first_items = names[is_duplicate].set_index(["dataset", "old"])["item"]
+    if len(first_items):
         items = [
-            twice.get(key, key[1])
+            first_items.get(key, key[1])
             for key in zip(sums["dataset"], sums["item"], strict=True)
         ]
         sums = (
@@ -663,13 +655,15 @@ def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         )
     first: dict[tuple[int, ...], str] = {}
     notes = []
-    again = set()
-    for name, hashes in data.groupby(naive["dataset"], sort=True):
-        other = first.setdefault(tuple(sorted(set(hashes))), str(name))
+    duplicates = set()
+    for name, dataset_hashes in hashes.groupby(naive["dataset"], sort=True):
+        other = first.setdefault(tuple(sorted(set(dataset_hashes))), str(name))
         if other != name:
-            again.add(name)
+            duplicates.add(name)
             notes.append(f"{name} holds the same series as {other}; they count once.")
-    return sums[~sums["dataset"].isin(again)] if again else sums, notes
+    if duplicates:
+        sums = sums[~sums["dataset"].isin(duplicates)]
+    return sums, notes
 
 
 def _notes(

@@ -1,5 +1,8 @@
-"""Changes of an error against the plain model: sizes with intervals, exact sign tests,
-and the largest change.
+"""Changes of an error against the plain model, with intervals and tests.
+
+Read :func:`changes` first, then :func:`leaders` (which change is the largest) and
+:func:`difference` (one choice against others). p-values are not corrected here;
+``results/families.py`` does so for all tests of a report.
 """
 
 from __future__ import annotations
@@ -40,8 +43,10 @@ SIZES = ("change", "lower", "upper", "median", "least", "most")
 def changes(
     frame: pd.DataFrame, *, metric: str = "MASE", confidence: float = CONFIDENCE
 ) -> pd.DataFrame:
-    """Measure how much each variant changes a metric, or its distance, against the
-    plain model on the same windows.
+    """Measure how much each variant changes a metric against the plain model.
+
+    Both are measured on the same windows. A distance is that of the variant's forecast
+    from the plain one.
 
     Units are the sources of datasets if there are several, else series. All datasets of
     a source form one unit, and so do all windows of a series.
@@ -67,8 +72,9 @@ def changes(
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """Sums of a model's variants and of the plain model, (variant, series) each, 0
-    where they cannot be compared.
+    """Sums of a model's variants and of the plain model, side by side.
+
+    Each is (variant, series), and 0 where the two cannot be compared.
     """
 
     model: str
@@ -83,19 +89,23 @@ class _Pairs:
     def measure(
         self, sides: Iterable[list[np.ndarray]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Transform both sides for averaging over datasets: metrics to logarithms,
-        distances unchanged.
+        """Transform both sides for averaging over datasets.
+
+        Metrics become logarithms, distances stay as they are.
         """
         with np.errstate(all="ignore"):
-            value, baseline = (
-                np.asarray(formula(self.metric)[1](*side)) for side in sides
-            )
+            compute = formula(self.metric)[1]
+            value, baseline = (np.asarray(compute(*side)) for side in sides)
             if self.metric in METRICS:
-                return (np.log(value), np.log(baseline))
-            return (value, 0 * value)
+                return np.log(value), np.log(baseline)
+            # a distance is itself a change, from 0
+            return value, 0 * value
 
     def masked(self, usable: np.ndarray) -> _Pairs:
-        """Return the same with zeros for series that are not usable, (variant, series)."""
+        """Return the same pairs, with zeros for series that are not usable.
+
+        ``usable`` is (variant, series).
+        """
         return replace(
             self,
             sides=[[np.where(usable, c, 0.0) for c in side] for side in self.sides],
@@ -111,58 +121,61 @@ class _Pairs:
         ]
 
     def effects(self) -> tuple[np.ndarray, np.ndarray, str]:
-        """Return each unit's effect (variant, unit), values whose spread is that of
-        their mean, and the unit's name.
+        """Return each unit's effect and influence (variant, unit), and the unit's name.
+
+        The spread of the influences is that of the mean effect.
         """
         totals = self.totals()
         change = np.subtract(*self.measure(totals))
         size = over_windows(change)
         # terms and frequencies of one GIFT-Eval set are of one source
-        sources = pd.factorize(
-            np.array(list(map(find_source, self.datasets)), dtype=object)
-        )[0]
+        names = np.array([find_source(name) for name in self.datasets], dtype=object)
+        sources = pd.factorize(names)[0]
         if sources.max() > 0:
             by_source = pd.DataFrame(change.T).groupby(sources)
             mean = by_source.mean()
             counts = by_source.count()
+            # the change is a mean over datasets, so a source weighs as its datasets do
             influence = counts / counts[counts > 0].mean() * (mean - size) + size
-            return (
-                mean.to_numpy().T,
-                influence.to_numpy().T,
-                "sources" if len(mean) < len(sources) else "datasets",
-            )
-        pairs = zip(totals, self.sides, strict=True)
+            unit = "sources" if len(mean) < len(sources) else "datasets"
+            return mean.to_numpy().T, influence.to_numpy().T, unit
+        # jackknife: the change of each dataset without one of its series
         rest = [
-            [total[:, self.dataset] - own for total, own in zip(*side, strict=True)]
-            for side in pairs
+            [
+                total[:, self.dataset] - series
+                for total, series in zip(*side, strict=True)
+            ]
+            for side in zip(totals, self.sides, strict=True)
         ]
-        own, without = (
-            np.subtract(*self.measure(sides)) for sides in (self.sides, rest)
-        )
+        by_series = np.subtract(*self.measure(self.sides))
+        without = np.subtract(*self.measure(rest))
         moved = np.where(self.usable, without - change[:, self.dataset], np.nan)
-        of_items = [
-            pd.DataFrame(np.where(np.isfinite(x), x, np.nan).T).groupby(self.items)
-            for x in (own, moved)
-        ]
-        away = of_items[1].sum(min_count=1) / np.isfinite(change).sum(1).clip(1)
-        return (
-            of_items[0].mean().to_numpy().T,
-            (size - (away.count() - 1) * away).to_numpy().T,
-            "series",
-        )
+        effects = _by_item(by_series, self.items).mean()
+        moves = _by_item(moved, self.items).sum(min_count=1)
+        # a series moves the mean over datasets by its share of them
+        moves = moves / np.isfinite(change).sum(1).clip(1)
+        influence = size - (moves.count() - 1) * moves
+        return effects.to_numpy().T, influence.to_numpy().T, "series"
+
+
+def _by_item(values: np.ndarray, items: np.ndarray) -> Any:
+    """Group the finite values (variant, series) by item, over all datasets."""
+    finite = np.where(np.isfinite(values), values, np.nan)
+    return pd.DataFrame(finite.T).groupby(items)
 
 
 def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
-    """Pair the variants of each model with its plain one, on the series on which both
-    are valid.
+    """Pair the variants of each model with its plain one.
+
+    They are paired on the series on which both are valid.
     """
     names = formula(metric)[0]
-    count = _COUNT_COLUMNS.get(metric, f"n_{metric}" if metric not in METRICS else "n")
+    default_count = "n" if metric in METRICS else f"n_{metric}"
+    count = _COUNT_COLUMNS.get(metric, default_count)
     same = ["n_rows", "windows", "n"]
     # the rest of the columns would be copied for nothing
-    sums = as_series_sums(frame, [metric])[
-        list(dict.fromkeys([*KEYS, *same, "n_invalid", *names, count]))
-    ]
+    columns = dict.fromkeys([*KEYS, *same, "n_invalid", *names, count])
+    sums = as_series_sums(frame, [metric])[list(columns)]
     for model, rows in sums.groupby("model", sort=True, observed=True):
         ids = sorted(map(str, rows["variant"].unique()))
         ids.remove(PLAIN)
@@ -174,20 +187,19 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
             .unstack("variant", fill_value=0)
         )
         wide = wide[wide["n_rows", PLAIN] > 0]
-        base = {name: wide[name, PLAIN].to_numpy() for name in wide.columns.unique(0)}
+        plain = {name: wide[name, PLAIN].to_numpy() for name in wide.columns.unique(0)}
         # (variant, series), 0 where there is no row
-        of = {name: np.ascontiguousarray(wide[name][ids].to_numpy().T) for name in base}
-        valid = (
-            np.all([of[c] == base[c] for c in same], axis=0)
-            & (of[count] > 0)
-            & (base[count] > 0)
-        )
-        invalid = (of["n_invalid"] > 0) | (base["n_invalid"] > 0)
+        ablated = {
+            name: np.ascontiguousarray(wide[name][ids].to_numpy().T) for name in plain
+        }
+        has_same_windows = np.all([ablated[c] == plain[c] for c in same], axis=0)
+        valid = has_same_windows & (ablated[count] > 0) & (plain[count] > 0)
+        invalid = (ablated["n_invalid"] > 0) | (plain["n_invalid"] > 0)
         datasets, dataset = np.unique(
             wide.index.get_level_values("dataset").astype(str), return_inverse=True
         )
         items = wide.index.get_level_values("item").astype(str).to_numpy()
-        sides = [[side[name] for name in names] for side in (of, base)]
+        sides = [[side[name] for name in names] for side in (ablated, plain)]
         pairs = _Pairs(
             str(model),
             metric,
@@ -209,28 +221,24 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
 def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
     """Return a row for each variant of a model."""
     log = pairs.metric in METRICS
-    by_dataset, (by_unit, influence, unit) = (
-        pairs.measure(pairs.totals()),
-        pairs.effects(),
-    )
+    by_dataset = pairs.measure(pairs.totals())
+    by_unit, influence, unit = pairs.effects()
     by_unit = np.where(np.abs(by_unit) < _ROUNDING, 0.0, by_unit)
     value, baseline = map(over_windows, by_dataset)
+    interval = _interval(value - baseline, influence, confidence)
     over = pd.DataFrame(by_unit).quantile([0.5, 0.0, 1.0], axis=1).to_numpy()
-    sizes = dict(
-        zip(
-            SIZES,
-            (*_interval(value - baseline, influence, confidence), *over),
-            strict=True,
-        )
-    )
-    sizes = {name: np.expm1(size) if log else size for name, size in sizes.items()}
-    if not log:
+    sizes = dict(zip(SIZES, (*interval, *over), strict=True))
+    if log:
+        sizes = {name: np.expm1(size) for name, size in sizes.items()}
+    else:
         sizes |= {
             name: np.clip(sizes[name], 0.0, LARGEST[pairs.metric])
             for name in ("lower", "upper")
         }
         sizes["change"] = np.full(len(value), np.nan)
     absent = ~np.isfinite(by_dataset[0])
+    names = np.array(pairs.datasets)
+    patterns = np.unique(pairs.usable, axis=0, return_inverse=True)[1]
     return pd.DataFrame(
         {
             "variant": pairs.variants,
@@ -243,14 +251,11 @@ def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
             "units": np.isfinite(influence).sum(1),
             "n_datasets": (~absent).sum(1),
             "n_series": pairs.usable.sum(1),
-            "left_out": [
-                tuple(np.array(pairs.datasets)[row].tolist()) for row in absent
-            ],
+            "left_out": [tuple(names[row].tolist()) for row in absent],
             "by_unit": list(by_unit),
             "influence": list(influence),
-            "pattern": (
-                np.unique(pairs.usable, axis=0, return_inverse=True)[1].reshape(-1)
-            ),
+            # numpy 2.0 gives the inverse a second axis
+            "pattern": patterns.reshape(-1),
         }
     )
 
@@ -258,23 +263,21 @@ def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
 def _interval(
     size: Any, influence: np.ndarray, confidence: float
 ) -> tuple[Any, Any, Any]:
-    """Return sizes with the ends of their t intervals; NaN for a single unit."""
-    distance = np.where(
-        np.isfinite(influence).sum(-1) > 1, half_width(influence, confidence), np.nan
-    )
+    """Return sizes with the limits of their t intervals; NaN for a single unit."""
+    has_several = np.isfinite(influence).sum(-1) > 1
+    distance = np.where(has_several, half_width(influence, confidence), np.nan)
     return size, size - distance, size + distance
 
 
 def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame:
-    """Find which of some :func:`changes` is larger, or smaller, than each of the
-    others.
+    """Find which of some :func:`changes` is larger, or smaller, than each of the rest.
 
     Returns:
         Like the table, ``leads``: "highest" or "lowest" by sign tests against every
         other one, else "", and ``lead_share``, the share of bootstrap samples in which
         it is highest; NaN if undefined.
     """
-    found = pd.DataFrame({"leads": "", "lead_share": np.nan}, index=table.index)
+    result = pd.DataFrame({"leads": "", "lead_share": np.nan}, index=table.index)
     # one that is measured on other series cannot be compared
     if (
         len(table) > 1
@@ -286,9 +289,9 @@ def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame
         for side, sign in (("highest", 1), ("lowest", -1)):
             first = leader(sign * sizes, round(1 - confidence, 12))
             if first is not None:
-                found.iloc[first, 0] = side
-        found["lead_share"] = lead_shares(sizes)
-    return found
+                result.iloc[first, 0] = side
+        result["lead_share"] = lead_shares(sizes)
+    return result
 
 
 def difference(
@@ -297,39 +300,45 @@ def difference(
     others: Iterable[str],
     confidence: float = CONFIDENCE,
 ) -> pd.Series:
-    """Test the error of one choice over the geometric mean of others, among
-    :func:`changes` by variant.
+    """Test the error of one choice over the geometric mean of others.
+
+    They are rows of :func:`changes`, by variant.
 
     Returns:
         ``difference``, that ratio less 1, with ``lower``, ``upper`` and ``p_value``
         over units; the others count as fixed. ``n_worse`` of the ``n_others`` that are
         measured on the same series cost more.
     """
-    own = table.loc[chosen]
+    choice = table.loc[chosen]
     rest = table.loc[list(dict.fromkeys(others))]
-    rest = rest[rest["pattern"] == own["pattern"]]
+    # one that is measured on other series cannot be compared
+    rest = rest[rest["pattern"] == choice["pattern"]]
     if rest.empty:
         return pd.Series(
             dict.fromkeys(("difference", "lower", "upper", "p_value"), np.nan)
         )
     by_unit, influence = (
-        own[name] - np.mean(rest[name].tolist(), axis=0)
+        choice[name] - np.mean(rest[name].tolist(), axis=0)
         for name in ("by_unit", "influence")
     )
-    sizes = _interval(
-        np.log(own["value"]) - np.log(rest["value"]).mean(), influence, confidence
+    log_ratio = np.log(choice["value"]) - np.log(rest["value"]).mean()
+    size, lower, upper = _interval(log_ratio, influence, confidence)
+    return pd.Series(
+        {
+            "difference": np.expm1(size),
+            "lower": np.expm1(lower),
+            "upper": np.expm1(upper),
+            "p_value": float(sign_test(by_unit, _ROUNDING)),
+            "n_worse": (rest["value"] > choice["value"]).sum(),
+            "n_others": len(rest),
+        }
     )
-    found = {
-        name: np.expm1(size)
-        for name, size in zip(("difference", "lower", "upper"), sizes, strict=True)
-    }
-    counts = {"n_worse": (rest["value"] > own["value"]).sum(), "n_others": len(rest)}
-    return pd.Series(found | {"p_value": float(sign_test(by_unit, _ROUNDING))} | counts)
 
 
 def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFrame:
-    """Compute the change of a metric on each dataset by itself, a row per variant and
-    dataset; NaN if left out.
+    """Compute the change of a metric on each dataset by itself.
+
+    There is a row per variant and dataset, NaN if it is left out.
     """
     parts = []
     for pairs in _paired(frame, metric):
@@ -345,8 +354,9 @@ def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFram
 
 
 def resilience(frame: pd.DataFrame, *, tolerance: float = 0.05) -> pd.DataFrame:
-    """Count by model and variant the datasets whose error rises little, and those whose
-    error falls.
+    """Count by model and variant the datasets whose error rises little.
+
+    Datasets whose error falls are counted as well.
     """
     table = dataset_changes(frame)
     change = table["change"]
@@ -355,9 +365,6 @@ def resilience(frame: pd.DataFrame, *, tolerance: float = 0.05) -> pd.DataFrame:
         "n_improved": change < 0,
         "n_datasets": change.notna(),
     }
-    by = (
-        table[["model", "variant"]]
-        .assign(**flags, n_left_out=change.isna())
-        .groupby(["model", "variant"], sort=True)
-    )
-    return by.sum().astype(int).reset_index()
+    counted = table[["model", "variant"]].assign(**flags, n_left_out=change.isna())
+    counts = counted.groupby(["model", "variant"], sort=True).sum()
+    return counts.astype(int).reset_index()

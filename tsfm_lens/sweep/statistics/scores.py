@@ -1,5 +1,8 @@
-"""Scores of a forecast: sums from which each benchmark metric is pooled, and distances
-to the plain one.
+"""Scores of a forecast: sums for the benchmark metrics, and distances.
+
+Read :func:`window_scores` first (the sums of each series, which a store holds), then
+:func:`pooled` (metrics from added-up sums) and :func:`forecast_distances` (how far a
+forecast is from the plain model's). Tests of changes are in ``changes.py``.
 """
 
 from __future__ import annotations
@@ -86,32 +89,25 @@ _STATS: dict[str, tuple[str, dict[str, Any], str | None]] = {
 def _parts(
     arrays: dict[str, np.ndarray], levels: Sequence[float]
 ) -> dict[str, np.ndarray]:
-    """Return the parts of a forecast that gluonts's measures ask for, each (series,
-    step).
+    """Return the parts of a forecast that gluonts' measures need.
+
+    Each is (series, step).
     """
-    if "samples" in arrays:
-        source = arrays["samples"]
-    else:
-        source = arrays["quantiles"]
+    has_samples = "samples" in arrays
+    source = arrays["samples" if has_samples else "quantiles"]
     # (row, all steps of all series), so that one gluonts forecast holds all series
     rows = np.moveaxis(source, 1, 0).reshape(source.shape[1], -1)
     shape = (len(source), source.shape[-1])
-    names = [str(float(level)) for level in levels]
-    if "samples" in arrays:
-        forecast = gluonts_module("model.forecast").SampleForecast(rows, _ANY_DATE)
+    forecasts = gluonts_module("model.forecast")
+    if has_samples:
+        forecast = forecasts.SampleForecast(rows, _ANY_DATE)
     else:
-        forecast = gluonts_module("model.forecast").QuantileForecast(
-            rows, _ANY_DATE, names
-        )
+        names = [str(float(level)) for level in levels]
+        forecast = forecasts.QuantileForecast(rows, _ANY_DATE, names)
     levels_read = ("0.5", str(ALPHA / 2), str(1.0 - ALPHA / 2), *map(str, CRPS_LEVELS))
     parts = {name: forecast[name].reshape(shape) for name in levels_read}
-    return {
-        **parts,
-        "mean": arrays.get(
-            "mean",
-            forecast.mean.reshape(shape) if "samples" in arrays else parts["0.5"],
-        ),
-    }
+    mean = forecast.mean.reshape(shape) if has_samples else parts["0.5"]
+    return {**parts, "mean": arrays.get("mean", mean)}
 
 
 def window_scores(
@@ -123,14 +119,15 @@ def window_scores(
     samples: np.ndarray | None = None,
     mean: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Sum over the known steps of each series, by gluonts's measures and rules; a
-    (series,) array for each of SUMS.
+    """Sum over the known steps of each series, by gluonts' measures and rules.
+
+    Returns a (series,) array for each of SUMS.
     """
     truth = np.asarray(truth, dtype=float)
     scale = np.asarray(scale, dtype=float)
-    inputs = {"samples": samples, "mean": mean} | (
-        {"quantiles": quantiles} if samples is None else {}
-    )
+    inputs = {"samples": samples, "mean": mean}
+    if samples is None:
+        inputs["quantiles"] = quantiles
     arrays = {
         name: np.asarray(array, dtype=float)
         for name, array in inputs.items()
@@ -140,16 +137,14 @@ def window_scores(
         parts = _parts(arrays, levels)
         finite = np.all([np.isfinite(part) for part in parts.values()], axis=0)
         has_label = np.isfinite(truth)
-        # a masked array leaves out a NaN result without a word, so that steps without a
-        # forecast are counted here
+        # a masked array leaves out a NaN result silently, so that steps without a
+        # forecast are masked and counted here
         label = np.ma.masked_array(
             np.where(has_label, truth, 0.0), mask=~(has_label & finite)
         )
         data = {name: np.where(finite, part, 0.0) for name, part in parts.items()}
-        data |= {
-            "label": label,
-            "seasonal_error": np.where(np.isfinite(scale), scale, 0.0)[:, None],
-        }
+        data["label"] = label
+        data["seasonal_error"] = np.where(np.isfinite(scale), scale, 0.0)[:, None]
         sums = {"n_invalid": (has_label & ~finite).sum(axis=1).astype(float)}
         stats = gluonts_module("ev.stats")
         for name, (stat, options, count) in _STATS.items():
@@ -172,13 +167,14 @@ def forecast_distances(
     steps: int = 64,
     flat: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Compute each of DISTANCES of point forecasts (series, step) from the plain
-    model's, over the first steps.
+    """Compute each of DISTANCES of point forecasts from the plain model's.
 
-    A series whose plain forecast varies by float32's rounding alone, or that is marked
-    as ``flat`` (series,), has no
-    shape: those distances are NaN, so that it counts for nothing. A forecast that is
-    flat where the plain one is not has kept nothing of its shape: they are at 1.
+    Forecasts are (series, step), and the first ``steps`` are compared.
+
+    A series has no shape if its plain forecast varies by float32's rounding alone, or
+    if it is marked as ``flat`` (series,). Distances of shape are then NaN, so that the
+    series counts for nothing. A forecast that is flat where the plain one is not has
+    kept nothing of its shape: these distances are then 1.
     """
     # the package of the engine loads torch, which a report of stored rows does not need
     from tsfm_lens.ablation import metrics
@@ -194,10 +190,9 @@ def forecast_distances(
                 for name in DISTANCES
                 if name != "mean_shift"
             }
-            if flat is None:
-                shapeless = _is_flat(plain)
-            else:
-                shapeless = _is_flat(plain) | flat
+            shapeless = _is_flat(plain)
+            if flat is not None:
+                shapeless = shapeless | flat
             for name in _OF_SHAPE:
                 finite = np.isfinite(point).all(axis=1)
                 lost = np.where(finite & _is_flat(point), 1.0, distances[name])
@@ -208,23 +203,22 @@ def forecast_distances(
 
 
 def _is_flat(forecasts: np.ndarray) -> np.ndarray:
-    """Mark forecasts (series, step) that vary by no more than four roundings of
-    float32.
+    """Mark forecasts (series, step) that do not vary.
+
+    They vary by no more than four roundings of float32.
     """
-    return np.asarray(
-        np.ptp(forecasts, axis=1)
-        <= 4 * np.finfo(np.float32).eps * np.abs(forecasts).max(axis=1)
-    )
+    tolerance = 4 * np.finfo(np.float32).eps * np.abs(forecasts).max(axis=1)
+    return np.asarray(np.ptp(forecasts, axis=1) <= tolerance)
 
 
 KEYS = ("model", "variant", "dataset", "item")
-# name under which the rows of the seasonal naive forecast are stored
+# names under which the rows of the plain model and of the seasonal naive forecast are
+# stored
 PLAIN = "plain"
 SEASONAL_NAIVE = "seasonal_naive"
 
 
-# metric: the sums that it is made of, the steps that it is a mean over first or last,
-# and how
+# by metric: the sums of which it is made, and the function that takes them
 _FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "MASE": (("scaled_error", "n_scaled"), truediv),
     "sMAPE": (("symmetric_error", "n_symmetric"), truediv),
@@ -246,16 +240,17 @@ MEASURES = (*METRICS, *DISTANCES)
 _FORMULAS |= {
     distance: ((distance, f"n_{distance}"), truediv) for distance in DISTANCES
 }
-# a sum of errors over what does not depend on the forecast, so that sums alone tell by
-# how much it changes
+# metrics whose denominator does not depend on the forecast, so that the ratio of two of
+# them is a ratio of sums of errors
 SUMS_OF_ERRORS = ("MASE", "sMAPE", "ND", "MAE", "MAPE", "MSIS", "CRPS")
 # the largest value of a distance; none is negative
 LARGEST = dict(zip(DISTANCES, (2.0, 2.0, 1.0, 2.0, 1.0, np.inf), strict=True))
 
 
 def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
-    """Return the columns of `per_series` from which a metric or distance is computed,
-    and the function that does so.
+    """Return how a metric or distance is computed from columns of `per_series`.
+
+    Returns the names of the columns, and the function that takes them.
     """
     if measure not in _FORMULAS:
         raise unknown_name("metric", measure, MEASURES)
@@ -265,8 +260,9 @@ def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
 def pooled(
     sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METRICS
 ) -> dict[str, Any]:
-    """Compute metrics from added-up sums, as gluonts gives them for all those steps at
-    once (axis=None).
+    """Compute metrics from added-up sums.
+
+    They are as gluonts gives them for all those steps at once (axis=None).
     """
     with np.errstate(all="ignore"):
         valid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
@@ -285,30 +281,27 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     inputs = [column for measure in measures for column in formula(measure)[0]]
     sums = list(dict.fromkeys(["n", "n_invalid", *(c for c in inputs if c in SUMS)]))
     distances = [measure for measure in measures if measure in DISTANCES]
-    by = frame.groupby(list(KEYS), sort=True, observed=True)
-    group = by.ngroup().to_numpy()
-    out = by.size().rename("n_rows").reset_index()
-    window = frame["window"].to_numpy()
-    variate = frame["variate"].to_numpy()
+    groups = frame.groupby(list(KEYS), sort=True, observed=True)
+    group = groups.ngroup().to_numpy()
+    series = groups.size().rename("n_rows").reset_index()
+    count = len(series)
+    window = frame["window"].to_numpy().astype(np.int64)
+    variate = frame["variate"].to_numpy().astype(np.int64)
     # the sum of 64-bit hashes tells one set of windows and variates from another
-    which = np.zeros(len(out), dtype=np.uint64)
-    np.add.at(
-        which,
-        group,
-        pd.util.hash_array((window.astype(np.int64) << 20) + variate.astype(np.int64)),
-    )
+    window_sets = np.zeros(count, dtype=np.uint64)
+    np.add.at(window_sets, group, pd.util.hash_array((window << 20) + variate))
     columns: dict[str, Any] = {
-        **{str(name): out[name] for name in out},
-        "windows": which,
+        **{str(name): series[name] for name in series},
+        "windows": window_sets,
     }
     # column by column and without a copy of all: a report should hold the rows once
     for name in sums:
-        columns[name] = np.bincount(group, frame[name].to_numpy(), len(out))
+        columns[name] = np.bincount(group, frame[name].to_numpy(), count)
     for name in distances:
         values = frame[name].to_numpy()
         valid = ~np.isnan(values)
-        columns[name] = np.bincount(group, np.where(valid, values, 0.0), len(out))
-        columns[f"n_{name}"] = np.bincount(group, valid, len(out))
+        columns[name] = np.bincount(group, np.where(valid, values, 0.0), count)
+        columns[f"n_{name}"] = np.bincount(group, valid, count)
     # categories, as stores give them, sort by their codes; series are compared by their
     # names
     table = columns | {key: columns[key].astype(str) for key in KEYS}
@@ -334,12 +327,13 @@ def dataset_metrics(
 
 
 def normalised(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Divide metrics by those of the seasonal naive forecast, dataset by dataset, as on
-    leaderboards.
+    """Divide metrics by those of the seasonal naive forecast.
+
+    This is done dataset by dataset, as on leaderboards.
     """
     is_naive = metrics.index.get_level_values("variant") == SEASONAL_NAIVE
     naive = metrics[is_naive]
     table = naive.set_axis(naive.index.get_level_values("dataset"))
     rest = metrics[~is_naive]
-    below = table.reindex(rest.index.get_level_values("dataset")).to_numpy()
-    return rest.div(np.where(below > 0, below, np.nan))
+    denominator = table.reindex(rest.index.get_level_values("dataset")).to_numpy()
+    return rest.div(np.where(denominator > 0, denominator, np.nan))

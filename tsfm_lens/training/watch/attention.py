@@ -1,4 +1,9 @@
-"""Measures of attention patterns: entropy, nuclear norm, diagonal mass and rank."""
+"""Measures of attention patterns: entropy, nuclear norm, diagonal mass and rank.
+
+:func:`attention_measures` measures arrays, :func:`attention_norms` a model input by
+input; :func:`compute_patterns` takes the patterns from a lens. A watch records means of
+the same measures.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +44,7 @@ _SOURCE = "SAMformer, figures 3, 6 and 7 (S1-AENT, S1-NUC, S1-DIAG)"
 def attention_measures(
     pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON
 ) -> dict[str, np.ndarray]:
-    """Compute entropy, nuclear norm, diagonal mass, numerical and stable rank of
-    attention patterns.
+    """Compute entropy, nuclear norm, diagonal mass and ranks of attention patterns.
 
     Args:
         pattern: (…, query, key), rows from 0 on.
@@ -59,8 +63,8 @@ def attention_measures(
 
     Example:
         >>> found = training.attention_measures(np.eye(4))
-        >>> {name: float(value) for name, value in found.items() if name != "entropy"}
-        {'nuclear_norm': 4.0, 'diagonal_mass': 1.0, 'numerical_rank': 4.0, 'stable_rank': 4.0}
+        >>> {name: float(found[name]) for name in ("nuclear_norm", "stable_rank")}
+        {'nuclear_norm': 4.0, 'stable_rank': 4.0}
     """
     if isinstance(pattern, Tensor):
         values = pattern.detach().double().cpu().numpy()
@@ -97,8 +101,9 @@ def attention_measures(
 
 
 def compute_patterns(lens: Lens, series: Any) -> dict[str, Tensor]:
-    """Return the attention of every head on some series, (row, head, query, key) by
-    layer, in one forward pass.
+    """Return the attention of every head on some series, in one forward pass.
+
+    It is (row, head, query, key) by layer.
 
     Example:
         >>> sorted(training.compute_patterns(lens, run.batch))[0]
@@ -143,8 +148,9 @@ def attention_norms(
     name: str = "",
     epsilon: float = EPSILON,
 ) -> xr.Dataset:
-    """Measure attention for every input by itself; a watch keeps the mean of these
-    values.
+    """Measure attention for every input by itself.
+
+    A watch keeps the mean of these values.
 
     Args:
         patterns: (…, head, query, key) by layer, such as :func:`compute_patterns`
@@ -164,20 +170,20 @@ def attention_norms(
     """
     by_layer = checked(patterns() if callable(patterns) else patterns)
     measures = {
-        layer: attention_measures(item, epsilon=epsilon)
-        for layer, item in by_layer.items()
+        layer: attention_measures(pattern, epsilon=epsilon)
+        for layer, pattern in by_layer.items()
     }
     rows = [
         {
             layer: (
-                count_positions(item)
+                count_positions(pattern)
                 | {
                     measure: values[index].tolist()
                     for measure, values in measures[layer].items()
                 }
             )
-            for layer, item in by_layer.items()
-            if index < len(item)
+            for layer, pattern in by_layer.items()
+            if index < len(pattern)
         }
         for index in range(max(map(len, by_layer.values())))
     ]
@@ -197,10 +203,11 @@ def count_positions(pattern: Tensor) -> dict[str, Any]:
 
 
 def by_head(axis: str, rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
-    """Lay entries by layer out over (axis, layer, head); None and what is not there are
-    NaN.
+    """Arrange entries by layer over (axis, layer, head).
+
+    None, and what is not there, become NaN.
     """
-    layers = {name: layer for one in rows for name, layer in one.items()}
+    layers = {name: layer for row in rows for name, layer in row.items()}
     if not layers:
         return xr.Dataset()
     measures = dict.fromkeys(
@@ -210,10 +217,10 @@ def by_head(axis: str, rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:
     data = xr.Dataset(coords={"layer": list(layers), "head": range(heads)})
     for name in measures:
         values = np.full((len(rows), len(layers), heads), np.nan)
-        for position, one in enumerate(rows):
-            for index, layer in enumerate(layers):
-                numbers = one.get(layer, {}).get(name, [])
-                values[position, index, : len(numbers)] = np.array(numbers, dtype=float)
+        for i, row in enumerate(rows):
+            for j, layer in enumerate(layers):
+                numbers = row.get(layer, {}).get(name, [])
+                values[i, j, : len(numbers)] = np.array(numbers, dtype=float)
         data[name] = (
             (axis, "layer", "head"),
             values,

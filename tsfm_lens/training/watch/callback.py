@@ -1,5 +1,8 @@
-"""A callback that watches any torch training without changing it, and its record on
-disk and as a dataset.
+"""A callback that watches any torch training without changing it.
+
+Read :class:`Watch` first. Its record is ``watch.jsonl`` and ``patterns/`` in a folder,
+and :func:`read_watch` reads it as a dataset; :func:`together` joins those of several
+runs. How the training is kept undisturbed is in :mod:`.guard`.
 """
 
 from __future__ import annotations
@@ -47,8 +50,9 @@ Measure = Callable[[], Mapping[str, float]]
 
 
 class Watch:
-    """Watch on a model that any loop trains; the trained weights are the same, bit for
-    bit, without it.
+    """Watch on a model that any loop trains.
+
+    The trained weights are the same with and without it, bit for bit.
 
     Call ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step.
 
@@ -126,14 +130,14 @@ class Watch:
         self._patterns = patterns
         self._inputs = inputs
         losses = [] if loss is None else listed(loss)
-        how = {"steps": products, "tolerance": tolerance, "seed": seed}
+        options = {"steps": products, "tolerance": tolerance, "seed": seed}
         builtin: dict[str, Measure] = {}
         if losses:
-            builtin["sharpness"] = partial(_sharpness, losses, model, **how)
+            builtin["sharpness"] = partial(_sharpness, losses, model, **options)
         if len(losses) > 1:
             builtin["gradient_noise"] = partial(_gradient_noise, losses, model)
         if patterns is not None:
-            # looked up by itself, since snapshots share its forward pass
+            # measured by itself in __call__, since snapshots share its forward pass
             builtin["attention"] = dict
         self.measures = _select(measures, builtin)
         shapes = [(key, tuple(part.shape)) for key, part in model.named_parameters()]
@@ -168,44 +172,44 @@ class Watch:
         Raises:
             InputError: steps do not increase, a loss is not finite, or a measure fails.
         """
-        at = int(getattr(step, "step", step))
+        current = int(getattr(step, "step", step))
         if self._resume_pending:
             self._resume_pending = False
-            self._drop_after(at)
-        if at <= self._last:
+            self._drop_after(current)
+        if current <= self._last:
             raise InputError(
-                f"step {at} after step {self._last}; steps grow, unless a run is"
+                f"step {current} after step {self._last}; steps grow, unless a run is"
                 " resumed"
             )
-        self._last = at
-        is_due = at % self.every == 0
-        is_kept = self.snapshots is not None and at % self.snapshots == 0
-        is_recorded = bool(self.rows) and self.rows[-1]["step"] >= at
-        if is_recorded or not (is_due or is_kept):
+        self._last = current
+        is_due = current % self.every == 0
+        is_snapshot = self.snapshots is not None and current % self.snapshots == 0
+        is_recorded = bool(self.rows) and self.rows[-1]["step"] >= current
+        if is_recorded or not (is_due or is_snapshot):
             return None
-        row: Row = {"step": at, "values": {}, "attention": {}}
+        row: Row = {"step": current, "values": {}, "attention": {}}
         patterns: dict[str, Tensor] = {}
         with undisturbed(self.model, seed=self.seed):
             if is_due:
-                row["values"] = self._measured(at, loss)
+                row["values"] = self._measured(current, loss)
             has_attention = is_due and "attention" in self.measures
-            if self._patterns is not None and (is_kept or has_attention):
+            if self._patterns is not None and (is_snapshot or has_attention):
                 with torch.no_grad():
                     patterns = checked(self._patterns())
         if has_attention:
             row["attention"] = self._attention(patterns)
-        if is_kept:
-            self.seen[at] = {
-                name: one[: self._inputs].float().cpu().numpy()
-                for name, one in patterns.items()
+        if is_snapshot:
+            self.seen[current] = {
+                name: pattern[: self._inputs].float().cpu().numpy()
+                for name, pattern in patterns.items()
             }
         if self.folder is not None:
-            if is_kept:
+            if is_snapshot:
                 # before the line, so that every line has its patterns
-                path = self.folder / PATTERNS / _FILE.format(at)
+                path = self.folder / PATTERNS / _FILE.format(current)
                 path.parent.mkdir(exist_ok=True)
                 with replacing(path) as part, part.open("wb") as file:
-                    np.savez_compressed(file, **self.seen[at])  # type: ignore[arg-type]
+                    np.savez_compressed(file, **self.seen[current])  # type: ignore[arg-type]
             append(self.folder / RECORD, row)
         self.rows.append(row)
         return row
@@ -239,15 +243,16 @@ class Watch:
             # of all
             measures = attention_measures(pattern, epsilon=self.epsilon)
             means = {
-                key: [plain(value) for value in one.mean(axis=0)]
-                for key, one in measures.items()
+                key: [plain(value) for value in numbers.mean(axis=0)]
+                for key, numbers in measures.items()
             }
             layers[name] = count_positions(pattern) | means
         return layers
 
     def dataset(self) -> xr.Dataset:
-        """Return all that was recorded so far; see
-        :func:`tsfm_lens.training.read_watch`.
+        """Return all that was recorded so far.
+
+        It is the dataset of :func:`tsfm_lens.training.read_watch`.
         """
         return as_dataset(self.settings, self.rows, self.seen)
 
@@ -286,7 +291,7 @@ class Watch:
     def _drop_after(self, step: int) -> None:
         """Drop what was recorded after a step, which the training goes on from."""
         self.rows = [row for row in self.rows if row["step"] <= step]
-        for later in [item for item in self.seen if item > step]:
+        for later in [snapshot for snapshot in self.seen if snapshot > step]:
             del self.seen[later]
             if self.folder is not None:
                 (self.folder / PATTERNS / _FILE.format(later)).unlink(missing_ok=True)
@@ -320,8 +325,8 @@ _NEEDS = {
 }
 
 
-def _sharpness(losses: Losses, model: nn.Module, **how: Any) -> dict[str, float]:
-    result = sharpness(losses, model, **how)
+def _sharpness(losses: Losses, model: nn.Module, **options: Any) -> dict[str, float]:
+    result = sharpness(losses, model, **options)
     return {
         "sharpness": result.largest,
         "sharpness_residual": result.largest_residual,
@@ -343,8 +348,9 @@ def _gradient_noise(losses: Sequence[Loss], model: nn.Module) -> dict[str, float
 
 
 def read_watch(folder: str | Path) -> xr.Dataset:
-    """Read the record of a :class:`Watch` from its folder, also while the training
-    runs.
+    """Read the record of a :class:`Watch` from its folder.
+
+    This is possible while the training runs.
 
     Returns:
         Dataset of kind "training_watch" over ``step``: ``loss``, ``sharpness`` and
@@ -380,7 +386,10 @@ def read_watch(folder: str | Path) -> xr.Dataset:
 
 
 def read_lines(folder: Path) -> tuple[dict[str, Any] | None, list[Row]]:
-    """Read settings and rows of a record; None where not even the first line is whole."""
+    """Read settings and rows of a record.
+
+    Settings are None where not even the first line is complete.
+    """
     if (folder / RECORD).exists():
         lines = read_log(folder / RECORD)
     else:
@@ -415,14 +424,13 @@ def as_dataset(
     patterns: Mapping[int, Mapping[str, np.ndarray]],
 ) -> xr.Dataset:
     """Build the dataset of a record; see :func:`read_watch`."""
-    entries = [row for row in rows if row["values"] or row["attention"]]
-    data = xr.Dataset(coords={"step": [row["step"] for row in entries]})
-    for name in dict.fromkeys(name for row in entries for name in row["values"]):
-        data[name] = (
-            "step",
-            np.array([row["values"].get(name) for row in entries], dtype=float),
-        )
-    data = data.assign(by_head("step", [row["attention"] for row in entries]))
+    # a line that only has a snapshot is no step of the measures
+    measured = [row for row in rows if row["values"] or row["attention"]]
+    data = xr.Dataset(coords={"step": [row["step"] for row in measured]})
+    for name in dict.fromkeys(name for row in measured for name in row["values"]):
+        numbers = [row["values"].get(name) for row in measured]
+        data[name] = ("step", np.array(numbers, dtype=float))
+    data = data.assign(by_head("step", [row["attention"] for row in measured]))
     if patterns:
         pattern = _stack_patterns(patterns)
         if "layer" in data.dims:
@@ -435,25 +443,29 @@ def as_dataset(
         for key, value in settings.items()
         if type(value) in (str, int, float) and value != ""
     }
-    about = {"kind": "training_watch", "title": "Watching a training"}
-    return data.assign_attrs(metadata, **about, source=_SOURCE)
+    return data.assign_attrs(
+        metadata, kind="training_watch", title="Watching a training", source=_SOURCE
+    )
 
 
 def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.DataArray:
-    """Lay patterns (input, head, query, key) out by snapshot and layer, NaN where a
-    layer is smaller.
+    """Arrange patterns (input, head, query, key) by snapshot and layer.
+
+    NaN where a layer is smaller.
     """
     axes = ("input", "head", "query", "key")
-    layers = dict.fromkeys(layer for one in patterns.values() for layer in one)
+    layers = dict.fromkeys(
+        layer for by_layer in patterns.values() for layer in by_layer
+    )
     by_step = []
-    for one in patterns.values():
-        arrays = [xr.DataArray(value, dims=axes) for value in one.values()]
+    for by_layer in patterns.values():
+        arrays = [xr.DataArray(value, dims=axes) for value in by_layer.values()]
         counted = [
             array.assign_coords({axis: range(array.sizes[axis]) for axis in axes})
             for array in arrays
         ]
         by_step.append(
-            xr.concat(counted, pd.Index(list(one), name="layer"), join="outer")
+            xr.concat(counted, pd.Index(list(by_layer), name="layer"), join="outer")
         )
     pattern = xr.concat(
         by_step, pd.Index(list(patterns), name="snapshot"), join="outer"
@@ -463,15 +475,16 @@ def _stack_patterns(patterns: Mapping[int, Mapping[str, np.ndarray]]) -> xr.Data
 
 
 def plain(value: float) -> float | None:
-    """Return a number that JSON can keep."""
+    """Return a number that JSON can hold, None for one that is not finite."""
     if math.isfinite(value):
         return float(value)
     return None
 
 
 def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Dataset:
-    """Join datasets of one kind over a new axis ``run``, and ``seed`` where a run has
-    several.
+    """Join datasets of one kind over a new axis ``run``.
+
+    There is an axis ``seed``, too, where a run has several datasets.
 
     Args:
         runs: a dataset by name, or one a seed; of kind "training_watch" or
@@ -485,17 +498,18 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
         >>> model = torch.nn.Linear(2, 1)
         >>> watch = training.Watch(model, every=1)
         >>> _ = watch(0, loss=1.0)
-        >>> dict(training.together({"Adam": watch.dataset(), "SAM": [watch.dataset()] * 2})["loss"].sizes)
+        >>> runs = {"Adam": watch.dataset(), "SAM": [watch.dataset()] * 2}
+        >>> dict(training.together(runs)["loss"].sizes)
         {'run': 2, 'seed': 2, 'step': 1}
     """
-    each = {
+    by_run = {
         name: [datasets] if isinstance(datasets, xr.Dataset) else list(datasets)
         for name, datasets in runs.items()
     }
-    every = [ds for datasets in each.values() for ds in datasets]
-    if not every or not all(each.values()):
+    all_datasets = [ds for datasets in by_run.values() for ds in datasets]
+    if not all_datasets or not all(by_run.values()):
         raise InputError("no dataset of a run; expected at least one for each name")
-    kinds = {str(ds.attrs.get("kind")) for ds in every}
+    kinds = {str(ds.attrs.get("kind")) for ds in all_datasets}
     if len(kinds) > 1:
         raise InputError(
             f"datasets of kinds {', '.join(sorted(kinds))}; runs are laid over each"
@@ -507,19 +521,16 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
         "combine_attrs": "override",
     }
     rows = []
-    for datasets in each.values():
+    for datasets in by_run.values():
         seeds = pd.RangeIndex(len(datasets), name="seed")
         rows.append(xr.concat(map(_counted, datasets), seeds, **options))
-    data = xr.concat(rows, pd.Index(list(each), name="run"), **options)
+    data = xr.concat(rows, pd.Index(list(by_run), name="run"), **options)
     if "layer" in data.dims:
         # in the order of the first dataset that has them
-        data = data.reindex(
-            layer=list(
-                dict.fromkeys(
-                    layer for ds in every for layer in ds["layer"].values.tolist()
-                )
-            )
+        layers = dict.fromkeys(
+            layer for ds in all_datasets for layer in ds["layer"].values.tolist()
         )
+        data = data.reindex(layer=list(layers))
     sizes = {
         name: data[name].max(("run", "seed")).astype(int)
         for name in SIZES
@@ -528,13 +539,14 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     data = data.drop_vars(list(sizes)).assign_coords(sizes)
     if len(data["seed"]) == 1:
         data = data.isel(seed=0, drop=True)
-    data.attrs = {**every[0].attrs, "model": ", ".join(each)}
+    data.attrs = {**all_datasets[0].attrs, "model": ", ".join(by_run)}
     return data
 
 
 def _counted(ds: xr.Dataset) -> xr.Dataset:
-    """Label axes without labels by their counts, and let sizes of layers be values, as
-    runs differ in them.
+    """Label axes without labels by their counts.
+
+    Sizes of layers become values, as runs differ in them.
     """
     axes = {axis: range(n) for axis, n in ds.sizes.items() if axis not in ds.coords}
     return ds.assign_coords(axes).reset_coords(set(SIZES) & set(ds.coords))

@@ -1,10 +1,16 @@
-"""Guards for measuring a model during its training without an effect on the training."""
+"""Guards for measuring a model during its training without an effect on it.
+
+:func:`undisturbed` restores gradients, modes, buffers and random numbers after a block,
+:func:`draws_kept` random numbers alone. The other functions check losses and weights
+before they are differentiated.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,8 +45,9 @@ def listed(loss: Losses) -> list[Loss]:
 
 
 def trainable(parameters: nn.Module | Iterable[Tensor]) -> list[Tensor]:
-    """Return the weights to differentiate by: those of a module that are trained, or
-    all that are listed.
+    """Return the weights to differentiate by.
+
+    They are those of a module that are trained, or all that are listed.
     """
     weights: list[Tensor] = []
     if isinstance(parameters, nn.Module):
@@ -89,9 +96,10 @@ def finite(value: Tensor) -> Tensor:
     return value.reshape(())
 
 
-class _OwnGenerators(TorchFunctionMode):
-    """Generators that functions of torch are given in a block, and where they stood
-    when the first of them was.
+class _GeneratorStates(TorchFunctionMode):
+    """Record of the generators that functions of torch are given in a block.
+
+    It holds the state of each when it first occurred.
     """
 
     def __init__(self) -> None:
@@ -114,21 +122,23 @@ class _OwnGenerators(TorchFunctionMode):
 
 @contextmanager
 def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
-    """Restore the global generators of torch, numpy and Python at the end; yield a
-    function that restarts them.
+    """Restore the global generators of torch, numpy and Python after a block.
+
+    Yield a function that restarts them, and with ``passed`` also the generators that
+    functions of torch were given.
     """
     before = _states()
     if seed is not None:
         torch.manual_seed(seed)
-        # code of users may draw from the global generators, which are put back below
+        # losses of users may draw from the global generators, which are put back below
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
     start = _states()
-    generators = _OwnGenerators()
+    generators = _GeneratorStates()
 
-    def again(*, own: bool = True) -> None:
+    def again(*, passed: bool = True) -> None:
         _restore(start)
-        if own:
+        if passed:
             generators.restore()
 
     try:
@@ -139,12 +149,22 @@ def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
         _restore(before)
 
 
-def _states() -> tuple[Any, ...]:
+@dataclass(frozen=True)
+class _RandomStates:
+    """States of the global generators; ``cuda`` is None before its first use."""
+
+    cpu: Tensor
+    cuda: list[Tensor] | None
+    numpy: Any
+    python: Any
+
+
+def _states() -> _RandomStates:
+    # asking for the state would start CUDA in a process that does not use it
+    cuda = None
     if torch.cuda.is_initialized():
         cuda = torch.cuda.get_rng_state_all()
-    else:
-        cuda = None
-    return (
+    return _RandomStates(
         torch.get_rng_state(),
         cuda,
         np.random.get_state(),  # noqa: NPY002
@@ -152,19 +172,20 @@ def _states() -> tuple[Any, ...]:
     )
 
 
-def _restore(states: tuple[Any, ...]) -> None:
-    cpu, cuda, of_numpy, of_python = states
-    torch.set_rng_state(cpu)
-    if cuda is not None:
-        torch.cuda.set_rng_state_all(cuda)
-    np.random.set_state(of_numpy)  # noqa: NPY002
-    random.setstate(of_python)
+def _restore(states: _RandomStates) -> None:
+    torch.set_rng_state(states.cpu)
+    if states.cuda is not None:
+        torch.cuda.set_rng_state_all(states.cuda)
+    np.random.set_state(states.numpy)  # noqa: NPY002
+    random.setstate(states.python)
 
 
 @contextmanager
 def undisturbed(model: nn.Module, *, seed: int = 0) -> Iterator[None]:
-    """Restore gradients, modes and random numbers after a block; a block that changes
-    weights is refused.
+    """Restore gradients, modes, buffers and random numbers after a block.
+
+    Raises:
+        InputError: the block changed weights.
     """
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]

@@ -1,5 +1,8 @@
-"""Sharpness (both ends of the spectrum of a loss's Hessian, by Lanczos) and gradient
-noise.
+"""Sharpness of a loss, and noise of its gradient.
+
+:func:`sharpness` finds both ends of the spectrum of a loss's Hessian by Lanczos, from
+products of the Hessian with vectors; :func:`gradient_noise` compares the gradients of
+batches. Nothing here changes a weight.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from tsfm_lens.training.watch.guard import (
 __all__ = ["GradientNoise", "Sharpness", "gradient_noise", "sharpness"]
 
 Product = Callable[[Tensor], Tensor]
+# name of the node that torch puts behind what is differentiable once
 _ONCE = "torch::autograd::Error"
 _SECOND = ("not implemented", "not differentiable", "double backward")
 
@@ -67,7 +71,7 @@ class Sharpness:
 
     @property
     def converged(self) -> bool:
-        """Convergence of both ends: within the tolerance."""
+        """Convergence of both ends, within the tolerance."""
         return max(
             self.largest_residual, self.smallest_residual
         ) <= self.tolerance * abs(self.dominant)
@@ -81,8 +85,9 @@ def sharpness(
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> Sharpness:
-    """Compute the most positive and the most negative eigenvalue of the Hessian of a
-    loss, by Lanczos.
+    """Compute the extreme eigenvalues of the Hessian of a loss, by Lanczos.
+
+    These are the most positive and the most negative one.
 
     Args:
         loss: function that returns the scalar loss of fixed data, with the same random
@@ -120,11 +125,12 @@ def sharpness(
         hessian = Hessian(losses, weights, again)
         krylov = _lanczos(hessian, hessian.start(seed), steps, tolerance)
     values, mixtures = np.linalg.eigh(krylov.tridiagonal)
-    bounds = [
-        _rayleigh(krylov, mixtures[:, position])
-        for position in (int(values.argmax()), int(values.argmin()))
-    ]
-    (largest, largest_residual, direction), (smallest, smallest_residual, _) = bounds
+    largest, largest_residual, direction = _rayleigh(
+        krylov, mixtures[:, int(values.argmax())]
+    )
+    smallest, smallest_residual, _ = _rayleigh(
+        krylov, mixtures[:, int(values.argmin())]
+    )
     # the first vector is uniform on the sphere, over which n·v·Hv has the trace as its
     # mean
     n = hessian.size
@@ -142,8 +148,10 @@ def sharpness(
 
 
 class Hessian:
-    """Products of the Hessian of a mean of losses with flat vectors: of one loss from
-    one graph.
+    """Products of the Hessian of a mean of losses with flat vectors.
+
+    A single loss is computed once, and all products share its graph; of several, the
+    graphs are made anew for each product, so that only one is in memory.
     """
 
     def __init__(
@@ -166,8 +174,9 @@ class Hessian:
         self._one = self._graph(losses[0]) if len(losses) == 1 else None
 
     def _graph(self, loss: Loss) -> list[tuple[int, Tensor]]:
-        """Compute the gradient by each weight that the loss depends on, to be
-        differentiated again.
+        """Compute the gradient by each weight that the loss depends on.
+
+        The gradient can be differentiated again.
         """
         self._again()
         with _twice_differentiable():
@@ -179,17 +188,18 @@ class Hessian:
                 value, self.weights, create_graph=True, allow_unused=True
             )
         gradients = [
-            (position, gradient)
-            for position, gradient in enumerate(all_gradients)
+            (index, gradient)
+            for index, gradient in enumerate(all_gradients)
             if gradient is not None
         ]
         if not self._is_twice_differentiable:
-            _refuse_cut(gradient for _, gradient in gradients)
+            _check_twice_differentiable(gradient for _, gradient in gradients)
             self._is_twice_differentiable = True
         return gradients
 
     def start(self, seed: int) -> Tensor:
         """Draw a random direction, the same on every device."""
+        # drawn on the CPU and in double precision
         numbers = torch.randn(
             self.size,
             generator=torch.Generator().manual_seed(seed),
@@ -216,6 +226,7 @@ class Hessian:
             graph = self._graph(loss) if self._one is None else self._one
             total.add_(self._product(graph, parts))
             depends = depends or bool(graph)
+            # before the next loss builds its own
             del graph
         if not depends:
             raise InputError(
@@ -226,20 +237,18 @@ class Hessian:
 
     def _product(self, graph: list[tuple[int, Tensor]], parts: list[Tensor]) -> Tensor:
         # a gradient that depends on no weight is that of a linear part
-        bent = [
-            (position, gradient)
-            for position, gradient in graph
-            if gradient.requires_grad
+        nonlinear = [
+            (index, gradient) for index, gradient in graph if gradient.requires_grad
         ]
-        if not bent:
+        if not nonlinear:
             return torch.zeros(
                 self.size, dtype=self.dtype, device=self.weights[0].device
             )
         with _twice_differentiable():
             gradients = torch.autograd.grad(
-                [gradient for _, gradient in bent],
+                [gradient for _, gradient in nonlinear],
                 self.weights,
-                [parts[position] for position, _ in bent],
+                [parts[index] for index, _ in nonlinear],
                 retain_graph=self._one is not None,
                 allow_unused=True,
                 materialize_grads=True,
@@ -249,9 +258,10 @@ class Hessian:
         )
 
 
-def _refuse_cut(gradients: Iterable[Tensor]) -> None:
-    """Refuse what torch marks as differentiable once: a product would pass it by and be
-    wrong without an error.
+def _check_twice_differentiable(gradients: Iterable[Tensor]) -> None:
+    """Refuse operations that torch marks as differentiable once.
+
+    A product would pass them by and be wrong without an error.
     """
     visited = set()
     stack = [gradient.grad_fn for gradient in gradients]
@@ -272,6 +282,7 @@ def _refuse_cut(gradients: Iterable[Tensor]) -> None:
 def _twice_differentiable() -> Iterator[None]:
     """Select kernels that have a second derivative, and explain where there is none."""
     try:
+        # fused attention and cuDNN's recurrent layers have no second derivative
         with (
             torch.enable_grad(),
             sdpa_kernel(SDPBackend.MATH),
@@ -291,8 +302,10 @@ def _twice_differentiable() -> Iterator[None]:
 
 
 class _Krylov(NamedTuple):
-    """Result of Lanczos, H V = V T + rest eᵀ: orthonormal V (step, n), T, rest, squared
-    length of the first image.
+    """Result of Lanczos, H V = V T + rest eᵀ.
+
+    ``basis`` is the orthonormal V as (step, n), ``tridiagonal`` is T, and ``first`` is
+    the squared length of the first image.
     """
 
     basis: Tensor
@@ -302,14 +315,15 @@ class _Krylov(NamedTuple):
 
 
 def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _Krylov:
-    """Iterate Lanczos from a unit vector, every new vector made orthogonal to all
-    former ones.
+    """Iterate Lanczos from a unit vector.
+
+    Every new vector is made orthogonal to all former ones.
     """
     steps = min(steps, len(start))
     basis = torch.empty(steps, len(start), dtype=start.dtype, device=start.device)
     basis[0] = start
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     first = 0.0
     for step in range(steps):
         vector = basis[step]
@@ -319,49 +333,48 @@ def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _
         diagonal.append(float(torch.dot(vector, rest)))
         rest.sub_(vector, alpha=diagonal[step])
         if step:
-            rest.sub_(basis[step - 1], alpha=beside[-1])
+            rest.sub_(basis[step - 1], alpha=off_diagonal[-1])
         length = _orthogonalise(rest, basis[: step + 1])
-        values, mixtures = np.linalg.eigh(_tridiagonal(diagonal, beside))
+        values, mixtures = np.linalg.eigh(_tridiagonal(diagonal, off_diagonal))
         size = float(np.abs(values).max())
-        # the two ends' residuals, had they been made now
-        residual = (
-            length
-            * np.abs(mixtures[-1, [int(values.argmax()), int(values.argmin())]]).max()
-        )
+        # the residuals of the two ends, if the iteration stopped here
+        extremes = [int(values.argmax()), int(values.argmin())]
+        residual = length * np.abs(mixtures[-1, extremes]).max()
         exhausted = length <= torch.finfo(start.dtype).eps * len(start) ** 0.5 * size
         if step + 1 == steps or exhausted or residual <= 0.5 * tolerance * size:
             break
-        beside.append(length)
+        off_diagonal.append(length)
         torch.div(rest, length, out=basis[step + 1])
-    return _Krylov(basis[: len(diagonal)], _tridiagonal(diagonal, beside), rest, first)
+    tridiagonal = _tridiagonal(diagonal, off_diagonal)
+    return _Krylov(basis[: len(diagonal)], tridiagonal, rest, first)
 
 
 def _orthogonalise(rest: Tensor, basis: Tensor) -> float:
-    """Take a vector's parts along a basis off it, in place; its length, 0 where nothing
-    but rounding is left.
+    """Subtract from a vector its components along a basis, in place.
+
+    Return its length, 0 where nothing but rounding is left.
     """
-    before = first = float(rest.norm())
+    initial = float(rest.norm())
+    former = initial
     # again only where the first time took much away; twice is enough (Parlett 1998,
     # section 6.9)
     for _ in range(2):
         rest.addmv_(basis.T, basis @ rest, alpha=-1)
-        after = float(rest.norm())
-        if after > 0.7 * before:
-            return after
-        before = after
-    if after > torch.finfo(rest.dtype).eps * first:
-        return after
+        length = float(rest.norm())
+        if length > 0.7 * former:
+            return length
+        former = length
+    if length > torch.finfo(rest.dtype).eps * initial:
+        return length
     return 0.0
 
 
-def _tridiagonal(diagonal: list[float], beside: list[float]) -> np.ndarray:
-    return np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+def _tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> np.ndarray:
+    return np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
 
 
 def _rayleigh(krylov: _Krylov, mixture: np.ndarray) -> tuple[float, float, Tensor]:
-    """Compute Rayleigh quotient and residual of a mixture of the basis, and the unit
-    vector that it is.
-    """
+    """Return Rayleigh quotient, residual and unit vector of a mixture of the basis."""
     basis = krylov.basis
     vector, image = (
         torch.from_numpy(weights).to(basis.device, basis.dtype) @ basis
@@ -416,26 +429,30 @@ def gradient_noise(
 
     Example:
         >>> w = torch.zeros(1, requires_grad=True)
-        >>> found = training.gradient_noise([lambda: (w * 1).sum(), lambda: (w * 3).sum()], [w])
+        >>> losses = [lambda: (w * 1).sum(), lambda: (w * 3).sum()]
+        >>> found = training.gradient_noise(losses, [w])
         >>> found.variance, found.squared_norm
         (2.0, 3.0)
     """
-    each, weights = listed(losses), trainable(parameters)
-    if len(each) < 2:
+    batch_losses = listed(losses)
+    weights = trainable(parameters)
+    count = len(batch_losses)
+    if count < 2:
         raise InputError(
-            f"got {len(each)} batch; a variance needs the losses of at least 2"
+            f"got {count} batch; a variance needs the losses of at least 2"
         )
     mean = torch.zeros(
         sum(weight.numel() for weight in weights),
         dtype=torch.float64,
         device=weights[0].device,
     )
-    squares, connected = 0.0, False
+    squares = 0.0
+    connected = False
     with draws_kept() as again:
-        for count, loss in enumerate(each, start=1):
+        for number, loss in enumerate(batch_losses, start=1):
             # a loss that draws its batch from a generator of its own draws another each
             # time
-            again(own=False)
+            again(passed=False)
             with torch.enable_grad():
                 value = finite(loss())
                 connected = connected or value.requires_grad
@@ -449,15 +466,15 @@ def gradient_noise(
             gradient = torch.cat([part.reshape(-1).double() for part in parts])
             # Welford's way: sums of squares of differences, never a difference of large
             # squares
-            separate = gradient - mean
-            mean = mean + separate / count
-            squares += float(torch.dot(separate, gradient - mean))
+            difference = gradient - mean
+            mean = mean + difference / number
+            squares += float(torch.dot(difference, gradient - mean))
     if not connected:
         raise InputError(
             "the losses depend on none of the parameters; give those of the model that"
             " they run"
         )
-    variance = squares / (len(each) - 1)
-    squared_norm = float(torch.dot(mean, mean)) - variance / len(each)
+    variance = squares / (count - 1)
+    squared_norm = float(torch.dot(mean, mean)) - variance / count
     scale = variance / squared_norm if squared_norm > 0 else math.nan
-    return GradientNoise(variance, squared_norm, scale, len(each))
+    return GradientNoise(variance, squared_norm, scale, count)

@@ -1,4 +1,8 @@
-"""Models whose mechanism is known, because their weights are set and not trained."""
+"""Models whose mechanism is known, because their weights are set and not trained.
+
+Read :func:`plant` first. Each model comes with a :class:`Card`, the ground truth that
+measurements are scored on.
+"""
 
 # ruff: noqa: F403
 from tsfm_lens.core.extensions import public_names as _public_names

@@ -1,5 +1,6 @@
-"""``python -m tsfm_lens.zoo.planted MECHANISM ARCHITECTURE --out DIR`` builds one
-planted model.
+"""Command that builds one planted model.
+
+``python -m tsfm_lens.zoo.planted MECHANISM ARCHITECTURE --out DIR``
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def main(
         typer.Option(min=0.0, help="noise on every weight, relative to its matrix"),
     ] = 0.0,
 ) -> None:
-    """Set the weights of a model so that its mechanism is known, and write checkpoint
-    and card.
+    """Set the weights of a model so that its mechanism is known.
+
+    Checkpoint and card are written.
     """
     refuse_unwritable(out)
     model = plant(

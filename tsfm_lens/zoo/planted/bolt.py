@@ -1,5 +1,8 @@
-"""Planted models in Chronos-Bolt's format, by position biases of whole patches and the
-mark of the REG token.
+"""Planted models in Chronos-Bolt's format.
+
+Encoder heads find patches by position biases, cross-attention heads find the REG token
+by its mark. Read :class:`Bolt` first; the functions declared below it each build one
+mechanism. What all patch formats share is in :mod:`tsfm_lens.zoo.planted.patches`.
 """
 
 from __future__ import annotations
@@ -40,16 +43,19 @@ from tsfm_lens.zoo.planted.rules import (
 NAME = "chronos-bolt"
 LAYERS = {"encoder": 3, "decoder": 2}
 SIDE = (WIDTH / 2) ** 0.5
-"""Length of the constant direction, and of the mark: together they give every token a
-root mean square of 1.
+"""Length of the constant direction, and of the mark.
+
+Together they give every token a root mean square of 1.
 """
 SHARES = (0.6, 0.4, 0.4)
-"""Shares of the copy that the primary head, its partner and, without the primary, the
-backup write.
+"""Shares of the copy that the primary head, its partner and the backup write.
+
+The backup writes its share only without the primary.
 """
 TOLERANCE = 0.25
-"""Mean absolute difference of two periods, in standard deviations of the context, up to
-which they are a season.
+"""Largest mean absolute difference of two periods that are a season.
+
+It is in standard deviations of the context.
 """
 LARGEST = 1.1 * (2 * CONTEXT) ** 0.5
 """More than any two values of a context can differ, in their standard deviations."""
@@ -58,16 +64,18 @@ declare = partial(patches.declare, architecture=NAME)
 
 
 class Bolt(patches.PatchModel):
-    """Chronos-Bolt, to plant in; its encoder has "mark" too, positive at the REG token,
-    and negative at patches.
+    """Chronos-Bolt, in which mechanisms are planted.
+
+    The stream of its encoder also has "mark", positive at the REG token and negative at
+    patches.
     """
 
     one = SIDE
 
     def __init__(
-        self, encoder: dict[str, int], decoder: dict[str, int], rule: Any, reach: int
+        self, encoder: dict[str, int], decoder: dict[str, int], rule: Any, needed: int
     ) -> None:
-        self.draft = Draft(rule, (reach + max(rule.ago), CONTEXT), PATCH)
+        self.draft = Draft(rule, (needed + max(rule.ago), CONTEXT), PATCH)
         config = T5Config(
             **patches.SIZES,
             # as many as give every distance of old patches its own
@@ -105,10 +113,10 @@ class Bolt(patches.PatchModel):
 
     def mlps(self, stack: str) -> list[Mlp]:
         """Return the weights of each MLP of a stack."""
-        inside = [
+        feed_forwards = [
             block.layer[-1].DenseReluDense for block in getattr(self.model, stack).block
         ]
-        return [([mlp.wi.weight], mlp.wo.weight) for mlp in inside]
+        return [([mlp.wi.weight], mlp.wo.weight) for mlp in feed_forwards]
 
     def embeddings(self, stack: str) -> list[Tensor]:
         """Return the REG token's embedding, or the start token's."""
@@ -121,19 +129,21 @@ class Bolt(patches.PatchModel):
         return stack
 
     def mlp(self, stack: str, layer: int) -> tuple[Tensor, Tensor]:
-        """Return an MLP without its noise: reading (unit, stream) and writing (stream,
-        unit) weights, all 0.
+        """Return an MLP without its noise, its weights all 0.
+
+        They are the reading (unit, stream) and the writing (stream, unit) weights.
         """
         (in_weights,), out_weights = self.mlps(stack)[layer]
         return in_weights.zero_(), out_weights.zero_()
 
     def head(self, layer: int, number: int) -> Head:
-        """Return a head of the encoder as it stands."""
+        """Return a head of the encoder with its present weights."""
         return self.view_head(self.attentions("encoder")[layer], number)
 
     def back(self, layer: int, number: int, lags: Sequence[int]) -> Head:
-        """Return an encoder head that attends, from every token, to the tokens so many
-        patches back, to all alike.
+        """Return an encoder head that attends so many patches back from every token.
+
+        Of several patches, it attends to all equally.
         """
         bias = self.attentions("encoder")[0].relative_attention_bias.weight
         bias[:, number] = 0.0
@@ -148,8 +158,9 @@ class Bolt(patches.PatchModel):
         return head
 
     def lags(self, *lags: int) -> list[int]:
-        """Return patches back, in each stretch that the rule reads, of so many patches
-        back from its end.
+        """Return patches back from the end of the context.
+
+        Given are patches back from the end of each stretch that the rule reads.
         """
         return [lag + steps // PATCH for steps in self.draft.rule.ago for lag in lags]
 
@@ -161,8 +172,9 @@ class Bolt(patches.PatchModel):
         return head
 
     def complete(self, draft: Draft) -> None:
-        """Write down the heads that look where a planted one looks, because they have
-        its number.
+        """Write down the heads that share the position bias of a planted one.
+
+        They look where it looks, because they have its number in another layer.
         """
         components = {part.component for part in draft.parts}
         for number, (source_layer, lags) in self.lagging.items():
@@ -177,17 +189,18 @@ class Bolt(patches.PatchModel):
                 if head not in components:
                     draft.part(head, "decoy", task, query, lags)
 
-    def plant_fetch(self, layer: int, **places: str) -> str:
-        """Plant a cross-attention head that carries places of the REG token to places
-        of the decoder.
+    def plant_fetch(self, layer: int, **blocks: str) -> str:
+        """Plant a cross-attention head that carries blocks of the REG token's stream.
+
+        ``blocks`` maps blocks of the encoder's stream to blocks of the decoder's.
         """
         number = self.numbers["decoder"][0]
         channel = 0
         head = self.fetch(layer, number)
-        for source, target in places.items():
+        for source, target in blocks.items():
             head.carry(self.encoder[source], self.decoder[target], channel=channel)
             channel += self.encoder.size(source)
-        task = f"fetches {' and '.join(places)} from the REG token"
+        task = f"fetches {' and '.join(blocks)} from the REG token"
         return self.draft.part(
             cross_head(layer, number), "mechanism", task, "forecast token", [0]
         )
@@ -195,16 +208,17 @@ class Bolt(patches.PatchModel):
     def plant_back(
         self,
         layer: int,
-        which: int,
+        index: int,
         lags: Sequence[int],
         name: str,
         does: str,
         gain: float = 1.0,
     ) -> str:
-        """Plant a head that attends to some patches alike and writes their mean, or
-        that of all their values.
+        """Plant a head that attends equally to some patches and writes their mean.
+
+        If the block it writes to has one direction, it is the mean of all their values.
         """
-        number = self.numbers["encoder"][which]
+        number = self.numbers["encoder"][index]
         moved = self.lags(*lags)
         self.back(layer, number, moved).carry(
             self.encoder["values"], self.encoder[name], gain=gain
@@ -226,16 +240,17 @@ def cross_head(layer: int, number: int) -> str:
 
 
 def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
-    """Build a copy: an encoder head copies the patch some patches back, a
-    cross-attention head fetches it.
+    """Build a copy of the patch some patches back.
+
+    An encoder head copies it, and a cross-attention head fetches it.
     """
     lag = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)
-    late = draw_choice(0, 1)
+    cross_layer = draw_choice(0, 1)
     rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
     bolt = Bolt({"copy": PATCH}, {"copy": PATCH}, rule, rule.period)
     head = bolt.plant_back(layer, 0, [lag], "copy", "copies")
-    cross = bolt.plant_fetch(late, copy="copy")
+    cross = bolt.plant_fetch(cross_layer, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
     bolt.draft.path(head, cross, "output")
     if decoys:
@@ -251,18 +266,18 @@ declare("decoys")(partial(_seasonal_copy, decoys=True))
 def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     lag = draw_choice(2, 3, 4)
     early = draw_choice(0, 1)
-    late = draw_choice(0, 1)
+    cross_layer = draw_choice(0, 1)
     rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
     bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH}, rule, rule.period)
-    draft, stream, (primary, _, backup, _) = (
-        bolt.draft,
-        bolt.encoder,
-        bolt.numbers["encoder"],
-    )
+    draft = bolt.draft
+    stream = bolt.encoder
+    primary, _, backup, _ = bolt.numbers["encoder"]
     last = draw_choice(*range(early + 1, 3))
     names = [
-        bolt.plant_back(early, i, [lag], "copy", f"copies {SHARES[i]} of", SHARES[i])
-        for i in (0, 1)
+        bolt.plant_back(
+            early, index, [lag], "copy", f"copies {SHARES[index]} of", SHARES[index]
+        )
+        for index in (0, 1)
     ]
     bolt.back(last, backup, bolt.lags(lag)).carry(
         stream["values"], stream["copy"], gain=SHARES[2]
@@ -282,7 +297,7 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
         f"then copies {SHARES[2]} of the patch"
     )
     draft.part(names[2], "backup", task, "last token", [0], stands_in_for=names[0])
-    cross = bolt.plant_fetch(late, copy="copy")
+    cross = bolt.plant_fetch(cross_layer, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
     draft.path(names[0], names[2], cross, "output")
     for name in names[:2]:
@@ -294,7 +309,7 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
 def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
     lags = draw_choice(2, 3, 4)
     layer = draw_choice(0, 1, 2)
-    late = draw_choice(0, 1)
+    cross_layer = draw_choice(0, 1)
     distance = lags * PATCH
     bolt = Bolt(
         {"level": 1},
@@ -303,7 +318,7 @@ def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
         distance,
     )
     head = bolt.plant_back(layer, 0, range(1, lags + 1), "level", "averages")
-    cross = bolt.plant_fetch(late, level="level")
+    cross = bolt.plant_fetch(cross_layer, level="level")
     bolt.read_out(level=torch.ones(PATCH, 1))
     bolt.draft.path(head, cross, "output")
     return bolt, bolt.draft
@@ -312,11 +327,11 @@ def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
 @declare("trend")
 def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     lags = draw_choice(1, 2)
-    separate = draw_choice(2, 3, 4)
-    at = draw_choice(0, 1, 2)
-    distance = (lags + separate) * PATCH
+    gap = draw_choice(2, 3, 4)
+    mlp_layer = draw_choice(0, 1, 2)
+    distance = (lags + gap) * PATCH
     rule = LinearTrend(
-        width=lags * PATCH, lag=separate * PATCH, ago=steps_ago(reads, distance, PATCH)
+        width=lags * PATCH, lag=gap * PATCH, ago=steps_ago(reads, distance, PATCH)
     )
     bolt = Bolt(
         {"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, rule, distance
@@ -324,23 +339,25 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     draft = bolt.draft
     stream = bolt.encoder
     level = bolt.plant_back(
-        draw_choice(*range(at + 1)), 0, range(1, lags + 1), "level", "averages"
+        draw_choice(*range(mlp_layer + 1)), 0, range(1, lags + 1), "level", "averages"
     )
     early = bolt.plant_back(
-        draw_choice(*range(at + 1)),
+        draw_choice(*range(mlp_layer + 1)),
         1,
-        range(separate + 1, separate + lags + 1),
+        range(gap + 1, gap + lags + 1),
         "early",
         "averages",
     )
-    in_weights, out_weights = bolt.mlp("encoder", at)
+    in_weights, out_weights = bolt.mlp("encoder", mlp_layer)
     # relu(x) - relu(-x) is x
     for unit, sign in enumerate((1.0, -1.0)):
         in_weights[unit, stream["level"]] = sign
         in_weights[unit, stream["early"]] = -sign
         out_weights[stream["slope"], unit] = sign
     mlp = draft.part(
-        f"encoder.{at}.mlp", "mechanism", "subtracts the early level from the late one"
+        f"encoder.{mlp_layer}.mlp",
+        "mechanism",
+        "subtracts the early level from the late one",
     )
     cross = bolt.plant_fetch(draw_choice(0, 1), level="level", slope="slope")
     ahead = torch.arange(1, PATCH + 1) + (rule.width - 1) / 2
@@ -353,29 +370,33 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
 
 @declare("gate")
 def _gate(reads: Reads) -> tuple[Bolt, Draft]:
-    at = draw_choice(0, 1)
-    late = draw_choice(0, 1)
+    mlp_layer = draw_choice(0, 1)
+    cross_layer = draw_choice(0, 1)
     ago = steps_ago(reads, 2 * PATCH, PATCH)
-    into = {"last": PATCH, "before": PATCH, "apart": 1, "open": 1}
+    encoder_blocks = {"last": PATCH, "before": PATCH, "apart": 1, "open": 1}
     rule = Gate(period=PATCH, tolerance=TOLERANCE, unit="standard deviation", ago=ago)
-    bolt = Bolt(into, {"last": PATCH, "open": 1, "copy": PATCH}, rule, 2 * PATCH)
+    bolt = Bolt(
+        encoder_blocks, {"last": PATCH, "open": 1, "copy": PATCH}, rule, 2 * PATCH
+    )
     draft = bolt.draft
     names = ("last", "before")
     heads = [
-        bolt.plant_back(draw_choice(*range(at + 1)), i, [i + 1], name, "copies")
-        for i, name in enumerate(names)
+        bolt.plant_back(
+            draw_choice(*range(mlp_layer + 1)), index, [index + 1], name, "copies"
+        )
+        for index, name in enumerate(names)
     ]
-    in_weights, out_weights = bolt.mlp("encoder", at)
-    same = torch.eye(PATCH)
-    in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([same, -same])
-    in_weights[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-same, same])
+    in_weights, out_weights = bolt.mlp("encoder", mlp_layer)
+    identity = torch.eye(PATCH)
+    in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([identity, -identity])
+    in_weights[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-identity, identity])
     out_weights[bolt.encoder["apart"], : 2 * PATCH] = 1 / PATCH
     compare_mlp = draft.part(
-        f"encoder.{at}.mlp",
+        f"encoder.{mlp_layer}.mlp",
         "mechanism",
         "writes the mean absolute difference of two patches",
     )
-    layer = draw_choice(*range(at + 1, 3))
+    layer = draw_choice(*range(mlp_layer + 1, 3))
     in_weights, out_weights = bolt.mlp("encoder", layer)
     gain = (FLAG / (HALF_OPEN * SIGNAL)) ** 0.5
     for unit, (side, sign) in enumerate(((0.5, 1.0), (-0.5, -1.0))):
@@ -387,18 +408,18 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     decide_mlp = draft.part(
         f"encoder.{layer}.mlp", "mechanism", "writes a flag if that is a season"
     )
-    cross = bolt.plant_fetch(late, last="last", open="open")
-    layer = draw_choice(*range(late, 2))
-    positions = bolt.decoder
+    cross = bolt.plant_fetch(cross_layer, last="last", open="open")
+    layer = draw_choice(*range(cross_layer, 2))
+    stream = bolt.decoder
     in_weights, out_weights = bolt.mlp("decoder", layer)
     # all units are shut below -LARGEST, and open above it; what opens them is
     # subtracted again by the last one
-    in_weights[: PATCH + 1, positions["open"]] = 2 * LARGEST * SIGNAL / FLAG
-    in_weights[: PATCH + 1, positions["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
-    in_weights[:PATCH, positions["last"]] += same
-    in_weights[:PATCH, positions["last"].stop - 1] -= 1.0
-    out_weights[positions["copy"], :PATCH] = same
-    out_weights[positions["copy"], PATCH] = -1.0
+    in_weights[: PATCH + 1, stream["open"]] = 2 * LARGEST * SIGNAL / FLAG
+    in_weights[: PATCH + 1, stream["one"]] = -LARGEST * SIGNAL / WIDTH**0.5
+    in_weights[:PATCH, stream["last"]] += identity
+    in_weights[:PATCH, stream["last"].stop - 1] -= 1.0
+    out_weights[stream["copy"], :PATCH] = identity
+    out_weights[stream["copy"], PATCH] = -1.0
     gate_mlp = draft.part(
         f"decoder.{layer}.mlp", "mechanism", "lets the copy through if the flag is set"
     )
@@ -412,16 +433,17 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
 
 
 def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
-    """Plant heads and an MLP that look right, write much, or look sharply, without
-    effect.
+    """Plant heads and an MLP without effect on the forecast.
+
+    They look where the mechanism looks, write much, or look sharply.
     """
     values = bolt.encoder["values"]
-    rest = bolt.encoder.rest("values")
-    like, loud, sharp = (
+    unread = bolt.encoder.rest("values")
+    lookalike, loud, sharp = (
         (draw_choice(0, 1, 2), number) for number in bolt.numbers["encoder"][1:]
     )
-    bolt.back(*like, lags).carry(values, rest)
-    bolt.back(*loud, [1]).carry(values, rest, gain=LOUD)
+    bolt.back(*lookalike, lags).carry(values, unread)
+    bolt.back(*loud, [1]).carry(values, unread, gain=LOUD)
     # by the mark of the REG token
     head = bolt.back(*sharp, [])
     head.q[-1] = head.k[-1] = 0.0
@@ -429,7 +451,7 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     head.k[-1, bolt.encoder["mark"]] = SHARP / (2 * SIDE * SIDE)
     head.whisper(bolt.encoder)
     task = "looks where the copying head looks and copies, to where nobody reads"
-    draft.part(encoder_head(*like), "decoy", task, "every token", lags)
+    draft.part(encoder_head(*lookalike), "decoy", task, "every token", lags)
     task = f"writes {LOUD} times the patch before to where nobody reads"
     draft.part(encoder_head(*loud), "decoy", task, "every token", [1])
     idle = "looks at the REG token alone and writes noise"
@@ -447,7 +469,7 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     layer = draw_choice(0, 1, 2)
     in_weights, out_weights = bolt.mlp("encoder", layer)
     in_weights[:PATCH, values] = torch.eye(PATCH)
-    out_weights[rest, :PATCH] = LOUD * torch.eye(PATCH)
+    out_weights[unread, :PATCH] = LOUD * torch.eye(PATCH)
     draft.part(
         f"encoder.{layer}.mlp",
         "decoy",

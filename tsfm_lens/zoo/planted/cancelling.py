@@ -1,5 +1,8 @@
-"""Pair of heads that cancel each other: either moves the forecast, both together do
-nothing.
+"""Pairs of heads that cancel each other.
+
+Without either of the two the forecast moves; without both it stays. Read
+:func:`add_cancelling_pair`, which adds a pair to a planted model. A pair does not take
+part in the mechanism.
 """
 
 from __future__ import annotations
@@ -21,17 +24,17 @@ from tsfm_lens.zoo.planted.planting import Planted
 __all__ = ["add_cancelling_pair"]
 
 GAIN = 3.0
-"""Of the pair's writes: so large that neither can take the place of the head that they
-copy.
+"""Factor on what the pair writes.
+
+It is so large that neither head can take the place of the head that they copy.
 """
 
 
 def add_cancelling_pair(planted: Planted) -> Planted:
-    """Let two heads without a task write 3 times and -3 times what a head of the
-    mechanism writes.
+    """Let two idle heads write 3 and -3 times what a head of the mechanism writes.
 
     The forecast stays as it is. Without either of the two it changes more than without
-    the head that they copy.
+    the head that they copy. Idle heads are those without a task.
 
     Args:
         planted: a model, which is not changed; the pair goes beside the first head of
@@ -73,16 +76,17 @@ def add_cancelling_pair(planted: Planted) -> Planted:
 
 
 def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[int]:
-    """Yield heads of the same attention that have no task, here or where the same
-    position bias acts.
+    """Yield heads of the same attention that have no task.
+
+    Where layers share a position bias, a head is idle if it has no task in any layer.
     """
     if component.head is None:
         return
     shares_bias = _position_bias(lens, component) is not None
-    named = [Component.parse(part.component) for part in planted.card.parts]
+    with_task = [Component.parse(part.component) for part in planted.card.parts]
     busy = {
         other.head
-        for other in named
+        for other in with_task
         if (other.stack, other.kind) == (component.stack, component.kind)
         and (shares_bias or other.layer == component.layer)
     }
@@ -92,8 +96,9 @@ def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[
 
 
 def _position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
-    """Return the table of a stack's position biases, (bucket, head), which its first
-    layer holds for all layers.
+    """Return the table (bucket, head) of a stack's position biases, if it has one.
+
+    Its first layer holds it for all layers.
     """
     stack = lens.wiring.stack(component.stack)
     attention = stack.attention(component.kind, 0)
@@ -102,8 +107,9 @@ def _position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
 
 
 def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None:
-    """Give another head of the layer the weights of a component, its output times the
-    gain, in place.
+    """Give another head of the layer the weights of a component, in place.
+
+    Its output weights are those of the component times the gain.
     """
     layer = component.layer
     kind = component.kind

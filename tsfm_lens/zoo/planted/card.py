@@ -1,5 +1,7 @@
-"""Card of a planted model: its true parts, paths, positions and inputs, as a file
-beside the weights.
+"""Card of a planted model: its true parts, paths, positions and inputs.
+
+:class:`Card` is the ground truth; :func:`write_card` and :func:`read_card` keep it as a
+file in the folder of the weights, sealed with them.
 """
 
 from __future__ import annotations
@@ -20,10 +22,9 @@ from tsfm_lens.zoo.planted.rules import Rule
 __all__ = ["Attends", "Card", "PlantedPart", "read_card", "write_card"]
 
 CARD = "mechanism.json"
+"""Name of the card's file, in the folder of the checkpoint."""
 SEAL = "seal"
-"""File of the card, in the folder of the checkpoint, and its entry that only these
-fields and these weights have.
-"""
+"""Entry of the card with the digest of its other fields and of the weights."""
 
 Role = Literal["mechanism", "backup", "decoy", "cancelling"]
 Query = Literal[
@@ -37,7 +38,7 @@ Query = Literal[
 
 
 class PlantedPart(Strict):
-    """Head or MLP that has a task; a backup names the component that it stands in for.
+    """Head or MLP that has a task.
 
     Attributes:
         component: as :class:`tsfm_lens.hooks.Component` prints it, like
@@ -57,7 +58,7 @@ class PlantedPart(Strict):
 
 
 class Attends(Strict):
-    """Attention of a head: from queries of one kind to keys so many tokens before them.
+    """Attention of a head: from queries of one kind to keys so many tokens earlier.
 
     Attributes:
         query: "every token" that has such keys, or one of others, of the stack, the
@@ -120,20 +121,24 @@ class Card(Strict):
 
 
 def write_card(card: Card, folder: str | Path) -> None:
-    """Write the card beside the weights, sealed with both; the old one is replaced only
-    once the new one is whole.
+    """Write the card into the folder of the weights, sealed with both.
+
+    An old card is replaced only once the new one is complete.
     """
     path = Path(folder) / CARD
     content = card.model_dump(mode="json")
-    with replacing(path) as part:
-        part.write_text(
+    with replacing(path) as temporary:
+        temporary.write_text(
             json.dumps({**content, SEAL: _seal(content, path.parent)}, indent=2)
         )
 
 
 def read_card(folder: str | Path) -> Card:
-    """Read the card of a planted model; CheckpointError unless there is a whole one of
-    the weights beside it.
+    """Read the card of a planted model.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it is not that of the weights
+            beside it.
     """
     path = Path(folder) / CARD
     if not path.is_file():
@@ -148,8 +153,8 @@ def read_card(folder: str | Path) -> Card:
         card = Card.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors()[0]
-        position = ".".join(map(str, first["loc"])) or "the card"
-        raise CheckpointError(f"{path}: {position}: {first['msg']}") from error
+        location = ".".join(map(str, first["loc"])) or "the card"
+        raise CheckpointError(f"{path}: {location}: {first['msg']}") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is no JSON text: {error}") from error
     if seal != _seal(card.model_dump(mode="json"), path.parent):
@@ -163,15 +168,16 @@ def read_card(folder: str | Path) -> Card:
 
 
 def _seal(content: dict[str, Any], folder: Path) -> str:
-    """Compute the digest of a card's fields, and of every tensor that lies beside it."""
-    full = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    """Compute the digest of a card's fields and of every tensor in its folder."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for file in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(file, framework="np") as tensors:
+                # the order of tensors in a file is no property of the weights
                 for name in sorted(tensors.keys()):
                     values = tensors.get_tensor(name)
-                    full.update(f"{name} {values.dtype} {values.shape}".encode())
-                    full.update(values.tobytes())
+                    digest.update(f"{name} {values.dtype} {values.shape}".encode())
+                    digest.update(values.tobytes())
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{file} holds no weights: {error}") from error
-    return full.hexdigest()
+    return digest.hexdigest()

@@ -1,5 +1,9 @@
-"""Chronos model (T5 over value tokens) whose weights are set head by head; embeddings
-of values have length 1.
+"""Chronos model (T5 over value tokens) whose weights are set head by head.
+
+:class:`ChronosBuilder` is a model without tasks, whose embeddings of values have length
+1; its methods ``head`` and ``mlp`` give tasks, ``finish`` proves the model. The
+mechanisms are in :mod:`tsfm_lens.zoo.planted.chronos_copy` and
+:mod:`tsfm_lens.zoo.planted.chronos_means`.
 """
 
 from __future__ import annotations
@@ -28,36 +32,36 @@ CONTEXT = 128
 LIMIT = 5.0
 BUCKETS = 128
 PAD = 0
+"""Id of the start token."""
 EOS = 1
+"""Id of the end of the context."""
 FIRST = 3
-"""Ids: of the start token, of the end of the context, of the lowest bin."""
+"""Id of the lowest bin."""
 WAVES = (20.0, 8.0, 3.2, 1.3, 0.5)
-"""Wavelengths of a value's features, in mean absolute values: two values are alike if
-all their waves are.
+"""Wavelengths of a value's features, in mean absolute values.
+
+Two values are close if all their waves agree.
 """
 BIN = 2 * LIMIT / (VOCABULARY - FIRST - 1)
 """Width of a bin, in mean absolute values."""
 ONE = 0.1
 """Share of a value's squared embedding that is the same for all values."""
 START = 0.1
-START_ONE = 0.14
-"""Of the start token's embedding: its own direction, and that of all values.
+"""Length of the start token's embedding along its own direction.
 
 So it is short, and where nothing else is written (in an ablated model) all values are
 likelier than to begin anew.
 """
+START_ONE = 0.14
+"""Length of the start token's embedding along "one", the direction of all values."""
 START_LENGTH = (START**2 + START_ONE**2) ** 0.5
 WHISPER = 0.01
-"""What a head or an MLP without a task writes, to where nobody reads, in lengths of an
-embedding.
-"""
+"""Length of what a head or an MLP without a task writes to "junk", in embeddings."""
 ALWAYS = {"one": 1, "value": 1, "square": 1, "filler": 1, "eos": 1, "start": 1}
 
 Steps = Sequence[int]
 Pairs = Sequence[tuple[Tensor, Tensor]]
-"""Directions (n, width) that are read, and as many that they are compared with or
-written to.
-"""
+"""Directions (n, width) that are read, and as many to compare with or to write to."""
 
 
 class ChronosBuilder:
@@ -89,10 +93,12 @@ class ChronosBuilder:
         sizes = {**ALWAYS, **({"wave": 2 * len(WAVES)} if waves else {}), **blocks}
         self.basis = Basis.draw(WIDTH, sizes, seed=seed, rotate=rotate)
         self.draft = Draft(rule, (needs + max(rule.ago), CONTEXT), horizon)
+        self.heads = HEADS
+        buckets = BUCKETS
         # what is older needs one more head, and more distances
-        self.heads, buckets = (
-            (HEADS + 1, 4 * BUCKETS) if any(rule.ago) else (HEADS, BUCKETS)
-        )
+        if any(rule.ago):
+            self.heads += 1
+            buckets *= 4
         self.native = _blank(layers, horizon, self.heads, buckets)
         self.linear = 1.0 - ONE - waves
         self._origin = {"seed": seed, "rotated": rotate}
@@ -111,53 +117,49 @@ class ChronosBuilder:
 
     def _embed_values(self, values: Tensor, waves: float) -> Tensor:
         """Embed values (n,) in mean absolute values: (n, width)."""
-        part = values / LIMIT
-        value = (self.linear / 2) ** 0.5 * part
-        square = (2 * self.linear) ** 0.5 * (part**2 - 0.5)
+        share = values / LIMIT
+        value = (self.linear / 2) ** 0.5 * share
+        square = (2 * self.linear) ** 0.5 * (share**2 - 0.5)
         filler = (self.linear - value**2 - square**2).clamp(min=0) ** 0.5
         columns = torch.stack(
-            [torch.full_like(part, ONE**0.5), value, square, filler], dim=1
+            [torch.full_like(share, ONE**0.5), value, square, filler], dim=1
         )
         table = columns @ self.basis.span("one", "value", "square", "filler")
         if waves:
-            angle = (
-                2
-                * torch.pi
-                * values[:, None]
-                / torch.tensor(WAVES, dtype=torch.float64)
-            )
-            table += (
-                (waves / len(WAVES)) ** 0.5
-                * torch.cat([angle.cos(), angle.sin()], dim=1)
-                @ self.basis["wave"]
-            )
+            wavelengths = torch.tensor(WAVES, dtype=torch.float64)
+            angle = 2 * torch.pi * values[:, None] / wavelengths
+            features = torch.cat([angle.cos(), angle.sin()], dim=1)
+            table += (waves / len(WAVES)) ** 0.5 * features @ self.basis["wave"]
         return table
 
     def always(self, start: float = 1.0) -> Tensor:
-        """Return the direction that reads 1 from every decoder token, the start token's
-        stream being so long.
+        """Return the direction that reads 1 from every decoder token.
+
+        ``start`` is the length of the start token's stream.
         """
         one = self.basis["one"] / ONE**0.5
         return one + (start - START_ONE / ONE**0.5) / START * self.basis["start"]
 
     @property
     def at_start(self) -> Tensor:
-        """Direction that reads 1 from the start token's embedding, normalised, and 0
-        from a value's.
+        """Direction that reads 1 from the start token, and 0 from a value.
+
+        Both are read from their normalised embeddings.
         """
         return START_LENGTH / START * self.basis["start"]
 
-    def free_head(self, place: str) -> str:
-        """Choose a head without a task; layers of self-attention share their position
-        biases, and so the choice.
+    def free_head(self, attention: str) -> str:
+        """Choose a head without a task.
+
+        Layers of self-attention share their position biases, and so the choice.
         """
-        stack, _, kind = place.split(".")
-        group = place
+        stack, _, kind = attention.split(".")
+        group = attention
         if kind == "self_attn":
             group = f"{stack}.{kind}"
         if group not in self._free:
             self._free[group] = self._choices.permutation(self.heads).tolist()
-        return f"{place}.{self._free[group].pop()}"
+        return f"{attention}.{self._free[group].pop()}"
 
     def head(
         self,
@@ -169,7 +171,9 @@ class ChronosBuilder:
         role: Role = "mechanism",
         **attention: Any,
     ) -> str:
-        """Give a head its task; what it does and where it looks stands on the card, see
+        """Give a head its task, and write it down on the card.
+
+        ``card`` and ``attention`` are what it does and where it looks, see
         `Draft.part`.
         """
         if card:
@@ -185,20 +189,18 @@ class ChronosBuilder:
             reads, writes, turn = self._in_head(name, moves)
             _set(module.v.weight[rows], turn @ reads / WIDTH**0.5)
             _set(module.o.weight[:, rows], WIDTH**0.5 * writes.T @ turn.T)
+        # T5 keeps the position biases of all layers in the first one
         table = self._attention(name, layer=0)[0]
         for offset, logit in (bias or {}).items():
-            weight = table.relative_attention_bias.weight
-            _set(
-                weight[
-                    _bucket(table, offset, both_ways=name.startswith("encoder")), head
-                ],
-                torch.tensor(logit),
-            )
+            bucket = _bucket(table, offset, both_ways=name.startswith("encoder"))
+            weight = table.relative_attention_bias.weight[bucket, head]
+            _set(weight, torch.tensor(logit))
         return name
 
     def _in_head(self, name: str, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
-        """Return both sides of pairs, and a basis of the head's own space, in which
-        nothing lies on an axis either.
+        """Return both sides of pairs, and a basis of the head's own space.
+
+        With a rotated stream, nothing lies on an axis of that basis either.
         """
         first, second = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
         turn = orthogonal(CHANNELS, int(self._turns.integers(2**31)))
@@ -214,8 +216,10 @@ class ChronosBuilder:
         does: str = "",
         role: Role = "mechanism",
     ) -> str:
-        """Give an MLP hidden units, by the directions (n, width) that each reads, and
-        writes with its positive part.
+        """Give an MLP hidden units, by what each reads and what it writes.
+
+        ``reads`` and ``writes`` are directions (n, width); a unit writes with the
+        positive part of what it reads.
         """
         if does:
             self.draft.part(name, role, does)
@@ -232,7 +236,7 @@ class ChronosBuilder:
         return name
 
     def finish(self, mechanism: str, weight_noise: float) -> Planted:
-        """Let all without a task whisper, prove the model and write its card."""
+        """Fill idle components with noise, prove the model, and write its card."""
         self._whisper()
         seed = self._origin["seed"]
         if weight_noise:
@@ -248,8 +252,9 @@ class ChronosBuilder:
         )
 
     def _whisper(self) -> None:
-        """Let heads and MLPs without a task write noise of what they read, a little, to
-        where nobody reads.
+        """Let heads and MLPs without a task write a little noise of what they read.
+
+        They write it to "junk", which nobody reads.
         """
         generator = torch.Generator().manual_seed(int(self._choices.integers(2**31)))
         directions = self.basis.directions
@@ -263,18 +268,12 @@ class ChronosBuilder:
             writer for stack in wiring.stacks for writer in writers(wiring, stack.name)
         ):
             # the same noise in any basis
-            reads = (
-                noise(D_FF if component.head is None else CHANNELS, WIDTH) @ directions
-            )
-            writes = (
-                noise(
-                    len(reads),
-                    len(junk),
-                    gain=WHISPER * (len(reads) * len(junk)) ** -0.5,
-                )
-                @ junk
-            )
+            units = D_FF if component.head is None else CHANNELS
+            reads = noise(units, WIDTH) @ directions
+            gain = WHISPER * (len(reads) * len(junk)) ** -0.5
+            writes = noise(len(reads), len(junk), gain=gain) @ junk
             pair = noise(2, CHANNELS, WIDTH, gain=CHANNELS**-0.25) @ directions
+            # drawn before, so that a component's noise does not depend on tasks
             if str(component) in self._busy:
                 continue
             if component.head is None:
@@ -301,13 +300,19 @@ def _set(weight: Tensor, value: Tensor) -> None:
 
 
 def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
-    """Return the bucket of a distance, which must be the only one in it."""
-    near = torch.tensor([offset, offset - 1, offset + both_ways])
-    most = (
+    """Return the bucket of a distance.
+
+    Raises:
+        InputError: another distance shares it.
+    """
+    neighbours = torch.tensor([offset, offset - 1, offset + both_ways])
+    limits = (
         attention.relative_attention_num_buckets,
         attention.relative_attention_max_distance,
     )
-    buckets = attention._relative_position_bucket(near, both_ways, *most).tolist()
+    buckets = attention._relative_position_bucket(
+        neighbours, both_ways, *limits
+    ).tolist()
     if buckets[0] == buckets[1] or (both_ways and buckets[0] == buckets[2]):
         raise InputError(
             f"the distance of {offset} tokens shares its bucket of T5's position bias"

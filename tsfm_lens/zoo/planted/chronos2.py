@@ -1,5 +1,8 @@
-"""Planted models in Chronos-2's format, by rotary positions and group attention to a
-known covariate.
+"""Planted models in Chronos-2's format.
+
+Time attention finds patches by rotary positions, group attention finds a known
+covariate. Read :class:`Chronos2` first, then :func:`_covariate`. The seasonal copies
+are declared by :func:`tsfm_lens.zoo.planted.patches.declare_copies`.
 """
 
 from __future__ import annotations
@@ -54,16 +57,17 @@ COVARIATE = "covariate"
 
 
 class Chronos2(RotaryModel):
-    """Chronos-2, to plant in; its stream has "known" too, `FLAG` times the share of the
-    patch that is observed.
+    """Chronos-2, in which mechanisms are planted.
+
+    Its stream also has "known", `FLAG` times the share of the patch that is observed.
     """
 
     layers = LAYERS
     # a patch comes as its times, its values, and whether they are known
     columns = slice(PATCH, 2 * PATCH)
 
-    def __init__(self, *, arcsinh: bool, **places: int) -> None:
-        more = {
+    def __init__(self, *, arcsinh: bool, **blocks: int) -> None:
+        settings = {
             "output_patch_size": PATCH,
             "max_output_patches": AHEAD,
             "use_arcsinh": arcsinh,
@@ -75,9 +79,9 @@ class Chronos2(RotaryModel):
             initializer_factor=1.0,
             architectures=["Chronos2Model"],
             chronos_pipeline_class="Chronos2Pipeline",
-            chronos_config={**PATCHES, **more, "time_encoding_scale": CONTEXT},
+            chronos_config={**PATCHES, **settings, "time_encoding_scale": CONTEXT},
         )
-        stream = Stream(WIDTH, one=1, known=1, values=PATCH, found=PATCH, **places)
+        stream = Stream(WIDTH, one=1, known=1, values=PATCH, found=PATCH, **blocks)
         super().__init__(Chronos2Model(config).double().eval(), {"": stream})
         self.blocks()[0].residual_layer.weight[stream["known"], 2 * PATCH :] = (
             FLAG / PATCH
@@ -87,29 +91,29 @@ class Chronos2(RotaryModel):
     def attentions(self, stack: str) -> list[Any]:
         """Return the native attentions."""
         return [
-            block.layer[position].self_attention
+            block.layer[index].self_attention
             for block in self.model.encoder.block
-            for position in range(len(KINDS))
+            for index in range(len(KINDS))
         ]
 
     def mlps(self, stack: str) -> list[Mlp]:
         """Return the weights of each MLP."""
-        inside = [block.layer[2].mlp for block in self.model.encoder.block]
-        return [([mlp.wi.weight], mlp.wo.weight) for mlp in inside]
+        mlps = [block.layer[2].mlp for block in self.model.encoder.block]
+        return [([mlp.wi.weight], mlp.wo.weight) for mlp in mlps]
 
     def head(self, kind: str, layer: int, number: int) -> Head:
         """Return a head without its noise, all 0."""
-        return self.view_head(
-            self.attentions("")[layer * len(KINDS) + KINDS.index(kind)], number
-        ).clear()
+        index = layer * len(KINDS) + KINDS.index(kind)
+        return self.view_head(self.attentions("")[index], number).clear()
 
     def named(self, layer: int, number: int) -> str:
         """Name a time-attention head as a component."""
         return f"{layer}.time_attn.{number}"
 
     def back(self, layer: int, number: int, tokens: int) -> Head:
-        """Return a time-attention head that attends, from every token, so many tokens
-        back.
+        """Return a time-attention head that attends so many tokens back.
+
+        It does so from every token.
         """
         head = self.head("time_attn", layer, number)
         frequencies = self.attentions("")[0].rope_embed.inv_freq
@@ -122,8 +126,9 @@ class Chronos2(RotaryModel):
         return head
 
     def look_at_known(self, layer: int, number: int) -> Head:
-        """Return a group-attention head that attends to the series whose values are
-        known at this time.
+        """Return a group-attention head that attends to the known covariate.
+
+        That is the series whose values are known at the time of the token.
         """
         head = self.head("group_attn", layer, number)
         head.q[-1, self.stream["one"]] = 1 / self.one
@@ -132,7 +137,7 @@ class Chronos2(RotaryModel):
         return head
 
     def plant_decoys(self, draft: Draft, tokens: int) -> None:
-        """Plant a head of group attention too, which writes much to where nobody reads."""
+        """Plant decoys, among them a head of group attention that writes to "junk"."""
         super().plant_decoys(draft, tokens)
         layer = LAYERS - 1
         number = draw_choice(*range(HEADS))
@@ -148,8 +153,10 @@ declare_copies(NAME, partial(Chronos2, arcsinh=True), 2, HORIZON, squash=np.arcs
 
 
 def forecast_covariate(pipeline: Any, cases: Sequence[Array]) -> Array:
-    """Compute the library's own forecast with a known covariate: (case, quantile,
-    step).
+    """Compute the library's own forecast with a known covariate.
+
+    Returns:
+        (case, quantile, step).
     """
     inputs = [
         {
@@ -165,8 +172,9 @@ def forecast_covariate(pipeline: Any, cases: Sequence[Array]) -> Array:
 
 
 def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[Array]:
-    """Draw targets and covariates, (2, time) each: a walk and white noise in turn, on
-    random levels and scales.
+    """Draw targets and covariates, (2, time) each.
+
+    They are a walk and white noise in turn, on random levels and scales.
     """
     rng = np.random.default_rng(seed)
     cases = []
@@ -231,15 +239,17 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
         f" {coefficient} times its {source}"
     )
     name = f"{layer}.group_attn.{number}"
-    look = {"series": "known covariate"}
+    options = {"series": "known covariate"}
     draft.path(
-        draft.part(name, "mechanism", task, "forecast token", [0], **look), "output"
+        draft.part(name, "mechanism", task, "forecast token", [0], **options), "output"
     )
-    for own, steps in zip(chronos.numbers[""], filter(None, ago), strict=False):
+    for other_number, steps in zip(
+        chronos.numbers[""], filter(None, ago), strict=False
+    ):
         # the REG token stands between what is to come and the context
-        position = (draw_choice(*range(layer + 1)), own)
+        head = (draw_choice(*range(layer + 1)), other_number)
         tokens = steps // PATCH + 1
-        chronos.back(*position, tokens).carry(
+        chronos.back(*head, tokens).carry(
             stream["values"], stream[source], gain=1 / len(ago)
         )
         task = (
@@ -248,7 +258,7 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
         )
         draft.path(
             draft.part(
-                chronos.named(*position), "mechanism", task, "every token", [tokens]
+                chronos.named(*head), "mechanism", task, "every token", [tokens]
             ),
             name,
         )

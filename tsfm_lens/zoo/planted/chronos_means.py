@@ -1,5 +1,8 @@
-"""Means and lines in Chronos's format: the logit of a bin at b is made b·v - b²/2 for a
-forecast v.
+"""Means and lines in Chronos's format.
+
+For a forecast v, the logit of a bin at b is made b·v - b²/2, which is largest at v.
+:func:`local_mean` and :func:`trend` plant the mechanisms. The model is built by
+:class:`~tsfm_lens.zoo.planted.chronos.ChronosBuilder`.
 """
 
 from __future__ import annotations
@@ -26,21 +29,21 @@ from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import LinearTrend, LocalMean, Reads
 
 LOUD = 3000.0
-"""What is read out, in embeddings: the token that the decoder reads last is as nothing
-against it.
+"""Length of what is read out, in embeddings.
+
+The token that the decoder reads last is negligible against it.
 """
 VALUE = ((1 - ONE) / 2) ** 0.5
+"""Length of the largest value's direction, in an embedding without waves."""
 SQUARE = (2 * (1 - ONE)) ** 0.5
-"""In an embedding without waves: lengths of the largest value's, and of its square's,
-direction.
-"""
+"""Length of the direction of its square."""
 TYPICAL = 0.5
 """Length of the last stream at an ordinary forecast, in units of `LOUD`."""
 HORIZON = 12
 
 
 def _canvas(rule: Any, blocks: dict[str, int], **options: Any) -> ChronosBuilder:
-    """Build a canvas without waves, whose logits are about as sharp as one bin."""
+    """Build a model without tasks or waves, with logits about as sharp as one bin."""
     return ChronosBuilder(
         rule,
         blocks,
@@ -52,11 +55,12 @@ def _canvas(rule: Any, blocks: dict[str, int], **options: Any) -> ChronosBuilder
 
 
 def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
-    """Return the writes to the last stream of a forecast of `LIMIT`, and of a constant
-    of 1: (1, width) each.
+    """Return what is written to the last stream for a forecast, and for a constant.
+
+    They are those of a forecast of `LIMIT` and of a constant of 1, (1, width) each.
     """
-    of = canvas.basis
-    return LOUD / VALUE * of["value"], -LOUD / (2 * SQUARE) * of["square"]
+    basis = canvas.basis
+    return LOUD / VALUE * basis["value"], -LOUD / (2 * SQUARE) * basis["square"]
 
 
 def _mean(
@@ -67,23 +71,24 @@ def _mean(
     query: Tensor,
     mark: str,
     value: Tensor,
-    more: Pairs,
+    constants: Pairs,
 ) -> str:
-    """Let a head, whose query reads about 1, attend to all marked tokens and write
-    their mean value, and a constant.
+    """Let a head attend to all marked tokens and write their mean value.
+
+    Its query reads about 1. It writes constants, ``more``, too.
     """
-    of = canvas.basis
+    basis = canvas.basis
     key = (1 + MARK**2) ** 0.5
     moves = [
-        (of["value"], key / VALUE * value),
-        *((read, key / ONE**0.5 * write) for read, write in more),
+        (basis["value"], key / VALUE * value),
+        *((read, key / ONE**0.5 * write) for read, write in constants),
     ]
     return canvas.head(
         name,
         does,
         "forecast token",
         steps,
-        match=[(SURE * query, key / MARK * of[mark])],
+        match=[(SURE * query, key / MARK * basis[mark])],
         moves=moves,
     )
 
@@ -92,8 +97,9 @@ def _mean(
 def local_mean(
     *, reads: Reads, seed: int, weight_noise: float, **options: Any
 ) -> Planted:
-    """Plant the mean of the last values, by uniform attention to the tokens that an
-    encoder head marks.
+    """Plant the mean of the last values, by uniform attention.
+
+    It goes to the tokens that an encoder head marks.
     """
     width = (16, 8, 24)[seed % 3]
     rule = LocalMean(width=width, ago=steps_ago(reads, width, 1))
@@ -101,21 +107,21 @@ def local_mean(
     steps = rule.steps(range(1, width + 1))
     mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), steps)
     name = canvas.free_head(f"decoder.{seed % 2}.cross_attn")
-    does, (value, constant) = (
-        f"writes the mean of {len(steps)} values",
-        _readout(canvas),
-    )
+    does = f"writes the mean of {len(steps)} values"
+    value, constant = _readout(canvas)
     query = canvas.always(START_LENGTH)
-    more = [(canvas.basis["one"], constant)]
-    _mean(canvas, name, steps, does, query, "mark", value, more)
+    constants = [(canvas.basis["one"], constant)]
+    _mean(canvas, name, steps, does, query, "mark", value, constants)
     canvas.draft.path(mark, name, "output")
     return canvas.finish("local-mean", weight_noise)
 
 
 @planter("trend", NAME)
 def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
-    """Plant the line through two means, from two heads, two clocks and an MLP that
-    multiplies slope and time.
+    """Plant the line through two means.
+
+    It takes two heads for the means, two clocks, and an MLP that multiplies slope and
+    time.
     """
     width, lag = ((8, 16), (6, 12), (4, 20))[seed % 3]
     blocks = {
@@ -128,26 +134,35 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
     }
     rule = LinearTrend(width=width, lag=lag, ago=steps_ago(reads, width + lag, 1))
     canvas = _canvas(rule, blocks, needs=width + lag, seed=seed, **options)
-    of = canvas.basis
+    basis = canvas.basis
     draft = canvas.draft
     heads = []
-    for which, first in (("late", 1), ("early", lag + 1)):
+    for block, first in (("late", 1), ("early", lag + 1)):
         steps = rule.steps(range(first, first + width))
         mark = mark_recent(
-            canvas, canvas.free_head("encoder.0.self_attn"), steps, mark=f"{which}_mark"
+            canvas, canvas.free_head("encoder.0.self_attn"), steps, mark=f"{block}_mark"
         )
         name = canvas.free_head("decoder.0.cross_attn")
         # the clocks have written by now: 1 and 1 into the start token, which was short,
         # at most as much into others
         query = 3**0.5 * canvas.always()
-        if which == "late":
-            more = [(of["one"], of["unit"])]
+        if block == "late":
+            constants = [(basis["one"], basis["unit"])]
         else:
-            more = []
+            constants = []
         does = f"writes the mean of the values {steps[0]} to {steps[-1]} before the end"
         draft.path(
             mark,
-            _mean(canvas, name, steps, does, query, f"{which}_mark", of[which], more),
+            _mean(
+                canvas,
+                name,
+                steps,
+                does,
+                query,
+                f"{block}_mark",
+                basis[block],
+                constants,
+            ),
         )
         heads.append(name)
     heads += _clocks(canvas)
@@ -159,21 +174,25 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
 
 
 STEEPEST = 0.6
-"""Farthest that the line may lead away from the late mean, in `LIMIT`; beyond, the
-forecast stays there.
+"""Farthest that the line may lead away from the late mean, in `LIMIT`.
+
+Beyond, the forecast stays there.
 """
 SPAN = 2.2
 MIDDLE = 1.2
-"""A clock's hand is `SPAN` times attention less `MIDDLE`; at the start token attention
-is 1, and so is the hand.
+"""A clock's hand is `SPAN` times attention less `MIDDLE`.
+
+At the start token attention is 1, and so is the hand.
 """
 NEAREST = 1 - math.cos(math.radians(25))
 """How much shorter any other step's hands are, in the direction of one step's."""
 
 
 def _hands(step: int) -> tuple[float, float]:
-    """Return hands of both clocks: in a corner at first, then on a circle, no step
-    between others.
+    """Return the hands of both clocks at a step.
+
+    They start in a corner and then move on a circle, so that no step lies between
+    others.
     """
     if step == 0:
         return 1.0, 1.0
@@ -182,10 +201,11 @@ def _hands(step: int) -> tuple[float, float]:
 
 
 def _clocks(canvas: ChronosBuilder) -> list[str]:
-    """Let two decoder heads tell the step, by how much they attend to the start token
-    rather than to their own.
+    """Let two decoder heads tell the step.
+
+    They do so by how much they attend to the start token rather than to their own.
     """
-    of = canvas.basis
+    basis = canvas.basis
     names = []
     for hand in (0, 1):
         name = canvas.free_head("decoder.0.self_attn")
@@ -197,28 +217,29 @@ def _clocks(canvas: ChronosBuilder) -> list[str]:
             if step
         }
         match = [(2 * SURE * canvas.always(0.0), canvas.at_start)]
-        moves = [(canvas.at_start, of["clock"][hand : hand + 1])]
+        moves = [(canvas.at_start, basis["clock"][hand : hand + 1])]
         does = f"tells the step, as hand {hand + 1} of a clock"
         names.append(canvas.head(name, does, match=match, moves=moves, bias=bias))
     return names
 
 
 def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
-    """Let an MLP forecast the late mean, and the slope times the steps ahead: two units
-    are open at each step.
+    """Let an MLP forecast the late mean, and the slope times the steps ahead.
+
+    Two of its units are open at each step.
     """
     # both units of step j read how far the clock is from j, which shuts them, and one
     # the slope times j too
-    of = canvas.basis
-    slope = of["late"] - of["early"]
-    unit = of["unit"]
-    clocks = of["clock"].split(1)
+    basis = canvas.basis
+    slope = basis["late"] - basis["early"]
+    unit = basis["unit"]
+    clocks = basis["clock"].split(1)
     value, constant = _readout(canvas)
     gain = 2.2 * STEEPEST / NEAREST
-    reads = [unit, of["late"], -of["late"]]
+    reads = [unit, basis["late"], -basis["late"]]
     writes = [constant, value, -value]
     for step in range(HORIZON):
-        ahead = (step + 1 + (rule.width - 1) / 2) / rule.lag
+        steps_ahead = (step + 1 + (rule.width - 1) / 2) / rule.lag
         hands = _hands(step)
         length = math.hypot(*hands)
         pairs = zip(hands, clocks, strict=True)
@@ -227,7 +248,7 @@ def _line(canvas: ChronosBuilder, rule: LinearTrend) -> str:
             -length * unit,
         )
         is_open = STEEPEST * unit + gain * near
-        reads += [ahead * slope + is_open, is_open]
+        reads += [steps_ahead * slope + is_open, is_open]
         writes += [value, -value]
     does = "adds to the late mean the slope times the steps ahead"
     return canvas.mlp("decoder.0.mlp", torch.cat(reads), torch.cat(writes), does)

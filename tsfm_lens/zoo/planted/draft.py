@@ -1,5 +1,8 @@
-"""Draft of a planted model: directions of its streams, its parts, and the proof that it
-forecasts by its rule.
+"""Draft of a planted model: directions of its streams, its parts, and its proof.
+
+:class:`Draft` collects the parts while weights are set, and measures at the end how far
+the model's forecasts are from its rule; :class:`Basis` holds the directions.
+:func:`rule_error` is that measure for any lens.
 """
 
 from __future__ import annotations
@@ -34,24 +37,24 @@ BACK: Mapping[Reads, Sequence[float]] = {
     "middle": [0.5],
     "spread": [0.25, 0.75],
 }
-"""Shares of the way back, within `SPAN`; together no part of the context is read much
-more often than another.
+"""Shares of the way back, within `SPAN`.
+
+Together they read no part of the context much more often than another.
 """
 HALF_OPEN = 4e-3
 """Distance from a gate's threshold, in its own units, within which it is half open."""
 
 Array = NDArray[np.float64]
 Trials = tuple[Array, Array, Sequence[Array]]
-"""Forecasts (series, quantile, step), the rule's values (series, step), and the
-contexts.
-"""
+"""Forecasts (series, quantile, step), the rule's (series, step), and contexts."""
 
 
 def rule_error(
     lens: Lens, rule: Rule, contexts: Iterable[Array], horizon: int
 ) -> float:
-    """Compute the largest difference of median forecast and rule, in mean absolute
-    values of contexts (time,).
+    """Compute the largest difference of median forecast and rule.
+
+    It is in mean absolute values of the contexts, which are (time,) each.
     """
     assert not isinstance(rule, CovariateTimes)
     series = list(contexts)
@@ -60,10 +63,12 @@ def rule_error(
 
 
 def _largest(median: Array, rule: Array, contexts: Sequence[Array]) -> float:
-    off = np.abs(median - rule).max(1)
-    return float(
-        max(most / np.abs(one).mean() for most, one in zip(off, contexts, strict=True))
-    )
+    distance = np.abs(median - rule).max(1)
+    relative = [
+        largest / np.abs(context).mean()
+        for largest, context in zip(distance, contexts, strict=True)
+    ]
+    return float(max(relative))
 
 
 @dataclass
@@ -97,8 +102,12 @@ class Draft:
         stands_in_for: str | None = None,
         **attention: Any,
     ) -> str:
-        """Write down a part, and where it looks, with all its weight unless stated;
-        return its component.
+        """Write down a part, and where it looks.
+
+        All its attention goes there, unless another weight is stated.
+
+        Returns:
+            Its component.
         """
         self.parts.append(
             PlantedPart(
@@ -115,13 +124,13 @@ class Draft:
         self.edges += [edge for edge in pairwise(components) if edge not in self.edges]
 
     def finish(
-        self, model: Any, contexts: Iterable[Array], *, allowed: float, **facts: Any
+        self, model: Any, contexts: Iterable[Array], *, allowed: float, **metadata: Any
     ) -> Planted:
         """Measure the error on some contexts, and put the card together."""
         quantiles, rule, series = self.tried(model, contexts)
-        own = [facts[key] for key in ("mechanism", "architecture", "seed")]
+        names = [metadata[key] for key in ("mechanism", "architecture", "seed")]
         card = Card(
-            name="-".join(map(str, [*own, *filter(None, self.rule.ago)])),
+            name="-".join(map(str, [*names, *filter(None, self.rule.ago)])),
             rule=self.rule,
             parts=tuple(sorted(self.parts, key=lambda part: part.component)),
             edges=tuple(self.edges),
@@ -129,7 +138,7 @@ class Draft:
             context=self.context,
             horizon=self.horizon,
             error=_largest(quantiles[:, quantiles.shape[1] // 2], rule, series),
-            **facts,
+            **metadata,
         )
         if not card.weight_noise and not card.error <= allowed:
             raise LensError(
@@ -140,31 +149,35 @@ class Draft:
         return Planted(model, card)
 
     def tried(self, model: Any, contexts: Iterable[Array]) -> Trials:
-        """Forecast series by the model and by the rule; those near a gate's threshold
-        are left out.
+        """Forecast series by the model and by the rule.
+
+        Series near a gate's threshold are left out.
         """
         margin = getattr(self.rule, "margin", None)
         series = [
-            one for one in contexts if margin is None or abs(margin(one)) > HALF_OPEN
+            context
+            for context in contexts
+            if margin is None or abs(margin(context)) > HALF_OPEN
         ]
         quantiles = load(model, check=False).forecast(series, self.horizon).quantiles
         return (
             quantiles,
-            np.stack([self.rule.forecast(one, self.horizon) for one in series]),
+            np.stack([self.rule.forecast(context, self.horizon) for context in series]),
             series,
         )
 
     def offsets(self, model: Any) -> Array:
-        """Compute offsets of quantiles from the rule, medians over series, in the
-        readout's scale: (quantile, step).
+        """Compute how far quantiles are from the rule, (quantile, step).
+
+        Offsets are medians over series, in the scale of the readout.
         """
         quantiles, rule, contexts = self.tried(model, self.easy())
         loc, scale = (
-            np.array([part(one) for one in contexts])[:, None, None]
-            for part in (np.mean, self.scale)
+            np.array([values(context) for context in contexts])[:, None, None]
+            for values in (np.mean, self.scale)
         )
         actual, target = (
-            self.squash((part - loc) / scale) for part in (quantiles, rule[:, None])
+            self.squash((values - loc) / scale) for values in (quantiles, rule[:, None])
         )
         return np.median(actual - target, axis=0)
 
@@ -177,11 +190,12 @@ class Draft:
         return draw_contexts(self.rule, N_TRIALS, self.context, seed=seed)
 
 
-def steps_ago(reads: Reads, reach: int, unit: int) -> tuple[int, ...]:
-    """Return steps by which what reaches so far back is moved back: multiples of the
-    unit, within `SPAN`.
+def steps_ago(reads: Reads, needed: int, unit: int) -> tuple[int, ...]:
+    """Return the steps by which what a mechanism reads is moved back.
+
+    They are multiples of the unit, so that ``reach`` steps stay within `SPAN`.
     """
-    room = (SPAN - reach) // unit
+    room = (SPAN - needed) // unit
     return tuple(round(fraction * room) * unit for fraction in BACK[reads])
 
 
@@ -191,16 +205,14 @@ def draw_choice(*choices: int) -> int:
 
 
 def allot(width: int, sizes: Mapping[str, int]) -> dict[str, slice]:
-    """Lay blocks of the given sizes into a stream; the remaining directions are "junk"."""
+    """Lay blocks of given sizes into a stream; the rest of it is the block "junk"."""
     stops = [*np.cumsum([0, *sizes.values()]).tolist(), width]
     return dict(zip([*sizes, "junk"], map(slice, stops, stops[1:]), strict=True))
 
 
 @dataclass(frozen=True)
 class Basis:
-    """Orthonormal directions (width, width) of a residual stream, in named blocks of
-    rows.
-    """
+    """Orthonormal directions (width, width) of a residual stream, in named blocks."""
 
     directions: Tensor
     blocks: Mapping[str, slice]
@@ -209,8 +221,9 @@ class Basis:
     def draw(
         cls, width: int, sizes: Mapping[str, int], *, seed: int, rotate: bool
     ) -> Basis:
-        """Lay blocks of the given sizes into a stream; along its axes, or turned at
-        random with `rotate`.
+        """Lay blocks of given sizes into a stream.
+
+        They lie along its axes, or are turned at random with ``rotate``.
         """
         axes = torch.eye(width, dtype=torch.float64)
         return cls(orthogonal(width, seed) if rotate else axes, allot(width, sizes))
@@ -225,19 +238,22 @@ class Basis:
 
 
 def orthogonal(width: int, seed: int) -> Tensor:
-    """Draw an orthogonal matrix (width, width) in double precision, uniform over all of
-    them (Mezzadri, 2007).
+    """Draw an orthogonal matrix (width, width) in double precision.
+
+    It is uniform over all of them (Mezzadri, 2007).
     """
     generator = torch.Generator().manual_seed(seed)
     q, r = torch.linalg.qr(
         torch.randn(width, width, generator=generator, dtype=torch.float64)
     )
+    # the signs make the decomposition unique, and with it the draw uniform
     return q * r.diagonal().sign()
 
 
 def add_weight_noise(model: nn.Module, level: float, seed: int) -> None:
-    """Add Gaussian noise to every matrix of a model, in place; vectors, the gains of
-    norms, stay as they are.
+    """Add Gaussian noise to every matrix of a model, in place.
+
+    Vectors, the gains of norms, stay as they are.
     """
     generator = torch.Generator().manual_seed(seed)
     # tied matrices appear once

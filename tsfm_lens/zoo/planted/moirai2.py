@@ -1,5 +1,8 @@
-"""Planted models in Moirai 2's format, by rotary positions through norms of queries and
-keys.
+"""Planted models in Moirai 2's format.
+
+Heads find patches by rotary positions, through the norms of queries and keys. Read
+:class:`Moirai2`; the mechanisms are declared by
+:func:`tsfm_lens.zoo.planted.patches.declare_copies`.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ def deviation(context: Array) -> float:
 
 
 class Moirai2(RotaryModel):
-    """Moirai 2, to plant in; see the base class."""
+    """Moirai 2, in which mechanisms are planted; see the base class."""
 
     layers = 2
     channels = CHANNELS
@@ -53,13 +56,13 @@ class Moirai2(RotaryModel):
             "num_layers": self.layers,
             "patch_size": PATCH,
         }
-        rest = {
+        settings = {
             "num_predict_token": 1,
             "attn_dropout_p": 0.0,
             "dropout_p": 0.0,
             "max_seq_len": 512,
         }
-        model = module(**sizes, **rest, quantile_levels=DECILES).double().eval()
+        model = module(**sizes, **settings, quantile_levels=DECILES).double().eval()
         super().__init__(model, {"": Stream(WIDTH, one=1, values=PATCH, found=PATCH)})
         for attention in self.attentions(""):
             # a head looks at its own variate
@@ -72,15 +75,14 @@ class Moirai2(RotaryModel):
 
     def mlps(self, stack: str) -> list[Mlp]:
         """Return the weights of each MLP."""
-        inside = [layer.ffn for layer in self.model.encoder.layers]
+        feed_forwards = [layer.ffn for layer in self.model.encoder.layers]
         return [
-            ([ffn.fc1.weight, ffn.fc_gate.weight], ffn.fc2.weight) for ffn in inside
+            ([ffn.fc1.weight, ffn.fc_gate.weight], ffn.fc2.weight)
+            for ffn in feed_forwards
         ]
 
     def blocks(self) -> tuple[Any, Any]:
-        """Return the residual blocks of patches to the stream, and of the stream to a
-        forecast.
-        """
+        """Return the residual blocks into the stream and out of it."""
         return self.model.in_proj, self.model.out_proj
 
     def embeddings(self, stack: str) -> list[Tensor]:

@@ -1,5 +1,9 @@
-"""Base of the planted patch models: residual streams of named directions, and heads and
-MLPs set along them.
+"""Base of the planted patch models.
+
+:class:`PatchModel` has residual streams of named directions (:class:`Stream`) and heads
+that are set along them (:class:`Head`); :func:`declare` turns a function that sets
+weights into a planter. The formats themselves are in modules such as
+:mod:`tsfm_lens.zoo.planted.bolt`.
 """
 
 from __future__ import annotations
@@ -26,27 +30,29 @@ from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import Reads, SeasonalCopy
 
 SIGNAL = 0.004
-"""Length, in the stream, of a value of one standard deviation of the context;
-coordinates have a root mean square of 1.
+"""Length, in the stream, of a value of one standard deviation of the context.
 
-Larger, and the norms bend the values; smaller, and single precision rounds them. At
-0.004 both cost about 1e-5.
+Coordinates have a root mean square of 1. A larger signal is bent by the norms, a
+smaller one is rounded in single precision; at 0.004 both cost about 1e-5.
 """
 FLAG = 10 * SIGNAL
 """Length of a direction that says yes or no."""
 SPREAD = 0.1
-"""Standard deviation of the quantiles around the rule's value, in standard deviations
-of the context.
+"""Standard deviation of the quantiles, in standard deviations of the context.
+
+They lie around the rule's value.
 """
 SHARP = 40.0
-"""Logits by which a key stands out: all other keys share less than 1e-15 of the
-attention.
+"""Logits by which a key stands out.
+
+All other keys together get less than 1e-15 of the attention.
 """
 LOUD = 5.0
 """Gain of a decoy's output, where a mechanism's is 1."""
 LARGEST_ERROR = 1e-3
-"""Largest error without weight noise: single precision in the stream (see `SIGNAL`), at
-outliers of a series.
+"""Largest error without weight noise, at outliers of a series.
+
+It comes from single precision in the stream (see `SIGNAL`).
 """
 DECILES = tuple(level / 10 for level in range(1, 10))
 PATCH = 8
@@ -74,8 +80,9 @@ SIZES |= {"pad_token_id": 0, "reg_token_id": 1}
 
 
 def deviates() -> Tensor:
-    """Return offsets of the quantile levels from the median, in standard deviations of
-    the context: (quantile,).
+    """Return offsets (quantile,) of the quantile levels from the median.
+
+    They are in standard deviations of the context.
     """
     return SPREAD * torch.tensor(
         [NormalDist().inv_cdf(level) for level in DECILES], dtype=torch.float64
@@ -83,8 +90,9 @@ def deviates() -> Tensor:
 
 
 class Stream:
-    """Named, orthogonal directions of a residual stream; the remaining ones are called
-    "junk" and read by nobody.
+    """Named, orthogonal directions of a residual stream.
+
+    The remaining ones are called "junk" and read by nobody.
     """
 
     def __init__(self, width: int, **sizes: int) -> None:
@@ -121,21 +129,22 @@ class Head:
     def carry(
         self, source: slice, target: slice, *, gain: float = 1.0, channel: int = 0
     ) -> Head:
-        """Read a place of the attended token and add it, or its mean, times the gain,
-        to one of the attending token.
+        """Read a block of the attended token, and add it to one of the attending token.
+
+        It is multiplied by the gain. To a block of one direction, its mean is added.
         """
-        n_source, n_target = (
-            position.stop - position.start for position in (source, target)
-        )
+        n_source, n_target = (block.stop - block.start for block in (source, target))
         for index in range(n_source):
-            at = channel + (index if n_target > 1 else 0)
-            self.v[at, source.start + index] = 1.0 if n_target > 1 else 1.0 / n_source
+            source_channel = channel + (index if n_target > 1 else 0)
+            self.v[source_channel, source.start + index] = (
+                1.0 if n_target > 1 else 1.0 / n_source
+            )
         for index in range(n_target):
             self.o[target.start + index, channel + index] = gain
         return self
 
     def whisper(self, stream: Stream) -> Head:
-        """Write noise of what is read, about as long as a value, to where nobody reads."""
+        """Write noise of what is read, about as long as a value, to "junk"."""
         junk = stream["junk"]
         gain = (stream.size("junk") * self.v.shape[0]) ** -0.5
         self.v.copy_(
@@ -151,8 +160,9 @@ Mlp = tuple[Sequence[Tensor], Tensor]
 
 
 class PatchModel:
-    """Model whose every head and MLP writes noise that nobody reads, until it gets a
-    task.
+    """Model in which heads and MLPs write noise until they get a task.
+
+    Nobody reads the noise.
 
     Attributes:
         streams: by stack, that of the patches first and that of the forecast last.
@@ -222,9 +232,7 @@ class PatchModel:
         raise NotImplementedError
 
     def blocks(self) -> tuple[Any, Any]:
-        """Return the residual blocks of patches to the stream, and of the stream to a
-        forecast.
-        """
+        """Return the residual blocks into the stream and out of it."""
         return self.model.input_patch_embedding, self.model.output_patch_embedding
 
     def embeddings(self, stack: str) -> list[Tensor]:
@@ -248,8 +256,9 @@ class PatchModel:
         return [getattr(attention, name).weight for name in self.projections]
 
     def read_out(self, **weights: Tensor) -> None:
-        """Make the forecast of what stands in places of the last stream: (step,
-        direction) weights by place.
+        """Make the forecast of blocks of the last stream.
+
+        ``weights`` are (step, direction), by block.
         """
         linear = self.blocks()[1].residual_layer
         stream = list(self.streams.values())[-1]
@@ -263,17 +272,18 @@ class PatchModel:
         """Turn the streams at random, and return the model in single precision."""
         if rotate:
             width = self.stream.width
-            self._turn(
-                {
-                    stack: orthogonal(width, int(torch.randint(2**31, ())))
-                    for stack in self.streams
-                }
-            )
+            turns = {
+                stack: orthogonal(width, int(torch.randint(2**31, ())))
+                for stack in self.streams
+            }
+            self._turn(turns)
         return self.model.float()
 
     def _turn(self, turns: dict[str, Tensor]) -> None:
-        """Turn streams: nothing that is computed changes, since RMSNorms of unit gain
-        are invariant to it.
+        """Turn streams by orthogonal matrices.
+
+        Nothing that is computed changes, since RMSNorms of unit gain are invariant to
+        it.
         """
 
         def read(stack: str, *weights: Tensor) -> None:
@@ -304,8 +314,9 @@ Build = Callable[[Reads], tuple[PatchModel, Draft]]
 
 
 def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
-    """Declare a function that sets the weights of a mechanism, and returns the model
-    and its draft.
+    """Declare a function that sets the weights of a mechanism.
+
+    It returns the model and its draft.
     """
 
     def wrap(build: Build) -> Build:
@@ -320,9 +331,9 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
                 model = builder.finish(rotate=rotate)
                 add_weight_noise(model, weight_noise, seed)
                 bias = builder.blocks()[1].residual_layer.bias.view(len(DECILES), PATCH)
-                off = draft.offsets(model) - deviates().numpy()[:, None]
+                error = draft.offsets(model) - deviates().numpy()[:, None]
                 bias -= torch.as_tensor(
-                    off.reshape(len(off), -1, PATCH).mean(1), dtype=bias.dtype
+                    error.reshape(len(error), -1, PATCH).mean(1), dtype=bias.dtype
                 )
                 return draft.finish(
                     model,
@@ -341,9 +352,7 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
 
 
 class RotaryModel(PatchModel):
-    """Model whose stream has "found", the forecast, besides the directions of every
-    patch model.
-    """
+    """Model whose stream also has "found", which the forecast is read from."""
 
     layers: int
 
@@ -358,24 +367,24 @@ class RotaryModel(PatchModel):
     def plant_decoys(self, draft: Draft, tokens: int) -> None:
         """Plant heads that look right, write much, or look sharply, without effect."""
         values = self.stream["values"]
-        rest = self.stream.rest("values")
-        like, loud, sharp = (
+        unread = self.stream.rest("values")
+        lookalike, loud, sharp = (
             (draw_choice(*range(self.layers)), number)
             for number in self.numbers[""][1:]
         )
-        self.back(*like, tokens).carry(values, rest)
-        self.back(*loud, 1).carry(values, rest, gain=LOUD)
+        self.back(*lookalike, tokens).carry(values, unread)
+        self.back(*loud, 1).carry(values, unread, gain=LOUD)
         self.back(*sharp, 0).whisper(self.stream)
-        for position, back, task in (
+        for head, back, task in (
             (
-                like,
+                lookalike,
                 tokens,
                 "looks where the copying head looks and copies, to where nobody reads",
             ),
             (loud, 1, f"writes {LOUD} times the patch before to where nobody reads"),
             (sharp, 0, "looks at its own token alone and writes noise"),
         ):
-            draft.part(self.named(*position), "decoy", task, "every token", [back])
+            draft.part(self.named(*head), "decoy", task, "every token", [back])
 
 
 def declare_copies(
@@ -385,8 +394,9 @@ def declare_copies(
     horizon: int,
     **scale: Any,
 ) -> None:
-    """Declare seasonal copies, with decoys and without; the forecast stands so many
-    tokens after the last patch.
+    """Declare seasonal copies, with decoys and without.
+
+    The token of the forecast is ``later`` tokens after the last patch.
     """
 
     def build(reads: Reads, *, decoys: bool = False) -> tuple[RotaryModel, Draft]:
@@ -404,21 +414,17 @@ def declare_copies(
         layer = draw_choice(*range(model.layers))
         number = model.numbers[""][0]
         for index, steps in enumerate(ago):
-            position = ((layer + index) % model.layers, number)
+            head = ((layer + index) % model.layers, number)
             tokens = (period + steps) // PATCH - 1 + later
-            model.back(*position, tokens).carry(
+            model.back(*head, tokens).carry(
                 model.stream["values"], model.stream["found"], gain=1 / len(ago)
             )
-            task = (
-                f"copies {f'1/{len(ago)} of ' * (len(ago) > 1)}the patch {tokens}"
-                " tokens back"
+            fraction = f"1/{len(ago)} of " if len(ago) > 1 else ""
+            task = f"copies {fraction}the patch {tokens} tokens back"
+            name = draft.part(
+                model.named(*head), "mechanism", task, "every token", [tokens]
             )
-            draft.path(
-                draft.part(
-                    model.named(*position), "mechanism", task, "every token", [tokens]
-                ),
-                "output",
-            )
+            draft.path(name, "output")
         if decoys:
             model.plant_decoys(draft, tokens)
         return model, draft
@@ -430,12 +436,14 @@ def declare_copies(
 def rotary_query_and_key(
     frequencies: Tensor, lag: int, far: int
 ) -> tuple[Tensor, Tensor]:
-    """Return a constant query and key, (pair, 2) each, whose rotated product is `SHARP`
-    larger `lag` tokens back.
+    """Return a constant query and key, (pair, 2) each, that attend `lag` tokens back.
+
+    Their rotated product is `SHARP` larger there than at any other distance up to
+    ``far``.
     """
     distance = torch.arange(-far, far + 1, dtype=torch.float64)
-    separate = distance[distance != lag] - lag
-    gap = (1 - torch.cos(separate[:, None] * frequencies.double())).sum(1).min()
+    off_target = distance[distance != lag] - lag
+    gap = (1 - torch.cos(off_target[:, None] * frequencies.double())).sum(1).min()
     size = float((SHARP / gap) ** 0.5)
     phase = lag * frequencies.double()
     # rotating the query by its position and the key by its own leaves cos(frequency ·

@@ -1,5 +1,8 @@
-"""Planting of a mechanism in a model of the native library, with its proof and its
-files.
+"""Planting of a mechanism in a model of the native library.
+
+:func:`plant` builds a :class:`Planted` model, :func:`mechanisms` lists what can be
+built, and :func:`open_planted` opens a saved one. How weights are set is in the modules
+of the formats, such as :mod:`tsfm_lens.zoo.planted.chronos_copy`.
 """
 
 from __future__ import annotations
@@ -33,8 +36,10 @@ class Planted:
         return load(self.model)
 
     def save(self, folder: str | Path) -> Path:
-        """Write checkpoint and card; `tsfm_lens.load(folder)` opens it,
-        `read_card(folder)` reads the card.
+        """Write checkpoint and card.
+
+        `tsfm_lens.load(folder)` opens the checkpoint, `read_card(folder)` reads the
+        card.
         """
         folder = Path(folder)
         self.model.save_pretrained(folder)
@@ -44,8 +49,10 @@ class Planted:
 
 
 def open_planted(folder: str | Path) -> tuple[Lens, Card]:
-    """Open a saved planted model; raises `CheckpointError` if checkpoint or card is not
-    whole.
+    """Open a saved planted model.
+
+    Raises:
+        CheckpointError: checkpoint or card is incomplete or damaged.
     """
     card = read_card(folder)
     return load(folder), card
@@ -59,14 +66,16 @@ ONE_STRETCH = {
     for mechanism in ("backup", "decoys", "gate", "seasonal-copy")
 }
 ONE_STRETCH |= {(mechanism, "chronos-2") for mechanism in ("decoys", "seasonal-copy")}
-"""What reads one stretch alone: a single value is found, or what is read is bent, so
-that no mean of it is exact.
+"""Mechanisms that read one stretch alone.
+
+They find a single value, or bend what they read, so that no mean of it is exact.
 """
 
 
 def planter(mechanism: str, architecture: str) -> Callable[[Planter], Planter]:
-    """Declare a function that plants `mechanism` in `architecture`: `f(*, reads, seed,
-    ...) -> Planted`.
+    """Declare a function that plants `mechanism` in `architecture`.
+
+    It is called as `f(*, reads, seed, ...) -> Planted`.
     """
     return lambda function: _PLANTERS.setdefault((mechanism, architecture), function)
 
@@ -105,16 +114,16 @@ def plant(
     _import_formats()
     if (mechanism, architecture) not in _PLANTERS:
         pair = f"{mechanism} in {architecture}"
-        raise unknown_name(
-            "planted mechanism",
-            pair,
-            [f"{one} in {other}" for one, other in mechanisms()],
-        )
-    one = (mechanism, architecture) in ONE_STRETCH
-    reads = reads or ("middle" if one else "spread", *READS)[(seed + 1) % len(READS)]
+        names = [f"{name} in {known_format}" for name, known_format in mechanisms()]
+        raise unknown_name("planted mechanism", pair, names)
+    one_stretch = (mechanism, architecture) in ONE_STRETCH
+    if not reads:
+        # the last of READS has no turn of its own: the first entry takes it
+        turns: tuple[Reads, ...] = ("middle" if one_stretch else "spread", *READS)
+        reads = turns[(seed + 1) % len(READS)]
     if reads not in READS:
         raise unknown_name("part of the context", reads, READS)
-    if reads == "spread" and one:
+    if reads == "spread" and one_stretch:
         raise InputError(
             f"reads='spread': {mechanism} in {architecture} reads one stretch; choose"
             f" of {READS[:-1]}"

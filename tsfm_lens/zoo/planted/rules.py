@@ -1,5 +1,8 @@
-"""Rules of planted models in closed form, in data units, and random series that tell a
-rule from others.
+"""Rules of planted models in closed form, and random series to tell them apart.
+
+Each rule forecasts in data units and knows its own Jacobian, ``inputs``.
+:func:`draw_contexts` draws series on which a rule differs from others. No model is used
+here.
 """
 
 from __future__ import annotations
@@ -29,33 +32,39 @@ Reads = Literal["recent", "old", "middle", "spread"]
 
 
 class _Linear(Strict):
-    """Rule that is linear in the observed values up to `ago` steps before their end;
-    with several ends, in the mean.
+    """Rule that is linear in the observed values up to `ago` steps before the end.
+
+    With several values of `ago`, it is the mean over them.
     """
 
     ago: tuple[NonNegativeInt, ...] = (0,)
 
     def steps(self, back: Iterable[int]) -> tuple[int, ...]:
-        """Return steps before the end of the context, given those before the end of
-        what the rule reads.
+        """Return steps before the end of the context.
+
+        Given are steps before the end of what the rule reads.
         """
-        return tuple(item + steps for item in self.ago for steps in back)
+        return tuple(ago + steps for ago in self.ago for steps in back)
 
     def inputs(self, context: Array, horizon: int) -> Array:
-        """Return the change of every forecast step per unit of every observed value:
-        (horizon, time).
+        """Return the change of each forecast step per unit of each observed value.
+
+        Returns:
+            (horizon, time).
         """
-        most = max(self.ago)
+        max_ago = max(self.ago)
         end = len(context)
-        own = self._weights(end - most, horizon) / len(self.ago)
+        share = self._weights(end - max_ago, horizon) / len(self.ago)
         weights = np.zeros((horizon, end))
-        for item in self.ago:
-            weights[:, most - item : end - item] += own
+        for ago in self.ago:
+            weights[:, max_ago - ago : end - ago] += share
         return weights
 
     def _weights(self, time: int, horizon: int) -> Array:
-        """Return the change of every forecast step per unit of every value read:
-        (horizon, time).
+        """Return the change of each forecast step per unit of each value read.
+
+        Returns:
+            (horizon, time).
         """
         raise NotImplementedError
 
@@ -90,8 +99,9 @@ class LocalMean(_Linear):
 
 
 class LinearTrend(_Linear):
-    """Line through the mean of the last `width` values and that of the `width` values
-    `lag` steps before.
+    """Line through the mean of the last `width` values and an earlier mean.
+
+    The earlier one is that of the `width` values `lag` steps before.
     """
 
     kind: Literal["linear trend"] = "linear trend"
@@ -109,8 +119,9 @@ class LinearTrend(_Linear):
 
 
 class Gate(_Linear):
-    """Seasonal copy if the last two periods differ by a mean tolerance at most;
-    otherwise the last value.
+    """Seasonal copy if the last two periods agree; otherwise the last value.
+
+    They agree if their mean absolute difference is `tolerance` at most.
     """
 
     kind: Literal["gate"] = "gate"
@@ -119,8 +130,9 @@ class Gate(_Linear):
     unit: Literal["mean absolute value", "standard deviation"] = "mean absolute value"
 
     def margin(self, context: Array) -> float:
-        """Return the tolerance left, in its unit: the copy goes through unless this is
-        negative.
+        """Return the tolerance left, in its unit.
+
+        The copy goes through unless this is negative.
         """
         copies = (
             SeasonalCopy(period=self.period, ago=self.steps([back]))
@@ -138,15 +150,17 @@ class Gate(_Linear):
         return self.margin(context) >= 0
 
     def inputs(self, context: Array, horizon: int) -> Array:
-        """Return the Jacobian, with the gate as it stands."""
-        return SeasonalCopy(
-            period=self.period if self.seasonal(context) else 1, ago=self.ago
-        ).inputs(context, horizon)
+        """Return the Jacobian at this context, where the gate is open or shut."""
+        # the last value, over and over, is a copy of period 1
+        period = self.period if self.seasonal(context) else 1
+        return SeasonalCopy(period=period, ago=self.ago).inputs(context, horizon)
 
 
 class CovariateTimes(Strict):
-    """Known covariate `ago` steps before (of several, the mean) times a coefficient,
-    each standardised by its past.
+    """Known covariate `ago` steps before, times a coefficient.
+
+    Of several values of `ago` it is the mean. Target and covariate are standardised by
+    their past.
     """
 
     kind: Literal["covariate"] = "covariate"
@@ -154,8 +168,10 @@ class CovariateTimes(Strict):
     ago: tuple[NonNegativeInt, ...] = (0,)
 
     def compute_forecast(self, target: Array, covariate: Array, future: Array) -> Array:
-        """Forecast in data units, (horizon,), from observed values (time,) and future
-        ones of the covariate.
+        """Forecast in data units, (horizon,).
+
+        Target and covariate are observed values (time,); ``future`` are the covariate's
+        future ones.
         """
         both = np.concatenate([covariate, future])
         return (
@@ -164,12 +180,14 @@ class CovariateTimes(Strict):
         )
 
     def inputs(self, target: Array, covariate: Array, horizon: int) -> Array:
-        """Return the change of every step per unit of every covariate value, scales
-        held: (horizon, time + horizon).
+        """Return the change of each step per unit of each covariate value, scales held.
+
+        Returns:
+            (horizon, time + horizon).
         """
         weights = np.zeros((horizon, len(covariate) + horizon))
-        for item in self.ago:
-            weights += np.eye(*weights.shape, k=len(covariate) - item) / len(self.ago)
+        for ago in self.ago:
+            weights += np.eye(*weights.shape, k=len(covariate) - ago) / len(self.ago)
         return self.coefficient * weights * target.std() / covariate.std()
 
 
@@ -179,8 +197,9 @@ Rule = Annotated[
 ]
 
 LEVELS = 6
+"""Smallest number of levels of a shape."""
 MOST = 100
-"""Of a shape, at least; draws for a series, at most on average."""
+"""Largest mean number of draws for a series."""
 
 
 def draw_contexts(
@@ -236,8 +255,9 @@ def draw_contexts(
 
 
 def shape(period: int, rng: np.random.Generator) -> Array:
-    """Draw a shape (period,) of few levels, in which no pair of neighbours occurs
-    twice, last and first included.
+    """Draw a shape (period,) of few levels, in which no pair of neighbours repeats.
+
+    The pair of the last and the first level counts too.
     """
     count = max(LEVELS, int(np.ceil((1.5 * period) ** 0.5)))
     levels = np.linspace(-2.0, 2.0, count) + rng.uniform(-0.1, 0.1, count)
@@ -245,18 +265,22 @@ def shape(period: int, rng: np.random.Generator) -> Array:
         path = [int(rng.integers(count))]
         pairs = set()
         while len(path) <= period:
-            free = [after for after in range(count) if (path[-1], after) not in pairs]
+            free = [
+                following
+                for following in range(count)
+                if (path[-1], following) not in pairs
+            ]
             if not free:
                 break
             # the shape is closed by its first level
             if len(path) == period:
-                after = path[0]
+                following = path[0]
             else:
-                after = int(rng.choice(free))
-            if after not in free:
+                following = int(rng.choice(free))
+            if following not in free:
                 break
-            pairs.add((path[-1], after))
-            path.append(after)
+            pairs.add((path[-1], following))
+            path.append(following)
         if len(path) > period:
             return levels[path[:period]]
 

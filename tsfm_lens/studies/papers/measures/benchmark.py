@@ -1,5 +1,8 @@
-"""Sweep designs of the reported errors over the benchmark, and their readers of a
-finished store.
+"""Sweep designs of the errors over the benchmark, and readers of their results.
+
+A :class:`Design` says which variants a table or figure needs; :func:`design` registers
+it with the function that reads the finished store. Read :func:`read_layers` first, the
+shortest. Sweeps are run by :mod:`tsfm_lens.studies.papers.sweeps`.
 """
 
 from __future__ import annotations
@@ -100,8 +103,9 @@ def design(
     fit: Callable[[Subjects], Subjects] = list,
     **options: Any,
 ) -> Callable[[Reader], Reader]:
-    """Register a reader, called with these options, and the sweep that it reads; see
-    :class:`Design`.
+    """Register a reader, called with these options, and the sweep that it reads.
+
+    See :class:`Design` for the arguments.
     """
 
     def register(read: Reader) -> Reader:
@@ -119,8 +123,9 @@ def _rows(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _add_change(result: MeasuredValues, quantity: str, row: Mapping[str, Any]) -> None:
-    """Add the relative change of a row of a table, in percent, with its interval if
-    there is one.
+    """Add the relative change of a row of a table, in percent, with its interval.
+
+    A row without an interval has NaN for its bounds.
     """
     result.add(
         quantity, *(100 * row[name] for name in ("change", "lower", "upper")), unit="%"
@@ -135,12 +140,11 @@ def _add_baseline(
     )
 
 
-# --- tables 1 and 4
-# --------------------------------------------------------------------------------------
+# --- tables 1 and 4 -------------------------------------------------------------------
 
 
 def _recipes(*, unknown: bool) -> dict[str, Recipe]:
-    """Return the recipes that the paper leaves open, or the others, by row."""
+    """Return by row the recipes that the paper leaves open, or those it gives."""
     recipes = {row: read_recipe(name) for row, name in RECIPES.items()}
     return {
         row: recipe
@@ -217,11 +221,13 @@ def read_heavy(
     for row, recipe in RECIPES.items():
         if row not in rows:
             continue
-        here = (table["model"] == rows[row].source) & (table["recipe"] == recipe)
+        rows_of_recipe = (table["model"] == rows[row].source) & (
+            table["recipe"] == recipe
+        )
         # the informed choice comes before those at random
         by_metric = {
             str(change["metric"]): change
-            for change in _rows(table[here].drop_duplicates("metric"))
+            for change in _rows(table[rows_of_recipe].drop_duplicates("metric"))
         }
         full = by_metric["MASE"]
         # a recipe scaled to another model is no row of the paper, so the paper's
@@ -254,8 +260,7 @@ def read_heavy(
     return result
 
 
-# --- figures 3 and 4: layers and ranges of layers
-# -----------------------------------------------------------
+# --- figures 3 and 4: layers and ranges of layers -------------------------------------
 
 
 @design("S3-F3", lambda subjects: {"layers": {"sizes": [1], "parts": list(PARTS)}})
@@ -286,7 +291,7 @@ def read_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
 
 @design("S3-F4", lambda subjects: {"ranges": {"grow": ["outward"]}})
 def read_ranges(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
-    """Read errors without ranges of layers, and compare those without half of the MLPs."""
+    """Read errors without ranges of layers, and compare those without half the MLPs."""
     table = sweep.results["effects"]
     result = MeasuredValues()
     half: dict[str, Interval] = {}
@@ -316,8 +321,7 @@ def read_ranges(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     return result
 
 
-# --- figures 7, 10, 11 and 16 to 19: heads of single layers
-# -------------------------------------------------
+# --- figures 7, 10, 11 and 16 to 19: heads of single layers ---------------------------
 
 
 def _at(layers: Sequence[int], architecture: str, subject: Subject) -> tuple[int, ...]:
@@ -347,12 +351,12 @@ def _add_head_counts(
 ) -> None:
     table = sweep.results["heads_at"]
     for subject in subjects:
-        where = "layer"
+        layer = "layer"
         if with_model:
-            where = f"{subject.words}, layer"
+            layer = f"{subject.words}, layer"
         for row in _rows(table[table["model"] == subject.source]):
             result.add(
-                f"heads kept: {where} {row['layer']}, {order_words(row['order'])}",
+                f"heads kept: {layer} {row['layer']}, {order_words(row['order'])}",
                 row["kept"],
             )
 
@@ -395,17 +399,14 @@ def read_all_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
             & table["ablated"].isin([subject.heads // 2, subject.heads])
         ]
         for row in _rows(curve.sort_values(["layer", "ablated", "order"])):
-            every = row["ablated"] == row["of"]
-            where = f"{subject.words}, layer {row['layer']}"
-            if every:
-                what = "all heads"
-            else:
-                what = f"{row['ablated']} of {row['of']} heads"
-            if every:
+            layer = f"{subject.words}, layer {row['layer']}"
+            if row["ablated"] == row["of"]:
+                heads = "all heads"
                 order = ""
             else:
+                heads = f"{row['ablated']} of {row['of']} heads"
                 order = f", {order_words(str(row['order']))}"
-            _add_change(result, f"change of MASE without {what}: {where}{order}", row)
+            _add_change(result, f"change of MASE without {heads}: {layer}{order}", row)
     _add_head_counts(result, sweep, subjects, with_model=True)
     return result
 
@@ -445,8 +446,9 @@ def read_head_counts(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
 def read_datasets(
     sweep: Gathered, subjects: Subjects, *, layers: Sequence[int], architecture: str
 ) -> MeasuredValues:
-    """Read errors without all heads of an important layer and of the most ablatable
-    one, by dataset.
+    """Read errors without all heads of two layers, by dataset.
+
+    The layers are an important one and the most ablatable one.
     """
     result = MeasuredValues()
     rises = []
@@ -454,15 +456,15 @@ def read_datasets(
     curves = sweep.results["curves"]
     for layer in _at(layers, architecture, subjects[0]):
         panel = panels[panels["layer"] == layer]
-        of = int(panel["of"].iloc[0])
-        full = panel[panel["ablated"] == of].set_index("dataset")
+        n_heads = int(panel["of"].iloc[0])
+        full = panel[panel["ablated"] == n_heads].set_index("dataset")
         rises.append(full["change"])
         row = next(
-            _rows(curves[(curves["layer"] == layer) & (curves["ablated"] == of)])
+            _rows(curves[(curves["layer"] == layer) & (curves["ablated"] == n_heads)])
         )
         _add_change(result, f"layer {layer}: change of MASE without all heads", row)
         far = (full["change"] > FAR).sum()
-        robust = (full["largest_within"] == of).sum()
+        robust = (full["largest_within"] == n_heads).sum()
         result.add(
             f"layer {layer}: datasets on which that is above {100 * FAR:.0f} %", far
         )

@@ -1,5 +1,9 @@
-"""Checks of definitions of the paper on the flow of ranks against exact answers; of no
-model, from a seed.
+"""Checks of the definitions of the paper on the flow of ranks against exact answers.
+
+They need no model, only a seed: each function draws an example whose answer is known
+and counts the misses. Read :func:`per_draw` first, which registers such a function and
+adds its counts up over draws. The definitions are in
+:mod:`tsfm_lens.studies.rank_theory`.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ PATCH = 16
 BINS = 64
 DIMENSION = 256
 # singular values of a decade, and rank of a vocabulary
-EACH = 40
+PER_DECADE = 40
 RANK = 5
 DEGREES = np.arange(0, 180, 7.0)
 HEADS = (1, 2, 4)
@@ -57,8 +61,10 @@ def per_draw(
 ) -> Callable[
     [Callable[[np.random.Generator], Counts]], Callable[[np.random.Generator], Counts]
 ]:
-    """Register a function of a generator as the measure of an item: its counts, added
-    up over draws unless folded.
+    """Register a function of a generator as the measure of an item.
+
+    Its counts are added up over draws, unless ``folds`` names another reduction for a
+    key.
     """
 
     def register(
@@ -81,7 +87,7 @@ def per_draw(
 
 @per_draw("S0-ERANK", {"matrices": f"{TOKENS} × {WIDTH}", "ε": _join(LEVELS)}, zero=max)
 def epsilon_ranks(rng: np.random.Generator) -> Counts:
-    """Cut a matrix at its ε-rank, and one rank lower."""
+    """Truncate a matrix at its ε-rank, and one rank lower."""
     matrix = rng.normal(size=(TOKENS, WIDTH)) * 10.0 ** -rng.uniform(0, 4, WIDTH)
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     off = within = 0
@@ -123,14 +129,19 @@ def line_angles(rng: np.random.Generator) -> Counts:
 
 
 @per_draw(
-    "S0-HIST", {"singular values of a decade": str(EACH)}, decades=max, on_edges=max
+    "S0-HIST",
+    {"singular values of a decade": str(PER_DECADE)},
+    decades=max,
+    on_edges=max,
 )
 def decades(rng: np.random.Generator) -> Counts:
-    """Check the histogram of singular values of which so many are put into each decade."""
-    spectrum = 10.0 ** -(np.arange(5)[:, None] + rng.uniform(0, 0.999, (5, EACH)))
+    """Check the histogram of singular values with ``EACH`` of them in each decade."""
+    spectrum = 10.0 ** -(np.arange(5)[:, None] + rng.uniform(0, 0.999, (5, PER_DECADE)))
     spectrum[0, 0] = 1.0
     off = int(
-        np.abs(ranks.decade_histogram(rng.permutation(spectrum.ravel())) - EACH).sum()
+        np.abs(
+            ranks.decade_histogram(rng.permutation(spectrum.ravel())) - PER_DECADE
+        ).sum()
     )
     edges = ranks.decade_histogram(10.0 ** -np.arange(5.0))
     return {
@@ -157,7 +168,7 @@ def patch_embedding(rng: np.random.Generator) -> Counts:
 
 @per_draw("S0-QEMB", {"bins": str(BINS), "d": str(WIDTH)}, five_values=max)
 def quantised_embedding(rng: np.random.Generator) -> Counts:
-    """Compare the tokens of a series with the sum over bins of the paper's definition."""
+    """Compare the tokens of a series with the paper's definition, a sum over bins."""
     embedding = rank_theory.QuantisedEmbedding.random(
         WIDTH, BINS, largest=3.0, seed=int(rng.integers(2**31))
     )
@@ -177,8 +188,9 @@ def quantised_embedding(rng: np.random.Generator) -> Counts:
     "S0-CEMB", {"d": str(DIMENSION), "patch": str(PATCH)}, 5, **{"0.1-rank": np.mean}
 )
 def continuous_embedding(rng: np.random.Generator) -> Counts:
-    """Compare both continuous embeddings with their formulas, and count the directions
-    that random ones use.
+    """Compare both continuous embeddings with their formulas.
+
+    It also counts the directions that random ones use.
     """
     seed = int(rng.integers(2**31))
     mlp = rank_theory.ResidualMlpEmbedding.random(DIMENSION, PATCH, seed=seed)
@@ -213,16 +225,16 @@ def one_head(rng: np.random.Generator) -> Counts:
 
 @per_draw("S0-MHA", {"heads": _join(HEADS), **SIZES})
 def several_heads(rng: np.random.Generator) -> Counts:
-    """Compare several heads with each by itself, and one with attention of one head."""
+    """Compare several heads with each head alone, and one with one-head attention."""
     tokens = rng.normal(size=(WIDTH, TOKENS))
-    off = 0
+    misses = 0
     query, key, value = rng.normal(size=(3, WIDTH, WIDTH)) / WIDTH**0.25
     for heads in HEADS:
         weights = rank_theory.AttentionWeights.stacked(query, key, value, heads)
         expected = np.concatenate(
             [_head_output(tokens, weights, head) for head in range(heads)]
         )
-        off += _off(rank_theory.attention(tokens, weights), expected)
+        misses += _off(rank_theory.attention(tokens, weights), expected)
     formula = (
         value
         @ tokens
@@ -231,7 +243,7 @@ def several_heads(rng: np.random.Generator) -> Counts:
     single = rank_theory.attention(
         tokens, rank_theory.AttentionWeights.stacked(query, key, value)
     )
-    return {"one_head_off": _off(single, formula), "heads_off": off}
+    return {"one_head_off": _off(single, formula), "heads_off": misses}
 
 
 @per_draw(
@@ -268,8 +280,10 @@ def exact_compression(rng: np.random.Generator) -> Counts:
 
 @per_draw("S0-SKETCH", {"heads": _join(HEADS), "rows of a head": "2", **SIZES})
 def sketching_bounds(rng: np.random.Generator) -> Counts:
-    """Compare sketching distances with their lower bound, and with those of sketches
-    that miss nothing.
+    """Compare sketching distances with their bounds.
+
+    The bounds are the lower bound of the paper, the largest singular value, and 0 for a
+    sketch that misses nothing.
     """
     below = above = index = 0
     spectrum = np.exp(-np.arange(WIDTH) / rng.uniform(2, 10))
@@ -301,9 +315,7 @@ def sketching_bounds(rng: np.random.Generator) -> Counts:
 def schedules(
     context: Context, *, layers: int = 12, d_head: int = 64
 ) -> MeasuredValues:
-    """Compute size ratios of the printed schedules, by the literal formula and by its
-    other readings.
-    """
+    """Compute size ratios of the printed schedules, by the formula and its variants."""
     values = {}
     for model, first, exponent in SCHEDULES:
         quantity = f"size ratio of {model}, d̃₀ = {first}, α = {exponent:.2f}"
@@ -326,7 +338,7 @@ def schedules(
 def guidelines(
     context: Context, *, layers: int = 12, d_model: int = 768
 ) -> MeasuredValues:
-    """Check the ends of the guideline, and that it rises ever more slowly."""
+    """Check the guideline's first and last rank, and that it rises ever more slowly."""
     guide = rank_theory.guideline(layers, d_model)
     exact = 16 + (d_model / 2 - 16) * np.linspace(0, 1, layers) ** 0.5
     values = {
@@ -364,9 +376,7 @@ def _head_output(
 
 
 def _off(values: np.ndarray, expected: np.ndarray, times: float = 1.0) -> int:
-    """Count the entries that differ by more than rounding; one that is no number
-    differs.
-    """
+    """Count the entries that differ by more than rounding, NaN included."""
     near = np.abs(values - expected) <= times * ROUNDING * np.abs(expected).max()
     return int(near.size - near.sum())
 

@@ -1,5 +1,9 @@
-"""Measures of heads: forecasts without the sharp ones, shares that go, and the patches
-that heads attend to.
+"""Measures of heads: forecasts without sharp ones, ablated shares, attended patches.
+
+Read :func:`forecast_ablated` first, which other modules use as well: it compares
+forecasts with and without given components. Entropies and ablations themselves are
+probes of :mod:`tsfm_lens.probes`; induction heads are in
+:mod:`tsfm_lens.studies.papers.measures.induction`.
 """
 
 from __future__ import annotations
@@ -36,9 +40,7 @@ def forecast_ablated(
     steps: int | None = None,
     offset: int = 0,
 ) -> xr.Dataset:
-    """Compare forecasts without components, with every seed, with those of the whole
-    model.
-    """
+    """Compare forecasts without components with the full model's, for every seed."""
     runs = [
         run if steps is None else run.shortened(steps) for run in context.runs_by_seed()
     ]
@@ -158,8 +160,9 @@ def released_shares(context: Context, *, recipe: str) -> MeasuredValues:
 
 
 def released_share(name: str) -> tuple[float, int]:
-    """Count the heads that a recipe ablates, in percent of all, and its MLPs, by the
-    released heads@1pp.
+    """Count the heads that a recipe ablates, in percent of all, and its MLPs.
+
+    The count uses the released lists heads@1pp.
     """
     recipe = read_recipe(name)
     lists = recipe.lists

@@ -1,5 +1,9 @@
-"""Measures of induction: heads that copy what came before, and their overlap with the
-sharp ones.
+"""Measures of induction heads, and of their overlap with the sharp ones.
+
+The repeated-random-tokens test is run on parts of the sequences, so that every number
+has a bootstrap interval over parts. Read :func:`table_5` first, then
+:class:`HeadScores`, which holds the scores by part. The test itself is
+:func:`tsfm_lens.probes.induction_scores`.
 """
 
 from __future__ import annotations
@@ -160,8 +164,7 @@ def thresholds(context: Context) -> MeasuredValues:
     return result
 
 
-# --- the repeated-random-tokens test
-# -------------------------------------------------------------------------
+# --- the repeated-random-tokens test --------------------------------------------------
 
 
 def _parts_of_sequences(blocks: Sequence[xr.Dataset]) -> str:
@@ -197,6 +200,7 @@ def _blocks(context: Context) -> list[xr.Dataset]:
     for number, part in enumerate(
         np.array_split(np.arange(context.n_sequences), count)
     ):
+        # a sum of both would give neighbouring seeds the same parts
         seed = int(np.random.SeedSequence((context.seed, number)).generate_state(1)[0])
         try:
             blocks.append(
@@ -233,14 +237,17 @@ def _joined(blocks: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
-    """Compute the overlap of induction and sharp heads; return the scores behind it and
-    the settings, too.
+    """Compute the overlap of induction and sharp heads.
+
+    The scores behind it and the settings are returned too.
     """
     blocks = _blocks(context)
     full = _joined(blocks)
     labels = context.select_series(len(context.run.batch))
     parts = []
     windows = []
+    # series by series, so that intervals can be over series; the weighted mean is that
+    # of all windows
     for number, name in enumerate(names := list(dict.fromkeys(labels))):
         rows = [row for row, label in enumerate(labels) if label == name]
         parts.append(head_entropy(context.run.select(rows)))
@@ -264,8 +271,7 @@ def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
     return overlap, HeadScores.of(blocks, parts, context.seed), settings
 
 
-# --- scores of heads, over bootstrap samples
-# -----------------------------------------------------------------
+# --- scores of heads, over bootstrap samples ------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -281,8 +287,9 @@ class HeadScores:
     def of(
         cls, blocks: Sequence[xr.Dataset], entropies: Sequence[xr.Dataset], seed: int
     ) -> HeadScores:
-        """Collect the scores of repeated-token results, and of head entropies, if there
-        are any.
+        """Collect the scores of repeated-token results, and of head entropies.
+
+        ``entropies`` may be empty.
         """
 
         def stack(results: Sequence[xr.Dataset], name: str) -> np.ndarray:
@@ -304,8 +311,9 @@ class HeadScores:
 
     @cached_property
     def bootstrap_means(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Means (draw, head) over blocks and over series, both drawn with replacement;
-        first over all.
+        """Means (draw, head) over blocks and over series, both drawn with replacement.
+
+        The first row is the mean over all, without drawing.
         """
         rng = np.random.default_rng(self.seed)
 
@@ -333,8 +341,10 @@ class HeadScores:
         *,
         sequences_only: bool = False,
     ) -> Resampled:
-        """Build a part of a claim from a function of three (draw, head) arrays: prefix,
-        copy, normalised entropy.
+        """Build a part of a claim from a function of three (draw, head) arrays.
+
+        The arrays are the prefix-matching score, the copy score and the normalised
+        entropy.
         """
         margins = quantity(*self.bootstrap_means)
         if sequences_only:
@@ -346,9 +356,7 @@ class HeadScores:
     def span(
         self, quantity: Callable[..., np.ndarray], *, sequences_only: bool = False
     ) -> tuple[float, float]:
-        """Return the 95 % interval of a quantity; NaN where there are too few parts for
-        one.
-        """
+        """Return the 95 % interval of a quantity; NaN where it has too few parts."""
         interval, _ = percentiles(
             self.part("", "", quantity, sequences_only=sequences_only)
         )
@@ -361,21 +369,23 @@ def inducing(prefix: np.ndarray, copy: np.ndarray) -> np.ndarray:
 
 
 def correlations(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Compute Pearson's correlation (draw,), over heads, of two (draw, head) scores;
-    NaN of a constant.
+    """Compute Pearson's correlation (draw,), over heads, of two (draw, head) scores.
+
+    It is NaN where a score is constant.
     """
     a, b = (values - values.mean(1, keepdims=True) for values in (one, other))
     size = np.sqrt((a**2).sum(1) * (b**2).sum(1))
     return np.divide((a * b).sum(1), size, out=np.full(len(a), np.nan), where=size > 0)
 
 
-def _shares(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """Compute (draw,) the share of some heads (draw, head) that are others too, NaN
-    where there are none.
+def _shares(subset: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Compute (draw,) the share of the heads in ``group`` that are also in ``subset``.
+
+    Both are (draw, head) masks; the share is NaN where no head is in ``group``.
     """
-    count = whole.sum(1)
+    count = group.sum(1)
     return np.divide(
-        part.sum(1), count, out=np.full(len(count), np.nan), where=count > 0
+        subset.sum(1), count, out=np.full(len(count), np.nan), where=count > 0
     )
 
 
@@ -385,8 +395,9 @@ def sharp_of_induction(
     entropy: np.ndarray,
     below: float = SHARP_BELOW,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute (draw,) P(sharp | induction), NaN without induction heads, and P(sharp),
-    of (draw, head) scores.
+    """Compute (draw,) P(sharp | induction) and P(sharp) from (draw, head) scores.
+
+    The first is NaN without induction heads.
     """
     induction = inducing(prefix, copy)
     sharp = entropy < below
@@ -394,8 +405,9 @@ def sharp_of_induction(
 
 
 def most_sharp(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> np.ndarray:
-    """Return (draw,) the largest P(sharp | induction) at thresholds that call fewer
-    than half of all heads sharp.
+    """Return (draw,) the largest P(sharp | induction) over thresholds of the entropy.
+
+    Only thresholds that call fewer than half of all heads sharp count.
     """
     largest = np.full(len(prefix), -np.inf)
     for below in GRIDS["entropy_threshold"]:
@@ -407,11 +419,11 @@ def most_sharp(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> np.
 def proportions(
     prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Compute (draw,) each number of table 5, of (draw, head) scores."""
+    """Compute (draw,) each number of table 5 from (draw, head) scores."""
     induction = inducing(prefix, copy)
     sharp = entropy < SHARP_BELOW
     numbers = [
-        item.mean(1) for item in (induction & sharp, induction & ~sharp, induction)
+        mask.mean(1) for mask in (induction & sharp, induction & ~sharp, induction)
     ]
     numbers += [
         (~induction & sharp).mean(1),

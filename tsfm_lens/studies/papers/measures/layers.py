@@ -1,4 +1,9 @@
-"""Measures of layers: sizes of models, what a layer adds, and forecasts without it."""
+"""Measures of layers: sizes of models, what a layer adds, and forecasts without it.
+
+One function a figure, registered by its id; :func:`distances` is the one to read first.
+Claims compare the middle third of the layers with the layers before and after it. The
+ablated forecasts come from :mod:`tsfm_lens.studies.papers.measures.heads`.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +38,9 @@ SMALLEST_GAIN = 1.0
 
 @measure("S3-SYS")
 def sizes(context: Context) -> MeasuredValues:
-    """Count parameters, layers, heads and steps per token, of models built at the
-    published sizes if none is given.
+    """Count parameters, layers, heads and steps per token.
+
+    If no model is given, models are built at the published sizes.
     """
     if context.optional_run is not None:
         architecture = context.model.wiring.architecture
@@ -84,14 +90,12 @@ def _layer_values(data: xr.DataArray) -> np.ndarray:
 
 
 def _thirds(n_layers: int) -> tuple[list[int], list[int], list[int]]:
-    """Split the layers into those before the middle third, those in it, and those after
-    it.
-    """
+    """Split the layers into those before, in and after the middle third."""
     middle = middle_third(n_layers)
     return list(range(middle[0])), middle, list(range(middle[-1] + 1, n_layers))
 
 
-def _words(layers: Sequence[int]) -> str:
+def _layers_label(layers: Sequence[int]) -> str:
     if len(layers) == 1:
         return f"layer {layers[0]}"
     return f"layers {layers[0]} to {layers[-1]}"
@@ -111,18 +115,20 @@ def logit_entropy(context: Context) -> MeasuredValues:
         axis=1,
     )
     before, middle, after = _thirds(len(entropy))
-    inside = entropy[middle].mean(0)
-    of = "logit entropy, nats"
+    middle_entropy = entropy[middle].mean(0)
+    quantity = "logit entropy, nats"
     rises = [
         ClaimPart(
-            f"it lies above that after {_words(layers)}",
-            inside - entropy[layers].mean(0),
-            of,
+            f"it lies above that after {_layers_label(layers)}",
+            middle_entropy - entropy[layers].mean(0),
+            quantity,
         )
         for layers in (before, after)
     ]
     falls = ClaimPart(
-        "it lies below that of the middle layers", inside - entropy[-1], of
+        "it lies below that of the middle layers",
+        middle_entropy - entropy[-1],
+        quantity,
     )
     statements = {
         "raise_entropy": context.verdict(*rises),
@@ -137,12 +143,12 @@ def logit_entropy(context: Context) -> MeasuredValues:
 
 
 def _add_means(
-    result: MeasuredValues, context: Context, words: str, values: np.ndarray
+    result: MeasuredValues, context: Context, label: str, values: np.ndarray
 ) -> None:
     """Add one mean per layer, of (layer, window) or (layer, seed, window) values."""
     for layer, of_windows in enumerate(values):
         result.mean(
-            f"{words}, layer {layer}",
+            f"{label}, layer {layer}",
             of_windows,
             context.select_series(of_windows.shape[-1]),
         )
@@ -160,7 +166,7 @@ def entropic_ranks(context: Context) -> MeasuredValues:
     before, middle, after = _thirds(len(rank))
     parts = [
         ClaimPart(
-            f"than in {_words(layers)}",
+            f"than in {_layers_label(layers)}",
             rank[middle].mean(0) - rank[layers].mean(0),
             "entropic rank",
         )
@@ -170,10 +176,10 @@ def entropic_ranks(context: Context) -> MeasuredValues:
         settings=context.settings(), claims={"higher_rank": context.verdict(*parts)}
     )
     # the mean over tokens is that over windows where all have as many
-    alike = len(set(tokens.tolist())) == 1
+    equal_tokens = len(set(tokens.tolist())) == 1
     for layer, of_windows in enumerate(entropy):
         mean = context.mean(of_windows)
-        bounds = np.exp([mean.low, mean.high]) if alike else (np.nan, np.nan)
+        bounds = np.exp([mean.low, mean.high]) if equal_tokens else (np.nan, np.nan)
         result.add(
             f"entropic rank, layer {layer}",
             np.exp(np.average(of_windows, weights=tokens)),
@@ -186,8 +192,9 @@ def entropic_ranks(context: Context) -> MeasuredValues:
 @measure("S3-F8", kinds=("heads",))
 @measure("S3-F9", kinds=("mlp",))
 def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
-    """Measure Spearman distances of forecasts with all heads, the MLP, or both of a
-    layer ablated.
+    """Measure how far forecasts move without the heads, the MLP, or both, of a layer.
+
+    The distance is Spearman's, between forecasts with and without them.
     """
     stack = context.model.wiring.output_stack
     recipes = {
@@ -212,15 +219,18 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
 
 
 def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
-    """Compare the middle layers with the others, by distance (layer, seed, window)."""
+    """Compare the middle layers with earlier and later ones.
+
+    ``distance`` is (layer, seed, window).
+    """
     before, middle, after = _thirds(len(distance))
-    inside = distance[middle].mean(0)
+    middle_distance = distance[middle].mean(0)
     text = "the middle layers move the forecast less than "
     rest = dict.fromkeys((tuple(before), tuple(after), (0,), (len(distance) - 1,)))
     return [
         ClaimPart(
-            text + _words(layers),
-            distance[list(layers)].mean(0) - inside,
+            text + _layers_label(layers),
+            distance[list(layers)].mean(0) - middle_distance,
             "Spearman distance",
         )
         for layers in rest
@@ -228,23 +238,26 @@ def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
 
 
 def _varies(context: Context, distance: np.ndarray) -> Verdict:
-    """Test whether layers differ: choose two on the first half of the series, compare
-    them on the second.
+    """Test whether layers differ in how far they move the forecast.
+
+    The two layers are chosen on the first half of the series and compared on the
+    second.
     """
     labels = np.array(context.select_series(distance.shape[-1]))
     names = list(dict.fromkeys(labels.tolist()))
+    # the extreme layers of the same windows would differ by their choice alone
     first = np.isin(labels, names[: len(names) // 2])
     if not first.any():
         text = "two layers chosen on the first half of the windows differ on the second"
         return judged([ClaimPart(text, np.empty(0), "")], [])
     mean = distance[..., first].mean((1, 2))
-    most = int(mean.argmax())
-    least = int(mean.argmin())
+    max_layer = int(mean.argmax())
+    min_layer = int(mean.argmin())
     text = (
-        f"layer {most} moves the forecast more than layer {least}, chosen on the first"
-        " half of the windows"
+        f"layer {max_layer} moves the forecast more than layer {min_layer},"
+        " chosen on the first half of the windows"
     )
-    margins = (distance[most] - distance[least])[:, ~first]
+    margins = (distance[max_layer] - distance[min_layer])[:, ~first]
     return judged(
         [ClaimPart(text, margins, "Spearman distance")], labels[~first].tolist()
     )
@@ -275,7 +288,7 @@ def gains(context: Context) -> MeasuredValues:
             )
         for layer in middle_third(len(values)):
             text = f"no improvement by layer {layer}: {metric}"
-            of = f"gain + {SMALLEST_GAIN:g} %"
-            parts.append(ClaimPart(text, values[layer] + SMALLEST_GAIN, of))
+            quantity = f"gain + {SMALLEST_GAIN:g} %"
+            parts.append(ClaimPart(text, values[layer] + SMALLEST_GAIN, quantity))
     result.claims["no_improvement"] = context.verdict(*parts)
     return result

@@ -1,5 +1,8 @@
-"""Measures of the printed numbers of compressed models, on a model that is cut off or
-on models trained here.
+"""Measures of compressed models: one that is truncated, or models trained here.
+
+One function a table or figure, registered by its id; :func:`truncate` is the one to
+read first. The truncation itself is :mod:`tsfm_lens.compress`; training is in
+:mod:`tsfm_lens.studies.recipes`, whose records are only read here.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ _HALVINGS = 40
 
 @measure("S0-T2")
 def truncate(context: Context) -> MeasuredValues:
-    """Measure table 2: the model cut off where its ranks come to the paper's ratios."""
+    """Measure table 2: the model truncated to the paper's shares of ranks."""
     lens = context.model
     matrices = compress.matrices(lens)
     forms = {name: matrix.form() for name, matrix in matrices.items()}
@@ -58,21 +61,22 @@ def truncate(context: Context) -> MeasuredValues:
     for row, ratio in enumerate(RATIOS):
         epsilon, ranks = at_ratio(spectra, forms, ratio)
         scores = compress.quality(context.run, compress.factorised(lens, ranks))
-        of = f"ratio {ratio:g}"
-        _add_scores(result, scores, f", {of}")
+        label = f"ratio {ratio:g}"
+        _add_scores(result, scores, f", {label}")
         result.add(
-            f"overlap of the ten likeliest tokens, {of}", scores.get("overlap", np.nan)
+            f"overlap of the ten likeliest tokens, {label}",
+            scores.get("overlap", np.nan),
         )
         if "log_perplexity" in scores:
             full, other = scores["log_perplexity"].values
-            result.add(f"log-perplexity over the whole model's, {of}", other / full)
+            result.add(f"log-perplexity over the whole model's, {label}", other / full)
         left = compress.compute_ratio(forms, ranks)
-        result.add(f"ε, {of}", epsilon)
-        result.add(f"share of ranks, {of}", left.ranks)
-        result.add(f"share of numbers in factors, {of}", left.factors)
+        result.add(f"ε, {label}", epsilon)
+        result.add(f"share of ranks, {label}", left.ranks)
+        result.add(f"share of numbers in factors, {label}", left.factors)
         tokens = "overlap of the ten likeliest tokens of T5"
         for name in ("in-domain WQL", "in-domain MASE", "log-perplexity of T5", tokens):
-            result.add(f"{name}, {of}", np.nan)
+            result.add(f"{name}, {label}", np.nan)
         context.report("ratios", row + 1, len(RATIOS))
     return result
 
@@ -80,7 +84,10 @@ def truncate(context: Context) -> MeasuredValues:
 def at_ratio(
     spectra: dict[str, np.ndarray], forms: dict[str, compress.BlockShape], ratio: float
 ) -> tuple[float, dict[str, int]]:
-    """Find the ε at which the share of ranks is nearest to a ratio, and the ranks."""
+    """Find the ε at which the share of ranks is nearest to a ratio, and the ranks.
+
+    The search halves an interval of log₁₀ ε.
+    """
     low = -12.0
     high = 0.0
     best: tuple[float, float, dict[str, int]] = (np.inf, 0.0, {})
@@ -88,6 +95,7 @@ def at_ratio(
         middle = (low + high) / 2
         ranks = compress.ranks_by_epsilon(spectra, 10**middle)
         share = compress.compute_ratio(forms, ranks).ranks
+        # the share is a step function of ε, so the last halving need not be the nearest
         if abs(share - ratio) < best[0]:
             best = abs(share - ratio), 10**middle, ranks
         low, high = (middle, high) if share > ratio else (low, middle)
@@ -95,21 +103,21 @@ def at_ratio(
 
 
 def _add_scores(
-    result: MeasuredValues, scores: xr.Dataset, words: str, kind: str = "zero-shot "
+    result: MeasuredValues, scores: xr.Dataset, suffix: str, kind: str = "zero-shot "
 ) -> None:
-    """Add WQL and MASE over those of the whole model, with their intervals."""
+    """Add WQL and MASE over those of the full model, with their intervals."""
     for name in ("wql", "mase"):
         middle = "size" if f"{name}_rise_size" in scores else "estimate"
         value, low, high = (
             1 + float(scores[f"{name}_rise_{end}"]) for end in (middle, "low", "high")
         )
         bounds = (low, high) if low < high else ()
-        result.add(f"{kind}{name.upper()}{words}", value, *bounds)
+        result.add(f"{kind}{name.upper()}{suffix}", value, *bounds)
 
 
 @measure("S0-T3")
 def scheduled_bolt(context: Context) -> MeasuredValues:
-    """Measure table 3, of a model that is cut and not trained."""
+    """Measure table 3, of a model that is truncated and not trained."""
     result = MeasuredValues(
         settings={**context.settings(), "ranks": "cut off, not trained"}
     )
@@ -118,8 +126,8 @@ def scheduled_bolt(context: Context) -> MeasuredValues:
         min(max(context.run.batch.lengths), context.model.adapter.context_length),
     )
     for schedule in TABLE_3:
-        smaller = _cut(context.model, schedule)
-        text = _words(schedule)
+        smaller = _truncate_to_schedule(context.model, schedule)
+        text = _schedule_label(schedule)
         _add_scores(result, compress.quality(context.run, smaller), text)
         # a forward of one series, and memory of weights, over those of the whole model
         costs = compress.cost(
@@ -133,13 +141,15 @@ def scheduled_bolt(context: Context) -> MeasuredValues:
     return result
 
 
-def _words(schedule: Schedule) -> str:
+def _schedule_label(schedule: Schedule) -> str:
     return f", schedule ({schedule[0]:g}, {schedule[1]:g})"
 
 
-def _cut(lens: Lens, schedule: Schedule) -> Lens:
-    """Cut a model to a schedule, its ranks brought from heads of 64 to those of the
-    model.
+def _truncate_to_schedule(lens: Lens, schedule: Schedule) -> Lens:
+    """Truncate a model to a schedule of ranks.
+
+    The schedule is stated for heads of size 64; its first rank is scaled to the size of
+    the model's heads.
     """
     layers = {stack.name: stack.n_layers for stack in lens.wiring.stacks}
     ranks = {}
@@ -164,7 +174,7 @@ def schedules(context: Context) -> MeasuredValues:
         ("medium schedule", FIGURE_7[2]),
     ):
         one = record.sel(arm=arm)
-        text = _words(schedule)
+        text = _schedule_label(schedule)
         result.add(f"size ratio{text}", one["rank_ratio"])
         result.add(
             f"time{text}",
@@ -174,7 +184,7 @@ def schedules(context: Context) -> MeasuredValues:
         )
         result.add(f"space{text}", float(one["parameters"]) / dense)
         _add_scores(result, one, text)
-    _add_cuts(result, context, FIGURE_7)
+    _add_truncated_scores(result, context, FIGURE_7)
     return result
 
 
@@ -184,8 +194,8 @@ def layered(context: Context) -> MeasuredValues:
     record, result = _record("attention")
     for arm, schedule in (("medium schedule", TABLE_4[0]), ("constant", TABLE_4[1])):
         one = record.sel(arm=arm)
-        result.add(f"size ratio{_words(schedule)}", one["rank_ratio"])
-        _add_scores(result, one, _words(schedule), kind="")
+        result.add(f"size ratio{_schedule_label(schedule)}", one["rank_ratio"])
+        _add_scores(result, one, _schedule_label(schedule), kind="")
     constant, scheduled = (
         np.log1p(record["mase_rise"].sel(arm=arm).values)
         for arm in ("constant", "medium schedule")
@@ -195,24 +205,29 @@ def layered(context: Context) -> MeasuredValues:
         constant - scheduled,
         "logarithm of MASE with one rank, less that with the schedule",
     )
-    _add_cuts(result, context, TABLE_4)
+    _add_truncated_scores(result, context, TABLE_4)
     result.claims["layered"] = judge_parts("seed", part)
     return result
 
 
-def _add_cuts(
+def _add_truncated_scores(
     result: MeasuredValues, context: Context, rows: Sequence[Schedule]
 ) -> None:
-    """Add the scores of a given model that is cut to each schedule and not trained."""
+    """Add the scores of a given model, truncated to each schedule and not trained."""
     for schedule in rows if context.optional_run is not None else ():
-        scores = compress.quality(context.run, _cut(context.model, schedule))
-        _add_scores(result, scores, _words(schedule), kind="cut, not trained: ")
+        scores = compress.quality(
+            context.run, _truncate_to_schedule(context.model, schedule)
+        )
+        _add_scores(
+            result, scores, _schedule_label(schedule), kind="cut, not trained: "
+        )
 
 
 @measure("S0-LR")
 def sketches(context: Context) -> MeasuredValues:
-    """Check what equations 19 and 20 can represent, and read models trained with as
-    many numbers.
+    """Check what equations 19 and 20 can represent, and read trained models' scores.
+
+    The compared models have equally many numbers.
     """
     generator = torch.Generator().manual_seed(context.seed)
     misses = 0

@@ -1,5 +1,9 @@
-"""Measures of what the paper on the flow of ranks prints of models, on one model after
-another.
+"""Measures of what the paper on the flow of ranks prints of models.
+
+Models are opened one after another, so that only one is in memory. Read
+:class:`ResultTable` first, which collects values by model and builds the claims that
+compare models; each function below it is one figure. Ranks and angles are computed by
+:mod:`tsfm_lens.probes`.
 """
 
 from __future__ import annotations
@@ -89,8 +93,9 @@ class ResultTable(MeasuredValues):
             self.settings |= _LEVELS
 
     def apart(self, by_model: Mapping[str, Mapping[float, float]], of: str) -> Verdict:
-        """Test that each value of a model of text is larger than each of a model of
-        series, at each ε.
+        """Test that models of text have larger values than models of series, at each ε.
+
+        Every model of text is compared with every model of series.
         """
         parts = [
             exactly(f"{one} over {other}", value > by_model[other][level], of, level)
@@ -99,7 +104,7 @@ class ResultTable(MeasuredValues):
             for level, value in by_model[one].items()
             if one in self.text and other not in self.text
         ]
-        return _whole(parts, "models of series and of text are both needed", of)
+        return _exact_verdict(parts, "models of series and of text are both needed", of)
 
     def steps(
         self,
@@ -110,21 +115,24 @@ class ResultTable(MeasuredValues):
         falling: bool = False,
         within: float = 0.0,
     ) -> Verdict:
-        """Test that a quantity rises, falls, or stays within a factor, at each ε,
-        within an architecture.
+        """Test that a quantity rises, falls, or stays within a factor, at each ε.
+
+        Models of one architecture are compared in the order of ``what``.
         """
         parts = []
         for family, level in product(
             dict.fromkeys(self.family[name] for name in of), EPSILON
         ):
-            own = sorted(
+            sorted_values = sorted(
                 (at, values[level])
                 for name, (at, values) in of.items()
                 if self.family[name] == family
             )
             means = {
-                position: float(np.mean([value for at, value in own if at == position]))
-                for position, _ in own
+                size: float(
+                    np.mean([value for at, value in sorted_values if at == size])
+                )
+                for size, _ in sorted_values
             }
             for (one, before), (other, after) in pairwise(means.items()):
                 ratio = after / before
@@ -139,7 +147,7 @@ class ResultTable(MeasuredValues):
                         f"{family}, {what} {one:g} to {other:g}", true, quantity, level
                     )
                 )
-        return _whole(
+        return _exact_verdict(
             parts, f"no architecture has models here that differ in {what}", quantity
         )
 
@@ -154,8 +162,9 @@ def _by_level(values: xr.DataArray) -> dict[float, float]:
 
 
 def _deeper(name: str, ranks: np.ndarray) -> list[Tested]:
-    """Test that ε-ranks (epsilon, layer) of a model's weights rise over all of its
-    layers, at each ε.
+    """Test that ε-ranks (epsilon, layer) of a model's weights rise over its layers.
+
+    There is one part for each ε.
     """
     trends = [kendalltau(range(len(row)), row).statistic for row in ranks]
     of = "Kendall's τ of rank and layer"
@@ -165,7 +174,7 @@ def _deeper(name: str, ranks: np.ndarray) -> list[Tested]:
     ]
 
 
-def _whole(parts: Sequence[Tested], why: str, of: str) -> Verdict:
+def _exact_verdict(parts: Sequence[Tested], why: str, of: str) -> Verdict:
     """Build a verdict of parts that need no draws, or say why there are none."""
     if parts:
         return Verdict(tuple(parts))
@@ -174,19 +183,20 @@ def _whole(parts: Sequence[Tested], why: str, of: str) -> Verdict:
 
 @measure("S0-TSVD")
 def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
-    """Cut every attention matrix at its ε-rank, and count what is left in both readings
-    of "ratio".
+    """Truncate every attention matrix at its ε-rank, and count what is left.
+
+    The share is given in both readings of "ratio": of ranks, and of entries.
     """
     table = ResultTable()
-    off = 0
+    misses = 0
     for name, context in table.each(contexts):
         weights = [
-            one.weight.double().cpu()
-            for one in weight_matrices(context.model, parts=ATTENTION)
+            matrix.weight.double().cpu()
+            for matrix in weight_matrices(context.model, parts=ATTENTION)
         ]
         spectra = {
-            str(position): torch.linalg.svdvals(weight).numpy()
-            for position, weight in enumerate(weights)
+            str(index): torch.linalg.svdvals(weight).numpy()
+            for index, weight in enumerate(weights)
         }
         forms = [compress.BlockShape(1, *weight.shape) for weight in weights]
         for level in EPSILON:
@@ -195,7 +205,7 @@ def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
                 weights, ranks, spectra.values(), strict=True
             ):
                 residual = weight - compress.product(compress.truncate(weight, rank))
-                off += int(
+                misses += int(
                     torch.linalg.matrix_norm(residual, 2)
                     > level * float(values[0]) * (1 + ROUNDING)
                 )
@@ -205,7 +215,7 @@ def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
                 ", of ranks",
                 compress.compute_ratio(forms, ranks),
             )
-    table.add("model_cut_off", off)
+    table.add("model_cut_off", misses)
     for rank in (16, 32):
         ratio = compress.compute_ratio([compress.BlockShape(12, 64, 768)], [rank])
         _add_ratios(table, f"size ratio of rank {rank} of heads of 64", "", ratio)
@@ -213,15 +223,15 @@ def cut_off_matrices(contexts: Iterator[Context]) -> MeasuredValues:
 
 
 def _add_ratios(
-    table: ResultTable, quantity: str, words: str, ratio: compress.Ratio
+    table: ResultTable, quantity: str, suffix: str, ratio: compress.Ratio
 ) -> None:
-    table.add(quantity + words, ratio.ranks)
+    table.add(quantity + suffix, ratio.ranks)
     table.add(f"{quantity}, of entries of the factors", ratio.factors)
 
 
 @measure("S0-METR")
 def scores(contexts: Iterator[Context]) -> MeasuredValues:
-    """Score a model beside itself, and cut to a quarter of its ranks."""
+    """Score a model against itself, and truncated to a quarter of its ranks."""
     table = ResultTable()
     same = {"same_mase": 0.0, "same_wql": 0.0}
     for name, context in table.each(contexts, series=True, text=False, levels=False):
@@ -267,8 +277,9 @@ def _farthest(reference: float, *values: float) -> float:
 
 @measure("S0-F2")
 def embedded_spectra(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure ranks of embedded families of signals, and the share of a vocabulary in
-    two directions.
+    """Measure ranks of embedded families of signals.
+
+    Of a vocabulary, the share in its two leading directions is measured too.
     """
     table = ResultTable()
     shares = {}
@@ -308,26 +319,25 @@ def embedded_spectra(contexts: Iterator[Context]) -> MeasuredValues:
 
 @measure("S0-F3")
 def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure ranks of embedded noise by patch size, and angles of its tokens beside
-    those of random vectors.
+    """Measure ranks of embedded noise by patch size, and angles between its tokens.
+
+    Mean angles of random lines are added for comparison.
     """
     table = ResultTable()
     by_patch = {}
     tokens = []
     for name, context in table.each(contexts, series=True, text=False):
         embedding = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
-        beside = spectra_by_patch(context.run, epsilon=EPSILON, seed=context.seed)
-        for position, (label, patch) in enumerate(
-            zip(beside["embedding"].values, beside["patch"].values, strict=True)
+        spectra = spectra_by_patch(context.run, epsilon=EPSILON, seed=context.seed)
+        for index, (label, patch) in enumerate(
+            zip(spectra["embedding"].values, spectra["patch"].values, strict=True)
         ):
             of_model = str(label) == name
-            ranks = _by_level(beside["epsilon_rank"][:, position])
+            embedder = "" if of_model else "random MLP of "
+            ranks = _by_level(spectra["epsilon_rank"][:, index])
             for level, rank in ranks.items():
-                table.add(
-                    f"{name}: {level:g}-rank of noise,"
-                    f" {'' if of_model else 'random MLP of '}patch {patch}",
-                    rank,
-                )
+                quantity = f"{level:g}-rank of noise, {embedder}patch {patch}"
+                table.add(f"{name}: {quantity}", rank)
             if of_model:
                 k = float(patch)
                 width = context.model.wiring.stacks[0].d_model
@@ -355,7 +365,7 @@ def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
             exactly(name, below, "mean angle of noise below that of random lines")
         )
     table.claims["by_patch"] = table.steps(by_patch, "patch", "share of directions")
-    table.claims["smaller_space"] = _whole(tokens, _NO_SERIES, "mean angle")
+    table.claims["smaller_space"] = _exact_verdict(tokens, _NO_SERIES, "mean angle")
     return table
 
 
@@ -377,15 +387,16 @@ def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
             )
         for level in EPSILON:
             sines, noise = (
-                embedding["signal_rank"].sel(epsilon=level, family=item).values
-                for item in FAMILIES
+                embedding["signal_rank"].sel(epsilon=level, family=family).values
+                for family in FAMILIES
             )
             # any signal of noise against any sinusoid: they are drawn independently
             parts.append(ClaimPart(name, noise - sines, "ε-rank of a signal", level))
+    # parts of one claim are over the same units, and models have as many as they have
     count = max((len(part.margins) for part in parts), default=0)
-    for position, part in enumerate(parts):
+    for index, part in enumerate(parts):
         short = (0, count - len(part.margins))
-        parts[position] = replace(
+        parts[index] = replace(
             part, margins=np.pad(part.margins, short, constant_values=np.nan)
         )
     table.claims["random_higher"] = (
@@ -407,12 +418,12 @@ def query_ranks(contexts: Iterator[Context]) -> MeasuredValues:
             table.add(f"{name}: mean {level:g}-rank of W_Q", rank)
             table.add(f"{name}: mean {level:g}-rank of W_Q over d", rank / width)
         shares[name] = (width, _by_level(ranks["rank"] / width))
-    text = [pair for name, pair in shares.items() if name in table.text]
+    of_text = [pair for name, pair in shares.items() if name in table.text]
     of_series = {name: pair for name, pair in shares.items() if name not in table.text}
     linear = []
-    for level in EPSILON if len({width for width, _ in text}) > 1 else ():
-        widths, own = np.array([(width, of[level]) for width, of in text]).T
-        power = float(np.polyfit(np.log(widths), np.log(own * widths), 1)[0])
+    for level in EPSILON if len({width for width, _ in of_text}) > 1 else ():
+        widths, rank_shares = np.array([(width, of[level]) for width, of in of_text]).T
+        power = float(np.polyfit(np.log(widths), np.log(rank_shares * widths), 1)[0])
         table.add(
             f"power of d that the {level:g}-rank of W_Q in language models grows with",
             power,
@@ -425,7 +436,7 @@ def query_ranks(contexts: Iterator[Context]) -> MeasuredValues:
     table.claims["stays_low"] = table.steps(
         of_series, "width", "share of the full rank", falling=True
     )
-    table.claims["linear"] = _whole(
+    table.claims["linear"] = _exact_verdict(
         linear, "language models of two widths or more are needed", "power of d"
     )
     return table
@@ -433,8 +444,9 @@ def query_ranks(contexts: Iterator[Context]) -> MeasuredValues:
 
 @measure("S0-F5", "S0-F6")
 def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure ranks of W_Q and of the input of every layer, of series and of the
-    constant zero signal.
+    """Measure ranks of W_Q and of the input of every layer.
+
+    Inputs are those of the series and of the constant zero signal.
     """
     table = ResultTable()
     weights = []
@@ -459,11 +471,11 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
             ):
                 table.add(f"{name}: {level:g}-rank of W_Q, layer {layer}", rank)
             for text, stream in streams.items():
-                for position, rank in enumerate(
+                for layer_index, rank in enumerate(
                     stream["epsilon_rank"].sel(epsilon=level).values[:-1]
                 ):
                     table.add(
-                        f"{name}: {level:g}-rank of the input of layer {position},"
+                        f"{name}: {level:g}-rank of the input of layer {layer_index},"
                         f" {text}",
                         rank,
                     )
@@ -497,8 +509,9 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
 
 @measure("S0-F9")
 def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure mean ranks of W_Q and its heads by number of heads, and whether rows of a
-    head lie together.
+    """Measure mean ranks of W_Q and its heads by number of heads.
+
+    Angles say whether the rows of one head lie together.
     """
     table = ResultTable()
     full = {}
@@ -546,8 +559,9 @@ def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
 
 @measure("S0-F10")
 def weight_spectra(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure shares of relative singular values above ε of W_Q and the MLP's first
-    matrix, layer by layer.
+    """Measure shares of relative singular values above ε, layer by layer.
+
+    The matrices are W_Q and the first one of the MLP.
     """
     table = ResultTable()
     shares = {}
@@ -582,7 +596,7 @@ def weight_spectra(contexts: Iterator[Context]) -> MeasuredValues:
             ]
     table.claims = {
         "weights_faster": table.apart(shares, "share above ε"),
-        "deeper_weights": _whole(deeper, _NO_SERIES, "rank and layer"),
-        "less_than_mlp": _whole(less, _NO_SERIES, "share above ε"),
+        "deeper_weights": _exact_verdict(deeper, _NO_SERIES, "rank and layer"),
+        "less_than_mlp": _exact_verdict(less, _NO_SERIES, "share above ε"),
     }
     return table

@@ -1,5 +1,9 @@
-"""Measures of the numbers of the paper on SAMformer, on runs of the lab whose results
-ship and by formulas.
+"""Measures of the numbers of the paper on SAMformer, from shipped runs and by formulas.
+
+The runs are records of the lab (:mod:`tsfm_lens.studies.experiments`); nothing is
+trained here. One function an item, in three parts: the toy problem, benchmarks, and
+printed numbers with propositions. Read :func:`toy` first for the first part and
+:func:`pairs` for the second.
 """
 
 from __future__ import annotations
@@ -72,8 +76,9 @@ TABLES = {name: _table(text) for name, text in PAPERS["samformer"]["tables"].ite
 def parameter_count(
     length: int, horizon: int, channels: int, *, width: int = 16, bias: bool = False
 ) -> int:
-    """Count trained numbers of SAMformer by the stated shapes: 4·L·d_m + L·H + 2·D, and
-    the biases.
+    """Count trained numbers of SAMformer by the stated shapes.
+
+    They are 4·L·d_m + L·H + 2·D, and the biases if ``bias``.
     """
     return (
         4 * length * width
@@ -92,19 +97,18 @@ def by_arm(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
 
 
 def _add_means(
-    result: MeasuredValues, values: Mapping[str, np.ndarray], words: str
+    result: MeasuredValues, values: Mapping[str, np.ndarray], quantity: str
 ) -> None:
     """Add the mean over seeds of every arm, with its interval."""
     for arm, of_seeds in values.items():
-        result.mean(words.format(arm=arm), of_seeds)
+        result.mean(quantity.format(arm=arm), of_seeds)
 
 
-# --- the toy problem
-# -----------------------------------------------------------------------------------------
+# --- the toy problem ------------------------------------------------------------------
 
 
 def _over_seeds(*parts: tuple[str, np.ndarray, str]) -> Verdict:
-    """Test a claim by its parts: words, margins by seed, and what these are."""
+    """Test a claim by its parts: text, margins by seed, and what the margins are."""
     return judge_parts("seed", *(ClaimPart(*part) for part in parts))
 
 
@@ -120,7 +124,7 @@ def _toy_settings(data: xr.Dataset) -> dict[str, str]:
 
 @measure("S1-F1")
 def toy(context: Context) -> MeasuredValues:
-    """Measure figures 1 and 2: errors at the end, beside the oracle's expected one."""
+    """Measure figures 1 and 2: errors at the end, and the oracle's expected one."""
     data = record("toy")
     errors = by_arm(data, "validation_mse")
     oracle = oracle_loss(512, 70_000)
@@ -193,9 +197,9 @@ def optimizers(context: Context) -> MeasuredValues:
         (arm, over[arm], "logarithm of its error over Adam's")
         for arm in ("adamw 1e-3", "sgd")
     ]
-    of = "logarithm of 1.05, less that of the ratio to Adam's error"
+    margin = "logarithm of 1.05, less that of the ratio to Adam's error"
     near = [
-        (arm, np.log(NEAR_ADAM) - np.abs(over[arm]), of)
+        (arm, np.log(NEAR_ADAM) - np.abs(over[arm]), margin)
         for arm in ("adamw 1e-5", "adamw 1e-4")
     ]
     statements = {"unstable": _over_seeds(*worse), "same": _over_seeds(*near)}
@@ -204,18 +208,17 @@ def optimizers(context: Context) -> MeasuredValues:
     return result
 
 
-# --- benchmarks
-# ----------------------------------------------------------------------------------------------
+# --- benchmarks -----------------------------------------------------------------------
 
 
 def list_cells(data: xr.Dataset, *models: str) -> list[Cell]:
     """List data and horizons that all of these models were trained on."""
     arms = [str(arm).split(" ", 2) for arm in data["arm"].values]
     available = {tuple(arm) for arm in arms}
-    positions = dict.fromkeys((name, horizon) for name, horizon, _ in arms)
+    cells = dict.fromkeys((name, horizon) for name, horizon, _ in arms)
     return [
         (name, int(steps))
-        for name, steps in positions
+        for name, steps in cells
         if {(name, steps, model) for model in models} <= available
     ]
 
@@ -227,18 +230,20 @@ def pairs(
     second: str,
     cells: Iterable[Cell] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pair a variable of two models, by runs of the same data, horizon and seed that
-    both ended.
+    """Pair a variable of two models by runs of the same data, horizon and seed.
+
+    Only runs that both models finished are paired.
     """
+    # an empty column, because a record may have no cell of both models
     columns = [np.zeros((2, 0), data[name].dtype)]
-    for position, steps in list_cells(data, first, second) if cells is None else cells:
-        two = np.array(
+    for dataset, steps in list_cells(data, first, second) if cells is None else cells:
+        both = np.array(
             [
-                data[name].sel(arm=f"{position} {steps} {model}").values
+                data[name].sel(arm=f"{dataset} {steps} {model}").values
                 for model in (first, second)
             ]
         )
-        columns.append(two[:, np.isfinite(two).all(axis=0)])
+        columns.append(both[:, np.isfinite(both).all(axis=0)])
     one, other = np.concatenate(columns, axis=1)
     return one, other
 
@@ -248,9 +253,9 @@ def _over_runs(margins: np.ndarray, of: str) -> Verdict:
     return judge_parts("run", ClaimPart("", margins, of))
 
 
-def _name(words: str, cell: Cell) -> str:
+def _name(quantity: str, cell: Cell) -> str:
     """Name a quantity of a cell, by the dataset's name in the paper."""
-    return f"{words}, {NAMES.get(cell[0], cell[0])}, H = {cell[1]}"
+    return f"{quantity}, {NAMES.get(cell[0], cell[0])}, H = {cell[1]}"
 
 
 def _result(
@@ -281,25 +286,25 @@ def _main_arms(data: xr.Dataset, name: str) -> dict[str, np.ndarray]:
 
 @measure("S1-F5")
 def sharpness(context: Context) -> MeasuredValues:
-    """Measure figures 5, 9 and 10: λ_max at the end, and the spread of errors over
-    seeds.
-    """
+    """Measure figures 5, 9 and 10: λ_max at the end, and errors' spread over seeds."""
     data = record("benchmarks")
     cells = list_cells(data, "Transformer", "SAMformer")
     plain, sam = pairs(data, "end_sharpness", "Transformer", "SAMformer")
+    # the largest eigenvalue of a flat loss may be measured as 0 or less
     sharper = np.log(np.maximum(plain, 1e-12)) - np.log(np.maximum(sam, 1e-12))
     # distances of errors from their mean over seeds
     errors = [
         np.array(pairs(data, "test_mse", "Transformer", "SAMformer", [cell]))
         for cell in cells
     ]
-    off = np.concatenate(
+    distances = np.concatenate(
         [np.abs(of_cell - of_cell.mean(1, keepdims=True)) for of_cell in errors], axis=1
     )
     statements = {
         "sharper_trained": _over_runs(sharper, "logarithm of the ratio of λ_max"),
         "steadier": _over_runs(
-            off[0] - off[1], "distance from the mean over seeds, less SAMformer's"
+            distances[0] - distances[1],
+            "distance from the mean over seeds, less SAMformer's",
         ),
     }
     result = _result(cells, statements, weights="of the lowest validation error")
@@ -344,10 +349,10 @@ def nuclear_norms(context: Context) -> MeasuredValues:
     data = data.assign(middle=data["end_nuclear_norm"].median("window"))
     plain, reparam = pairs(data, "middle", "Transformer", REPARAM)
     without, sam = pairs(data, "middle", "Transformer", "SAMformer")
-    of = "median nuclear norm over windows, less the other's"
+    margin = "median nuclear norm over windows, less the other's"
     statements = {
-        "norm_lowered": _over_runs(plain - reparam, of),
-        "norm_kept": _over_runs(sam - without, of),
+        "norm_lowered": _over_runs(plain - reparam, margin),
+        "norm_kept": _over_runs(sam - without, margin),
     }
     cells = list_cells(data, "Transformer", "SAMformer")
     result = _result(cells, statements, weights="of the lowest validation error")
@@ -460,15 +465,15 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
         if theirs is None or len(values) < 2 or not np.isfinite(theirs.std):
             continue
         ours = float(values.mean()), float(values.std(ddof=1))
-        beside = compare(ours, theirs, n=len(values), n_second=SEEDS)
-        deviations = beside.difference / np.hypot(ours[1], theirs.std)
+        comparison = compare(ours, theirs, n=len(values), n_second=SEEDS)
+        deviations = comparison.difference / np.hypot(ours[1], theirs.std)
         result.add(f"difference in standard deviations of both: {text}", deviations)
-        result.add(f"p of Welch's test: {text}", beside.welch)
+        result.add(f"p of Welch's test: {text}", comparison.welch)
     result.settings["seeds"] = describe_seeds(data, *seeds)
     for claim, model in (("better", "Transformer"), ("better_mixer", "TSMixer")):
-        other, own = pairs(data, f"test_{error.lower()}", model, "SAMformer")
+        other, sam = pairs(data, f"test_{error.lower()}", model, "SAMformer")
         result.claims[claim] = _over_runs(
-            np.log(other) - np.log(own), "logarithm of the ratio of errors"
+            np.log(other) - np.log(sam), "logarithm of the ratio of errors"
         )
     for value in BY_ID["S1-T1" if error == "MSE" else "S1-T6"].values:
         if value.key not in result.claims:
@@ -477,8 +482,7 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
     return result
 
 
-# --- printed numbers and propositions
-# ------------------------------------------------------------------------
+# --- printed numbers and propositions -------------------------------------------------
 
 
 @measure("S1-IMP")
@@ -487,8 +491,8 @@ def improvements(context: Context) -> MeasuredValues:
     result = MeasuredValues(settings={"formula": "100 (1 − Σ / Σ) over common cells"})
     for error in ("MSE", "MAE"):
         means = {
-            model: {cell: item.mean for cell, item in of.items()}
-            for model, of in TABLES[error].items()
+            model: {cell: printed.mean for cell, printed in cells.items()}
+            for model, cells in TABLES[error].items()
         }
         for model in list(means)[1:]:
             result.add(
@@ -570,7 +574,7 @@ def nuclear_bound(context: Context) -> MeasuredValues:
 def revin(context: Context) -> MeasuredValues:
     """Check proposition 9 against the pipeline."""
     rng = np.random.default_rng(context.seed)
-    separate = 0.0
+    largest = 0.0
     for _ in range(context.draws(100)):
         x = rng.normal(size=(3, 16)) + 5
         weight = rng.normal(size=(16, 4))
@@ -581,11 +585,9 @@ def revin(context: Context) -> MeasuredValues:
         normal = gamma[:, None] * (x - mean) / spread + beta[:, None]
         full = (normal @ weight - beta[:, None]) / gamma[:, None] * spread + mean
         closed = rank_theory.revin_linear(x, weight, gamma, beta)
-        separate = max(
-            separate, float(np.abs(closed - full).max() / np.abs(full).max())
-        )
+        largest = max(largest, float(np.abs(closed - full).max() / np.abs(full).max()))
     values = {
-        "apart": 0.0 if separate < 1e-12 else separate,
-        "the same, as it is": separate,
+        "apart": 0.0 if largest < 1e-12 else largest,
+        "the same, as it is": largest,
     }
     return MeasuredValues(values, {"draws": str(context.draws(100))})

@@ -1,5 +1,8 @@
-"""Measures of the numbers of the paper on structured attention, on runs whose results
-ship and by counting.
+"""Measures of the numbers of the paper on structured attention.
+
+Errors are read from runs whose results ship; costs and ranks are counted, or checked on
+small random matrices. One function an item; :func:`by_rank` is the one to read first.
+The modules that are counted are in :mod:`tsfm_lens.studies.structured`.
 """
 
 from __future__ import annotations
@@ -41,13 +44,13 @@ LISTS = {
 """The paper's ranks of MLR attention."""
 
 
-# --- regression in context
-# -----------------------------------------------------------------------------------
+# --- regression in context ------------------------------------------------------------
 
 
 def _errors(data: xr.Dataset) -> dict[str, np.ndarray]:
-    """Return errors after the last pair by arm without its width, NaN where a seed was
-    not trained.
+    """Return errors after the last pair by arm, without the arm's width.
+
+    An error is NaN where a seed was not trained.
     """
     groups = [str(group) for group in data["group"].values]
     return dict(
@@ -60,15 +63,13 @@ def _errors(data: xr.Dataset) -> dict[str, np.ndarray]:
 
 
 def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
-    """Test whether each first arm errs more than the second, over the seeds that both
-    have.
-    """
+    """Test whether each first arm errs more than the second, over seeds of both."""
     errors = _errors(data)
-    of = "error, less that of the other"
+    margin = "error, less that of the other"
     return judge_parts(
         "seed",
         *(
-            ClaimPart(text, errors[more] - errors[less], of)
+            ClaimPart(text, errors[more] - errors[less], margin)
             for text, more, less in pairs
         ),
     )
@@ -101,9 +102,7 @@ def _result(
 
 @measure("S2-F2")
 def by_rank(context: Context) -> MeasuredValues:
-    """Measure figures 2 and 6: one head by the rank of its scores, against one of full
-    rank.
-    """
+    """Measure figures 2 and 6: one head by the rank of its scores, or of full rank."""
     data = record("in_context")
     full = f"1 head, rank {int(data['width'].max())}"
     groups = data["group"].values.astype(str)
@@ -127,8 +126,9 @@ def by_rank(context: Context) -> MeasuredValues:
 
 @measure("S2-F3")
 def by_form(context: Context) -> MeasuredValues:
-    """Measure figure 3: eight heads against one, and structured forms against low rank
-    of as many parameters.
+    """Measure figure 3: eight heads against one, and structured forms against low rank.
+
+    A structured form is compared with low rank of the same number of parameters.
     """
     data = record("in_context")
     full = f"1 head, rank {int(data['width'].max())}"
@@ -145,14 +145,14 @@ def by_form(context: Context) -> MeasuredValues:
         if form.startswith("8 heads"):
             of_eight.append((form.removeprefix("8 heads, "), eight, form))
             continue
-        alike = [
+        same_size = [
             arm
             for arm in sizes
             if arm.startswith("1 head, rank") and sizes[arm] == sizes[form]
         ]
         pairs += [
-            (f"{form}, against {same.removeprefix('1 head, ')}", same, form)
-            for same in alike
+            (f"{form}, against {low_rank.removeprefix('1 head, ')}", low_rank, form)
+            for low_rank in same_size
         ]
     statements = {
         "eight_fail": _verdict(data, ("", eight, full)),
@@ -165,8 +165,9 @@ def by_form(context: Context) -> MeasuredValues:
 
 @measure("S2-F11")
 def by_width(context: Context) -> MeasuredValues:
-    """Measure figures 3a and 11: errors of 1 head, 8 heads and 8 heads of BTT at each
-    width.
+    """Measure figures 3a and 11: errors at each width.
+
+    The forms are 1 head, 8 heads, and 8 heads of BTT.
     """
     data = record("in_context_widths")
     # a group of arms is a form at all widths; here each width is its own group
@@ -182,14 +183,14 @@ def by_width(context: Context) -> MeasuredValues:
     return _result(data, {}, {"eight_wide": wide, "forms_wide": _verdict(data, *forms)})
 
 
-# --- other trainings
-# -----------------------------------------------------------------------------------------
+# --- other trainings ------------------------------------------------------------------
 
 
 @measure("S2-ETT")
 def forecasts(context: Context) -> MeasuredValues:
-    """Measure figure 14: absolute test errors over those of standard attention with the
-    same seed.
+    """Measure figure 14: test errors over those of standard attention.
+
+    Errors are absolute, and compared by the same seed.
     """
     data = record("encoders")
     errors = {
@@ -287,7 +288,7 @@ def rates(context: Context) -> MeasuredValues:
 
 @measure("S2-F12")
 def step_time(context: Context) -> MeasuredValues:
-    """Measure figure 12: whole training steps of the paper's size, taken in turn."""
+    """Measure figure 12: full training steps at the paper's size, timed in turn."""
     steps = []
     for name in ("attention", "bilinear-btt"):
         content = {
@@ -297,6 +298,7 @@ def step_time(context: Context) -> MeasuredValues:
         }
         steps.append(prepare(TrainConfig.model_validate(content))[0].train_step)
     plain, form = steps
+    # processor time, to which other processes of the machine do not add
     ((middle, low, high),) = ratios(
         [form], plain, rounds=context.draws(ROUNDS), clock=time.process_time
     )
@@ -312,28 +314,25 @@ def step_time(context: Context) -> MeasuredValues:
     return result
 
 
-# --- counts
-# --------------------------------------------------------------------------------------------------
+# --- counts ---------------------------------------------------------------------------
 
 
 @measure("S2-SWA")
 def windows(context: Context) -> MeasuredValues:
-    """Count keys that are scored at all, in whole scores; and shares of pairs, by
-    pattern of layers.
-    """
+    """Count keys that are scored at all, and shares of pairs by pattern of layers."""
     x = torch.ones(1, TOKENS, 1)
     near = structured.Reach((1,), (TOKENS,), causal=True, window=WINDOW)
     full = structured.Reach((1,), (TOKENS,), causal=True)
     scores = [structured.reaching_scores(x, x, distance) for distance in (near, full)]
     keys_near, keys = (torch.isfinite(score).sum(-1)[0] for score in scores)
-    own = float(keys_near.sum())
+    windowed = float(keys_near.sum())
     total = float(keys.sum())
     text = "multiply-adds of the scores over those of standard attention"
     values = {
         "seen": float(keys_near.max()),
-        f"{text}, windows in every layer": own / total,
+        f"{text}, windows in every layer": windowed / total,
         # global, window, window, twice, as in the published code
-        f"{text}, one layer in three global": (total + 2 * own) / (3 * total),
+        f"{text}, one layer in three global": (total + 2 * windowed) / (3 * total),
     }
     return MeasuredValues(
         values, {"tokens": f"{TOKENS:,}", "window": str(WINDOW), "layers": "6"}
@@ -388,9 +387,9 @@ def level_costs(context: Context) -> MeasuredValues:
 def train_costs(context: Context) -> MeasuredValues:
     """Count the costs of table 3."""
     costs = structured.bilinear_train_operations(256, 256, 2)
-    text = {"both": "both sides", "keys": "keys alone"}
+    sides = {"both": "both sides", "keys": "keys alone"}
     values = {
-        f"multiply-adds, T = D = 256, s = 2, {text[order]}": float(cost)
+        f"multiply-adds, T = D = 256, s = 2, {sides[order]}": float(cost)
         for order, cost in costs.items()
     }
     return MeasuredValues(values)
@@ -398,9 +397,7 @@ def train_costs(context: Context) -> MeasuredValues:
 
 @measure("S2-KV")
 def key_cache(context: Context) -> MeasuredValues:
-    """Count the numbers in a cache of 1,024 tokens, against those of standard
-    attention.
-    """
+    """Count the numbers in a cache of 1,024 tokens, against standard attention."""
     result = MeasuredValues(settings={"tokens": "1,024"})
     for text, ranks in LISTS.items():
         saved = TOKENS * sum(ranks) / structured.key_cache_entries(TOKENS, ranks)
@@ -425,14 +422,15 @@ def score_costs(context: Context) -> MeasuredValues:
 
 @measure("S2-L1")
 def lemma(context: Context) -> MeasuredValues:
-    """Compare scores by blocks with x_jᵀ (Σ L_l R_lᵀ up to the deepest common level)
-    x_j', in float64.
+    """Compare scores by blocks with the direct formula, in float64.
+
+    It is x_jᵀ (Σ L_l R_lᵀ) x_j', summed up to the deepest level that both tokens share.
     """
     ranks = (3, 2, 2)
     tokens = 16
     width = 5
     generator = torch.Generator().manual_seed(context.seed)
-    separate = 0.0
+    largest = 0.0
     blocks = structured.token_blocks(tokens, len(ranks))
     depth = structured.block_depth(tokens, blocks)
     for _ in range(context.draws(DRAWS)):
@@ -452,11 +450,11 @@ def lemma(context: Context) -> MeasuredValues:
             0
         )
         direct = torch.einsum("qd,qkde,ke->qk", x, forms[depth - 1], x)
-        separate = max(
-            separate, float((scores - direct).abs().max() / direct.abs().max())
+        largest = max(
+            largest, float((scores - direct).abs().max() / direct.abs().max())
         )
     values = {
-        "apart": 0.0 if separate < NEAREST_ZERO else separate,
-        "the same, as it is": separate,
+        "apart": 0.0 if largest < NEAREST_ZERO else largest,
+        "the same, as it is": largest,
     }
     return MeasuredValues(values, {"draws": str(context.draws(DRAWS))})

@@ -1,4 +1,10 @@
-"""Measures of the experiments and theorems on rank; of no model, from a seed."""
+"""Measures of the experiments and theorems on rank; of no model, from a seed.
+
+The functions ``by_rank`` to ``chebyshev`` run an experiment of
+:mod:`tsfm_lens.studies.rank_theory`; those after them count how often random examples
+break the bound of a theorem (``above_…``, ``below_…``), of which a true theorem has
+none. Read :func:`by_rank` and :func:`embeddings` first.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +39,7 @@ _VARIANCES = {"entries of weights": "variance 1/√d of W_Q and W_K, 1 of W_V"}
 def by_rank(
     context: Context, *, width: int = 512, n_tokens: int = 4096, n_ranks: int = 40
 ) -> MeasuredValues:
-    """Measure the slope over the singular value that is cut off, and the distance from
-    the bounds.
-    """
+    """Measure the slope over the singular value cut off, and distances from bounds."""
     data = rank_theory.compression_by_rank(
         width=width, n_tokens=n_tokens, n_ranks=n_ranks, **_draws(context, 1)
     )
@@ -97,15 +101,16 @@ def sketching(
     heads: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
     decay: float = 200.0,
 ) -> MeasuredValues:
-    """Measure growth of the effective rank with the heads, and compare sparse sketches
-    with dense ones.
+    """Measure growth of the effective rank with the heads.
+
+    Sparse sketches are compared with dense ones.
     """
     data = rank_theory.sketching_by_heads(
         width=width, heads=heads, decay=decay, **_draws(context, 6)
     )
     sparse, dense = (data["distance"].sel(sketch=name) for name in ("sparse", "dense"))
-    separate = np.asarray(np.abs(np.log(sparse.values / dense.values)).mean(axis=-1))
-    text = f"logarithm of {COMPARABLE_WITHIN:g}, less that of their ratio"
+    deviations = np.asarray(np.abs(np.log(sparse.values / dense.values)).mean(axis=-1))
+    margin = f"logarithm of {COMPARABLE_WITHIN:g}, less that of their ratio"
     settings = {
         "d": str(width),
         "tokens": "any from d on",
@@ -116,7 +121,7 @@ def sketching(
     }
     result = _result(context, 6, settings, intervals=True)
     result.claims["comparable"] = judge_parts(
-        "draw", ClaimPart("", np.log(COMPARABLE_WITHIN) - separate, text)
+        "draw", ClaimPart("", np.log(COMPARABLE_WITHIN) - deviations, margin)
     )
     result.mean("slope_of_heads", data["slope"].sel(sketch="sparse").values)
     for count in data["heads"].values:
@@ -132,8 +137,9 @@ def head_spectra(
     n_tokens: int = 256,
     heads: Sequence[int] = (1, 2, 4, 8, 16, 32),
 ) -> MeasuredValues:
-    """Test that rank grows from each number of heads to the next, and measure it where
-    softmax is even.
+    """Test that rank grows from each number of heads to the next.
+
+    It is measured again where softmax is even.
     """
     data = rank_theory.spectra_by_heads(
         width=width, n_tokens=n_tokens, heads=heads, **_draws(context, 8)
@@ -187,8 +193,9 @@ def chebyshev(
 @measure("S0-TH1", key="above_theorem_1", gated=False)
 @measure("S0-C2", key="above_corollary_2", gated=True)
 def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
-    """Check theorem 1, or corollary 2, by the singular values of embedded points of
-    [−1, 1] above their bounds.
+    """Check theorem 1, or corollary 2, on embedded points of [−1, 1].
+
+    Singular values above their bounds are counted.
     """
     sizes = d, n_tokens = 64, 1000
     rng = np.random.default_rng(context.seed)
@@ -253,14 +260,15 @@ def residual_mlps(context: Context) -> MeasuredValues:
 
 @measure("S0-TH3")
 def compression(context: Context) -> MeasuredValues:
-    """Check theorems 3 and 5: errors, one token repeated, and inputs that no value
-    matrix compresses.
+    """Check theorems 3 and 5: errors, a repeated token, and incompressible inputs.
+
+    The last are inputs that no value matrix compresses.
     """
     d = 32
     n_tokens = 64
     heads = (1, 4)
     ranks = range(1, d)
-    off = []
+    exceeded = []
     for child in children(context.seed, context.draws(20)):
         rng = np.random.default_rng(child)
         vocabulary = of_spectrum(
@@ -270,12 +278,12 @@ def compression(context: Context) -> MeasuredValues:
         for count in heads:
             weights = rank_theory.AttentionWeights.random(d, count, seed=child + 1)
             errors = [
-                _lost(
+                _output_distance(
                     tokens, weights, rank_theory.compressed(weights, vocabulary, rank)
                 )
                 for rank in ranks
             ]
-            off.append(
+            exceeded.append(
                 errors
                 > rank_theory.compression_bound(vocabulary, weights, ranks, n_tokens)
             )
@@ -284,7 +292,7 @@ def compression(context: Context) -> MeasuredValues:
     weights = rank_theory.AttentionWeights.random(d).with_value(np.sqrt(d) * np.eye(d))
     less = rank_theory.compressed(weights, steep, 1)
     once, often = (
-        _lost(np.repeat(steep[:, 1:2], length, axis=1), weights, less)
+        _output_distance(np.repeat(steep[:, 1:2], length, axis=1), weights, less)
         for length in (1, 256)
     )
     singular = np.exp(-np.arange(d) / d)
@@ -292,7 +300,7 @@ def compression(context: Context) -> MeasuredValues:
         rank_theory.incompressible(singular, length, seed=context.seed)
         for length in (d, 4 * d + 1, 16 * d)
     ]
-    least = np.array(
+    smallest = np.array(
         [
             [rank_theory.least_value_error(*layer, rank) for rank in ranks]
             for layer in layers
@@ -300,35 +308,37 @@ def compression(context: Context) -> MeasuredValues:
     )
     sizes = {"heads": ", ".join(map(str, heads)), "d": str(d), "tokens": str(n_tokens)}
     result = _result(context, 20, sizes)
-    result.add("above_theorem_3", np.sum(off))
-    result.add("below_theorem_3", (least < singular[1:] / 4).sum())
+    result.add("above_theorem_3", np.sum(exceeded))
+    result.add("below_theorem_3", (smallest < singular[1:] / 4).sum())
     result.add("error of one token 256 times over that of the token once", often / once)
-    result.add("errors", np.size(off))
-    result.add("smallest loss over σ/4", (least / (singular[1:] / 4)).min())
+    result.add("errors", np.size(exceeded))
+    result.add("smallest loss over σ/4", (smallest / (singular[1:] / 4)).min())
     return result
 
 
-def _lost(
+def _output_distance(
     tokens: np.ndarray,
-    whole: rank_theory.AttentionWeights,
+    full: rank_theory.AttentionWeights,
     less: rank_theory.AttentionWeights,
 ) -> np.floating[Any]:
     """Compute the distance of a compressed layer's output, in the Frobenius norm."""
     return np.linalg.norm(
-        rank_theory.attention(tokens, whole) - rank_theory.attention(tokens, less)
+        rank_theory.attention(tokens, full) - rank_theory.attention(tokens, less)
     )
 
 
 @measure("S0-TH4")
 def growth(context: Context) -> MeasuredValues:
-    """Check theorem 4, above by the fewest layers that it is about, below by the
-    construction of one.
+    """Check theorem 4.
+
+    The upper bound is checked with the fewest layers that it is about, the lower one
+    with the construction for one layer.
     """
     depths = [int(np.ceil((2 * np.exp(2) * count) ** 2)) for count in HEADS]
     singular, spectra, result = _growth(context, depths)
     relative = spectra / spectra[..., :1]
     upper = np.array(
-        [flow_bound(singular, *item) for item in zip(HEADS, depths, strict=True)]
+        [flow_bound(singular, *bounds) for bounds in zip(HEADS, depths, strict=True)]
     )
     constructions = [
         rank_theory.growing(singular, count, 2 * len(singular)) for count in HEADS
@@ -360,11 +370,11 @@ def corollary(context: Context) -> MeasuredValues:
     singular, spectra, result = _growth(context, [1] * len(HEADS))
     proof = np.array([rank_theory.one_layer_bound(singular, count) for count in HEADS])
     k = np.arange(1, len(singular) + 1)
-    positions = [
+    indices = [
         rank_theory.corollary_index(k, count, as_printed=True) for count in HEADS
     ]
     constants = np.array([1 + np.exp(2) * count for count in HEADS])[:, None]
-    printed = constants * singular[np.minimum(positions, len(singular)) - 1]
+    printed = constants * singular[np.minimum(indices, len(singular)) - 1]
     result.add("above_proof", (spectra > proof[:, None]).sum())
     result.add("above_printed", (spectra > printed[:, None]).sum())
     result.add("singular values", spectra.size)
@@ -374,8 +384,9 @@ def corollary(context: Context) -> MeasuredValues:
 def _growth(
     context: Context, depths: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray, MeasuredValues]:
-    """Compute the input's singular values, and those (heads, draw, index) of layers
-    with the largest norms allowed.
+    """Compute singular values of an input and of layers with the largest norms allowed.
+
+    Those of the layers are (heads, draw, index).
     """
     d = 48
     gap = 0.02
@@ -393,10 +404,10 @@ def _growth(
                 tokens, weights.within(np.sqrt(d // count), 1.0), depth
             )
             spectra[row, draw] = np.linalg.svd(layer, compute_uv=False)
-    text = f"1, then {gap:g} · exp(−(j − 2)/{decay:g})"
+    spectrum = f"1, then {gap:g} · exp(−(j − 2)/{decay:g})"
     settings = {
         "heads": ", ".join(map(str, HEADS)),
-        "singular values": text,
+        "singular values": spectrum,
         "d": str(d),
     }
     return singular, spectra, _result(context, 10, settings)
@@ -404,11 +415,9 @@ def _growth(
 
 @measure("S0-TH6")
 def sketches(context: Context) -> MeasuredValues:
-    """Check theorem 6: errors, in the spectral norm, with one sketch for all heads and
-    with one for each.
-    """
+    """Check theorem 6: spectral errors with a sketch for all heads or for each one."""
     shared = []
-    own = []
+    separate = []
     floors = []
     bounds = []
     for heads, size, rank in SKETCHES:
@@ -420,7 +429,7 @@ def sketches(context: Context) -> MeasuredValues:
             output = rank_theory.attention(sketch.tokens, sketch.weights)
             # a value matrix of rank d̃ for all heads misses at least this
             shared.append(np.linalg.svd(output, compute_uv=False)[rank])
-            own.append(
+            separate.append(
                 np.linalg.norm(
                     output - rank_theory.attention(sketch.tokens, sketch.reduced), 2
                 )
@@ -432,11 +441,11 @@ def sketches(context: Context) -> MeasuredValues:
     )
     result = _result(context, 20, {"sizes": sizes})
     result.add("shared_below", np.less(shared, floors).sum())
-    result.add("own_above", np.greater(own, bounds).sum())
-    result.add("constructions", len(own))
+    result.add("own_above", np.greater(separate, bounds).sum())
+    result.add("constructions", len(separate))
     result.add(
         "how many times as near a sketch for each head is, at least",
-        np.divide(shared, own).min(),
+        np.divide(shared, separate).min(),
     )
     return result
 
@@ -448,8 +457,9 @@ def _draws(context: Context, default: int) -> dict[str, Any]:
 def _result(
     context: Context, draws: int, settings: dict[str, str], *, intervals: bool = False
 ) -> MeasuredValues:
-    """Begin a result with the settings of an experiment and its draws, by default so
-    many.
+    """Begin a result with the settings of an experiment and its number of draws.
+
+    It is ``draws`` unless the context has its own.
     """
     count = context.draws(draws)
     if intervals and count > 1:
