@@ -63,10 +63,20 @@ def _values(run: Run, plain: np.ndarray) -> Iterator[np.ndarray]:
 
 def own_rounding(run: Run) -> np.ndarray:
     """Return the :func:`rounding` of the run's own point forecast, computed once."""
-    if "rounding" not in run.cache:
-        run.cache["rounding"] = rounding(run, run.point)
-    bounds: np.ndarray = run.cache["rounding"]
-    return bounds
+    return _computed_once(run, "rounding", lambda: rounding(run, run.point))
+
+
+def _computed_once(
+    run: Run, name: str, compute: Callable[[], np.ndarray]
+) -> np.ndarray:
+    """Return an array that a run keeps, which nobody may write to."""
+    if name not in run.cache:
+        values = compute()
+        # a caller that changed it would change what every later one is given
+        values.flags.writeable = False
+        run.cache[name] = values
+    kept: np.ndarray = run.cache[name]
+    return kept
 
 
 def with_noise(run: Run, sizes: Sequence[float], seed: int) -> Run:
@@ -129,14 +139,11 @@ def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
 
 def own_flat_contexts(run: Run) -> np.ndarray:
     """Return the :func:`flat_contexts` of a run's series, computed once."""
-    if "flat contexts" not in run.cache:
-        # what is encoded already need not be once more; a path for it may cost a
-        # forecast
-        run.cache["flat contexts"] = flat_contexts(
-            run.lens, run.batch, vars(run).get("encoded")
-        )
-    marks: np.ndarray = run.cache["flat contexts"]
-    return marks
+    # what is encoded already need not be once more; a path for it may cost a forecast
+    encoded = vars(run).get("encoded")
+    return _computed_once(
+        run, "flat contexts", lambda: flat_contexts(run.lens, run.batch, encoded)
+    )
 
 
 def flat_contexts(
@@ -186,15 +193,16 @@ def flat_series(run: Run) -> np.ndarray:
     over series leave such series out, and count them. A twin leaves out what its
     original does.
     """
-    if "flat" not in run.cache:
-        flat = own_flat_contexts(run)
-        if run.horizon > 1:
-            flat |= np.ptp(run.point, axis=-1) <= own_rounding(run)
-        if run.original is not None:
-            flat = flat | flat_series(run.original)
-        run.cache["flat"] = flat
-    marks: np.ndarray = run.cache["flat"]
-    return marks
+    return _computed_once(run, "flat", lambda: _flat_series(run))
+
+
+def _flat_series(run: Run) -> np.ndarray:
+    flat = own_flat_contexts(run).copy()
+    if run.horizon > 1:
+        flat |= np.ptp(run.point, axis=-1) <= own_rounding(run)
+    if run.original is not None:
+        flat |= flat_series(run.original)
+    return flat
 
 
 def marked_dataset(run: Run, **coords: Any) -> xr.Dataset:
