@@ -122,11 +122,12 @@ def said(linked: Linked, subject: str, run: Run, median: np.ndarray) -> None:
 
 
 @pytest.mark.campaign
-def test_by_keyboard_offline_and_nothing_left_running(
+def test_keyboard_works_offline_and_processes_end(
     served: tuple[subprocess.Popen[str], str],
     new_browser: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
+    """The page works by keyboard and offline, and nothing is left running."""
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
@@ -265,11 +266,12 @@ def test_by_keyboard_offline_and_nothing_left_running(
 
 
 @pytest.mark.campaign
-def test_a_large_file_is_read_a_larger_one_refused_and_a_lost_connection_shown(
+def test_file_limits_and_lost_connections_show(
     served: tuple[subprocess.Popen[str], str],
     new_browser: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
+    """A large file is read, a larger one refused, a lost connection shown."""
     server, address = served
     driver = new_browser("--window-size=1300,1000")
     driver.set_page_load_timeout(PATIENCE)
