@@ -305,9 +305,8 @@ def campaign(cases: range, whole: Path, store: Path) -> Counter[tuple[str, str]]
     return counts
 
 
-def test_a_damaged_store_ends_in_the_undisturbed_table(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_damaged_store_gives_undisturbed_table(whole: Path, tmp_path: Path) -> None:
+    """A damaged store ends in the undisturbed table."""
     # every kind once
     count = len(CHANGES)
     assert sum(campaign(range(count), whole, tmp_path / "store").values()) == count
@@ -315,9 +314,10 @@ def test_a_damaged_store_ends_in_the_undisturbed_table(
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("part", range(PARTS))
-def test_many_damaged_stores_end_in_the_undisturbed_table(
+def test_many_damaged_stores_give_undisturbed_tables(
     part: int, whole: Path, tmp_path: Path, capsys: Any
 ) -> None:
+    """Many damaged stores end in the undisturbed table."""
     counts = campaign(range(part, CASES, PARTS), whole, tmp_path / "store")
     with capsys.disabled():
         print()  # noqa: T201
