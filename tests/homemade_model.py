@@ -1,4 +1,4 @@
-"""A small forecaster that the package has never heard of, its weights and its wiring."""
+"""A small forecaster that the package does not know, its weights and its wiring."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def interpolated(series: np.ndarray) -> np.ndarray:
 
 
 # --- the libraries
-# ---------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def chronos(native: Any, batch: SeriesBatch, horizon: int) -> Answer:

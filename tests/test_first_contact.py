@@ -88,7 +88,7 @@ def test_first_page_runs_on_every_model(
 
 
 def frames() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Two days of load and temperature, and a day of temperature, by an index of dates."""
+    """Two days of load and temperature, and a day of temperature, indexed by date."""
     steps = np.arange(72) / 4
     hours = pd.date_range("2026-03-01", periods=72, freq="h")
     columns = {"temperature": 10 + 5 * np.sin(steps), "load": np.cos(steps)}

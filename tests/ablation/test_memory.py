@@ -28,7 +28,7 @@ BATCH = as_series([np.sin(np.arange(50) / 3), np.cos(np.arange(50) / 2)])
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, fits: int = 10**6) -> list[int]:
-    """Sizes of all chunks of a rollout; more than ``fits`` variants run out of memory."""
+    """Sizes of all chunks of a rollout; above ``fits`` variants memory runs out."""
     chunks: list[int] = []
     run = rollouts.VariantRequest.together
 

@@ -88,7 +88,7 @@ def twice(limit: float) -> Any:
 
 
 def check(lens: Lens, variants: list[Variant]) -> None:
-    """Every variant as ``lens.forecast`` gives it, each series against its own values."""
+    """Every variant as ``lens.forecast`` gives it, each series with its own values."""
     found = forecast_variants(lens, BATCH, HORIZON, variants, quantiles=LEVELS)
     for index, variant in enumerate(variants):
         with lens.edit(*variant.interventions):

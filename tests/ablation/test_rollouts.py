@@ -266,7 +266,7 @@ def test_nothing_is_left_behind(name: str) -> None:
 
 
 def steered(lens: Lens, size: float) -> Variant:
-    """Other from the first layer on, and no number at all where the size is infinite."""
+    """Other from the first layer on, and no number at all for an infinite size."""
     stack = lens.wiring.output_stack
     return Variant(
         f"by {size}",

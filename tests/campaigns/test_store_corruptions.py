@@ -175,7 +175,7 @@ def edit_table(store: Path, chosen: random.Random) -> None:
 
 
 def block(store: Path, chosen: random.Random) -> None:
-    """A file where a folder belongs, a folder where a file does, or a link to nowhere."""
+    """A file in place of a folder, a folder in place of a file, a link to nowhere."""
     everything = sorted(path for path in store.rglob("*"))
     path = chosen.choice(everything)
     if path.is_dir():

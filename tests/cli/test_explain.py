@@ -14,7 +14,9 @@ from tsfm_lens.cli.common import app
 
 HOURS = 48
 AHEAD = 12
-OPTIONS = "--target load --known temperature --past price --id-column site --time-column ts".split()
+OPTIONS = (
+    "--target load --known temperature --past price --id-column site --time-column ts"
+).split()
 
 
 def run(*words: str) -> Result:

@@ -1,4 +1,4 @@
-"""The same lines on a model behind TransformerLens and on ours give the same numbers."""
+"""The same lines give the same numbers behind TransformerLens and behind ours."""
 
 from __future__ import annotations
 

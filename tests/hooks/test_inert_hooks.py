@@ -1,4 +1,4 @@
-"""A hook that cannot act says so: nothing that passes hooks by does it without a word."""
+"""A hook that cannot act says so, whatever passes it by."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_edit_never_reached_is_an_error(name: str) -> None:
 
 
 def test_only_the_encoder_ran(token_lens: Lens) -> None:
-    """What stands in the decoder was not to be passed; what stands in the encoder was."""
+    """Hooks in the decoder are not expected to run; those in the encoder are."""
     ids = torch.ones(1, 4, dtype=torch.long)
     encoder = token_lens.adapter.model.encoder
     with token_lens.ablate("encoder.0.mlp", "decoder.0.mlp"):
@@ -176,7 +176,7 @@ def test_replaced_module_is_named() -> None:
 @pytest.mark.parametrize("reentrant", [True, False])
 @EACH
 def test_gradient_checkpoints_are_refused(name: str, reentrant: bool) -> None:
-    """backward() runs a checkpointed block again, after the context without its hooks."""
+    """backward() runs a checkpointed block again after the context, without hooks."""
     lens = fresh(name)
     encoded = example_case(lens, n_series=1).encoded
     stack = lens.wiring.output_stack

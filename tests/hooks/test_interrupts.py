@@ -1,4 +1,4 @@
-"""An interrupt at any instruction leaves no hook behind, and the lens works afterwards."""
+"""An interrupt at any instruction leaves no hook behind, and the lens still works."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_what_cannot_act_is_refused(
 
 
 # --- rollouts
-# ----------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------
 
 
 def test_positions_count_through_the_cache(token_lens: Lens, token_case: Case) -> None:

@@ -177,7 +177,8 @@ run = tsfm_lens.load("bolt-nano").run(tsfm_lens.bundled("nile"), 6)
 run.plot()
 run.measure("attribution").plot()
 run.report("page", sections=("forecast", "head_entropy"))
-loaded = [name for name in sys.modules if name.startswith(("tsfm_lens.studies", "foreign"))]
+unwanted = ("tsfm_lens.studies", "foreign")
+loaded = [name for name in sys.modules if name.startswith(unwanted)]
 assert not loaded, loaded
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

@@ -68,7 +68,7 @@ def test_a_positive_sentence_names_what_passes() -> None:
 
 
 class Work:
-    """A run whose probes cost so many parameters × forwards, on however slow a machine."""
+    """A run whose probes cost so many parameters × forwards, on any machine."""
 
     def __init__(self, cost: int, n_twins: int = -1) -> None:
         self.cost = cost

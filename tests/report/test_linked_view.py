@@ -96,11 +96,15 @@ def test_tabs_switch_view_and_card_numbers(screen):
 # of every chapter what is on the screen: the series that its figures are of, and those
 # that it says not to draw
 SEEN = """const there = each => each.offsetParent !== null;
-return Array.from(document.querySelectorAll("section:not(#provenance)")).map(section => ({
-  figures: Array.from(section.querySelectorAll("figure")).filter(there).map(each => each.dataset.series || ""),
-  folded: Array.from(section.querySelectorAll("details > figure")).filter(each => there(each.parentElement))
+const sections = document.querySelectorAll("section:not(#provenance)");
+return Array.from(sections).map(section => ({
+  figures: Array.from(section.querySelectorAll("figure")).filter(there)
     .map(each => each.dataset.series || ""),
-  notes: Array.from(section.querySelectorAll("p.note[data-series]")).filter(there).map(each => each.textContent),
+  folded: Array.from(section.querySelectorAll("details > figure"))
+    .filter(each => there(each.parentElement))
+    .map(each => each.dataset.series || ""),
+  notes: Array.from(section.querySelectorAll("p.note[data-series]")).filter(there)
+    .map(each => each.textContent),
 }));"""
 
 
@@ -135,7 +139,8 @@ def test_chapters_follow_tab_or_name_content(screen):
     until_drawn(screen)
     screen.execute_script("document.querySelectorAll('.tabs input')[1].click()")
     script = """const plot = document.querySelector("figure[data-series=b] .plot");
-    return plot._fullLayout && Math.abs(plot._fullLayout.width - plot.clientWidth) < 2;"""
+    const layout = plot._fullLayout;
+    return layout && Math.abs(layout.width - plot.clientWidth) < 2;"""
     until(lambda: screen.execute_script(script), "a figure is not as wide as its place")
 
 

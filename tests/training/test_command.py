@@ -1,4 +1,4 @@
-"""Commands end with a line for errors made on purpose, and with a traceback for faults."""
+"""Commands end with one line for errors of use, and with a traceback for faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of patching, paths, effects and circuits show the numbers of planted results."""
+"""Figures of patching, paths, effects and circuits show numbers of planted results."""
 
 from __future__ import annotations
 

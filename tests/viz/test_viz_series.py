@@ -20,7 +20,8 @@ def test_fan_draws_bands_median_and_truth(forecast):
     fig = viz.forecast_fan(forecast, series="roads")
     h = np.arange(6.0)
     assert [t.name for t in fig.data] == [
-        "80 % interval from", "80 % interval", "50 % from", "50 %", "median forecast", "context", "truth",
+        "80 % interval from", "80 % interval", "50 % from", "50 %",
+        "median forecast", "context", "truth",
     ]  # fmt: skip
     np.testing.assert_allclose(fig.data[0].y, 100 + h - 1.6)
     np.testing.assert_allclose(fig.data[1].y, 100 + h + 1.6)

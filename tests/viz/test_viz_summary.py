@@ -28,7 +28,10 @@ def result() -> xr.Dataset:
         ("{rank:count}", "2 of 4"),
         ("{rank:which}", "2 of 4 (layer 0, head 0 and layer 0, head 1)"),
         ("{rank:median percent}, {rank:max unit}", "25 %, 0.5 ppm"),
-        ("{rank:ends signed unit}", "+0.5 ppm at layer 0, head 0 to −0.25 ppm at layer 1, head 1"),
+        (
+            "{rank:ends signed unit}",
+            "+0.5 ppm at layer 0, head 0 to −0.25 ppm at layer 1, head 1",
+        ),
         ("{depth} of {depth:whole} {way} on {series}", "12 of 12 zeroed on a, b, c"),
     ],
 )  # fmt: skip

@@ -38,11 +38,13 @@ FEW = (
     "head_states",
 )  # maps, points and bars, lines, panels of all kinds
 DRAW = """
-const [spec, width, height, done] = arguments, {data, layout} = JSON.parse(spec), plot = document.createElement("div");
+const [spec, width, height, done] = arguments, {data, layout} = JSON.parse(spec);
+const plot = document.createElement("div");
 document.getElementById("plot").replaceWith(plot);
 plot.id = "plot";
 plot.style = `width: ${width}px; height: ${height}px`;
-Plotly.newPlot(plot, data, {...layout, width, height}, {staticPlot: true}).then(() => done(faults(plot)));
+Plotly.newPlot(plot, data, {...layout, width, height}, {staticPlot: true})
+  .then(() => done(faults(plot)));
 """
 Faults = Callable[[go.Figure, float], list[str]]
 

@@ -192,7 +192,11 @@ PAGE = """<!doctype html><meta charset="utf-8"><style>%s</style>
 const listeners = [], state = %s;
 window.sent = [];
 window.arrive = reply => { state.reply = reply; listeners.forEach(each => each()); };
-const model = {get: name => state[name], send: each => window.sent.push(each), on: (_, each) => listeners.push(each)};
+const model = {
+  get: name => state[name],
+  send: each => window.sent.push(each),
+  on: (_, each) => listeners.push(each),
+};
 exported.render({el: document.getElementById("el"), model});
 </script>"""
 

@@ -38,10 +38,13 @@ guard.PAGES = {LIMIT}
 write = server._notebook
 def notebook(folder, given):
     path = write(folder, given)
-    path.write_text(path.read_text().replace("from tsfm_lens.report.serve.page import Page", "Page = dict"))
+    imported = "from tsfm_lens.report.serve.page import Page"
+    path.write_text(path.read_text().replace(imported, "Page = dict"))
     return path
 server._notebook = notebook
-server.serve(port=20_000 + os.getpid() % 10_000, browser=False, started=lambda address: print(address, flush=True))
+def show(address):
+    print(address, flush=True)
+server.serve(port=20_000 + os.getpid() % 10_000, browser=False, started=show)
 """
 
 

@@ -288,10 +288,13 @@ def test_file_limits_and_lost_connections_show(
         days = pd.date_range("2024-01-01", periods=150).strftime("%Y-%m-%d")
         rows = [f"{day},{number % 7}," for number, day in enumerate(days)]
         driver.execute_script(
-            "const zone = document.querySelector('.tsfm-lens-drop'), data = new DataTransfer();"
-            "const rows = arguments[2].map(row => row + 'x'.repeat(arguments[1]) + '\\n');"
+            "const zone = document.querySelector('.tsfm-lens-drop');"
+            "const data = new DataTransfer();"
+            "const note = 'x'.repeat(arguments[1]);"
+            "const rows = arguments[2].map(row => row + note + '\\n');"
             "data.items.add(new File(['day,level,note\\n', ...rows], arguments[0]));"
-            "zone.dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true}))",
+            "const options = {dataTransfer: data, bubbles: true, cancelable: true};"
+            "zone.dispatchEvent(new DragEvent('drop', options))",
             name, size // len(rows) + 1, rows,
         )  # fmt: skip
 
