@@ -229,7 +229,7 @@ class _ProcessWorker(Worker):
         pack: Callable[[Any], bytes],
     ) -> None:
         self._context = context
-        self._work = work
+        self._remote_work = work
         self._pack = pack
         self._executor: ProcessPoolExecutor | None = None
 
@@ -239,12 +239,14 @@ class _ProcessWorker(Worker):
         data = self._pack(task.data)
         if self._executor is not None:
             with suppress(BrokenExecutor):
-                return self._executor.submit(compute_remotely, self._work, bare, data)
+                return self._executor.submit(
+                    compute_remotely, self._remote_work, bare, data
+                )
         self._executor = ProcessPoolExecutor(1, self._context, _begin_process)
         with _signals_blocked():
             # the first task starts the process
             self._pid = self._executor.submit(os.getpid)
-        return self._executor.submit(compute_remotely, self._work, bare, data)
+        return self._executor.submit(compute_remotely, self._remote_work, bare, data)
 
     def stop(self) -> None:
         if self._executor is not None:
