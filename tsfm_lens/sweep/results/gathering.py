@@ -518,13 +518,14 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         )
     settings = config.variants.heads_at
     search_rows = about["tabulate_heads"]
-    if settings is None:
-        judged_by = "MASE"
-    else:
-        judged_by = settings.metric
+    judged_by = "MASE"
+    tolerance = TOLERANCE
     limits = None
-    if settings is not None and search_rows:
-        limits = better_orders(search_rows)
+    if settings is not None:
+        judged_by = settings.metric
+        tolerance = settings.tolerance
+        if search_rows:
+            limits = better_orders(search_rows)
     sums, duplicates = counted_once(_sums(store, comparable, judged_by))
     layers = {title: model["layers"] for title, model in about["models"].items()}
     attrs = {
@@ -536,19 +537,18 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         "distance_steps": config.distance_steps,
     }
     results = Results(sums, plan, layers, config.statistics, limits, judged_by, attrs)
-    tolerance = TOLERANCE
     retained = None
     if settings is not None:
-        tolerance = settings.tolerance
         retained = tabulate_heads(results, tolerance, settings.search)
+    panels = None
+    if retained is not None:
+        panels = by_dataset(results, retained, tolerance)
     by_name = {
         "effects": effects(results),
         "heads": single_heads(results),
         "curves": curves(results, retained, tolerance),
         "tabulate_heads": retained,
-        "datasets": (
-            None if retained is None else by_dataset(results, retained, tolerance)
-        ),
+        "datasets": panels,
         "recipes": recipes(results),
         "selection": selection(results),
     }
