@@ -67,7 +67,8 @@ def faults(
     return wrong, parsed, skipped
 
 
-def test_every_command_that_is_named_is_one() -> None:
+def test_named_commands_exist() -> None:
+    """Every command that is named is one."""
     wrong, parsed, skipped = faults(named(), programs(named()))
     assert wrong == []
     assert parsed > 300
@@ -105,9 +106,8 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("text", PLANTED, ids=range(len(PLANTED)))
-def test_what_is_no_command_is_named_with_file_and_line(
-    text: str, tmp_path: Path
-) -> None:
+def test_unknown_commands_named_with_file_line(text: str, tmp_path: Path) -> None:
+    """What is no command is named, with its file and line."""
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\n{text}\n")
     (wrong,) = faults(

@@ -14,7 +14,7 @@ from walks import ROOT, find_blocks, write_modules
 
 
 def run_commands(folder: Path, *commands: str) -> str:
-    """Run commands of the package in a folder, there; return what they print."""
+    """Run commands of the package that lies in a folder; return what they print."""
     printed = []
     for command in commands:
         done = subprocess.run(

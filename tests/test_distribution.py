@@ -37,7 +37,8 @@ def shipped() -> set[str]:
     }
 
 
-def test_the_source_distribution_holds_every_tracked_file() -> None:
+def test_source_distribution_holds_tracked_files() -> None:
+    """The source distribution holds every tracked file."""
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -54,7 +55,8 @@ def test_the_source_distribution_holds_every_tracked_file() -> None:
     assert tracked - shipped() == set()
 
 
-def test_what_a_major_release_could_break_is_bounded() -> None:
+def test_dependencies_have_major_version_bounds() -> None:
+    """A dependency that a major release could break has an upper bound."""
     optional = PROJECT["optional-dependencies"]
     extras = (*optional_libraries(), "ray", "dysts", "static")
     models = [line for extra in extras for line in optional[extra]]
@@ -65,7 +67,8 @@ def test_what_a_major_release_could_break_is_bounded() -> None:
         )
 
 
-def test_every_version_of_the_tests_is_within_the_bounds() -> None:
+def test_tested_versions_lie_within_bounds() -> None:
+    """Every version that the tests use is within the bounds."""
     from packaging.requirements import Requirement
 
     pins = dict(

@@ -75,7 +75,8 @@ ERRORS = [
 ]
 
 
-def test_the_configurations_in_the_docs_and_examples_are_valid() -> None:
+def test_configurations_in_docs_are_valid() -> None:
+    """The configurations in the docs and in the examples are valid."""
     from tsfm_lens.sweep.planner.config import parse_config, read_config
 
     text = (ROOT / "docs" / "sweeps.md").read_text()
@@ -103,7 +104,8 @@ def test_links_lead_somewhere(page: Path) -> None:
         )
 
 
-def test_the_gallery_draws_figures_of_two_models_side_by_side() -> None:
+def test_gallery_compares_models_side_by_side() -> None:
+    """The gallery draws figures of two models side by side."""
     entries = gallery.slugs()
     studio = drawing.Studio()
     for name in scenes.PAIRED:
@@ -136,9 +138,10 @@ def run() -> Run:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
-def test_every_error_says_why_and_what_to_do_and_its_example_is_true(
+def test_errors_explain_with_true_examples(
     error: type, run: Run, tmp_path: Path
 ) -> None:
+    """Every error says why and what to do, and its example is true."""
     text = inspect.getdoc(error) or ""
     assert "\nWhy:\n" in text
     assert "\nCure:\n" in text
@@ -151,7 +154,8 @@ def test_every_error_says_why_and_what_to_do_and_its_example_is_true(
 
 
 @pytest.mark.parametrize("page", outputs.ROOTS)
-def test_the_first_pages_show_what_their_code_draws(page: str) -> None:
+def test_first_pages_show_their_codes_figures(page: str) -> None:
+    """The first pages show what their code draws."""
     names: dict[str, object] = {}
     drawn = [outputs.run_block(block, names) for block in outputs.find_python(page)]
     named = page.replace("/", "-")
@@ -165,7 +169,8 @@ def test_the_first_pages_show_what_their_code_draws(page: str) -> None:
 
 
 @pytest.mark.parametrize("name", notebooks.names())
-def test_notebooks_ship_with_pictures_of_what_their_code_draws(name: str) -> None:
+def test_notebooks_ship_with_their_figures(name: str) -> None:
+    """Notebooks ship with pictures of what their code draws."""
     assert not render_notebooks.faults(notebooks.EXAMPLES / f"{name}.ipynb")
 
 
@@ -182,7 +187,7 @@ _PRIVATE = (
 )
 
 
-def test_every_public_name_is_in_the_reference() -> None:
+def test_reference_lists_every_public_name() -> None:
     packages = {
         module.name.removeprefix("tsfm_lens.")
         for module in walk_packages(tsfm_lens.__path__, "tsfm_lens.")

@@ -9,7 +9,7 @@ import re
 from executing import EXAMPLES, executed, figures, printed
 
 
-def test_what_moved_a_forecast_adds_up_and_its_routes_hold() -> None:
+def test_explained_moves_sum_and_routes_hold() -> None:
     """Exact Shapley values sum to the whole, and a covariate has no way to its target
     but attention over series.
     """

@@ -46,7 +46,7 @@ def test_pages_of_nbconvert_show_figures(tmp_path: Path) -> None:
     assert "Plotly.newPlot(" in (tmp_path / "one.html").read_text()
 
 
-def test_first_look_finds_heads_that_matter_more_than_others() -> None:
+def test_first_look_finds_important_heads() -> None:
     """The last cells state a share for both models; three heads can never hold less
     than an even spread.
     """
@@ -60,7 +60,7 @@ def test_first_look_finds_heads_that_matter_more_than_others() -> None:
     assert figures(notebook) == 9
 
 
-def test_own_model_passes_every_oracle_and_wrong_wirings_do_not() -> None:
+def test_own_model_example_catches_wrong_wiring() -> None:
     """The trained model forecasts about as well as the last season repeated, and no
     wrong table passes.
     """
@@ -113,7 +113,8 @@ def run(name: str, n_figures: int) -> str:
     return printed(notebook)
 
 
-def test_lines_of_thought_know_the_next_hour_and_two_heads_write_the_rushes() -> None:
+def test_lines_of_thought_know_next_hour() -> None:
+    """The stream knows the next hour, and two heads write the rush hours."""
     text = run("03-lines-of-thought", 6)
     last, before = numbers(
         text, r"with a correlation of ([\d.]+), the hour before repeated with ([\d.]+)"
@@ -140,7 +141,8 @@ def test_lines_of_thought_know_the_next_hour_and_two_heads_write_the_rushes() ->
     assert share > even
 
 
-def test_heads_that_find_the_season_follow_it() -> None:
+def test_season_heads_follow_the_season() -> None:
+    """Heads that find the season of a day still find it in days of other lengths."""
     text = run("04-induction-and-parroting", 8)
     shares = re.findall(
         r"decoder\.\d\.cross_attn\.\d, \d+ h into the season: with days of 20 h (\d+)%",
@@ -150,7 +152,7 @@ def test_heads_that_find_the_season_follow_it() -> None:
     assert all(int(share) > 80 for share in shares)
 
 
-def test_patching_finds_the_phase_in_the_register_token() -> None:
+def test_patching_finds_phase_in_register_token() -> None:
     """Attribution by gradients misses what patching finds."""
     text = run("05-patching-a-season", 5)
     first, *later = numbers(
@@ -192,7 +194,7 @@ def test_the_circuit_keeps_the_forecast() -> None:
     assert ("it carries over" in text) == (min(elsewhere) >= 0.9)
 
 
-def test_heads_are_born_in_training_and_not_found_before() -> None:
+def test_heads_emerge_in_training() -> None:
     """Steps are read off the records again; the model before its first step has no
     induction head.
     """

@@ -49,9 +49,10 @@ def lens(request: pytest.FixtureRequest) -> Lens:
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("name", [*EMBEDDED, *sorted(set(SUMMING) - {"t5"})])
-def test_the_first_page_runs_on_every_model(
+def test_first_page_runs_on_every_model(
     page: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """The first page of the docs runs on every model."""
     text = (ROOT / page).read_text(encoding="utf-8")
     code = "\n".join(
         item
@@ -87,7 +88,7 @@ def test_the_first_page_runs_on_every_model(
 
 
 def frames() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Two days of load and temperature, and a day of temperature, by dates."""
+    """Two days of load and temperature, and a day of temperature, indexed by date."""
     steps = np.arange(72) / 4
     hours = pd.date_range("2026-03-01", periods=72, freq="h")
     columns = {"temperature": 10 + 5 * np.sin(steps), "load": np.cos(steps)}
@@ -95,7 +96,8 @@ def frames() -> tuple[pd.DataFrame, pd.DataFrame]:
     return table[:48], table[48:].drop(columns="load")
 
 
-def test_arguments_of_a_run_are_refused_by_name() -> None:
+def test_refused_run_arguments_are_named() -> None:
+    """Arguments of a run that cannot be used are refused by name."""
     lens, (past, ahead) = tsfm_lens.load("chronos2-nano"), frames()
     with pytest.raises(InputError, match="takes no 'hodlout'; did you mean holdout"):
         lens.run(past, 24, hodlout=True)
@@ -108,7 +110,8 @@ def test_arguments_of_a_run_are_refused_by_name() -> None:
     assert run.batch.roles == ("target", "known")
 
 
-def test_without_is_the_forecast_with_and_without(lens: Lens) -> None:
+def test_without_compares_original_and_ablated_forecasts(lens: Lens) -> None:
+    """The method without gives the forecasts with and without a component."""
     run = lens.run(tsfm_lens.bundled("elnino"), 12, **drawn(lens))
     target = last_layer(lens)
     result = run.without(target)
@@ -216,7 +219,8 @@ def test_a_place_has_two_names(lens: Lens) -> None:
     assert_close(zeros[0], zeros[2], depth=100)
 
 
-def test_run_with_cache_follows_the_forecast_of_a_token_model() -> None:
+def test_cached_run_follows_token_forecast() -> None:
+    """A run with a cache follows the forecast of a token model."""
     lens = tsfm_lens.load("chronos-nano")
     series = tsfm_lens.bundled("co2")
     _, alone = lens.run_with_cache(series)

@@ -39,7 +39,8 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_upward_import_is_seen_in_every_form(form: str) -> None:
+def test_upward_imports_are_always_seen(form: str) -> None:
+    """An upward import is seen in every form."""
     texts = {
         "tsfm_lens.models": FORMS[form].format("report"),
         "tsfm_lens.report": FORMS[form].format("models"),
@@ -51,7 +52,8 @@ def test_an_upward_import_is_seen_in_every_form(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_circle_is_seen_in_every_form(form: str) -> None:
+def test_import_cycles_are_always_seen(form: str) -> None:
+    """A circle of imports is seen in every form."""
     texts = {
         "tsfm_lens.data.a": "from tsfm_lens.data import b",
         "tsfm_lens.data.b": FORMS[form].format("data.a"),
@@ -59,7 +61,8 @@ def test_a_circle_is_seen_in_every_form(form: str) -> None:
     assert house.circles(house.imports(texts)) == [set(texts)]
 
 
-def test_a_study_is_imported_by_nothing_below_and_figures_know_no_model() -> None:
+def test_imports_respect_studies_and_figures() -> None:
+    """A study is imported by nothing below it, and figures import no model."""
     texts = dict.fromkeys(
         (
             "tsfm_lens.studies.papers",
@@ -91,7 +94,8 @@ def test_no_modules_import_each_other() -> None:
     assert house.circles(house.own_imports()) == []
 
 
-def test_measures_of_structure_stay_within_their_bounds() -> None:
+def test_structure_stays_within_bounds() -> None:
+    """Measures of the structure of the code stay within their bounds."""
     measures = house.measures()
     assert {
         name: measures[name]

@@ -23,7 +23,8 @@ def find_package(file: Path) -> str:
 
 
 @pytest.mark.parametrize("package", FOLLOWING)
-def test_parts_of_a_package_follow_each_other(package: str) -> None:
+def test_package_parts_follow_their_order(package: str) -> None:
+    """The parts of a package import only those before them."""
     order = {
         f"tsfm_lens.{package}.{part}": position
         for position, part in enumerate(FOLLOWING[package])
@@ -39,7 +40,8 @@ def test_parts_of_a_package_follow_each_other(package: str) -> None:
         assert order[parts[item.target]] <= order[parts[item.source]], item
 
 
-def test_importing_the_package_loads_nothing_heavy_and_some_packages_no_torch() -> None:
+def test_importing_the_package_is_light() -> None:
+    """Importing the package loads nothing heavy, and some packages load no torch."""
     code = """
 import importlib, sys, tsfm_lens
 heavy = {"torch", "transformers", "transformer_lens", "chronos", "plotly"}
@@ -63,7 +65,8 @@ def test_every_public_name_is_there() -> None:
     assert set(tsfm_lens.__all__) <= set(dir(tsfm_lens))
 
 
-def test_every_package_is_found_from_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_are_found_from_the_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every package is found from the top."""
     modules = (
         "__init__ __main__ cli console doctor embedded extensions places registry verbs"
         " verdict".split()

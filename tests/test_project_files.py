@@ -25,7 +25,8 @@ def test_what_the_readme_names_exists() -> None:
     ] == []
 
 
-def test_hosted_checks_and_hooks_run_what_everybody_runs() -> None:
+def test_hosted_checks_run_the_same_commands() -> None:
+    """Hosted checks and hooks run what everybody runs."""
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())[
         "jobs"
     ]
@@ -44,7 +45,7 @@ def test_hosted_checks_and_hooks_run_what_everybody_runs() -> None:
     assert hooks["rev"] == f"v{pinned[1]}"
 
 
-def test_the_changelog_has_this_version_and_the_next() -> None:
+def test_changelog_has_this_and_next_version() -> None:
     versions = re.findall(
         r"^## (\d+\.\d+\.\d+) \((.+)\)$",
         (ROOT / "CHANGELOG.md").read_text(),

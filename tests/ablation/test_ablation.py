@@ -39,9 +39,8 @@ FORECASTS = npst.arrays(np.float64, (3, 8), elements=st.integers(-5, 5).map(floa
 
 @given(FORECASTS, FORECASTS)
 @settings(deadline=None, max_examples=60)
-def test_spearman_distance_is_one_minus_the_correlation_of_average_ranks(
-    a: np.ndarray, b: np.ndarray
-) -> None:
+def test_spearman_distance_uses_average_ranks(a: np.ndarray, b: np.ndarray) -> None:
+    """The Spearman distance is one minus the correlation of average ranks."""
     found = spearman_distance(a, b)
     for row in range(3):
         x = rankdata(a[row])
@@ -61,9 +60,8 @@ def test_spearman_distance_is_one_minus_the_correlation_of_average_ranks(
     "distance", [spearman_distance, pearson_distance, shape_distance, spectral_distance]
 )
 @pytest.mark.parametrize("level", [0.0, 5.0, -1e9, 1e-12])
-def test_equal_forecasts_are_not_apart_and_flat_ones_have_no_shape(
-    distance: Any, level: float
-) -> None:
+def test_equal_and_flat_forecasts_have_distances(distance: Any, level: float) -> None:
+    """Equal forecasts have no distance, and flat ones have no shape."""
     wave = np.sin(np.arange(9.0)) + level
     flat = np.full(9, level)
     rows = np.stack([wave, flat, wave, flat, flat])
@@ -73,7 +71,8 @@ def test_equal_forecasts_are_not_apart_and_flat_ones_have_no_shape(
     np.testing.assert_array_equal(distance(rest, rows), found)
 
 
-def test_a_change_of_no_more_than_rounding_has_no_ratio() -> None:
+def test_rounding_changes_have_no_ratio() -> None:
+    """A change of no more than rounding has no ratio."""
     found = relative_change(
         np.array([[3.0, 3.0, 3.0]]),
         np.array([1e-9, -2.0, np.nan]),
@@ -94,7 +93,7 @@ def test_errors_leave_unknown_truth_out() -> None:
     st.integers(1, 50),
 )
 @settings(deadline=None, max_examples=80)
-def test_seasonal_scale_is_the_mean_seasonal_difference(
+def test_seasonal_scale_is_mean_seasonal_difference(
     context: np.ndarray, season: int
 ) -> None:
     used = 1
@@ -109,9 +108,10 @@ def test_seasonal_scale_is_the_mean_seasonal_difference(
 
 
 @pytest.mark.parametrize("name", archetypes(sorted(architectures())))
-def test_variants_on_rows_held_once_equal_the_plain_loop(
+def test_shared_rows_equal_the_plain_loop(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Variants on rows held once equal the plain loop."""
     # as in a large model, where a pass costs too much to run groups together
     monkeypatch.setattr(replay, "_FEW", 0)
     monkeypatch.setattr(engine, "_PASS", 0)
@@ -144,7 +144,7 @@ def test_replay_computes_the_encoder_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("rows", [None, [1]])
-def test_variants_under_hooks_of_the_callers_own_are_forwards_under_both(
+def test_variants_run_under_callers_hooks(
     rows: list[int] | None,
 ) -> None:
     """An edit of chosen rows, or of an attention's inside, acts on every variant as on

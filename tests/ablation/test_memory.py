@@ -28,7 +28,7 @@ BATCH = as_series([np.sin(np.arange(50) / 3), np.cos(np.arange(50) / 2)])
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, fits: int = 10**6) -> list[int]:
-    """Sizes of all chunks of a rollout where ``fits`` variants fit into memory."""
+    """Sizes of all chunks of a rollout; above ``fits`` variants memory runs out."""
     chunks: list[int] = []
     run = rollouts.VariantRequest.together
 
@@ -50,9 +50,10 @@ def lens_and_variants(name: str, count: int) -> tuple[Lens, list[Variant]]:
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5"])
-def test_bytes_at_once_bound_the_variants_side_by_side(
+def test_memory_bounds_the_parallel_variants(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The bytes at once bound how many variants run side by side."""
     lens, variants = lens_and_variants(name, 8)
     if lens.adapter.readout == "quantile":
         draws = {}
@@ -77,9 +78,10 @@ def test_bytes_at_once_bound_the_variants_side_by_side(
         assert_close(found.quantiles, loop.quantiles, depth=1000, dtype=np.float32)
 
 
-def test_running_out_of_memory_halves_the_chunks(
+def test_out_of_memory_halves_chunks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Running out of memory halves the chunks."""
     lens, variants = lens_and_variants("timesfm-2.5", 9)
     # beyond one pass, where nothing can be replayed
     horizon = lens.adapter.longest_pass + 2
@@ -101,9 +103,10 @@ def test_running_out_of_memory_halves_the_chunks(
         forecast_variants(lens, BATCH, horizon, variants)
 
 
-def test_forwards_of_variants_take_fewer_rows_where_memory_runs_out(
+def test_less_memory_means_fewer_forward_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Forward passes of variants take fewer rows where memory runs out."""
     lens, variants = lens_and_variants("chronos-bolt", 6)
     monkeypatch.setattr(engine, "_PASS", 10**12)
     encoded = lens.encode(BATCH)

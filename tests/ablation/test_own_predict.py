@@ -88,7 +88,7 @@ def twice(limit: float) -> Any:
 
 
 def check(lens: Lens, variants: list[Variant]) -> None:
-    """Every variant as ``lens.forecast`` gives it, a series against its own values."""
+    """Every variant as ``lens.forecast`` gives it, each series with its own values."""
     found = forecast_variants(lens, BATCH, HORIZON, variants, quantiles=LEVELS)
     for index, variant in enumerate(variants):
         with lens.edit(*variant.interventions):
@@ -133,9 +133,10 @@ def test_a_rule_that_only_variants_meet(model: Any, said: bool) -> None:
     check(lens, make_variants(lens))
 
 
-def test_without_a_declaration_the_model_runs_once_a_variant(
+def test_undeclared_model_runs_once_per_variant(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without a declaration the model runs once for each variant."""
     rows: list[int] = []
     forward = model.forward
     monkeypatch.setitem(
@@ -156,7 +157,9 @@ def test_without_a_declaration_the_model_runs_once_a_variant(
         assert rows == expected
 
 
-def test_a_forward_that_runs_its_modules_twice_is_not_replayed(model: Any) -> None:
+def test_repeated_modules_are_not_replayed(model: Any) -> None:
+    """A forward pass that runs its modules twice is not replayed."""
+
     class BothSigns(Wired):  # type: ignore[misc]
         def run(self, inputs: Mapping[str, Any]) -> Tensor:
             return (

@@ -192,7 +192,8 @@ BEYOND = [name for name in NAMES if name in SOME]
 
 
 @pytest.mark.parametrize("name", archetypes(BEYOND))
-def test_rollouts_beyond_one_pass_equal_the_plain_loop(name: str) -> None:
+def test_long_rollouts_equal_the_plain_loop(name: str) -> None:
+    """Rollouts beyond one pass equal the plain loop."""
     lens = lens_of(name)
     batch = shown(lens)
     if not lens.adapter.joint_rollout:
@@ -211,7 +212,8 @@ def test_rollouts_beyond_one_pass_equal_the_plain_loop(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
-def test_the_plain_loop_is_one_forecast_a_variant(name: str) -> None:
+def test_plain_loop_forecasts_each_variant_once(name: str) -> None:
+    """The plain loop is one forecast for each variant."""
     lens = lens_of(name)
     batch = shown(lens)
     variant = Variant.zero(writers(lens.wiring)[0])
@@ -264,7 +266,7 @@ def test_nothing_is_left_behind(name: str) -> None:
 
 
 def steered(lens: Lens, size: float) -> Variant:
-    """Other from the first layer on, and no number where the size is infinite."""
+    """Other from the first layer on, and no number at all for an infinite size."""
     stack = lens.wiring.output_stack
     return Variant(
         f"by {size}",
@@ -289,7 +291,8 @@ MIXED = [
 
 @pytest.mark.parametrize("economy", [True, False])
 @pytest.mark.parametrize("name", MIXED)
-def test_a_variant_without_numbers_is_lost_alone(name: str, economy: bool) -> None:
+def test_variant_without_numbers_fails_alone(name: str, economy: bool) -> None:
+    """A variant without numbers is lost and no other with it."""
     if name.endswith("nano"):
         lens = load(name)
     else:

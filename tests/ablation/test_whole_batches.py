@@ -42,9 +42,10 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_looks_at_the_whole_batch_is_shown_it(
+def test_batch_wide_models_see_whole_batches(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A model that looks at the whole batch is given the whole batch."""
     lens = load(name)
     rows = list[int]()
     known: dict[str, Any] = {"horizon": HORIZON}

@@ -141,9 +141,10 @@ def run(numbers: Sequence[int], folder: Path) -> Counter:
     return counts
 
 
-def test_a_sample_of_generated_files_and_those_that_were_read_otherwise_once(
+def test_sample_of_generated_and_reported_files(
     tmp_path: Path,
 ) -> None:
+    """A sample of generated files, and files that were once read otherwise."""
     assert run(range(150), tmp_path)["whole", "read"] > 70
     run(FLAGGED, tmp_path)
 

@@ -136,9 +136,10 @@ def run(
     return counts, failures
 
 
-def test_spoiled_checkpoints_are_refused_or_load_as_they_are(
+def test_corrupt_checkpoints_refused_or_unchanged(
     saved: dict[str, Path], tmp_path: Path
 ) -> None:
+    """Spoiled checkpoints are refused or load as they are."""
     counts, failures = run(saved, tmp_path, range(SAMPLE * len(KINDS)))
     assert not failures
     # what cannot be seen in the structure loads, so that the sample is not only

@@ -175,7 +175,7 @@ def edit_table(store: Path, chosen: random.Random) -> None:
 
 
 def block(store: Path, chosen: random.Random) -> None:
-    """A file where a folder belongs, the reverse, or a link to nowhere."""
+    """A file in place of a folder, a folder in place of a file, a link to nowhere."""
     everything = sorted(path for path in store.rglob("*"))
     path = chosen.choice(everything)
     if path.is_dir():
@@ -305,9 +305,8 @@ def campaign(cases: range, whole: Path, store: Path) -> Counter[tuple[str, str]]
     return counts
 
 
-def test_a_damaged_store_ends_in_the_undisturbed_table(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_damaged_store_gives_undisturbed_table(whole: Path, tmp_path: Path) -> None:
+    """A damaged store ends in the undisturbed table."""
     # every kind once
     count = len(CHANGES)
     assert sum(campaign(range(count), whole, tmp_path / "store").values()) == count
@@ -315,9 +314,10 @@ def test_a_damaged_store_ends_in_the_undisturbed_table(
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("part", range(PARTS))
-def test_many_damaged_stores_end_in_the_undisturbed_table(
+def test_many_damaged_stores_give_undisturbed_tables(
     part: int, whole: Path, tmp_path: Path, capsys: Any
 ) -> None:
+    """Many damaged stores end in the undisturbed table."""
     counts = campaign(range(part, CASES, PARTS), whole, tmp_path / "store")
     with capsys.disabled():
         print()  # noqa: T201

@@ -50,9 +50,10 @@ def waves(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_forecast_as_csv_and_strict_json_is_what_the_library_returns(
+def test_forecast_files_match_the_library(
     folder: str, waves: str, tmp_path: Path
 ) -> None:
+    """A forecast as CSV or strict JSON is what the library returns."""
     asked = ["forecast", folder, "--data", waves, *"--horizon 4 --seed 3".split()]
     asked += "-q 0.2 -q 0.5".split()
     expected = tsfm_lens.load(folder).forecast(waves, 4, quantiles=[0.2, 0.5], seed=3)
@@ -99,7 +100,7 @@ def test_hooks_lists_true_shapes(folder: str) -> None:
     assert [row["name"] for row in every] == [name for name, _ in lens.hook_table()]
 
 
-def test_report_writes_the_page_and_prints_its_path(
+def test_report_writes_page_and_prints_path(
     folder: str, waves: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "deep" / "report"
@@ -127,9 +128,8 @@ def test_help_loads_nothing_heavy() -> None:
     assert "report" in done.stdout
 
 
-def test_compare_says_where_a_tuned_model_differs_or_that_it_does_not(
-    waves: str, tmp_path: Path
-) -> None:
+def test_compare_shows_where_tuned_models_differ(waves: str, tmp_path: Path) -> None:
+    """Compare says where a tuned model differs, or that it does not."""
     tuned = tsfm_lens.load(BOLT)
     with torch.no_grad():
         tuned.adapter.model.get_submodule(

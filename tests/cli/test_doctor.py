@@ -72,9 +72,10 @@ def test_text_and_json_tell_the_same() -> None:
         assert word in visible.stdout
 
 
-def test_a_missing_library_comes_with_its_commands(
+def test_missing_library_comes_with_commands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A missing library is named with the commands that install it."""
     monkeypatch.setitem(sys.modules, "uni2ts", None)
     (found,) = [extra for extra in examine()["extras"] if extra["name"] == "moirai"]
     assert "uni2ts" in found["missing"]

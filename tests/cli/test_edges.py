@@ -54,9 +54,10 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.usefixtures("no_model")
-def test_a_place_that_cannot_be_written_is_told_before_a_model_is_opened(
+def test_unwritable_place_is_reported_before_loading(
     command: str, tmp_path: Path
 ) -> None:
+    """A place that cannot be written is reported before a model is opened."""
     file = tmp_path / "afile"
     file.touch()
     texts = [word.replace("FILE", str(file)) for word in COMMANDS[command]]
@@ -73,9 +74,10 @@ def test_a_place_that_cannot_be_written_is_told_before_a_model_is_opened(
 
 @pytest.mark.parametrize("command", ["report", "ablate"])
 @pytest.mark.usefixtures("no_model")
-def test_an_end_without_values_is_no_truth(
+def test_missing_end_is_no_truth(
     command: str, waves: np.ndarray, tmp_path: Path
 ) -> None:
+    """An end without values is no truth."""
     file = written(tmp_path, load=np.r_[waves[:90], np.full(30, np.nan)])
     if command == "report":
         out = ["--out", tmp_path / "page"]
@@ -90,9 +92,10 @@ def test_an_end_without_values_is_no_truth(
     assert "--no-holdout" in result.stderr
 
 
-def test_a_forecast_at_a_high_level_shows_how_its_quantiles_differ(
+def test_high_levels_show_different_quantiles(
     waves: np.ndarray, tmp_path: Path
 ) -> None:
+    """A forecast at a high level shows how its quantiles differ."""
     file = written(tmp_path, load=1e9 + 1e6 * waves)
     asked = ["--data", file, "--horizon", "2", "-q", "0.1", "-q", "0.5", "-q", "0.9"]
     cells = run("forecast", "bolt-nano", *asked).stdout.splitlines()[1].split()[-3:]
@@ -104,9 +107,10 @@ def parse_table(*args: str | Path) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(result.stdout), float_precision="round_trip")
 
 
-def test_a_forecast_of_the_end_of_each_series_has_its_truth_beside_it(
+def test_held_out_end_shows_truth_beside(
     tmp_path: Path,
 ) -> None:
+    """A forecast of the end of each series has its truth beside it."""
     steps = np.arange(120)
     frame = pd.DataFrame(
         {"timestamp": HOURS, "load": 5 + np.sin(steps / 4), "heat": np.cos(steps / 4)}
@@ -155,9 +159,10 @@ SHORT = [
 @pytest.mark.parametrize(
     "args", [*SHORT, ("forecast", "bolt-nano", *CO2, "--csv")], ids=" ".join
 )
-def test_a_full_device_is_told_in_a_line(
+def test_full_device_is_reported_in_line(
     args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A full device is reported in one line."""
     with Path("/dev/full").open("w") as full:
         code, reported = ended(monkeypatch, full, *args)
     # beside progress and notes on the data
@@ -170,9 +175,10 @@ def test_a_full_device_is_told_in_a_line(
 
 
 @pytest.mark.parametrize("args", SHORT, ids=" ".join)
-def test_nothing_is_said_when_nobody_reads_on(
+def test_closed_pipe_prints_nothing(
     args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing is printed when nobody reads on."""
     reader, writer = os.pipe()
     os.close(reader)
     with suppress(BrokenPipeError), os.fdopen(writer, "w") as pipe:
@@ -180,9 +186,10 @@ def test_nothing_is_said_when_nobody_reads_on(
 
 
 @pytest.mark.parametrize("args", SHORT, ids=" ".join)
-def test_what_an_encoding_cannot_hold_is_escaped(
+def test_unencodable_characters_are_escaped(
     args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What an encoding cannot hold is escaped."""
     plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     assert ended(monkeypatch, plain, *args) == (0, "")
     assert plain.buffer.getvalue()  # type: ignore[attr-defined]

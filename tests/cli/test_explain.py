@@ -39,9 +39,8 @@ def sheet(path: Path, *, ahead: int = AHEAD) -> str:
 
 
 @pytest.mark.parametrize("ahead", [AHEAD, 0])
-def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(
-    ahead: int, tmp_path: Path
-) -> None:
+def test_page_is_written_with_any_future(ahead: int, tmp_path: Path) -> None:
+    """A page is written whether or not the future is in the file."""
     data = sheet(tmp_path / "load.csv", ahead=ahead)
     texts = [
         *OPTIONS,
@@ -84,7 +83,8 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(
 
 
 @pytest.mark.parametrize("sections", ["deletion_curves", "forecast"])
-def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> None:
+def test_verdict_comes_with_its_reasons(sections: str, tmp_path: Path) -> None:
+    """The verdict is given with its reasons."""
     texts = [
         "--data",
         "bundled:nile",
@@ -127,9 +127,10 @@ def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> 
         ),
     ],
 )
-def test_what_cannot_be_is_said_and_nothing_is_written(
+def test_impossible_requests_write_nothing(
     words: list[str], complaint: str, tmp_path: Path
 ) -> None:
+    """What is impossible is reported, and nothing is written."""
     out = tmp_path / "page"
     beside = [
         word
@@ -144,7 +145,8 @@ def test_what_cannot_be_is_said_and_nothing_is_written(
     assert not out.exists()
 
 
-def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None:
+def test_what_if_comes_first_on_page(tmp_path: Path) -> None:
+    """The chapters on what if and what changed come first on the page."""
     data = sheet(tmp_path / "load.csv")
     table = pd.read_csv(data)
     last = table["ts"] == table["ts"][HOURS - 1]
@@ -181,9 +183,10 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
     ("where", "expected"),
     [((), (0, 12)), (("--until", "6"), (0, 6)), (("--from", "-5"), (-5, 12))],
 )
-def test_a_change_starts_at_the_forecast_unless_told(
+def test_changes_start_at_forecast_by_default(
     where: tuple[str, ...], expected: tuple[int, int], tmp_path: Path
 ) -> None:
+    """A change starts at the forecast unless another start is given."""
     texts = [
         "--data",
         sheet(tmp_path / "load.csv"),
@@ -219,7 +222,8 @@ def test_a_change_starts_at_the_forecast_unless_told(
 
 
 @pytest.mark.parametrize("name", ["cost=EUR", "=x", "x=="])
-def test_names_with_an_equals_sign_are_changed_too(name: str, tmp_path: Path) -> None:
+def test_names_with_equals_signs_can_change(name: str, tmp_path: Path) -> None:
+    """Series whose names have an equals sign can be changed too."""
     table = pd.read_csv(sheet(tmp_path / "load.csv")).rename(
         columns={"temperature": name}
     )

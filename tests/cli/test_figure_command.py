@@ -18,7 +18,8 @@ def run(*args: str) -> Result:
     return RUNNER.invoke(app, ["figure", *args])
 
 
-def test_files_and_caption_are_written_and_named(tmp_path: Path) -> None:
+def test_files_and_caption_are_named(tmp_path: Path) -> None:
+    """Files and caption are written, and their paths printed."""
     result = run(
         "layer_gain",
         "bolt-nano",
@@ -52,7 +53,7 @@ def test_files_and_caption_are_written_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
-def test_a_format_that_cannot_be_drawn_is_refused_before_any_work(
+def test_undrawable_format_is_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Without kaleido, and with it but no browser; the default then writes what it can

@@ -57,7 +57,8 @@ def test_errors_keep_names(words: str, name: str) -> None:
     assert joined(name).lower() in joined(result.stderr).lower()
 
 
-def test_files_that_people_write_are_read_or_refused(tmp_path: Path) -> None:
+def test_hostile_files_are_read_or_refused(tmp_path: Path) -> None:
+    """Files that people write are read or refused."""
     file = tmp_path / "sweep.yaml"
     good = {
         "models": [{"source": "bolt-nano"}],
@@ -114,9 +115,10 @@ def orders(text: str) -> set[str]:
     return set(re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text))
 
 
-def test_names_are_kept_and_control_characters_of_series_columns_and_files_are_shown_escaped(
+def test_control_characters_in_names_are_escaped(
     controls: str,
 ) -> None:
+    """Names are kept; their control characters are shown escaped."""
     table = run("forecast", "bolt-nano", "--data", controls, "--horizon", "1")
     output = table.output
     assert [line.split()[0] for line in table.stdout.splitlines()[1:]] == [
@@ -154,9 +156,10 @@ def test_names_are_kept_and_control_characters_of_series_columns_and_files_are_s
     assert orders(output + json_text) == set()
 
 
-def test_control_characters_stay_in_files_and_not_on_terminals(
+def test_terminals_never_receive_control_characters(
     controls: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Control characters stay in files and do not reach terminals."""
     written = run(
         "forecast", "bolt-nano", "--data", controls, "--horizon", "1", "--csv"
     )

@@ -42,9 +42,10 @@ def interrupt(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize("command", [*ANALYSES, "serve"])
-def test_covariates_are_refused_before_a_model_is_opened(
+def test_covariates_are_refused_before_loading(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Covariates are refused before a model is opened."""
     monkeypatch.setattr(tsfm_lens, "load", interrupt)
     file = tmp_path / "load.csv"
     file.write_text(
@@ -57,9 +58,10 @@ def test_covariates_are_refused_before_a_model_is_opened(
 
 
 @pytest.mark.parametrize("command", [*ANALYSES, "hooks", "doctor"])
-def test_an_interrupt_leaves_nothing_and_says_so_in_a_line(
+def test_interrupt_leaves_nothing_but_a_line(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An interrupt leaves nothing and says so in one line."""
     monkeypatch.setattr(tsfm_lens, "load", interrupt)
     done = run(command, *(NILE if command in ANALYSES else []), out=tmp_path / "out")
     assert done.exit_code == 130, done.output
@@ -68,9 +70,10 @@ def test_an_interrupt_leaves_nothing_and_says_so_in_a_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_while_files_are_written_leaves_none_and_names_whole_ones(
+def test_interrupted_writing_names_whole_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An interrupt while files are written leaves no partial one, names whole ones."""
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", interrupt)
         done = run("report", *NILE, "--sections", "forecast", out=tmp_path / "page")
@@ -84,7 +87,7 @@ def test_an_interrupt_while_files_are_written_leaves_none_and_names_whole_ones(
     tsfm_lens.load(str(small))
 
 
-def test_a_signal_ends_a_process_without_a_traceback() -> None:
+def test_signal_ends_process_without_traceback() -> None:
     # a shell that starts it in the background may have it ignore the signal
     script = (
         "import os, signal, sys, tsfm_lens\nfrom tsfm_lens.cli import main\n"
@@ -114,7 +117,7 @@ def test_json_holds_the_numbers(tmp_path: Path) -> None:
         assert_close(values.ravel(), expected.ravel(), depth=4, dtype=np.float32)
 
 
-def test_json_of_an_explanation_holds_its_numbers(tmp_path: Path) -> None:
+def test_json_explanation_holds_its_numbers(tmp_path: Path) -> None:
     past = tsfm_lens.load("bolt-nano").run(bundled("nile"), 8)
     kind = "input_attribution"
     asked = [*NILE, "--sections", f"forecast,{kind}", "--json"]

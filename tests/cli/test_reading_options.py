@@ -56,9 +56,10 @@ def german(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_every_command_that_reads_a_file_takes_the_options(
+def test_file_commands_take_reading_options(
     command: tuple[str, ...], german: Path
 ) -> None:
+    """Every command that reads a file takes the options of reading."""
     help_text = re.sub(r"\x1b\[[0-9;]*m", "", run(command[0], "--help").output)
     flags = (
         "--id-column",
@@ -102,9 +103,8 @@ def test_every_command_that_reads_a_file_takes_the_options(
     ) == (1, True)
 
 
-def test_what_is_said_names_options_and_what_is_read_is_noted(
-    german: Path, tmp_path: Path
-) -> None:
+def test_messages_name_options_and_readings(german: Path, tmp_path: Path) -> None:
+    """Messages name the options, and notes say how the file was read."""
     folder = tmp_path / "bolt"
     testing.tiny("chronos-bolt").save_pretrained(folder)
     command = ("forecast", str(folder), "--data", str(german), "--encoding", "cp1252")
@@ -153,7 +153,8 @@ def test_words(python: str, option: str) -> None:
     assert in_option_words(python) == option
 
 
-def test_a_column_of_a_file_is_declared_a_category(tmp_path: Path) -> None:
+def test_file_column_can_be_a_category(tmp_path: Path) -> None:
+    """A column of a file can be declared a category."""
     file = tmp_path / "load.csv"
     rows = [f"{10 + 3 * (day % 3 == 1)},{day % 3},{day % 2}" for day in range(40)]
     rows += [f",{day % 3},0" for day in range(4)]

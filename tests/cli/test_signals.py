@@ -54,8 +54,8 @@ def wait():
     Path("begun").touch()
     store = Store(Path("store"))
     tasks = sweep_toys.toy_tasks(4)
-    how = {"engine": "processes", "workers": 2}
-    run_groups(tasks, slow_toys.make, {"seconds": 600}, store, **how)
+    options = {"engine": "processes", "workers": 2}
+    run_groups(tasks, slow_toys.make, {"seconds": 600}, store, **options)
 
 main()
 """

@@ -36,7 +36,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_plan_is_shown_and_nothing_is_written(config: Path) -> None:
+def test_showing_a_plan_writes_nothing(config: Path) -> None:
+    """A plan is shown and nothing is written."""
     result = run(config, "--plan", "--json")
     assert result.exit_code == 0, result.output
     plan = json.loads(result.stdout)
@@ -47,7 +48,8 @@ def test_a_plan_is_shown_and_nothing_is_written(config: Path) -> None:
     assert not config.with_suffix(".store").exists()
 
 
-def test_a_sweep_its_status_and_its_report(config: Path, tmp_path: Path) -> None:
+def test_sweep_with_status_and_report(config: Path, tmp_path: Path) -> None:
+    """A sweep runs, tells its status and writes its report."""
     first = run(config, "--json")
     assert first.exit_code == 0, first.output
     outcome = json.loads(first.stdout)
@@ -77,9 +79,8 @@ def test_a_sweep_its_status_and_its_report(config: Path, tmp_path: Path) -> None
     }
 
 
-def test_a_misspelt_field_and_an_unknown_engine_are_told_the_nearest(
-    config: Path, tmp_path: Path
-) -> None:
+def test_misspelt_fields_suggest_the_nearest(config: Path, tmp_path: Path) -> None:
+    """A misspelt field or engine is refused, and the nearest one is named."""
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(yaml.safe_dump({**CONTENT, "variants": {"layer": {}}}))
     result = run(wrong)
@@ -108,9 +109,8 @@ def test_a_misspelt_field_and_an_unknown_engine_are_told_the_nearest(
         ),
     ],
 )
-def test_a_source_that_is_wrong_is_told_in_the_words_of_the_file(
-    data: dict, words: str, tmp_path: Path
-) -> None:
+def test_source_errors_quote_the_file(data: dict, words: str, tmp_path: Path) -> None:
+    """A source that is wrong is reported in the words of the file."""
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(yaml.safe_dump({**CONTENT, "data": [data]}))
     assert words in " ".join(run(wrong).stderr.split())

@@ -82,9 +82,10 @@ LATE = [
 @pytest.mark.parametrize(
     ("command", "said"), LATE, ids=[" ".join(command[:3]) for command, _ in LATE]
 )
-def test_an_error_is_a_message_and_writes_nothing(
+def test_errors_write_nothing(
     command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """An error is a message and writes nothing."""
     monkeypatch.chdir(tmp_path)
     result = RUNNER.invoke(app, command)
     assert (result.exit_code, result.stdout) == (1, "")
@@ -122,9 +123,10 @@ def test_wrong_usage_is_exit_code_2(command: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("command", "said"), EARLY, ids=[" ".join(command[:3]) for command, _ in EARLY]
 )
-def test_refused_in_its_own_words_before_a_model_is_opened(
+def test_refusals_come_before_loading(
     command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Each refusal has its own words and comes before a model is opened."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "tsfm_lens.load", lambda *_, **__: pytest.fail("a model was opened")

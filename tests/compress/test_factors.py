@@ -38,7 +38,8 @@ def make_moment(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("rank", [1, 5, OUT])
-def test_without_a_moment_it_is_the_truncated_svd(weight: Tensor, rank: int) -> None:
+def test_without_moment_it_is_truncated_svd(weight: Tensor, rank: int) -> None:
+    """Without a moment of the inputs the factors are the truncated SVD."""
     u, s, v = np.linalg.svd(weight.numpy(), full_matrices=False)
     found = compress.product(compress.truncate(weight, rank))
     assert_close(found, (u[:, :rank] * s[:rank]) @ v[:rank], depth=IN)
@@ -47,9 +48,8 @@ def test_without_a_moment_it_is_the_truncated_svd(weight: Tensor, rank: int) -> 
 
 
 @pytest.mark.parametrize("directions", [IN, 15, 4])
-def test_no_matrix_of_the_rank_is_nearer_for_these_inputs(
-    weight: Tensor, directions: int
-) -> None:
+def test_no_equal_rank_matrix_is_nearer(weight: Tensor, directions: int) -> None:
+    """No matrix of the same rank is nearer for these inputs."""
     x = inputs(directions)
     rank = 3
     factors = compress.truncate(weight, rank, moment=make_moment(x))
@@ -72,7 +72,8 @@ def test_no_matrix_of_the_rank_is_nearer_for_these_inputs(
         assert float((x @ (weight - compress.product(other)).T).square().sum()) > found
 
 
-def test_inputs_of_fewer_directions_than_ranks_lose_nothing(weight: Tensor) -> None:
+def test_few_input_directions_lose_nothing(weight: Tensor) -> None:
+    """Inputs of no more directions than the rank lose nothing."""
     x = inputs(3)
     factors = compress.truncate(weight, 6, moment=make_moment(x))
     assert_close(
@@ -86,7 +87,8 @@ def test_inputs_of_fewer_directions_than_ranks_lose_nothing(weight: Tensor) -> N
     )
 
 
-def test_no_matrix_of_the_rank_is_felt_less(weight: Tensor) -> None:
+def test_no_equal_rank_matrix_costs_less(weight: Tensor) -> None:
+    """No matrix of the same rank changes the loss less, to the first order."""
     x = inputs()
     rank = 3
     gradients = torch.randn(OUT, OUT).double() * 2.0 ** -torch.arange(OUT)
@@ -167,7 +169,8 @@ def test_the_layer_computes_with_the_product(
     assert_close(layer(x), gain * linear(x, matrix, bias), depth=IN)
 
 
-def test_the_weight_reads_as_a_matrix_and_is_no_place_to_write(weight: Tensor) -> None:
+def test_weight_is_a_read_only_matrix(weight: Tensor) -> None:
+    """The weight reads as a matrix and cannot be written to."""
     layer = LowRankLinear(compress.truncate(weight.float(), 3))
     read = layer.weight
     assert isinstance(read, Tensor)
@@ -204,7 +207,7 @@ def test_what_has_no_factors_is_refused(
     expect_error(words, call, weight)  # type: ignore[operator]
 
 
-def test_the_error_is_the_mean_over_inputs(weight: Tensor) -> None:
+def test_error_is_mean_over_inputs(weight: Tensor) -> None:
     x = inputs()
     other = torch.randn(OUT, IN).double()
     expected = (x @ (weight - other).T).square().sum() / (x @ weight.T).square().sum()

@@ -34,7 +34,8 @@ from tsfm_lens.testing import assert_close, example_case
 SERIES = "bundled:co2,sunspots,elnino"
 
 
-def test_the_smallest_harmless_model_is_chosen_and_drawn() -> None:
+def test_smallest_harmless_model_is_chosen() -> None:
+    """The smallest harmless model is chosen and drawn."""
     rise = np.array([[0.2, 0.0], [0.03, -0.01]])
     high = np.array([[0.3, 0.008], [0.05, 0.005]])
     columns = {
@@ -68,7 +69,8 @@ def test_the_smallest_harmless_model_is_chosen_and_drawn() -> None:
     assert_close(line.error_y.array, 100 * above.values[1], depth=10)
 
 
-def test_the_choice_is_corrected_for_the_number_of_models() -> None:
+def test_choice_corrects_for_many_models() -> None:
+    """The choice is corrected for the number of models."""
     lens = lens_of("chronos-bolt")
     run = lens.run(seasons(), 6, holdout=True)
     calibration = compress.calibration_run(run)
@@ -142,7 +144,8 @@ def test_errors_are_those_of_the_forecasts() -> None:
     expect_error("no truth", compress.quality, lens.run(batch, 6), other)
 
 
-def test_overlap_and_perplexity_of_a_token_model() -> None:
+def test_overlap_and_perplexity_of_token_model() -> None:
+    """Overlap and perplexity of a token model are those of their definitions."""
     lens = lens_of("chronos")
     batch = example_case(lens).batch.select([1, 2, 3])
     run = lens.run(batch, 6, holdout=True, num_samples=2)
@@ -236,9 +239,10 @@ def run_command(*words: str) -> Any:
     return CliRunner().invoke(app, ["compress", "bolt-nano", *words])
 
 
-def test_the_command_writes_a_smaller_model_and_says_what_it_did(
+def test_command_writes_and_describes_smaller_model(
     tmp_path: Path,
 ) -> None:
+    """The command writes a smaller model and says what it did."""
     out = tmp_path / "small"
     figure = tmp_path / "forecasts.html"
     options = f"--keep 0.25 --method weighted --horizon 12 --figure {figure} --json"
@@ -260,7 +264,8 @@ def test_the_command_writes_a_smaller_model_and_says_what_it_did(
     assert found["mase_rise"][1] < found["mase_rise"][0] < found["mase_rise"][2]
 
 
-def test_the_command_takes_out_what_a_recipe_lists(tmp_path: Path) -> None:
+def test_command_removes_what_recipe_lists(tmp_path: Path) -> None:
+    """The command takes out what a recipe lists."""
     out = tmp_path / "small"
     gone = "encoder.0.mlp"
     options = f"--without recipe:bolt-60 --without {gone} --horizon 12 --json"
@@ -303,7 +308,8 @@ def test_the_command_refuses_what_cannot_be(
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_operations_and_weights_are_those_of_counting(name: str) -> None:
+def test_counted_operations_and_weights_agree(name: str) -> None:
+    """Operations and weights are those of counting."""
     lens = lens_of(name)
     key = "encoder_blocks.0.self_attn.q"
     smaller = compress.factorised(lens, {key: 1})
@@ -339,7 +345,8 @@ def seasons(count: int = 8) -> list[np.ndarray]:
     ]
 
 
-def test_healing_trains_what_is_compressed_and_nothing_else() -> None:
+def test_healing_trains_only_compressed_parts() -> None:
+    """Healing trains what is compressed and nothing else."""
     # random weights forecast nothing, which no few steps mend
     lens = load("bolt-nano", check=False)
     run = lens.run(seasons(), 12, holdout=True)
@@ -366,7 +373,7 @@ def test_healing_trains_what_is_compressed_and_nothing_else() -> None:
     assert all(part.requires_grad and part.grad is None for part in healed.parameters())
 
 
-def test_a_token_model_is_healed_by_its_own_loss() -> None:
+def test_token_models_heal_by_own_loss() -> None:
     lens = lens_of("chronos")
     run = lens.run(seasons(), 8, holdout=True, num_samples=1)
     smaller = compress.prune(lens, ["decoder.1.mlp", "encoder.0.self_attn.1"])
@@ -378,7 +385,8 @@ def test_a_token_model_is_healed_by_its_own_loss() -> None:
     assert after < before
 
 
-def test_what_cannot_be_healed_is_refused_and_ctrl_c_leaves_the_models_alone() -> None:
+def test_unhealable_models_are_refused() -> None:
+    """What cannot be healed is refused, and Ctrl-C leaves the models alone."""
     lens = lens_of("chronos-bolt")
     run = lens.run(seasons(2), 8)
     smaller = compress.factorised(lens, {"encoder_blocks.0.self_attn.q": 2})

@@ -96,9 +96,10 @@ def is_held(lens: Lens, matrix: compress.WeightMatrix) -> bool:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_compressed_model_is_written_and_opens_with_every_hook_point(
+def test_compressed_model_reopens_with_all_hooks(
     name: str, tmp_path: Path, umask: int
 ) -> None:
+    """A compressed model is written and opens with every hook point."""
     lens = lens_of(name)
     before = forward(lens)
     ranks = ranks_by_share(
@@ -196,9 +197,10 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
         )
 
 
-def test_weighting_by_what_enters_moves_the_forecast_less(
+def test_weighted_inputs_move_forecast_less(
     calibration: Callable,
 ) -> None:
+    """Weighting by what enters a layer moves the forecast less."""
     lens = lens_of("chronos-bolt")
     run = calibration(lens)
     moved = {}
@@ -369,9 +371,10 @@ def test_no_other_library_opens_factors(
     assert "the model's own library refuses it" in (folder / "README.md").read_text()
 
 
-def test_nothing_is_written_over_and_nothing_half(
+def test_writing_is_whole_and_never_overwrites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing is written over, and nothing is written in part."""
     smaller = small(lens_of("chronos-bolt"))
     (tmp_path / "there").mkdir()
     expect_error("exists", compress.save_compressed, smaller, tmp_path / "there")
@@ -384,7 +387,8 @@ def test_nothing_is_written_over_and_nothing_half(
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_what_another_thread_builds_meanwhile_is_a_whole_model(tmp_path: Path) -> None:
+def test_other_threads_build_whole_models(tmp_path: Path) -> None:
+    """What another thread builds meanwhile is a whole model."""
     lens = lens_of("chronos-bolt")
     files = read_checkpoint(compress.save_compressed(small(lens), tmp_path / "small"))
     kind = type(lens.adapter.model)
@@ -409,7 +413,8 @@ def test_what_another_thread_builds_meanwhile_is_a_whole_model(tmp_path: Path) -
     expect_error("as a Linear", folded(files).finish, built["sub"], {})
 
 
-def test_a_record_that_does_not_fit_the_files_is_refused(tmp_path: Path) -> None:
+def test_record_must_fit_the_files(tmp_path: Path) -> None:
+    """A record that does not fit the files is refused."""
     folder = compress.save_compressed(
         small(lens_of("chronos-bolt")), tmp_path / "small"
     )
@@ -499,7 +504,8 @@ def choose_some(lens: Lens) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_is_taken_out_is_as_if_ablated(name: str, tmp_path: Path) -> None:
+def test_removal_equals_ablation(name: str, tmp_path: Path) -> None:
+    """What is taken out is as if it were ablated."""
     lens = lens_of(name)
     gone = choose_some(lens)
     smaller = compress.prune(lens, gone)
@@ -521,9 +527,10 @@ def test_what_is_taken_out_is_as_if_ablated(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", UNIFORM_HEADS)
-def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
+def test_library_opens_models_its_configuration_describes(
     name: str, tmp_path: Path
 ) -> None:
+    """Where the configuration can say what is left out, the library itself opens it."""
     lens = lens_of(name)
     gone = [
         "encoder.*.self_attn.1",
@@ -549,7 +556,8 @@ def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
     assert result.passed, result
 
 
-def test_what_the_configuration_cannot_say_is_refused() -> None:
+def test_indescribable_models_are_refused() -> None:
+    """What the configuration cannot say is refused."""
     lens = lens_of("chronos")
     for gone, text in (
         (["*.*.*_attn.0", "decoder.0.cross_attn.1"], "2, 3 heads"),

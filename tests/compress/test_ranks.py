@@ -44,7 +44,8 @@ def every_choice(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_no_choice_of_the_size_is_better(seed: int) -> None:
+def test_chosen_ranks_are_best_for_size(seed: int) -> None:
+    """No other choice of ranks of this size is better."""
     rng = np.random.default_rng(seed)
     # of any form, rising ones included
     effects = {
@@ -60,7 +61,8 @@ def test_no_choice_of_the_size_is_better(seed: int) -> None:
         assert effect == pytest.approx(min(e for s, e, _ in choices if s <= budget))
 
 
-def test_budgets_without_a_common_divisor_are_kept_and_nearly_used() -> None:
+def test_any_budget_is_kept_nearly_used() -> None:
+    """Budgets without a common divisor are kept and nearly used up."""
     forms = {str(i): BlockShape(1, 500 + 7 * i, 901 - 11 * i) for i in range(12)}
     effects = {k: {r: 1.0 / r for r in (10, 50, 120, 200)} for k in forms}
     budget = sum(form.stored(113) for form in forms.values())
@@ -73,7 +75,7 @@ def test_budgets_without_a_common_divisor_are_kept_and_nearly_used() -> None:
     assert effect <= compress.methods.allocate(effects, forms, round(0.999 * budget))[1]
 
 
-def test_a_budget_below_the_smallest_ranks_is_refused() -> None:
+def test_budget_below_smallest_ranks_is_refused() -> None:
     effects = {"a": {2: 1.0, 4: 0.5}}
     assert compress.methods.allocate(effects, FORMS, 96) == ({"a": 2}, 1.0)
     expect_error(
@@ -86,9 +88,10 @@ def test_a_budget_below_the_smallest_ranks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("by_head", [False, True])
-def test_effects_are_those_on_series_that_gave_no_factors(
+def test_effects_use_series_without_factors(
     calibration: Callable, by_head: bool
 ) -> None:
+    """Effects are measured on series that the factors were not made from."""
     lens = lens_of("chronos")
     run = calibration(lens)
     names = [f"decoder_blocks.0.cross_attn.{letter}" for letter in "qo"]
@@ -124,7 +127,8 @@ def test_effects_are_those_on_series_that_gave_no_factors(
         assert effects[name][3] == pytest.approx(np.sum(expected), rel=ROUGH)
 
 
-def test_ranks_by_epsilon_leave_at_most_epsilon() -> None:
+def test_epsilon_bounds_the_remaining_error() -> None:
+    """Ranks by epsilon leave an error of at most epsilon."""
     rng = np.random.default_rng(0)
     matrix = rng.standard_normal((12, 9)) * 0.5 ** np.arange(9)
     u, s, v = np.linalg.svd(matrix, full_matrices=False)
@@ -145,7 +149,8 @@ def test_ranks_by_epsilon_leave_at_most_epsilon() -> None:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.25, 0.5, 0.9, 1.0])
-def test_shares_are_met_and_no_larger_rank_meets_them(share: float) -> None:
+def test_shares_are_met_with_largest_ranks(share: float) -> None:
+    """Shares are met, and no larger rank meets them."""
     forms = {
         "square": BlockShape(1, 64, 64),
         "wide": BlockShape(1, 64, 256),

@@ -233,7 +233,7 @@ def test_a_wrong_row_is_rejected(
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["encoder", "decoder"])
-def test_an_edit_that_reaches_the_stream_twice_is_rejected_in_every_stack(
+def test_edits_added_twice_are_rejected(
     place: int,
 ) -> None:
     """A decoder of Chronos-Bolt starts from a constant, so that no other series gives
@@ -281,7 +281,7 @@ FAULTS = [
     ids=[fault[1] for fault in FAULTS],
 )
 @pytest.mark.parametrize("name", ATTENDING)
-def test_a_fault_of_the_hooks_is_noticed(
+def test_faulty_hooks_are_noticed(
     name: str,
     module: Any,
     function: str,
@@ -345,7 +345,8 @@ def test_a_wrong_rollout_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert not oracles_runs.rollout_equals_forward(case).passed
 
 
-def test_loading_refuses_a_model_that_is_not_as_wired() -> None:
+def test_loading_refuses_wrongly_wired_models() -> None:
+    """Loading refuses a model that is not as its wiring says."""
     model = tiny("chronos")
     original = model.decoder.final_layer_norm.forward
     model.decoder.final_layer_norm.forward = lambda x: (

@@ -14,9 +14,10 @@ from tsfm_lens.core.errors import InputError
 from tsfm_lens.core.io import refuse_unwritable, replacing
 
 
-def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_made(
+def test_impossible_folder_is_reported_not_made(
     tmp_path: Path,
 ) -> None:
+    """A folder that cannot be made is reported, and nothing is made."""
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for wrong in ("file", "file/a", "file/a/b", "link"):
@@ -32,9 +33,10 @@ def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_made(
     assert not (tmp_path / "a").exists()
 
 
-def test_a_file_is_replaced_whole_with_the_permissions_of_a_new_one(
+def test_replaced_file_is_whole_with_permissions(
     tmp_path: Path,
 ) -> None:
+    """A file is replaced as a whole and has the permissions of a new one."""
     path = tmp_path / "weights.safetensors"
     before = os.umask(0o027)
     try:

@@ -14,7 +14,7 @@ from tsfm_lens.testing import assert_close, rounding
 SPECTRA = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20).map(np.array)
 
 
-def test_a_value_at_epsilon_is_not_above_it() -> None:
+def test_value_at_epsilon_is_not_above() -> None:
     values = np.array([1.0, 0.5, 0.1, 0.01])
     assert ranks.epsilon_rank(values, 0.1) == 2
     assert ranks.epsilon_rank(values, [0.4, 0.1, 0.05, 0.001]).tolist() == [2, 2, 3, 4]
@@ -27,7 +27,8 @@ def test_a_value_at_epsilon_is_not_above_it() -> None:
             ranks.epsilon_rank(values, wrong)
 
 
-def test_a_matrix_cut_off_at_its_rank_is_off_by_no_more() -> None:
+def test_rank_truncation_error_is_bounded() -> None:
+    """A matrix cut off at its rank is off by no more than epsilon."""
     matrix = np.random.default_rng(0).normal(size=(12, 8)) * 10.0 ** -np.arange(8)
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     for epsilon in (0.3, 1e-2, 1e-4):
@@ -39,7 +40,10 @@ def test_a_matrix_cut_off_at_its_rank_is_off_by_no_more() -> None:
 
 
 @given(SPECTRA, st.floats(1e-3, 1e3))
-def test_no_measure_depends_on_order_or_size(values: np.ndarray, factor: float) -> None:
+def test_rank_measures_ignore_order_and_scale(
+    values: np.ndarray, factor: float
+) -> None:
+    """No measure depends on the order or the size of singular values."""
     other = factor * values[::-1]
     for measure in (ranks.effective_rank, ranks.participation_ratio):
         found = float(measure(values))
@@ -55,7 +59,8 @@ def test_no_measure_depends_on_order_or_size(values: np.ndarray, factor: float) 
     assert ranks.decade_histogram(values, 20).sum() == len(values)
 
 
-def test_even_spectra_have_their_size_and_single_ones_one() -> None:
+def test_flat_and_single_spectra_have_ranks() -> None:
+    """Even spectra have their size as rank, and single values have one."""
     for measure in (ranks.effective_rank, ranks.participation_ratio):
         assert_close(measure(np.ones(7)), 7.0, depth=50)
         assert_close(measure(np.array([3.0, 0.0, 0.0])), 1.0, depth=50)

@@ -38,9 +38,10 @@ DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] =
 
 
 @pytest.mark.parametrize("drawn", DRAWS)
-def test_of_effects_without_a_median_no_more_pages_than_promised_call_one_significant(
+def test_false_positives_stay_within_promised_rate(
     drawn: str,
 ) -> None:
+    """Without true effects no more pages than promised call one significant."""
     rng = np.random.default_rng(0)
     trials = 300
     most = 0.05 * trials + 4 * np.sqrt(trials * 0.05 * 0.95)
@@ -54,7 +55,8 @@ def test_of_effects_without_a_median_no_more_pages_than_promised_call_one_signif
 
 
 @pytest.mark.parametrize("members", [2, 3, 8, 30])
-def test_equal_members_have_a_leader_no_more_often_than_promised(members: int) -> None:
+def test_equal_members_rarely_have_a_leader(members: int) -> None:
+    """Equal members have a leader no more often than promised."""
     rng = np.random.default_rng(members)
     trials = 300
     for draw in DRAWS.values():
@@ -64,7 +66,8 @@ def test_equal_members_have_a_leader_no_more_often_than_promised(members: int) -
         assert led <= 0.05 * trials + 4 * np.sqrt(trials * 0.05 * 0.95)
 
 
-def test_a_leader_is_larger_than_every_other_on_six_series_or_more() -> None:
+def test_leader_exceeds_every_other() -> None:
+    """A leader is larger than every other, on six series or more."""
     sizes = np.array(
         [
             [1.0, 2.0, 9.0, 1.1, 1.2, 1.3],
@@ -78,7 +81,7 @@ def test_a_leader_is_larger_than_every_other_on_six_series_or_more() -> None:
     assert leader(sizes[:1]) is None
 
 
-def test_shares_of_leading_are_those_of_all_resamples_and_know_no_order() -> None:
+def test_leading_shares_match_all_resamples() -> None:
     """Of two members and two units, the four resamples are counted by hand."""
     sizes = np.array([[3.0, 0.0], [1.0, 2.5]])
     shares = lead_shares(sizes, replicates=4000)
@@ -93,7 +96,7 @@ def test_shares_of_leading_are_those_of_all_resamples_and_know_no_order() -> Non
     assert lead_shares(np.array([[2.0, np.nan], [np.nan, 1.0], [0.0, 0.0]]))[2] == 0
 
 
-def test_one_of_many_alike_models_stands_apart_once_in_so_many() -> None:
+def test_alike_models_stand_apart_rarely() -> None:
     """Each model in turn is held against all others: at most one of them passes,
     whatever the effects are.
     """
@@ -132,7 +135,8 @@ def dependent_effects(rng: np.random.Generator, heads: int, true: int) -> np.nda
     return values
 
 
-def test_of_heads_that_depend_on_each_other_few_results_have_a_wrong_one() -> None:
+def test_dependent_heads_rarely_give_false_positives() -> None:
+    """Of heads that depend on each other, few results have a wrong one."""
     rng = np.random.default_rng(7)
     tries = 400
     true = 10
@@ -163,7 +167,7 @@ def test_p_values_and_intervals_agree() -> None:
         assert 20 < (p < 0.05).sum() < 150
 
 
-def test_few_units_are_treated_as_by_students_t() -> None:
+def test_few_units_use_students_t() -> None:
     """For the mean of few normal numbers the right p-value is known; the bare
     percentile one is far too small.
     """
@@ -182,7 +186,8 @@ def test_few_units_are_treated_as_by_students_t() -> None:
     assert expanded_p(0 * same, 50)[0] == 1.0
 
 
-def test_sign_test_is_that_of_scipy_and_its_median_interval_agrees() -> None:
+def test_sign_test_agrees_with_scipy() -> None:
+    """The sign test is that of SciPy, and its interval of the median agrees with it."""
     rng = np.random.default_rng(6)
     for count in (5, 6, 9, 20):
         values = rng.normal(0.6, 1, size=count)
@@ -208,14 +213,16 @@ def test_sign_test_is_that_of_scipy_and_its_median_interval_agrees() -> None:
         assert tests * float(sign_test(np.ones(few - 1), sides=sides)) > 0.05
 
 
-def test_auroc_counts_pairs_and_lets_nan_be_lowest() -> None:
+def test_auroc_counts_pairs_with_nan_lowest() -> None:
+    """AUROC counts pairs and takes NaN as the lowest."""
     scores = np.array([0.3, np.nan, 0.3, 0.9, 0.1])
     labels = np.array([True, False, False, True, False])
     assert auroc(scores, labels) == pytest.approx(5.5 / 6)
     assert np.isnan(auroc(scores, np.zeros(5, dtype=bool)))
 
 
-def test_p_values_say_no_more_than_the_replicates() -> None:
+def test_p_values_respect_replicate_count() -> None:
+    """P values are no smaller than the number of replicates allows."""
     far = np.random.default_rng(0).normal(20, 1, size=(199, 3))
     for units in (4, 30, 500):
         p = expanded_p(far, units)

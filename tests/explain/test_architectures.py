@@ -88,7 +88,7 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
     )
     away = explain.reference_values(run.batch, "seasonal naive", run.horizon)
     known = run.batch.known_future(run.horizon)
-    own = [
+    inputs = [
         np.concatenate([values, ahead])
         for values, ahead in zip(run.batch.values, known, strict=True)
     ]
@@ -98,7 +98,7 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
     for side in (step, -step):
         moved = [
             np.nan_to_num(item + side * (item - other))
-            for item, other in zip(own, away, strict=True)
+            for item, other in zip(inputs, away, strict=True)
         ]
         bounds.append(explain.forecasts(run, parts, keep, moved))
     slope = (bounds[0] - bounds[1]) / (2 * step)

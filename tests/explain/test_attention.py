@@ -76,11 +76,11 @@ def by_networkx(graph: Graph, covered: np.ndarray) -> float:
             layer * count : (layer + 1) * count,
             (layer + 1) * count : (layer + 2) * count,
         ]
-        own = np.ones(count)
+        residual = np.ones(count)
         for writes, reads, pattern in attention:
-            own[writes] = 0.5
+            residual[writes] = 0.5
             block[np.ix_(reads, writes)] += 0.5 * pattern.T
-        block += np.diag(own)
+        block += np.diag(residual)
     capacity[-2, :count] = covered
     capacity[layers * count : -2, -1] = graph.readout.sum(0) > 0
     network = nx.from_numpy_array(capacity, create_using=nx.DiGraph)

@@ -97,7 +97,7 @@ TARGET = items(1, 6)[0]["target"]
 
 
 @pytest.mark.parametrize(
-    ("item", "shuffles", "words"),
+    ("item", "shuffles", "message"),
     [
         ({"past_covariates": {"x": TARGET}}, 1, "equals the target"),
         ({"past_covariates": {"x": np.full(STEPS, 2.0)}}, 1, "2 throughout"),
@@ -116,7 +116,7 @@ TARGET = items(1, 6)[0]["target"]
     ],
 )
 def test_what_says_nothing_is_refused(
-    nano: Lens, item: dict[str, Any] | None, shuffles: int, words: str
+    nano: Lens, item: dict[str, Any] | None, shuffles: int, message: str
 ) -> None:
     run = nano.run(
         (
@@ -126,7 +126,7 @@ def test_what_says_nothing_is_refused(
         ),
         4,
     )
-    expect_error(words, covariate_use, run, shuffles=shuffles)
+    expect_error(message, covariate_use, run, shuffles=shuffles)
 
 
 def test_uninformative_series_do_not_hide_others(nano: Lens) -> None:
@@ -166,12 +166,12 @@ def test_linear_forecasters_have_known_responses() -> None:
     unit = found["unit"].item()
     k = np.concatenate([run.batch.values[2], run.batch.futures[2]])
     close = {"depth": DEPTH, "magnitude": 10.0 / unit}
-    for name, step, own in (
+    for name, step, covariate_weights in (
         ("a", run.batch.values[1].std(), weights[:, 1, -2 * KNOWN_HORIZON :]),
         ("k", k.std(), weights[:, 2, KNOWN_STEPS:]),
     ):
         one = found.sel(covariate=name)
-        slope = own[:, :KNOWN_HORIZON].sum(-1).mean() * step / unit
+        slope = covariate_weights[:, :KNOWN_HORIZON].sum(-1).mean() * step / unit
         assert_close(one["step_size"], step, depth=10)
         close_in_float32(one["slope"], slope, **close)
         close_in_float32(one["response"], np.array(SHIFTS) * slope, **close)

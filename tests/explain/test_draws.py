@@ -43,8 +43,8 @@ def test_masks_match_the_library_s_forecasts(
     got = explain.forecasts(run, parts, keep)
     for mask, values in zip(keep, got, strict=True):
         alone = explain.masked(run.batch, parts, mask, "mean", horizon=run.horizon)
-        own = run.lens.forecast(alone, run.horizon, num_samples=PATHS, seed=run.seed)
-        assert_array_equal(values, own.quantiles[0])
+        native = run.lens.forecast(alone, run.horizon, num_samples=PATHS, seed=run.seed)
+        assert_array_equal(values, native.quantiles[0])
     assert_array_equal(got[-1], run.forecast.quantiles[0])
 
 

@@ -100,14 +100,14 @@ def test_only_true_attributions_beat_random_orders() -> None:
     """A true attribution beats random orders, and a false one fails."""
     run, _ = planted_run()
     true = true_segments().astype(float)
-    how = {"parts": _parts(), "reference": "mean", "orders": 64}
+    options = {"parts": _parts(), "reference": "mean", "orders": 64}
     found = input_attribution(run, method="shapley", reference="mean", parts=_parts())
     tried = {
         "shapley": found,
         "flipped": found.assign(attribution=-found["attribution"]),
     }
     curves = deletion_curves(
-        run, {**tried, "the rule": true, "its opposite": 1 - true}, **how
+        run, {**tried, "the rule": true, "its opposite": 1 - true}, **options
     )
     area = curves["area"].values
     p = curves["p"].values
@@ -190,11 +190,12 @@ def test_only_trained_models_have_faithful_routes(
     through a few heads.
     """
     run = covariate_run.lens.run(covariate_run.batch.select([0, 1, 2]), 16)
-    how = {"reference": "seasonal naive"}
+    options = {"reference": "seasonal naive"}
 
     def word(of: Run) -> str:
-        routes = input_routes(of, parts=1, **how)
-        return verdict(route_faithfulness(of, routes, controls=19, most=2, **how))[0]
+        routes = input_routes(of, parts=1, **options)
+        proof = route_faithfulness(of, routes, controls=19, most=2, **options)
+        return verdict(proof)[0]
 
     assert word(run) == "holds"
     assert word(run.twin(0)) != "holds"
@@ -297,12 +298,12 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("function", "how", "words"), REFUSALS)
+@pytest.mark.parametrize(("function", "options", "message"), REFUSALS)
 def test_what_proves_nothing_is_refused(
-    bolt_run: Run, function: Any, how: dict[str, Any], words: str
+    bolt_run: Run, function: Any, options: dict[str, Any], message: str
 ) -> None:
     run = bolt_run
     if function is route_faithfulness:
         run = planted_run()[0]
-        how = {"routes": routes_of_planted(), **how}
-    expect_error(words, function, run, **how)
+        options = {"routes": routes_of_planted(), **options}
+    expect_error(message, function, run, **options)

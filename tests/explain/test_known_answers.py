@@ -149,10 +149,10 @@ def linear_answer(
     stands = np.nan_to_num(
         np.stack(explain.reference_values(run.batch, reference, HORIZON))
     )
-    own = np.concatenate(
+    inputs = np.concatenate(
         [np.stack(run.batch.values), np.nan_to_num(run.batch.known_future(HORIZON))], 1
     )
-    moved = weights * (own - stands)
+    moved = weights * (inputs - stands)
     return np.stack(
         [
             moved[:, part.row, part.start + STEPS : part.stop + STEPS].sum(-1)
@@ -197,8 +197,8 @@ def test_additive_parts_get_their_linear_weights(method: str) -> None:
     run = known_run(rule)
     parts = explain.components(run, events={"dip": (-9, -6)}, seasons=[4, SEASON])
     found = explain.input_attribution(run, method=method, reference="zero", parts=parts)
-    own = [part for part in parts if part.values is not None]
-    assert [part.name.rpartition(", ")[2] for part in own] == [
+    additive = [part for part in parts if part.values is not None]
+    assert [part.name.rpartition(", ")[2] for part in additive] == [
         "trend",
         "season of 4",
         "season of 6",
@@ -207,9 +207,9 @@ def test_additive_parts_get_their_linear_weights(method: str) -> None:
     ]
     answer = [
         weights[:, 0, part.start + STEPS : part.stop + STEPS] @ part.values
-        for part in own
+        for part in additive
     ]
-    got = found["attribution"].sel(quantile=0.5)[: len(own)]
+    got = found["attribution"].sel(quantile=0.5)[: len(additive)]
     close_in_float32(got, np.stack(answer), depth=DEPTH, magnitude=10.0, what=method)
     close_in_float32(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0)
 
@@ -237,9 +237,9 @@ def test_seasonal_naive_copies_each_last_season() -> None:
     answer = np.stack(
         [(line - line.mean())[-SEASON:], season[-SEASON:], *np.zeros((4, SEASON))]
     )
-    how = {"depth": DEPTH, "magnitude": 20.0, "dtype": torch.float32}
-    assert_close(found["attribution"], answer, **how)
-    assert_close(found["reference_forecast"], line.mean(), **how)
+    tolerances = {"depth": DEPTH, "magnitude": 20.0, "dtype": torch.float32}
+    assert_close(found["attribution"], answer, **tolerances)
+    assert_close(found["reference_forecast"], line.mean(), **tolerances)
 
 
 def product(context: Tensor, future: Tensor) -> Tensor:

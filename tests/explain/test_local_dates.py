@@ -15,11 +15,11 @@ from tsfm_lens.models import Run
 HOURS = pd.date_range("2025-10-18", periods=240, freq="h", tz="UTC")
 
 
-def make_run(times: pd.Index, **how: object) -> Run:
+def make_run(times: pd.Index, **options: object) -> Run:
     load = 20 + 5 * np.sin(np.arange(240) / 24 * 2 * np.pi)
     frame = pd.DataFrame({"time": times, "load": load, "heat": load - 10})
     return lens_of("chronos-2").run(
-        frame[:216], 24, future=frame[216:].drop(columns="load"), **how
+        frame[:216], 24, future=frame[216:].drop(columns="load"), **options
     )
 
 

@@ -35,30 +35,30 @@ def given(run: Run) -> tuple[tuple[explain.Segment, ...], Tensor, Tensor, Tensor
     time) each.
     """
     parts = explain.segments(run, parts=PARTS, season=1)
-    own = run.encoded.inputs["context"]
+    context = run.encoded.inputs["context"]
     away = torch.tensor(
         explain.reference_values(run.batch, "seasonal naive", run.horizon)[0][
-            : own.shape[1]
+            : context.shape[1]
         ]
     )
-    number = torch.zeros(own.shape, dtype=torch.long)
+    number = torch.zeros(context.shape, dtype=torch.long)
     for index, part in enumerate(parts):
-        number[:, part.start + own.shape[1] : part.stop + own.shape[1]] = index
-    return parts, own, away[None].float(), number
+        number[:, part.start + context.shape[1] : part.stop + context.shape[1]] = index
+    return parts, context, away[None].float(), number
 
 
 def ours(
-    run: Run, method: str, parts: tuple[explain.Segment, ...], **how: Any
+    run: Run, method: str, parts: tuple[explain.Segment, ...], **options: Any
 ) -> np.ndarray:
     found = explain.input_attribution(
-        run, method=method, reference="seasonal naive", parts=parts, **how
+        run, method=method, reference="seasonal naive", parts=parts, **options
     )
     return found["attribution"].sel(quantile=0.5).values
 
 
 def test_captum_gives_the_same_values(bolt_run: Run) -> None:
     attr = pytest.importorskip("captum.attr")
-    parts, own, away, number = given(bolt_run)
+    parts, context, away, number = given(bolt_run)
     model = Middle(bolt_run)
     steps = range(0, bolt_run.horizon, 5)
 
@@ -76,7 +76,7 @@ def test_captum_gives_the_same_values(bolt_run: Run) -> None:
         mine = ours(bolt_run, method, parts)
         for step in steps:
             found = theirs.attribute(
-                own, baselines=away, target=step, feature_mask=number
+                context, baselines=away, target=step, feature_mask=number
             )
             close_in_float32(
                 mine[:, step],
@@ -88,7 +88,7 @@ def test_captum_gives_the_same_values(bolt_run: Run) -> None:
     mine = ours(bolt_run, "integrated gradients", parts, steps=16)
     for step in steps:
         found = attr.IntegratedGradients(model).attribute(
-            own, baselines=away, target=step, n_steps=16
+            context, baselines=away, target=step, n_steps=16
         )
         summed = np.array(
             [found[number == index].sum().item() for index in range(len(parts))]

@@ -53,10 +53,10 @@ def test_twins_ignore_the_model_s_path(name: str) -> None:
         for source in (name, str(checkpoint_path(name)))
     ]
     assert twins[0].model_id == f"{name} (weights in random order, seed 1)"
-    own, first, second = (
+    trained, first, second = (
         item.adapter.model.state_dict() for item in (load(name, check=False), *twins)
     )
-    for key, weight in own.items():
+    for key, weight in trained.items():
         assert torch.equal(first[key], second[key])
         if weight.ndim > 1 and weight.std() > 0:
             assert not torch.equal(weight, first[key])
@@ -79,8 +79,8 @@ def test_shuffled_series_keep_values_and_gaps() -> None:
     # another item is in another order
     known = np.isfinite(found[2])
     assert not np.array_equal(found[2][known], found[0][known])
-    for own, shuffled in zip(batch.values, found, strict=True):
-        assert_array_equal(np.sort(shuffled), np.sort(own))
+    for original, shuffled in zip(batch.values, found, strict=True):
+        assert_array_equal(np.sort(shuffled), np.sort(original))
     assert_array_equal(found[1], 2 * found[0])
     assert np.isnan(found[2][3])
     # what is known ahead is shuffled, too

@@ -33,10 +33,12 @@ def daily(values: np.ndarray, **more: Any) -> SeriesBatch:
     )
 
 
-def split(series: Any, **how: Any) -> dict[str, np.ndarray]:
+def split(series: Any, **options: Any) -> dict[str, np.ndarray]:
     """What each part of the target takes away, at each step of the past."""
     parts = [
-        part for part in explain.components(series, **how) if part.values is not None
+        part
+        for part in explain.components(series, **options)
+        if part.values is not None
     ]
     return {
         part.name: np.pad(part.values, (part.start + LENGTH, -part.stop))
@@ -85,7 +87,7 @@ def test_calendar_parts_are_means_of_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
+    "options",
     [
         {},
         {"seasons": [6, 12]},
@@ -93,11 +95,11 @@ def test_calendar_parts_are_means_of_steps() -> None:
         {"events": {"dip": (-20, -11), "day": -3}},
     ],
 )
-def test_parts_sum_to_the_series(how: dict[str, Any]) -> None:
+def test_parts_sum_to_the_series(options: dict[str, Any]) -> None:
     """Parts sum to the series where it has values."""
     values = 50 + np.random.default_rng(0).normal(size=LENGTH).cumsum()
     values[[0, 7, 8, 40, 131]] = np.nan
-    level = values - sum(split(daily(values), **how).values())
+    level = values - sum(split(daily(values), **options).values())
     assert (np.isnan(level) == np.isnan(values)).all()
     assert_close(
         level[np.isfinite(level)], np.nanmean(level), depth=DEPTH, magnitude=100.0
@@ -139,7 +141,7 @@ def test_results_and_figures_keep_their_parts(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("options", "message"),
     [
         ({"seasons": [70]}, r"a season of 70 steps.*shows 140.*seasons=\[\]"),
         ({"calendar": "weekday"}, "day of week"),
@@ -149,8 +151,10 @@ def test_results_and_figures_keep_their_parts(run: Run, tmp_path: Path) -> None:
         ({"events": {"all": (-LENGTH, 0)}}, "all of the past"),
     ],
 )
-def test_parts_that_cannot_be_are_refused(how: dict[str, Any], words: str) -> None:
-    expect_error(words, explain.components, daily(LINE), **how)
+def test_parts_that_cannot_be_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    expect_error(message, explain.components, daily(LINE), **options)
 
 
 def test_unsupported_uses_of_parts_are_refused(run: Run) -> None:

@@ -42,11 +42,11 @@ def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.
     keep = np.arange(len(parts))[None] != number
     other = masked(run.batch, parts, keep, "mean", horizon=run.horizon)
     if run.tokens_read:
-        how = {"future": run.path}
+        options = {"future": run.path}
     else:
-        how = {"horizon": run.horizon}
-    full = lens.encode(run.batch, **how)
-    without = lens.encode(other, **how)
+        options = {"horizon": run.horizon}
+    full = lens.encode(run.batch, **options)
+    without = lens.encode(other, **options)
     _, there = lens.run_with_cache(without, names_filter=[position.point])
 
     def put(value: torch.Tensor, hook: Any) -> torch.Tensor:

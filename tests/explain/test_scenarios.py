@@ -34,7 +34,7 @@ from tsfm_lens.viz.scenarios import read_change, read_what_if
 CLOSE = {"depth": DEPTH, "magnitude": 10.0, "dtype": torch.float32}
 
 
-def whole(batch: SeriesBatch) -> np.ndarray:
+def all_values(batch: SeriesBatch) -> np.ndarray:
     """(series, time + horizon), zero where nothing is known."""
     return np.concatenate(
         [np.stack(batch.values), np.nan_to_num(batch.known_future(HORIZON))], 1
@@ -48,26 +48,26 @@ def middle(ds: Any, name: str) -> np.ndarray:
 def test_changes_of_linear_forecasters_add_up() -> None:
     rule, weights = linear()
     run = known_run(rule)
-    own = whole(run.batch)
+    inputs = all_values(run.batch)
     found = explain.what_if(run, {"k": "*1.5"}, target="target", routes=False)
-    moved = (weights[:, 2, STEPS:] * 0.5 * own[2, STEPS:]).sum(-1)
+    moved = (weights[:, 2, STEPS:] * 0.5 * inputs[2, STEPS:]).sum(-1)
     change = middle(found, "changed_forecast") - middle(found, "forecast")
     for effect in (middle(found, "effect")[0], change):
         assert_close(effect, moved, **CLOSE)
-    assert_allclose(found["changed_future"][2], 1.5 * own[2, STEPS:])
+    assert_allclose(found["changed_future"][2], 1.5 * inputs[2, STEPS:])
     both = explain.what_if(
         run, k=np.arange(4.0), a=2.0, start=-6, stop=-2, routes=False
     )
     at = slice(STEPS - 6, STEPS - 2)
     expected = [
-        (weights[:, row, at] * (new - own[row, at])).sum(-1)
+        (weights[:, row, at] * (new - inputs[row, at])).sum(-1)
         for row, new in ((2, np.arange(4.0)), (1, 2.0))
     ]
     assert both["change"].values.tolist() == ["k", "a"]
     assert_close(middle(both, "effect"), np.stack(expected), **CLOSE)
     assert (both["changed_context"].values[1, at] == 2.0).all()
     # the run keeps its own input
-    assert_array_equal(whole(run.batch), own)
+    assert_array_equal(all_values(run.batch), inputs)
 
 
 def test_past_gaps_stay_under_a_change(bolt: Lens) -> None:
@@ -247,21 +247,24 @@ def test_both_forecasts_match_the_library_pipeline(
     lens = lens_of(name)
     values = waves(scale=scale)
     if name in DRAWING:
-        how = {"num_samples": PATHS}
+        options = {"num_samples": PATHS}
     else:
-        how = {}
-    run = lens.run(as_series(values), 4, seed=5, **how)
+        options = {}
+    run = lens.run(as_series(values), 4, seed=5, **options)
     start, stop = where
     found = explain.what_if(
         run, {"series-0": "*1.5"}, start=start, stop=stop, routes=False
     )
     edited = values.copy()
     edited[len(values) + start : len(values) + stop] *= 1.5
-    expected = lens.forecast(as_series(edited), 4, seed=5, **how)
+    expected = lens.forecast(as_series(edited), 4, seed=5, **options)
     close = rounded(40 * scale)
-    for variable, own in (("forecast", run.forecast), ("changed_forecast", expected)):
+    for variable, native in (
+        ("forecast", run.forecast),
+        ("changed_forecast", expected),
+    ):
         ours = found[variable].transpose("quantile", "step")
-        assert_close(ours, own.quantiles[0], **close)
+        assert_close(ours, native.quantiles[0], **close)
     change = found["changed_forecast"] - found["forecast"]
     assert_close(found["effect"].sum("change"), change, **close)
     reported = " ".join(read_what_if(found))
@@ -274,15 +277,16 @@ def test_new_values_replace_the_forecast_median(name: str) -> None:
     lens = tsfm_lens.load(name) if "nano" in name else lens_of(name)
     values = waves(41)
     days = pd.date_range("2026-01-01", periods=41, freq="D")
-    how = {"num_samples": PATHS}
+    options = {"num_samples": PATHS}
     before, after = (
-        lens.run(pd.Series(values[:stop], days[:stop]), 4, **how) for stop in (40, 41)
+        lens.run(pd.Series(values[:stop], days[:stop]), 4, **options)
+        for stop in (40, 41)
     )
     found = explain.explain_change(before, after)
     earlier = before.forecast.median[0, 1:]
     later = after.forecast.median[0, :3]
     hidden = np.append(values[:40], before.forecast.median[0, 0])
-    old = lens.forecast(pd.Series(hidden, days), 4, **how).median[0, :3]
+    old = lens.forecast(pd.Series(hidden, days), 4, **options).median[0, :3]
     for ours, expected in (
         (middle(found, "before"), earlier),
         (middle(found, "after"), later),

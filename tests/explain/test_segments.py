@@ -97,7 +97,7 @@ def test_a_long_stretch_is_whole_seasons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "words"),
+    ("options", "error", "message"),
     [
         ({"item": 7}, InputError, "item 7 of a batch of 2"),
         ({"item": "series-9"}, UnknownNameError, "series-1"),
@@ -110,10 +110,10 @@ def test_a_long_stretch_is_whole_seasons() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(
-    covariate_run: Run, how: dict, error: type[Exception], words: str
+    covariate_run: Run, options: dict, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=words):
-        explain.segments(covariate_run, **{"item": 0, **how})
+    with pytest.raises(error, match=message):
+        explain.segments(covariate_run, **{"item": 0, **options})
 
 
 def test_wrong_segments_are_refused(items: SeriesBatch) -> None:

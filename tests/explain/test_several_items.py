@@ -127,7 +127,7 @@ def test_a_brush_is_of_one_item() -> None:
 OF_ONE = ("attention_patterns", "autoregressive_attention")
 
 
-def told(page: Path) -> str:
+def item_sentence(page: Path) -> str:
     """The sentence on chapters of one item, with blanks as they are; "" without it."""
     found = re.search(r"Of \w+ alone, the first of \d+ items[^<]*", page.read_text())
     if found:
@@ -140,11 +140,11 @@ def test_pages_name_the_item_explained(item: int | str, tmp_path: Path) -> None:
     """A page says which item its chapters are of."""
     run = several(tsfm_lens.load("bolt-nano"))
     page = run.report(tmp_path, sections=("forecast", *OF_ONE), item=item)
-    text = told(page)
+    text = item_sentence(page)
     assert text.startswith(f"Of {item or 'a'} alone, the first of 2 items")
     assert all(find(kind).title in text for kind in OF_ONE)
     assert find("forecast").title not in text
-    assert told(run.report(tmp_path / "all", sections=("forecast",))) == ""
+    assert item_sentence(run.report(tmp_path / "all", sections=("forecast",))) == ""
 
 
 def test_the_command_chooses_an_item(tmp_path: Path) -> None:
@@ -158,4 +158,4 @@ def test_the_command_chooses_an_item(tmp_path: Path) -> None:
     assert "'c'" in str(wrong.exception) + wrong.output
     done = CliRunner().invoke(app, [*text, "--item", "b"])
     assert done.exit_code == 0, done.output
-    assert told(tmp_path / "index.html").startswith("Of b alone")
+    assert item_sentence(tmp_path / "index.html").startswith("Of b alone")

@@ -223,8 +223,8 @@ def test_pairs_are_all_masks_once_each(players: int) -> None:
 def test_masks_end_when_they_may() -> None:
     value, exact = unanimity(12, 3)
 
-    def found(**how: float) -> Any:
-        return sampled_shapley(value, 12, **how)
+    def found(**options: float) -> Any:
+        return sampled_shapley(value, 12, **options)
 
     loose, tight = (found(budget=4000, tolerance=share) for share in (0.5, 0.05))
     assert loose.settled
@@ -237,7 +237,7 @@ def test_masks_end_when_they_may() -> None:
 
 
 @pytest.mark.parametrize(
-    ("game", "words"),
+    ("game", "message"),
     [
         (lambda: exact_shapley(np.zeros(7), 3), "expected one for each of 8 masks"),
         (lambda: all_masks(21), "Sample masks"),
@@ -251,5 +251,5 @@ def test_masks_end_when_they_may() -> None:
         ),
     ],
 )
-def test_what_is_no_game_is_refused(game: Callable[[], object], words: str) -> None:
-    expect_error(words, game)
+def test_what_is_no_game_is_refused(game: Callable[[], object], message: str) -> None:
+    expect_error(message, game)

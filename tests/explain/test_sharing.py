@@ -44,7 +44,7 @@ def patches(layer: torch.nn.Module, masks: explain.Masks, keep: np.ndarray) -> i
     return sum(shape[0] * shape[1] for shape in shapes)
 
 
-def apart(masks: explain.Masks) -> explain.Masks:
+def unshared(masks: explain.Masks) -> explain.Masks:
     """The same, each mask by itself."""
     masks.__dict__["_shares"] = False
     return masks
@@ -76,7 +76,7 @@ def test_shared_forecasts_equal_those_alone(
     keep = explain.shapley.all_masks(len(parts))
     keep = keep[np.random.default_rng(1).permutation(len(keep))]
     shared = explain.Masks(run, parts, reference)(keep)
-    alone = apart(explain.Masks(run, parts, reference))(keep)
+    alone = unshared(explain.Masks(run, parts, reference))(keep)
     close_in_float32(shared, alone, depth=DEPTH, magnitude=20.0)
 
 
@@ -85,7 +85,7 @@ def test_additive_parts_share_exact_forecasts(lens: Lens) -> None:
     run = make_run(lens, 8)
     parts = explain.components(run, seasons=[24], events={"dip": (-30, -11)})
     keep = explain.shapley.all_masks(len(parts))
-    alone = apart(explain.Masks(run, parts, "mean"))(keep)
+    alone = unshared(explain.Masks(run, parts, "mean"))(keep)
     close_in_float32(
         explain.Masks(run, parts, "mean")(keep), alone, depth=DEPTH, magnitude=20.0
     )
@@ -99,7 +99,7 @@ def test_only_differences_of_masks_are_computed(lens: Lens) -> None:
     keep = explain.shapley.all_masks(PARTS)
     layer = lens.adapter.model.stacked_xf[0]
     shared = explain.Masks(run, parts, "mean")
-    alone = apart(explain.Masks(run, parts, "mean"))
+    alone = unshared(explain.Masks(run, parts, "mean"))
     for masks in (shared, alone):
         _ = masks.stands, masks.run.spans
     assert patches(layer, alone, keep) == len(keep) * PATCHES

@@ -83,9 +83,10 @@ def batches(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
     suppress_health_check=list(HealthCheck),
 )
 @given(case=batches())
-def test_items_with_covariates_are_forecast_as_the_pipeline_does_or_refused(
+def test_covariate_forecasts_match_pipeline_or_refuse(
     lens: Lens, case: tuple[list[dict[str, Any]], int]
 ) -> None:
+    """Items with covariates are forecast as by the pipeline, or refused."""
     items, horizon = case
     try:
         batch = as_series(items)

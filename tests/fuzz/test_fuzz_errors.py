@@ -77,13 +77,14 @@ def test_bad_arguments_are_named(arguments: dict, said: str) -> None:
     ],
     ids=str,
 )
-def test_a_future_that_is_none_is_named(given: dict, said: str) -> None:
+def test_invalid_future_is_named(given: dict, said: str) -> None:
+    """A future that is none is named."""
     with pytest.raises(InputError) as caught:
         lens_of("chronos").forward(np.arange(9.0), **given)
     assert said in str(caught.value)
 
 
-def test_a_forecast_of_no_number_is_refused() -> None:
+def test_forecast_without_numbers_is_refused() -> None:
     """Whoever makes it: here a hook, in the second of two series."""
     lens = lens_of("chronos-bolt")
 
@@ -110,7 +111,8 @@ def test_a_forecast_of_no_number_is_refused() -> None:
         if architecture.readout == "quantile"
     ],
 )
-def test_levels_that_a_model_does_not_emit_are_refused(name: str) -> None:
+def test_unsupported_quantile_levels_are_refused(name: str) -> None:
+    """Levels that a model does not emit are refused."""
     lens = lens_of(name)
     for level in (lens.levels[0] / 2, (1 + lens.levels[-1]) / 2):
         with pytest.raises(InputError, match=f"quantile {level} is outside"):

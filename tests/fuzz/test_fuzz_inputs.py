@@ -374,9 +374,8 @@ def check_forward(lens: Lens, data: Any, steps: Any, forecast: bool) -> None:
 @with_examples
 @given(case=CASES)
 @FUZZ
-def test_any_input_gives_the_librarys_answer_or_a_clear_error(
-    name: str, case: Given
-) -> None:
+def test_inputs_match_library_or_give_error(name: str, case: Given) -> None:
+    """Any input gives the answer of the library or a clear error."""
     lens = lens_of(name)
     if name == "t5" and case.ids:
         data = as_ids(case.data)

@@ -105,7 +105,7 @@ def test_the_parts_sum_to_the_stream(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SUMMING)
-def test_the_completeness_error_is_that_of_the_models_own_forecast(name: str) -> None:
+def test_completeness_error_is_of_own_forecast(name: str) -> None:
     """Wholes by a forward of its own, whose output no decomposition has touched."""
     lens, encoded, _ = recorded(name)
     run = lens.run(encoded.batch, 3)
@@ -210,9 +210,10 @@ def with_a_mix(stack: Stack) -> Stack:
 
 @pytest.mark.parametrize("change", [without_the_last_row, with_a_mix])
 @pytest.mark.parametrize("name", ATTENDING)
-def test_a_table_that_is_not_the_models_is_not_decomposed(
+def test_foreign_tables_are_not_decomposed(
     name: str, change: Callable[[Stack], Stack]
 ) -> None:
+    """A table that is not the model's is not decomposed."""
     lens, encoded, _ = recorded(name)
     # the model itself is read only
     adapter = copy(lens.adapter)
@@ -227,7 +228,7 @@ def test_a_table_that_is_not_the_models_is_not_decomposed(
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_head_results_are_those_of_the_hook_points(name: str) -> None:
+def test_head_results_equal_hook_points(name: str) -> None:
     """Computed from z and the weights, or recorded: one is the model's own sum taken
     apart, the other is not.
     """
@@ -248,7 +249,8 @@ def test_head_results_are_those_of_the_hook_points(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_forward_stops_at_every_layer_and_leaves_nothing_behind(name: str) -> None:
+def test_forwards_stop_at_every_layer(name: str) -> None:
+    """A forward pass stops at every layer and leaves nothing behind."""
     lens, encoded, activations = recorded(name)
     before = lens.forward(encoded)
     for stack in lens.wiring.stacks:
@@ -273,7 +275,8 @@ def test_a_forward_stops_at_every_layer_and_leaves_nothing_behind(name: str) -> 
     assert not lens.registry.busy
 
 
-def test_what_a_forward_does_not_come_to_is_refused() -> None:
+def test_unreached_hook_points_are_refused() -> None:
+    """Hook points that a forward pass does not come to are refused."""
     lens, encoded, _ = recorded("chronos")
     with pytest.raises(
         InputError, match=r"does not come to decoder_blocks.1.mlp.hook_out"
@@ -300,13 +303,15 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("key", "words"), KEYS)
-def test_what_has_no_counterpart_says_what_to_use(key: Any, words: str) -> None:
+def test_keys_without_counterpart_name_a_substitute(key: Any, words: str) -> None:
+    """What has no counterpart says what to use."""
     activations = recorded("chronos")[2]
     with pytest.raises(UnknownNameError, match=words):
         activations[key]
 
 
-def test_members_that_there_are_not_say_what_to_use() -> None:
+def test_missing_members_name_a_substitute() -> None:
+    """Members that do not exist say what to use."""
     lens, encoded, activations = recorded("chronos")
     for owner, name, text in (
         (activations, "logit_attrs", r"probes\.attribution"),

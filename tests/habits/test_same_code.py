@@ -1,4 +1,4 @@
-"""The same lines behind TransformerLens and on our lens give the same numbers."""
+"""The same lines give the same numbers behind TransformerLens and behind ours."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def test_streams_are_taken_apart_alike(
 
 
 @BOTH
-def test_tuples_and_short_names_mean_the_same(name: str) -> None:
+def test_tuples_and_short_names_agree(name: str) -> None:
+    """Tuples and short names mean the same."""
     ours, theirs = caches(name)
     keys: list[Any] = [
         "embed",
@@ -231,7 +232,8 @@ def t5() -> tuple[Lens, Any, Any, Any]:
     return lens, theirs, (ours, known), given
 
 
-def test_t5_through_both_passes_the_same_hook_points() -> None:
+def test_t5_hook_points_equal_both_ways() -> None:
+    """T5 passes the same values through the hook points of both libraries."""
     lens, _, ((output, ours), (expected, theirs)), _ = t5()
     assert_close(output, expected, depth=100 * lens.d_model)
     compared = set()
@@ -268,7 +270,8 @@ def test_t5_through_both_passes_the_same_hook_points() -> None:
     assert len(compared) >= 70
 
 
-def test_two_stacks_have_to_be_told_apart() -> None:
+def test_ambiguous_stacks_must_be_named() -> None:
+    """Where there are two stacks, the name says which one is meant."""
     lens, _, ((_, ours), _), (given, _) = t5()
     assert torch.equal(
         ours["resid_post", -1, "decoder"], ours["decoder_blocks.1.hook_resid_post"]

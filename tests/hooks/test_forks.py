@@ -127,9 +127,10 @@ RUNS = [forecasting, forwarding, ablating]
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_fork_while_another_thread_runs_the_model(
+def test_fork_while_another_thread_runs_model(
     lens: Lens, run: Callable[..., None]
 ) -> None:
+    """A process can be forked while another thread runs the model."""
     plain = forecast(lens)
     state = torch.get_rng_state()
 
@@ -150,7 +151,7 @@ def test_a_fork_while_another_thread_runs_the_model(
 
 
 @ONE
-def test_threads_of_the_child_are_no_threads_of_the_parent(lens: Lens) -> None:
+def test_child_does_not_inherit_threads(lens: Lens) -> None:
     """A thread may get the number of one that the child does not have."""
     plain = forecast(lens)
 
@@ -170,7 +171,8 @@ def test_threads_of_the_child_are_no_threads_of_the_parent(lens: Lens) -> None:
 
 
 @ONE
-def test_a_fork_inside_a_block_keeps_the_block(lens: Lens) -> None:
+def test_fork_inside_block_keeps_the_block(lens: Lens) -> None:
+    """A fork inside a block keeps the edits of the block."""
     part = POINTS[lens.model_id]
     with lens.hooks([(part, lambda value, hook: 0 * value)]):
         here = forecast(lens)
@@ -201,9 +203,10 @@ def test_a_fork_inside_a_seeded_run(lens: Lens) -> None:
     assert np.isfinite(found[0]).all()
 
 
-def test_a_fork_while_another_thread_loads_a_model(
+def test_fork_while_another_thread_loads_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A process can be forked while another thread loads a model."""
     from tsfm_lens.models import checkpoint
 
     output = sys.stdout

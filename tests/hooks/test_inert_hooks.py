@@ -1,4 +1,4 @@
-"""A hook that cannot act says so; nothing passes hooks by without a word."""
+"""A hook that cannot act says so, whatever passes it by."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def nothing(value: Tensor, hook: object) -> None:
 
 
 @EACH
-def test_an_edit_that_the_model_never_meets_is_an_error(name: str) -> None:
+def test_edit_never_reached_is_an_error(name: str) -> None:
+    """An edit that the model never comes to is an error."""
     lens = fresh(name)
     encoded = example_case(lens, n_series=1).encoded
     _parent, _name, z, head = last_attention(lens)
@@ -89,7 +90,7 @@ def test_an_edit_that_the_model_never_meets_is_an_error(name: str) -> None:
 
 
 def test_only_the_encoder_ran(token_lens: Lens) -> None:
-    """Hooks of the decoder were not to be passed by; those of the encoder were."""
+    """Hooks in the decoder are not expected to run; those in the encoder are."""
     ids = torch.ones(1, 4, dtype=torch.long)
     encoder = token_lens.adapter.model.encoder
     with token_lens.ablate("encoder.0.mlp", "decoder.0.mlp"):
@@ -160,7 +161,8 @@ def test_compiled_modules_are_refused(name: str, what: str) -> None:
     assert native_traces(lens) == 0
 
 
-def test_a_module_replaced_after_the_lens_was_made_is_named() -> None:
+def test_replaced_module_is_named() -> None:
+    """A module that was replaced after the lens was made is named."""
     lens = fresh("chronos-bolt")
     block = lens.adapter.model.decoder.block[0]
     block.layer[2] = type(block.layer[2])(lens.adapter.model.config)
@@ -174,7 +176,7 @@ def test_a_module_replaced_after_the_lens_was_made_is_named() -> None:
 @pytest.mark.parametrize("reentrant", [True, False])
 @EACH
 def test_gradient_checkpoints_are_refused(name: str, reentrant: bool) -> None:
-    """backward() runs a checkpointed block again, after the context of its hooks."""
+    """backward() runs a checkpointed block again after the context, without hooks."""
     lens = fresh(name)
     encoded = example_case(lens, n_series=1).encoded
     stack = lens.wiring.output_stack
@@ -246,7 +248,7 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("write", WRITES)
-def test_whatever_a_hook_writes_reaches_the_model(
+def test_hook_writes_reach_the_model(
     patch_lens: Lens, write: str, gradients: bool
 ) -> None:
     """Torch counts the changes of a tensor, but not those that go past it."""
@@ -302,7 +304,8 @@ def test_contexts_may_end_in_any_order(patch_lens: Lens) -> None:
     assert native_traces(patch_lens) == 0
 
 
-def test_a_copy_of_a_lens_is_a_lens_of_its_own() -> None:
+def test_copied_lens_is_independent() -> None:
+    """A copy of a lens is a lens of its own."""
     for name in ("chronos", "chronos-2", "toto-1"):
         lens = fresh(name)
         case = example_case(lens, n_series=1)

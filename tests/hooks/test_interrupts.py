@@ -285,9 +285,10 @@ CASES = [
 
 @ignored
 @pytest.mark.parametrize(("work", "files", "every"), CASES)
-def test_an_interrupt_at_any_instruction_leaves_nothing_behind(
+def test_interrupt_anywhere_leaves_nothing_behind(
     work: Work, files: set[str], every: int
 ) -> None:
+    """An interrupt at any instruction leaves no hook behind."""
     interrupted_everywhere(work, files, every=every)
 
 

@@ -86,9 +86,8 @@ def test_noise_has_the_scale_it_says(token_lens: Lens, token_case: Case) -> None
     assert not torch.equal(after, other)
 
 
-def test_steer_adds_a_vector_to_layer_branch_and_head(
-    token_lens: Lens, token_case: Case
-) -> None:
+def test_steer_adds_vectors_at_every_level(token_lens: Lens, token_case: Case) -> None:
+    """Steering adds a vector to a layer, a branch or a head."""
     vector = torch.arange(float(token_lens.d_model))
     for target, at in (
         ("decoder.0", "decoder_blocks.0.hook_resid_post"),
@@ -99,9 +98,9 @@ def test_steer_adds_a_vector_to_layer_branch_and_head(
         assert_close(after, before - 2.0 * vector, depth=100)
 
 
-def test_edited_pattern_gives_the_mean_of_values(
-    token_lens: Lens, token_case: Case
-) -> None:
+def test_edited_pattern_averages_the_values(token_lens: Lens, token_case: Case) -> None:
+    """An edited pattern gives the mean of the values it attends to."""
+
     def uniform(pattern: torch.Tensor) -> torch.Tensor:
         pattern[:] = 1.0 / pattern.shape[-1]
         return pattern
@@ -187,9 +186,10 @@ def test_patching_one_rollout_into_another(token_lens: Lens, token_case: Case) -
     np.testing.assert_array_equal(ours.samples, theirs.samples)
 
 
-def test_what_another_hook_gave_is_not_written_to(
+def test_edits_never_overwrite_another_hooks_tensor(
     token_lens: Lens, token_case: Case
 ) -> None:
+    """A tensor that another hook returned is not written to."""
     with torch.no_grad():
         _, activations = token_lens.run_with_cache(token_case.encoded, names_filter=Z)
     given = 2 * activations[Z]
@@ -203,9 +203,10 @@ def test_what_another_hook_gave_is_not_written_to(
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_edits_of_many_rows_at_one_point_are_each_alone(
+def test_edits_of_rows_act_independently(
     token_lens: Lens, token_case: Case, gradients: bool
 ) -> None:
+    """Edits of many rows at one point act on each row alone."""
     rows = len(token_case.encoded.rows)
     edits = [
         Steer(

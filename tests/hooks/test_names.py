@@ -69,7 +69,8 @@ def test_a_typing_error_names_the_nearest() -> None:
     )
 
 
-def test_labels_of_heads_are_read_where_they_are_of_one() -> None:
+def test_head_labels_need_a_unique_head() -> None:
+    """Labels of heads are read where they stand for one head."""
     one = architectures()["chronos-2"]
     single = one.adapt(testing.tiny("chronos-2")).wiring
     for label in ("L1.time_attn.H2", "1.time_attn.2"):

@@ -57,9 +57,10 @@ COPIED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", [*KEPT, *COPIED])
-def test_what_is_made_of_rows_held_once_is_what_is_made_of_their_copies(
+def test_repeated_rows_behave_like_copies(
     name: str,
 ) -> None:
+    """What is made of rows held once is what is made of their copies."""
     single = drawn(ROWS, 5, 8)
     function = {**KEPT, **COPIED}[name]
     found = function(Repeated(single, OUTER, INNER))
@@ -79,9 +80,8 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("outer", [1, OUTER])
-def test_what_is_written_into_stays_there_and_leaves_what_is_held_alone(
-    name: str, outer: int
-) -> None:
+def test_writing_into_repeats_keeps_the_original(name: str, outer: int) -> None:
+    """What is written stays where it is written and leaves the rows held once alone."""
     single = drawn(ROWS, 5, 8)
     before = single.clone()
     found = Repeated(single, outer, 1 if outer == 1 else INNER)

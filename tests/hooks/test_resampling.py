@@ -32,7 +32,8 @@ def outputs(lens: Lens) -> list[str]:
 
 
 @pytest.mark.parametrize("paths", [1, 4])
-def test_one_series_is_drawn_for_encoder_and_decoder(paths: int) -> None:
+def test_encoder_and_decoder_share_drawn_series(paths: int) -> None:
+    """One series is drawn for both encoder and decoder."""
     lens = lens_of("chronos")
     batch = example_case(lens, n_series=6).batch
     names = outputs(lens)
@@ -68,7 +69,7 @@ def test_one_series_is_drawn_for_encoder_and_decoder(paths: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-2", "toto-1"])
-def test_a_choice_of_rows_draws_as_all_rows_do(name: str) -> None:
+def test_chosen_rows_draw_like_all_rows(name: str) -> None:
     """Each series alone, and as blocks of rows of one batch, takes what it takes among
     all.
     """
@@ -101,7 +102,7 @@ def test_a_choice_of_rows_draws_as_all_rows_do(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_a_reference_is_recorded_at_the_horizon_asked_for(name: str) -> None:
+def test_reference_is_recorded_at_asked_horizon(name: str) -> None:
     """As if recorded by hand, at a horizon that is not the model's own."""
     lens = lens_of(name)
     batch = example_case(lens, n_series=2).batch

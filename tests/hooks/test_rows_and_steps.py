@@ -33,7 +33,8 @@ def pairs() -> object:
     ],
     ids=["uniform", "one head", "scores"],
 )
-def test_variants_do_not_attend_to_each_other(edit: Intervention) -> None:
+def test_variants_never_attend_to_each_other(edit: Intervention) -> None:
+    """Variants do not attend to each other."""
     lens = lens_of("chronos-2")
     encoded = lens.encode(pairs(), horizon=8)
     first = (Zero("0.mlp"), edit)
@@ -47,7 +48,8 @@ def test_variants_do_not_attend_to_each_other(edit: Intervention) -> None:
                 assert_close(together[index], lens.forward(encoded), depth=100)
 
 
-def test_sample_paths_of_toto_are_labelled_and_patched_as_they_lie() -> None:
+def test_toto_sample_paths_are_labelled_correctly() -> None:
+    """Sample paths of Toto are labelled and patched as they lie in the batch."""
     lens = lens_of("toto-1")
     series = [ONE, TWO]
     point = "blocks.0.hook_resid_post"
@@ -67,7 +69,8 @@ def test_sample_paths_of_toto_are_labelled_and_patched_as_they_lie() -> None:
     assert_close(patched.quantiles, plain.quantiles, depth=1000, dtype=np.float32)
 
 
-def test_a_native_call_inside_a_context_has_rows_of_its_own() -> None:
+def test_native_call_in_context_has_rows() -> None:
+    """A native call inside a context has rows of its own."""
     lens = fresh("chronos-bolt")
     lens.forecast([ONE, TWO], 4)
     four = [torch.tensor(values) for values in (ONE, TWO, ONE + 1, TWO + 1)]
@@ -82,7 +85,8 @@ def test_a_native_call_inside_a_context_has_rows_of_its_own() -> None:
     ]
 
 
-def test_gradients_of_toto_2_are_refused_at_every_door() -> None:
+def test_gradients_of_toto_2_are_refused() -> None:
+    """Gradients of Toto 2 are refused by every function that takes them."""
     lens = fresh("toto-2")
     point = "blocks.0.hook_resid_post"
     with (
@@ -108,7 +112,8 @@ def test_gradients_of_toto_2_are_refused_at_every_door() -> None:
         "moirai-2",
     ],
 )
-def test_precisions_that_a_library_does_not_run_in_are_refused(name: str) -> None:
+def test_unsupported_library_precisions_are_refused(name: str) -> None:
+    """Precisions that a library does not run in are refused."""
     lens = fresh(name)
     with pytest.raises(InputError, match="float32"):
         lens.to(torch.bfloat16)
@@ -123,9 +128,10 @@ def test_precisions_that_a_library_does_not_run_in_are_refused(name: str) -> Non
         [name for name in ATTENDING if architectures()[name].readout != "distribution"]
     ),
 )
-def test_only_the_pattern_of_the_chosen_series_changes_however_a_model_orders_its_rows(
+def test_only_chosen_series_pattern_changes(
     name: str,
 ) -> None:
+    """Only the chosen series' pattern changes, however a model orders its rows."""
     lens = lens_of(name)
     adapter = lens.adapter
     stack = lens.wiring.output_stack

@@ -46,7 +46,7 @@ def captured(lens: Lens, case: Case) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("run", [forward, captured])
-def test_a_context_leaves_the_runs_of_other_threads_alone(
+def test_contexts_leave_other_threads_alone(
     token_lens: Lens, token_case: Case, run: Callable[[Lens, Case], Any]
 ) -> None:
     """The other thread runs as a whole while this one stands in the middle of its own
@@ -76,9 +76,8 @@ def test_a_context_leaves_the_runs_of_other_threads_alone(
     assert native_traces(token_lens) == 0
 
 
-def test_two_threads_with_contexts_of_their_own(
-    token_lens: Lens, token_case: Case
-) -> None:
+def test_two_threads_with_own_contexts(token_lens: Lens, token_case: Case) -> None:
+    """Two threads can have contexts of their own."""
     parts = [
         str(one) for one in token_lens.components("**.mlp", "decoder.*.cross_attn.*")
     ]
@@ -96,9 +95,10 @@ def test_two_threads_with_contexts_of_their_own(
     assert native_traces(token_lens) == 0
 
 
-def test_a_context_whose_model_runs_in_another_thread_only(
+def test_context_unused_by_thread_is_refused(
     token_lens: Lens, token_case: Case
 ) -> None:
+    """A context is refused when its model runs in another thread only."""
     with (
         pytest.raises(HookError, match="in another thread only"),
         token_lens.ablate("decoder.0.mlp"),
@@ -109,9 +109,11 @@ def test_a_context_whose_model_runs_in_another_thread_only(
         forward(token_lens, token_case)
 
 
-def test_backward_hooks_of_two_threads_at_one_point_are_refused(
+def test_conflicting_backward_hooks_are_refused(
     token_lens: Lens, token_case: Case
 ) -> None:
+    """Backward hooks of two threads at one point are refused."""
+
     def backward() -> None:
         with token_lens.hooks(bwd_hooks=[(MLP, lambda grad, hook: None)]):
             token_lens.forward(token_case.encoded).sum().backward()
@@ -125,9 +127,11 @@ def test_backward_hooks_of_two_threads_at_one_point_are_refused(
     backward()
 
 
-def test_seeded_samples_do_not_depend_on_other_threads(
+def test_seeded_samples_ignore_other_threads(
     token_lens: Lens, token_case: Case
 ) -> None:
+    """Seeded samples do not depend on other threads."""
+
     def drawn(seed: int) -> np.ndarray:
         samples = token_lens.forecast(
             token_case.batch, 4, num_samples=3, seed=seed
@@ -144,9 +148,7 @@ def test_seeded_samples_do_not_depend_on_other_threads(
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_replay_leaves_the_runs_of_other_threads_alone(
-    token_lens: Lens, token_case: Case
-) -> None:
+def test_replay_leaves_other_threads_alone(token_lens: Lens, token_case: Case) -> None:
     """While variants run, modules before their first change hand back stored outputs,
     in this thread only.
     """
@@ -174,9 +176,8 @@ def ablated(lens: Lens, case: Case, *parts: str) -> Tensor:
         return forward(lens, case)
 
 
-def test_tasks_of_one_thread_keep_their_contexts_apart(
-    token_lens: Lens, token_case: Case
-) -> None:
+def test_tasks_keep_their_contexts_apart(token_lens: Lens, token_case: Case) -> None:
+    """Tasks of one thread keep their contexts apart."""
     plain = forward(token_lens, token_case)
     alone = {part: ablated(token_lens, token_case, part) for part in PARTS}
 
@@ -200,9 +201,7 @@ def test_tasks_of_one_thread_keep_their_contexts_apart(
     assert native_traces(token_lens) == 0
 
 
-def test_a_task_has_the_contexts_in_which_it_was_started(
-    token_lens: Lens, token_case: Case
-) -> None:
+def test_tasks_keep_contexts_of_their_start(token_lens: Lens, token_case: Case) -> None:
     both = ablated(token_lens, token_case, *PARTS[:2])
     one = ablated(token_lens, token_case, PARTS[0])
 
@@ -221,9 +220,8 @@ def test_a_task_has_the_contexts_in_which_it_was_started(
     assert torch.equal(found[1], one)
 
 
-def test_a_context_outlives_the_task_of_a_notebook_cell(
-    token_lens: Lens, token_case: Case
-) -> None:
+def test_context_outlives_its_notebook_cell(token_lens: Lens, token_case: Case) -> None:
+    """A context outlives the task of a notebook cell."""
     expected = ablated(token_lens, token_case, PARTS[0])
     context = token_lens.ablate(PARTS[0])
 
@@ -241,9 +239,10 @@ def test_a_context_outlives_the_task_of_a_notebook_cell(
     assert native_traces(token_lens) == 0
 
 
-def test_a_generator_that_waits_inside_a_context_is_refused(
+def test_suspended_generator_in_context_is_refused(
     token_lens: Lens, token_case: Case
 ) -> None:
+    """A generator that waits inside a context is refused."""
     plain = forward(token_lens, token_case)
     alone = ablated(token_lens, token_case, PARTS[0])
 

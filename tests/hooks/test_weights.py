@@ -65,7 +65,7 @@ def projected(x: Tensor, weights: Any, letter: str) -> Tensor:
 
 
 @pytest.mark.parametrize("name", archetypes(ATTENDING))
-def test_gains_of_norms_fold_into_the_weights(name: str) -> None:
+def test_norm_gains_fold_into_weights(name: str) -> None:
     """What folded matrices make of the bare stream is what the matrices themselves make
     of the stream's norm.
     """
@@ -138,9 +138,8 @@ def test_single_matrices_embed_and_unembed() -> None:
         )
 
 
-def test_unknown_places_are_named_and_what_is_left_out_is_the_first_of_the_stack_that_is_read_out() -> (
-    None
-):
+def test_unknown_weights_are_named_with_defaults() -> None:
+    """Unknown places are named; what is left out is the first of the output stack."""
     weights = recorded("chronos")[0].weights
     for arguments, message in (
         ({"layer": 2}, "no layer '2'.*Closest: 0, 1"),

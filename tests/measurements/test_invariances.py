@@ -38,7 +38,8 @@ def effects(name: str, rows: list[np.ndarray]) -> tuple[Run, xr.Dataset]:
 
 
 @pytest.mark.parametrize("name", archetypes(NAMES))
-def test_statements_know_no_units_order_or_copies(name: str) -> None:
+def test_statements_ignore_units_order_and_copies(name: str) -> None:
+    """Statements do not depend on units, order or copies of the series."""
     rows = series()
     run, plain = effects(name, rows)
     for factor in (1e-7, 1e7):

@@ -20,7 +20,7 @@ EVERY = planted.everything()
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_planted_result_has_the_form_of_a_computed_one(
+def test_planted_results_look_like_computed_ones(
     name: str, works: dict[str, Results]
 ) -> None:
     """Of one embedded model at least: token models and those of quantiles give
@@ -57,7 +57,7 @@ def test_differences_are_found() -> None:
         assert reported.startswith(f"{name}: "), reported
 
 
-def test_planted_judgements_are_those_of_the_probes() -> None:
+def test_planted_judgements_match_the_probes() -> None:
     """What stands out and leads is decided by ``judge``, from the values that are
     planted.
     """
@@ -74,7 +74,8 @@ def test_planted_judgements_are_those_of_the_probes() -> None:
 @pytest.mark.parametrize(
     "name", [name for name, made in EVERY.items() if hasattr(made, "data_vars")]
 )
-def test_a_result_without_a_variable_is_drawn_or_refused_in_words(name: str) -> None:
+def test_incomplete_results_are_drawn_or_refused(name: str) -> None:
+    """A result without one of its variables is drawn or refused in words."""
     ds = EVERY[name]
     for figure in (item for item in find(ds.attrs["kind"]).figures if not item.beside):
         for variable in ds.variables:

@@ -54,9 +54,10 @@ ROOT = Path(__file__).parents[2]
         ),
     ],
 )
-def test_chapters_that_cannot_be_are_refused_before_anything_is_written(
+def test_impossible_chapters_are_refused_before_writing(
     sections: str, words: str, tmp_path: Path
 ) -> None:
+    """Impossible chapters are refused before anything is written."""
     out = tmp_path / "report"
     args = "report bolt-nano --data bundled:nile --horizon 6 --sections".split()
     result = CliRunner().invoke(app, [*args, sections, "--out", str(out)])
@@ -65,9 +66,10 @@ def test_chapters_that_cannot_be_are_refused_before_anything_is_written(
     assert not out.exists()
 
 
-def test_a_measurement_of_ones_own_joins_reports_and_figures(
+def test_own_measurement_joins_reports_and_figures(
     work: Results, tmp_path: Path
 ) -> None:
+    """A measurement of one's own joins reports and figures."""
     try:
         for text in (PROBE, FIGURE):
             exec(text, {"__name__": "own.part"})
@@ -113,7 +115,8 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(
     expect_error("first_jump", find, "first_jump")
 
 
-def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
+def test_one_quantity_has_one_number(work: Results) -> None:
+    """One quantity has one number in every chapter."""
     alone = Results(work.first)
     parts = alone["ablation_effects"]
     heads = alone["head_states"]
@@ -174,8 +177,8 @@ run = tsfm_lens.load("bolt-nano").run(tsfm_lens.bundled("nile"), 6)
 run.plot()
 run.measure("attribution").plot()
 run.report("page", sections=("forecast", "head_entropy"))
-others = "tsfm_lens.studies", "foreign"
-loaded = [name for name in sys.modules if name.startswith(others)]
+unwanted = ("tsfm_lens.studies", "foreign")
+loaded = [name for name in sys.modules if name.startswith(unwanted)]
 assert not loaded, loaded
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -195,7 +198,8 @@ for kind, words in (("lab_runs", "SyntaxError"), ("alien", "ZeroDivisionError"))
 """
 
 
-def test_the_core_works_beside_what_cannot_be_loaded(tmp_path: Path) -> None:
+def test_core_works_beside_broken_plugins(tmp_path: Path) -> None:
+    """The core works beside plug-ins that cannot be loaded."""
     shutil.copytree(ROOT / "tsfm_lens", tmp_path / "tsfm_lens")
     broken = tmp_path / "tsfm_lens" / "studies" / "experiments" / "figures.py"
     broken.write_text("def broken(:\n")
@@ -221,7 +225,8 @@ def test_the_core_works_beside_what_cannot_be_loaded(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_an_entry_point_has_the_name_that_its_module_registers() -> None:
+def test_entry_points_match_registered_names() -> None:
+    """An entry point has the name that its module registers."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     known = measurements()
     for name, module in points["entry-points"]["tsfm_lens.measurements"].items():

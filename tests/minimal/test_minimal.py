@@ -98,9 +98,10 @@ def test_a_command_works(run: object, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_a_command_names_its_extra_and_writes_nothing(
+def test_commands_name_their_missing_extra(
     run: object, name: str, tmp_path: Path
 ) -> None:
+    """A command names the extra that it needs and writes nothing."""
     arguments, extra = MISSING[name]
     result = run(arguments)
     assert result.exit_code == 1, result.output

@@ -65,7 +65,7 @@ def rebase(folder: Path, base: object) -> None:
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Path:
+def combined(tmp_path: Path) -> Path:
     """A whole model and an adapter that was trained on it, in one folder."""
     folder = tmp_path / "both"
     shutil.copytree(checkpoint_path("chronos2-nano"), folder)
@@ -96,10 +96,10 @@ def test_every_architecture_merges_adapters(
     merged = write_adapter(plain, base, adapter)
     alone = load(adapter)
     shutil.copytree(adapter, base, dirs_exist_ok=True)
-    beside = load(base)
+    combined = load(base)
     expected = merged.state_dict()
     changed = 0
-    for lens in (alone, beside):
+    for lens in (alone, combined):
         state = unwrap_module(lens.native).state_dict()
         assert state.keys() == expected.keys()
         for key, tensor in state.items():
@@ -113,7 +113,7 @@ def test_every_architecture_merges_adapters(
     assert changed >= 2
     batch = example_case(plain).batch
     first, second, before = (
-        lens.forecast(batch, 3, seed=1).quantiles for lens in (alone, beside, plain)
+        lens.forecast(batch, 3, seed=1).quantiles for lens in (alone, combined, plain)
     )
     np.testing.assert_array_equal(first, second)
     assert not np.array_equal(first, before)
@@ -121,14 +121,14 @@ def test_every_architecture_merges_adapters(
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_chronos_2_adapters_match_its_pipeline(
-    beside: Path, tmp_path: Path, alone: bool
+    combined: Path, tmp_path: Path, alone: bool
 ) -> None:
     """Chronos-2 forecasts as its own pipeline does with the adapter."""
-    folder = beside
+    folder = combined
     if alone:
         folder = tmp_path / "alone"
         folder.mkdir()
-        for file in files_of_adapter(beside):
+        for file in files_of_adapter(combined):
             shutil.copyfile(file, folder / file.name)
     # the library's own door for a folder without a configuration is the pipeline's
     # class
@@ -183,8 +183,8 @@ def test_other_parts_of_adapters_are_read(tmp_path: Path) -> None:
     )
 
 
-def test_files_that_were_read_are_named(beside: Path) -> None:
-    lens = load(beside)
+def test_files_that_were_read_are_named(combined: Path) -> None:
+    lens = load(combined)
     assert [file.name for file in lens.files] == [
         "model.safetensors",
         "adapter_model.safetensors",
@@ -196,35 +196,37 @@ def test_files_that_were_read_are_named(beside: Path) -> None:
 # --- refusals
 
 
-def refused(folder: Path, *words: str, kind: type[Exception] = CheckpointError) -> str:
+def refused(
+    folder: Path, *fragments: str, kind: type[Exception] = CheckpointError
+) -> str:
     with pytest.raises(kind) as caught:
         load(folder)
-    for word in words:
-        assert word in str(caught.value)
+    for fragment in fragments:
+        assert fragment in str(caught.value)
     return str(caught.value)
 
 
-def test_incomplete_adapters_name_the_missing_file(beside: Path) -> None:
+def test_incomplete_adapters_name_the_missing_file(combined: Path) -> None:
     """Half an adapter is refused, and the message names the missing file."""
-    config, weights = files_of_adapter(beside)
+    config, weights = files_of_adapter(combined)
     retained = config.read_bytes()
     config.unlink()
-    refused(beside, weights.name, f"without {config.name}")
+    refused(combined, weights.name, f"without {config.name}")
     config.write_bytes(retained)
     weights.unlink()
-    refused(beside, config.name, f"without {weights.name}")
+    refused(combined, config.name, f"without {weights.name}")
     config.unlink()
-    assert load(beside).files
+    assert load(combined).files
 
 
-def test_a_pickled_adapter_is_never_read(beside: Path) -> None:
-    files_of_adapter(beside)[1].unlink()
-    poison(beside / "adapter_model.bin", beside.parent)
-    refused(beside, "adapter_model.bin", "pickle")
-    assert not (beside.parent / MARK).exists()
+def test_a_pickled_adapter_is_never_read(combined: Path) -> None:
+    files_of_adapter(combined)[1].unlink()
+    poison(combined / "adapter_model.bin", combined.parent)
+    refused(combined, "adapter_model.bin", "pickle")
+    assert not (combined.parent / MARK).exists()
 
 
-def test_unclear_base_models_are_refused(beside: Path, tmp_path: Path) -> None:
+def test_unclear_base_models_are_refused(combined: Path, tmp_path: Path) -> None:
     """An ambiguous or missing base model is refused, and the advice given works."""
     other = tmp_path / "other"
     alone = tmp_path / "alone"
@@ -232,16 +234,16 @@ def test_unclear_base_models_are_refused(beside: Path, tmp_path: Path) -> None:
     path = other / "model.safetensors"
     tensors = {name: tensor + 0.01 for name, tensor in load_file(path).items()}
     save_file(tensors, path, {"format": "pt"})
-    rebase(beside, str(other))
-    refused(beside, str(other), "base_model_name_or_path", "config.json", "alone")
+    rebase(combined, str(other))
+    refused(combined, str(other), "base_model_name_or_path", "config.json", "alone")
     # first advice: the model in the folder, also where the named base is not at hand
-    for base in (str(beside), "someone/far-away"):
-        rebase(beside, base)
-        load(beside)
-    expected = load(beside).forecast(SERIES, 4).quantiles
+    for base in (str(combined), "someone/far-away"):
+        rebase(combined, base)
+        load(combined)
+    expected = load(combined).forecast(SERIES, 4).quantiles
     # second advice: the other one
     alone.mkdir()
-    for file in files_of_adapter(beside):
+    for file in files_of_adapter(combined):
         shutil.copy(file, alone)
     rebase(alone, str(other))
     assert not np.array_equal(load(alone).forecast(SERIES, 4).quantiles, expected)
@@ -253,7 +255,7 @@ def test_unclear_base_models_are_refused(beside: Path, tmp_path: Path) -> None:
 
 
 def test_without_peft_its_installation_is_named(
-    beside: Path, monkeypatch: pytest.MonkeyPatch
+    combined: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
-    refused(beside, "pip install peft", kind=MissingExtraError)
+    refused(combined, "pip install peft", kind=MissingExtraError)

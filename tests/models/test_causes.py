@@ -32,7 +32,7 @@ class Short(Wired):
     rollout = "refeed"
 
 
-class Whole(Wired):
+class SinglePass(Wired):
     rollout = "single"
 
 
@@ -60,7 +60,7 @@ def test_forecasts_shorter_than_asked_are_refused(way: str) -> None:
     FORECASTS[way](lens, HORIZON)
     # the advice is followed
     with pytest.raises(InputError, match="no rollout"):
-        FORECASTS[way](Lens(Whole(drawn(Forecaster())), "whole"), HORIZON + 8)
+        FORECASTS[way](Lens(SinglePass(drawn(Forecaster())), "whole"), HORIZON + 8)
 
 
 GRADIENTS: dict[str, Callable[[Run], Any]] = {

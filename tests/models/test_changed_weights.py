@@ -150,16 +150,16 @@ def test_our_own_edits_change_no_weight(name: str) -> None:
             "unused", torch.zeros(1), persistent=False
         )
         next(tuned.parameters()).mul_(1.01)
-    own = tuned.run(SERIES, 4)
-    own.attribute()
+    tuned_run = tuned.run(SERIES, 4)
+    tuned_run.attribute()
     # weights of the tuned model are set to the base's and back
-    probes.weight_effects(lens, tuned, own)
+    probes.weight_effects(lens, tuned, tuned_run)
     assert run.twin(0).point.shape == run.point.shape
     torch.optim.AdamW(lens.parameters()).zero_grad()
     lens.requires_grad_(False).requires_grad_(True)
     lens.eval().to("cpu")
     run.attribute()
-    own.attribute()
+    tuned_run.attribute()
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def sharded(folder: Path) -> dict[str, str]:
     return position
 
 
-def indexed(folder: Path, place: object) -> None:
+def indexed(folder: Path, weight_map: object) -> None:
     (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": place})
+        json.dumps({"metadata": {}, "weight_map": weight_map})
     )
 
 
@@ -58,11 +58,11 @@ def open_checkpoints(
 ) -> None:
     """Open every checkpoint by a function of the folder and Chronos's own opening."""
     real = architectures()["chronos"]
-    own = dataclasses.replace(
+    changed = dataclasses.replace(
         real,
         open=lambda folder, *args: change(folder, lambda: real.open(folder, *args)),
     )
-    monkeypatch.setattr(opening, "find_architecture", lambda *_args: own)
+    monkeypatch.setattr(opening, "find_architecture", lambda *_args: changed)
 
 
 # --- complete
@@ -117,18 +117,18 @@ SPOILED: dict[str, tuple[Edit, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("edit", "said", "dtype"), SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize(("edit", "message", "dtype"), SPOILED.values(), ids=SPOILED)
 def test_what_does_not_fit_is_named(
-    nano: Path, edit: Edit, said: str, dtype: str
+    nano: Path, edit: Edit, message: str, dtype: str
 ) -> None:
-    expect_error(said, load, rewritten(nano, edit), dtype=dtype, check=False)
+    expect_error(message, load, rewritten(nano, edit), dtype=dtype, check=False)
 
 
 def test_files_may_hold_correct_computed_buffers(tmp_path: Path) -> None:
     """What a library computes may be in the file if its values are the same."""
     native = lens_of("toto-1").native
     name = "model.transformer.rotary_emb.freqs"
-    own = dict(native.named_buffers())[name]
+    computed = dict(native.named_buffers())[name]
     for change, messages in (
         (0.0, ""),
         (0.01, "did not load model.transformer.rotary_emb.freqs as the file has it"),
@@ -136,7 +136,7 @@ def test_files_may_hold_correct_computed_buffers(tmp_path: Path) -> None:
         architectures()["toto-1"].save(native, tmp_path)
 
         def add(tensors: dict[str, torch.Tensor], change: float = change) -> None:
-            tensors[name] = own.clone() + change
+            tensors[name] = computed.clone() + change
 
         with (
             pytest.raises(CheckpointError, match=messages)
@@ -161,14 +161,14 @@ BEYOND: list[tuple[dict[str, int], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     BEYOND,
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_oversized_settings_take_no_memory(
     configured: Callable[..., Path],
     sizes: dict[str, int],
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sizes beyond those of the files take neither time nor memory."""
@@ -177,7 +177,7 @@ def test_oversized_settings_take_no_memory(
         "load_state_dict",
         lambda *_args, **_kw: pytest.fail("weights were loaded"),
     )
-    expect_error(said, load, configured(**sizes))
+    expect_error(message, load, configured(**sizes))
 
 
 def test_tables_beyond_memory_are_refused(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_libraries_see_only_checked_files(
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "words"),
+    ("settings", "error", "message"),
     [
         (
             {"tokenizer_class": "ChronosPipeline"},
@@ -355,9 +355,9 @@ def test_settings_that_no_wiring_describes(
     configured: Callable[..., Path],
     settings: dict[str, Any],
     error: type[Exception],
-    words: str,
+    message: str,
 ) -> None:
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         load(configured(**settings))
 
 
@@ -366,11 +366,14 @@ def test_only_the_library_s_distributions_load(tmp_path: Path) -> None:
     lens_of("moirai-1.1").native.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     trace = tmp_path / "called"
-    own: dict[str, Any] = {"_target_": "pathlib.Path.touch", "_args_": [str(trace)]}
+    touch_call: dict[str, Any] = {
+        "_target_": "pathlib.Path.touch",
+        "_args_": [str(trace)],
+    }
     wrong: list[tuple[Any, str]] = [
         ({"_target_": "os.system"}, "'os.system'} as output distribution"),
-        (own, "pathlib.Path.touch"),
-        ({**config["distr_output"], "components": [own]}, "pathlib.Path.touch"),
+        (touch_call, "pathlib.Path.touch"),
+        ({**config["distr_output"], "components": [touch_call]}, "pathlib.Path.touch"),
         (
             {"_target_": "uni2ts.distribution._base.torch.hub.load"},
             "expected a class of uni2ts.distribution",

@@ -163,7 +163,7 @@ def test_known_futures_replace_toto_s_forecasts() -> None:
         np.array([[item["future_covariates"]["k"]] for item in items]),
         dtype=torch.float32,
     )
-    how = {
+    options = {
         "num_samples": 4,
         "samples_per_batch": 4,
         "future_exogenous_variables": ahead,
@@ -171,7 +171,7 @@ def test_known_futures_replace_toto_s_forecasts() -> None:
     ours = lens.forecast(batch, horizon, num_samples=4, seed=5)
     torch.manual_seed(5)
     theirs = room.TotoForecaster(lens.adapter.model).forecast(
-        masked(batch, 1), prediction_length=horizon, **how
+        masked(batch, 1), prediction_length=horizon, **options
     )
     assert ours.samples is not None
     np.testing.assert_array_equal(
@@ -218,9 +218,12 @@ def test_timestral_forecasts_as_its_library_does(
         item["target"] = np.stack([item["target"], item["target"][::-1]][: 1 + several])
     batch = as_series(items)
     ours = lens.forecast(batch, horizon)
-    how = {"symmetric_averaging": clampsym, "clip_nonnegative": clampsym}
+    options = {"symmetric_averaging": clampsym, "clip_nonnegative": clampsym}
     theirs = lens.native.forecast(
-        np.stack([i["target"] for i in items]), horizon, **timestral_input(items), **how
+        np.stack([i["target"] for i in items]),
+        horizon,
+        **timestral_input(items),
+        **options,
     )
     expected = theirs.quantiles.flatten(0, 1).transpose(1, 2).numpy()
     np.testing.assert_array_equal(ours.quantiles[batch.is_target], expected)
@@ -236,12 +239,13 @@ def test_timestral_forecasts_as_its_library_does(
 
 
 @pytest.mark.parametrize(
-    "which", ["series-1/target", ["series-1"], [3], ["series-1/a", "series-1/target"]]
+    "selection",
+    ["series-1/target", ["series-1"], [3], ["series-1/a", "series-1/target"]],
 )
-def test_selected_targets_keep_their_covariates(nano: Lens, which: Any) -> None:
+def test_selected_targets_keep_their_covariates(nano: Lens, selection: Any) -> None:
     """A selected target keeps its covariates and is explained with them."""
     items = drawn(2)
-    one = nano.run(as_series(items), HORIZON).select(which)
+    one = nano.run(as_series(items), HORIZON).select(selection)
     assert one.batch.variates == ("target", "a", "k")
     found = explain.input_attribution(
         one, method="occlusion", parts={"others": "whole"}

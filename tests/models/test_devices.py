@@ -105,7 +105,7 @@ def measured(
     return run, found
 
 
-def apart(a: xr.Dataset, b: xr.Dataset) -> dict[str, float]:
+def relative_differences(a: xr.Dataset, b: xr.Dataset) -> dict[str, float]:
     """Largest difference of each variable in units of its largest value."""
     found = {}
     for name in (
@@ -136,9 +136,12 @@ def test_every_measurement_equals_the_cpu_s() -> None:
             found[kind],
         )
         if not isinstance(one, str):
-            assert all(value < 1e-3 for value in apart(one, found[kind]).values()), (
+            assert all(
+                value < 1e-3
+                for value in relative_differences(one, found[kind]).values()
+            ), (
                 kind,
-                apart(one, found[kind]),
+                relative_differences(one, found[kind]),
             )
 
 

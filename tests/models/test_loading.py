@@ -146,7 +146,7 @@ def test_unknown_architectures_are_refused(
         )
 
 
-class Beside(torch.nn.Linear):
+class UnmergedAdapter(torch.nn.Linear):
     """A linear layer that shows an adapter beside it as peft does."""
 
     def __init__(self, base_layer: torch.nn.Linear) -> None:
@@ -158,7 +158,7 @@ class Beside(torch.nn.Linear):
 def test_unmerged_adapters_are_refused() -> None:
     native = testing.tiny("chronos-bolt")
     attention = getattr(native, "model", native).encoder.block[0].layer[0].SelfAttention
-    attention.q = Beside(attention.q)
+    attention.q = UnmergedAdapter(attention.q)
     with pytest.raises(
         WiringError,
         match=(

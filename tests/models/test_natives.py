@@ -94,14 +94,16 @@ def test_a_forward_is_the_forecast(
 
 def test_patch_size_follows_the_forecast_object(univariate: list[np.ndarray]) -> None:
     batch = as_series(univariate)
-    own = moirai_forecaster(
+    forecast_object = moirai_forecaster(
         lens_of("moirai-1.1").native, items(batch), 21, patch_size=8, num_samples=DRAWS
     )
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        theirs = gluonts(own.module, batch, 21, patch_size=8, num_samples=DRAWS)
+        theirs = gluonts(
+            forecast_object.module, batch, 21, patch_size=8, num_samples=DRAWS
+        )
     np.testing.assert_array_equal(
-        load(own, check=False)
+        load(forecast_object, check=False)
         .forecast(univariate, 21, num_samples=DRAWS, seed=5)
         .samples,
         theirs,
@@ -115,20 +117,26 @@ def test_the_mean_is_moirais(
 ) -> None:
     lens = lens_of("moirai-1.1")
     series = request.getfixturevalue(kind)
-    own = moirai_forecaster(
+    forecast_object = moirai_forecaster(
         lens.native, items(as_series(series)), horizon, patch_size=16
     )
     values = stacked(as_series(series), 50).transpose(1, 2)
     lengths = torch.tensor([item.shape[-1] for item in series])
     padding = torch.arange(50)[None] < (50 - lengths)[:, None]
     with torch.no_grad():
-        native = own._get_distr(16, values.nan_to_num(), ~values.isnan(), padding)
+        native = forecast_object._get_distr(
+            16, values.nan_to_num(), ~values.isnan(), padding
+        )
 
     def formatted(packed: torch.Tensor) -> torch.Tensor:
         """(series, step)."""
         return torch.from_numpy(
             by_series(
-                list(own._format_preds(16, packed[None], values.shape[2]).numpy())
+                list(
+                    forecast_object._format_preds(
+                        16, packed[None], values.shape[2]
+                    ).numpy()
+                )
             )
         )[:, 0]
 
@@ -150,7 +158,7 @@ def test_only_single_variates_roll_out(
 # --- TimesFM
 
 
-def make_own(lens: Lens, **changes: Any) -> Any:
+def configured_forecaster(lens: Lens, **changes: Any) -> Any:
     """The forecaster under a configuration of the caller's."""
     pytest.importorskip("timesfm")
     return compiled(lens.native, 50, 32, 3, **changes)
@@ -182,7 +190,7 @@ def test_forecasts_follow_google_s_configuration(
     univariate: list[np.ndarray], horizon: int, changes: dict
 ) -> None:
     """The forecast is that of Google's library under its configuration."""
-    native = make_own(lens_of("timesfm-2.5"), **changes)
+    native = configured_forecaster(lens_of("timesfm-2.5"), **changes)
     ours = load(native, check=False).forecast(univariate, horizon)
     point, deciles = native.forecast(
         horizon=horizon, inputs=[series.copy() for series in univariate]
@@ -196,7 +204,9 @@ def test_horizons_beyond_the_configuration_are_refused(
     univariate: list[np.ndarray],
 ) -> None:
     with pytest.raises(InputError, match="max_horizon 32"):
-        load(make_own(lens_of("timesfm-2.5")), check=False).forecast(univariate, 33)
+        load(configured_forecaster(lens_of("timesfm-2.5")), check=False).forecast(
+            univariate, 33
+        )
 
 
 def test_forward_is_the_port_s_point(

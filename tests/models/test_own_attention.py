@@ -241,18 +241,20 @@ WRONG_GATES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "gate forgotten": ({"gate": None}, "12 activation"),
 }
-TABLES = [(name, "attn", fields, said) for name, fields, said in WRONG.values()]
-TABLES += [("grouped", "mlp", fields, said) for fields, said in WRONG_GATES.values()]
+TABLES = [(name, "attn", fields, message) for name, fields, message in WRONG.values()]
+TABLES += [
+    ("grouped", "mlp", fields, message) for fields, message in WRONG_GATES.values()
+]
 
 
 @pytest.mark.parametrize(
-    ("name", "row", "fields", "said"), TABLES, ids=[*WRONG, *WRONG_GATES]
+    ("name", "row", "fields", "message"), TABLES, ids=[*WRONG, *WRONG_GATES]
 )
 def test_a_wrong_table_is_rejected(
-    name: str, row: str, fields: dict[str, Any], said: str
+    name: str, row: str, fields: dict[str, Any], message: str
 ) -> None:
     wiring, model = MODELS[name]
-    assert_rejected(with_fields(wiring, row, **fields), model(), said)
+    assert_rejected(with_fields(wiring, row, **fields), model(), message)
 
 
 def test_attention_asked_for_weights_is_refused() -> None:

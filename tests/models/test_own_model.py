@@ -109,12 +109,12 @@ WRONG_FIELDS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(
-    ("place", "fields", "said"), WRONG_FIELDS.values(), ids=WRONG_FIELDS
+    ("row", "fields", "message"), WRONG_FIELDS.values(), ids=WRONG_FIELDS
 )
 def test_a_wrong_field_is_rejected(
-    model: Forecaster, place: str, fields: dict[str, Any], said: str
+    model: Forecaster, row: str, fields: dict[str, Any], message: str
 ) -> None:
-    assert_rejected(with_fields(Wired, place, **fields), model, said)
+    assert_rejected(with_fields(Wired, row, **fields), model, message)
 
 
 class PositionsFirst(Forecaster):

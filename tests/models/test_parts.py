@@ -75,7 +75,7 @@ def test_long_forecasts_add_no_rows() -> None:
     """Beyond one pass a call has no more rows than within one."""
     lens = lens_of("chronos-2")
     done = list[tuple[int, int]]()
-    series = as_series([np.sin(np.arange(24) / 3 + place) for place in range(150)])
+    series = as_series([np.sin(np.arange(24) / 3 + index) for index in range(150)])
     steps = lens.adapter.longest_pass
     levels = len(lens.adapter.levels)
     sizes = [
@@ -86,7 +86,7 @@ def test_long_forecasts_add_no_rows() -> None:
         for more in (0, 1)
     ]
     assert [max(size) for size in sizes] == [75, 128 // levels]
-    lens.forecast(series, steps, progress=lambda *place: done.append(place))
+    lens.forecast(series, steps, progress=lambda *counts: done.append(counts))
     assert done == [(75, 150), (150, 150)]
 
 
@@ -173,19 +173,19 @@ def test_hooks_on_batches_change_no_draw(
     plain = lens.forecast(series, 4, **count_draws(lens))
     rows: list[int] = []
 
-    def look(value: Tensor, hook: Any) -> None:
+    def count_rows(value: Tensor, hook: Any) -> None:
         rows.append(len(value))
 
     point = next(name for name in lens.registry.points if name.endswith("hook_embed"))
-    with lens.hooks([(point, look)]):
-        looked_at = lens.forecast(series, 4, **count_draws(lens))
+    with lens.hooks([(point, count_rows)]):
+        counted = lens.forecast(series, 4, **count_draws(lens))
     together = set(rows)
     rows.clear()
-    with lens.hooks([(point, by_row(look))]):
+    with lens.hooks([(point, by_row(count_rows))]):
         assert_same_forecast(lens.forecast(series, 4, **count_draws(lens)), plain)
     assert together != set(rows)
     assert max(together) > max(rows)
-    assert_same_forecast(looked_at, plain)
+    assert_same_forecast(counted, plain)
 
 
 @pytest.mark.parametrize("name", ["chronos", "toto-1"])

@@ -47,21 +47,28 @@ def assert_same(actual: Activations, expected: Activations, lens: Lens) -> None:
     assert list(actual) == list(expected)
     assert actual.ids == expected.ids
     for name in expected:
-        for own, other in zip(actual.calls(name), expected.calls(name), strict=True):
-            assert (own.step, own.offset) == (other.step, other.offset)
-            a = own.value.double()
-            b = other.value.double()
+        for call, expected_call in zip(
+            actual.calls(name), expected.calls(name), strict=True
+        ):
+            assert (call.step, call.offset) == (
+                expected_call.step,
+                expected_call.offset,
+            )
+            a = call.value.double()
+            b = expected_call.value.double()
             if name.endswith("hook_attn_scores"):
                 a, b = (torch.where(x > -1e30, x, 0.0) for x in (a, b))
             assert_close(a, b, depth=DEPTH, dtype=torch.float32, what=name)
 
 
-def shown_only(acts: Activations, encoded: Encoded, lens: Lens) -> Activations:
+def without_padding(
+    activations: Activations, encoded: Encoded, lens: Lens
+) -> Activations:
     """Without what stands at the padding of short series: attention under a full mask
     looks at the whole batch.
     """
-    for name, calls in acts.recorded.items():
-        point = acts.points[name]
+    for name, calls in activations.recorded.items():
+        point = activations.points[name]
         value = calls[0].value
         if point.stack not in encoded.spans:
             stack = next(iter(encoded.spans))
@@ -70,8 +77,10 @@ def shown_only(acts: Activations, encoded: Encoded, lens: Lens) -> Activations:
         if point.axes[1] != "pos" or value.shape[1] != len(encoded.spans[stack]):
             continue
         mask = encoded.shown(stack).reshape(*value.shape[:2], *[1] * (value.ndim - 2))
-        acts.recorded[name] = [replace(calls[0], value=torch.where(mask, value, 0.0))]
-    return acts
+        activations.recorded[name] = [
+            replace(calls[0], value=torch.where(mask, value, 0.0))
+        ]
+    return activations
 
 
 CASES = [(name, False) for name in sorted(architectures())]
@@ -96,13 +105,15 @@ def test_forwards_in_parts_record_the_same(
     )
     names = list_names(lens, name)
     with torch.no_grad():
-        whole_output, full = lens.run_with_cache(series, names_filter=names)
+        full_output, full = lens.run_with_cache(series, names_filter=names)
         plan_items(monkeypatch, 1 if items else 2)
         output, activations = lens.run_with_cache(series, names_filter=names)
-    assert_close(output, whole_output, depth=DEPTH)
+    assert_close(output, full_output, depth=DEPTH)
     encoded = lens.encode(series)
     assert_same(
-        shown_only(activations, encoded, lens), shown_only(full, encoded, lens), lens
+        without_padding(activations, encoded, lens),
+        without_padding(full, encoded, lens),
+        lens,
     )
     labelled, before = (item.to_xarray(names[0]) for item in (activations, full))
     assert labelled["series"].equals(before["series"])
@@ -143,11 +154,11 @@ def test_rollouts_in_parts_record_the_same(
         "horizon": steps,
         **count_draws(lens),
     }
-    whole_forecast, full = lens.run_with_cache(series, **run)
+    full_forecast, full = lens.run_with_cache(series, **run)
     plan_items(monkeypatch, 2)
     forecast, activations = lens.run_with_cache(series, **run)
     assert_close(
-        forecast.quantiles, whole_forecast.quantiles, depth=DEPTH, dtype=torch.float32
+        forecast.quantiles, full_forecast.quantiles, depth=DEPTH, dtype=torch.float32
     )
     assert_same(activations, full, lens)
     spans = [

@@ -196,7 +196,7 @@ def test_decoders_are_forced_along_given_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "message"),
     [
         ({"horizon": 0}, "horizon 0 is not a number of steps"),
         (
@@ -210,8 +210,8 @@ def test_decoders_are_forced_along_given_values() -> None:
         ({"horizon": 400, "holdout": True}, "co2"),
     ],
 )
-def test_wrong_arguments_are_named_before_running(wrong: dict, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_wrong_arguments_are_named_before_running(wrong: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         lens_of("chronos").run(bundled("co2").tail(40), **wrong)
 
 
@@ -301,9 +301,9 @@ def test_twins_change_weights_only() -> None:
         np.abs(forecast - before).max() > 1e-3
         for forecast in [control.point for control in twins]
     )
-    own = dict(lens.adapter.model.named_parameters())
+    trained = dict(lens.adapter.model.named_parameters())
     for name, weight in twins[0].lens.adapter.model.named_parameters():
         assert torch.equal(
-            weight.flatten().sort().values, own[name].flatten().sort().values
+            weight.flatten().sort().values, trained[name].flatten().sort().values
         )
     np.testing.assert_array_equal(lens.run(bundled("co2").tail(64), 6).point, before)

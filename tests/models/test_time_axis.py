@@ -16,9 +16,9 @@ from tsfm_lens.models import Lens, load
 
 
 def context(lens: Lens, length: int = 48) -> object:
-    own = getattr(lens.adapter, "example", None)
-    if own:
-        return own(0, length)
+    example = getattr(lens.adapter, "example", None)
+    if example:
+        return example(0, length)
     return bundled("co2").tail(length)
 
 
@@ -36,8 +36,10 @@ def test_tokens_cover_the_context_without_gaps(name: str) -> None:
         assert len(spans) == activations[f"{dot}hook_embed"].shape[1]
         steps = [
             (a, b)
-            for a, b, what in zip(spans.start, spans.stop, spans.special, strict=True)
-            if not what
+            for a, b, special in zip(
+                spans.start, spans.stop, spans.special, strict=True
+            )
+            if not special
         ]
         assert all(left[1] == right[0] for left, right in pairwise(steps))
         if name not in ATTENDING:

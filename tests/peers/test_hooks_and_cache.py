@@ -79,7 +79,8 @@ def half(value: Tensor, hook: HookPoint) -> Tensor:
 # ----------------------------------------------------------------------
 
 
-def test_a_lens_is_a_hooked_root_module(run: Run) -> None:
+def test_lens_is_a_hooked_root_module(run: Run) -> None:
+    """A lens is a HookedRootModule."""
     lens = run.lens
     assert isinstance(lens, HookedRootModule)
     assert all(isinstance(point, HookPoint) for point in lens.hook_points())
@@ -90,7 +91,8 @@ def test_a_lens_is_a_hooked_root_module(run: Run) -> None:
     } == {0}
 
 
-def test_hooks_act_in_the_order_of_setting(run: Run) -> None:
+def test_hooks_act_in_setting_order(run: Run) -> None:
+    """Hooks act in the order in which they were set."""
     lens = run.lens
     point = at(run, 1, "mlp.hook_out")
     seen = list[str]()
@@ -137,7 +139,8 @@ def test_blocks_have_levels(run: Run) -> None:
     assert not lens.list_hooks()
 
 
-def test_a_reset_backward_hook_waits_for_no_gradient(run: Run) -> None:
+def test_reset_backward_hook_expects_no_gradient(run: Run) -> None:
+    """A backward hook that was reset waits for no gradient."""
     with run.lens.hooks(
         bwd_hooks=[(at(run, 0, "mlp.hook_out"), lambda grad, hook: None)]
     ):
@@ -158,7 +161,8 @@ def test_a_reset_of_one_direction(run: Run, direction: str) -> None:
     )
 
 
-def test_a_hook_point_may_be_given_itself(run: Run) -> None:
+def test_hook_points_themselves_are_accepted(run: Run) -> None:
+    """A hook point itself may be given in place of its name."""
     lens = run.lens
     name = at(run, 0, "mlp.hook_out")
     point = lens.hook_dict[name]
@@ -172,7 +176,8 @@ def test_a_hook_point_may_be_given_itself(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", [3, None, 2.5])
-def test_what_names_no_hook_point_is_refused(run: Run, name: Any) -> None:
+def test_names_without_hook_point_are_refused(run: Run, name: Any) -> None:
+    """What names no hook point is refused."""
     with pytest.raises(InputError, match=r"names no hook point.*lens.hook_table\(\)"):
         run.record([name])
 
@@ -191,9 +196,10 @@ LATER = [
 
 @pytest.mark.parametrize(("first", "second"), LATER)
 @pytest.mark.parametrize("by", ["lens", "hook point", "block"])
-def test_a_hook_that_a_hook_sets_acts_further_down(
+def test_hooks_set_by_hooks_act_later(
     run: Run, first: str, second: str, by: str
 ) -> None:
+    """A hook that a hook sets acts further down in the same pass."""
     lens = run.lens
     first, second = (
         at(run, int(item[0]), item[2:].replace("ATTN", attention(run)))
@@ -381,7 +387,8 @@ def test_devices_that_are_not_here(run: Run, device: Any) -> None:
         "register_full_backward_hook",
     ],
 )
-def test_torch_hooks_go_to_the_native_module(run: Run, set_hook: str) -> None:
+def test_torch_hooks_reach_the_native_module(run: Run, set_hook: str) -> None:
+    """Hooks of torch go to the native module."""
     point = at(run, 1, "mlp.hook_out")
     with pytest.raises(
         HookError, match=r"lens.model.get_submodule\('(.*)'\)"
@@ -443,7 +450,8 @@ def test_slices_are_taken_everywhere(run: Run, which: Slice) -> None:
         assert torch.equal(ablated(which, None), ablated(which.slice, None))
 
 
-def test_parts_are_read_out_where_they_sum(run: Run) -> None:
+def test_parts_are_read_where_they_sum(run: Run) -> None:
+    """The parts of the stream are read where they sum."""
     activations = run.lens.run_with_cache(run.encoded)[1]
     last = activations[at(run, run.lens.cfg.n_layers - 1, "hook_resid_post")]
     writes = activations.decompose_resid()
@@ -478,7 +486,8 @@ TOKENS: dict[str, Callable[[Run], Any]] = {
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
-def test_loops_over_patches_are_refused_with_ours(run: Run, tokens: str) -> None:
+def test_foreign_patch_loops_name_our_function(run: Run, tokens: str) -> None:
+    """Loops over patches are refused, and the message names our function."""
     activations = run.lens.run_with_cache(run.encoded)[1]
     assert len(PATCHES) > 15
     for patch in PATCHES:
@@ -497,7 +506,8 @@ def test_loops_over_patches_are_refused_with_ours(run: Run, tokens: str) -> None
     "name",
     ["hook_resid_pre", "mlp.hook_out", "ATTN.hook_z", "ATTN.hook_q", "ATTN.hook_v"],
 )
-def test_a_patch_of_ours_is_the_peer_s(run: Run, name: str) -> None:
+def test_own_patch_equals_the_peers(run: Run, name: str) -> None:
+    """A patch of ours is that of the peer."""
     # the decoder of Bolt has one token
     point = at(run, 1, name.replace("ATTN", attention(run)))
     position = 0
@@ -536,7 +546,8 @@ def members(kind: type) -> list[str]:
     return [name for name in dir(kind) if not name.startswith("_")]
 
 
-def test_every_member_of_a_model_is_there_or_names_what_to_use(run: Run) -> None:
+def test_model_members_exist_or_name_substitutes(run: Run) -> None:
+    """Every member of a model is there or names what to use."""
     hints = [
         hint
         for name in members(TransformerBridge)
@@ -546,7 +557,8 @@ def test_every_member_of_a_model_is_there_or_names_what_to_use(run: Run) -> None
     assert all(len(hint) > 10 for hint in hints)
 
 
-def test_every_member_of_a_cache_is_there_or_names_what_to_use(run: Run) -> None:
+def test_cache_members_exist_or_name_substitutes(run: Run) -> None:
+    """Every member of a cache is there or names what to use."""
     activations = run.record([at(run, 0, "mlp.hook_out")])
     hints = [
         hint

@@ -88,9 +88,10 @@ ORDERS = [
 
 @EACH
 @pytest.mark.parametrize("levels", ORDERS)
-def test_quantiles_come_in_the_order_that_is_asked_for(
+def test_quantiles_keep_the_requested_order(
     name: str, levels: tuple[float, ...]
 ) -> None:
+    """Quantiles come in the order in which they are asked for."""
     lens = opened(name)
     series = [torch.as_tensor(wave(60)), torch.as_tensor(wave(45, 1.0))]
     found = ours(lens, series, 4, levels)
@@ -204,7 +205,8 @@ def test_hooks_act_on_the_pipeline_too(name: str) -> None:
 
 
 @EACH
-def test_members_of_the_pipelines_name_what_to_call(name: str) -> None:
+def test_pipeline_members_name_their_replacement(name: str) -> None:
+    """Members of the pipelines name what to call."""
     lens = opened(name)
     members = [
         member for member in dir(type(lens.native)) if not member.startswith("_")

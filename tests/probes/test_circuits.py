@@ -161,7 +161,7 @@ def test_circuits_hold_no_silent_nodes(
         for item in (context, shift_phase(context, 6, period=12))
     ]
     found = minimal_circuit(*runs, ranking=ranking, tolerance=1e-6)
-    assert list_kept(found) == set(KEPT)
+    assert circuit_members(found) == set(KEPT)
     for name in ("faithfulness", "completeness"):
         close_in_float32(found[name], 1)
     parts = found["forecast"]
@@ -172,7 +172,7 @@ def test_circuits_hold_no_silent_nodes(
     assert np.isfinite(repair.sel(component="decoder.1.mlp")).all()
 
 
-def list_kept(circuit: Any) -> set[str]:
+def circuit_members(circuit: Any) -> set[str]:
     return set(circuit["component"].values[circuit["in_circuit"].values].tolist())
 
 
@@ -196,8 +196,8 @@ def test_cancelling_heads_leave_the_circuit_together(
     card = with_pair.card
     pair = set(card.components("cancelling"))
     attention = replace(Component.parse(min(pair)), head=None)
-    beside = [f"{attention}.{head}" for head in range(4)]
-    nodes = sorted({*(part.component for part in card.parts), *beside})
+    heads = [f"{attention}.{head}" for head in range(4)]
+    nodes = sorted({*(part.component for part in card.parts), *heads})
     series = draw_contexts(card.rule, 2, card.context, seed=1)
     run, plain = (
         item.lens().run(series, card.horizon) for item in (with_pair, planted)
@@ -205,11 +205,11 @@ def test_cancelling_heads_leave_the_circuit_together(
     found, before = (
         minimal_circuit(item, nodes=nodes, ranking=ranking) for item in (run, plain)
     )
-    assert list_kept(found) == list_kept(before)
+    assert circuit_members(found) == circuit_members(before)
     assert found.attrs["minimal"] == "up to pairs"
     # what never goes one by one is what the pairs are for
     alone = minimal_circuit(run, nodes=nodes, ranking=ranking, pairs=False)
-    assert pair <= list_kept(alone)
+    assert pair <= circuit_members(alone)
 
 
 @pytest.mark.parametrize("how", ["zero", "mean"])

@@ -129,13 +129,13 @@ def test_a_page_is_one_family() -> None:
 def test_only_effects_beyond_twins_are_learned() -> None:
     """Only what no untrained twin has is called learned."""
     rng = np.random.default_rng(11)
-    own = np.abs(rng.normal(size=(6, 8))) / 20
-    own[2] += 3.0
+    sizes = np.abs(rng.normal(size=(6, 8))) / 20
+    sizes[2] += 3.0
     twins = [
         judge(effects(np.abs(rng.normal(size=(6, 8))) / 20), "effect", floor=0.0)
         for _ in range(24)
     ]
-    found = with_twins(judge(effects(own), "effect", floor=0.0), twins)
+    found = with_twins(judge(effects(sizes), "effect", floor=0.0), twins)
     assert np.flatnonzero(found["effect_learned"]).tolist() == [2]
     assert int(found["effect_twin_rank"][2]) == 1
     assert found["effect_twins"].sizes == {"twin": 24, "component": 6}

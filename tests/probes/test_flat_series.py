@@ -249,11 +249,13 @@ def test_twins_with_flat_forecasts_are_omitted() -> None:
         data = effects(np.full((2, 3), size), np.full(3, flat))
         return judge(data, "effect", floor=0.0)
 
-    own = of_size(0.5, False)
+    trained = of_size(0.5, False)
     flat = of_size(0.5, True)
     small = of_size(0.02, False)
-    assert "effect_learned" not in with_twins(own, [flat, flat])
-    assert with_twins(own, [flat, small, small])["effect_learned"].attrs["twins"] == 2
+    assert "effect_learned" not in with_twins(trained, [flat, flat])
+    assert (
+        with_twins(trained, [flat, small, small])["effect_learned"].attrs["twins"] == 2
+    )
 
 
 @pytest.mark.parametrize("level", [0.0, 5.0, -1e9])

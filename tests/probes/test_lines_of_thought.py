@@ -112,7 +112,7 @@ def test_branches_of_continuous_lines_are_continuous() -> None:
 
 
 def nearest_first(
-    before: list[float], after: list[float], reach: float
+    before: list[float], after: list[float], max_distance: float
 ) -> set[tuple[float, float]]:
     """The two nearest modes of two steps are a pair, and so on among the rest, as long
     as they are within reach.
@@ -123,7 +123,7 @@ def nearest_first(
             ((a, b) for a in before for b in after),
             key=lambda pair: abs(pair[0] - pair[1]),
         )
-        if abs(one - other) > reach:
+        if abs(one - other) > max_distance:
             break
         pairs.add((one, other))
         before = [a for a in before if a != one]

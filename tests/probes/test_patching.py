@@ -164,13 +164,13 @@ def test_slopes_are_finite_differences(name: str) -> None:
     at = f"{lens.wiring.output_stack.prefix}.1.hook_resid_pre"
     positions = parse_places(lens, [at])
     pair = contrast(*make_runs(name), positions)
-    own = slopes(pair, positions)
-    token = int(own[f"{at}_grad"].norm(dim=-1).sum(0).argmax())
+    found = slopes(pair, positions)
+    token = int(found[f"{at}_grad"].norm(dim=-1).sum(0).argmax())
     direction = torch.randn(
-        own[at].shape[-1], generator=torch.Generator().manual_seed(1)
+        found[at].shape[-1], generator=torch.Generator().manual_seed(1)
     )
-    step = 1e-2 * float(own[at].norm() / own[at].numel() ** 0.5)
-    expected = (own[f"{at}_grad"][:, token] * direction).sum().item()
+    step = 1e-2 * float(found[at].norm() / found[at].numel() ** 0.5)
+    expected = (found[f"{at}_grad"][:, token] * direction).sum().item()
     moved = []
     for sign in (1, -1):
         with (

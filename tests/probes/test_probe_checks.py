@@ -45,7 +45,7 @@ def without_title(run: Run) -> xr.Dataset:
     return spread(run).assign_attrs(title="")
 
 
-def by_place(run: Run) -> xr.Dataset:
+def by_position(run: Run) -> xr.Dataset:
     data = spread(run)
     return data.assign(spread=data["spread"] * np.arange(1, 1 + len(run.batch)))
 
@@ -89,7 +89,7 @@ BROKEN = {
     "labels": (without_title, {}),
     "figures": (spread, {"draw": nothing}),
     "sentences": (spread, {"sentences": lambda data: ["This ends in no point"]}),
-    "order": (by_place, {}),
+    "order": (by_position, {}),
     "units": (in_data_units, {}),
     "copies": (without_contexts, {}),
     "memory": (at_once, {}),

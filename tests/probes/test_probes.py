@@ -108,10 +108,14 @@ def test_gain_known_answers() -> None:
     ]
     assert np.isnan(result.gain.values[:, 0]).all()
     assert_allclose(result.error.sel(metric="sMAPE", series="a"), [50.0, 50.0, 100 / 3])
-    own = layer_gain(
+    model_gain = layer_gain(
         lens_result([[3.0, 3.0], [3.0, 3.0], [2.0, 2.0]], [1.0, 1.0]), reference="model"
     )
-    assert own.error.sel(metric="MAE", series="a").values.tolist() == [1.0, 1.0, 0.0]
+    assert model_gain.error.sel(metric="MAE", series="a").values.tolist() == [
+        1.0,
+        1.0,
+        0.0,
+    ]
     expect_error(
         "choose 'truth' or 'model'",
         layer_gain,

@@ -74,12 +74,12 @@ def test_spectra_equal_those_of_dense_matrices(
     found = weight_ranks(lens, epsilon=[0.3, 0.01], per_head=True)
     full = found.isel(matrix=np.flatnonzero(found["head"].values == ""))
     positions = [full[item].values for item in ("stack", "layer", "layer_kind", "part")]
-    writers = sum(
+    branches = sum(
         len(stack.rows(layer))
         for stack in lens.wiring.stacks
         for layer in range(stack.n_layers)
     )
-    assert len(set(zip(*positions[:3], strict=True))) == writers
+    assert len(set(zip(*positions[:3], strict=True))) == branches
     for row, (stack, layer, kind, part) in enumerate(zip(*positions, strict=True)):
         one = full.isel(matrix=row)
         values = np.linalg.svd(
@@ -98,9 +98,9 @@ def test_spectra_equal_those_of_dense_matrices(
 
 
 def test_shared_keys_and_values_stand_once() -> None:
-    own = import_module("models.test_own_attention")
-    native = own.grouped(repeated=False)
-    lens = Lens(own.Grouped(native), "grouped")
+    attention_models = import_module("models.test_own_attention")
+    native = attention_models.grouped(repeated=False)
+    lens = Lens(attention_models.Grouped(native), "grouped")
     found = weight_ranks(lens, per_head=True)
     values = np.linalg.svd(
         native.blocks[1].attn.k.weight.detach().double().numpy(), compute_uv=False
@@ -114,10 +114,16 @@ def test_shared_keys_and_values_stand_once() -> None:
         part: found["head"].values[(found["part"] == part).values].tolist()
         for part in ("W_Q", "W_V")
     }
-    assert heads["W_Q"] == ["", *map(str, range(own.HEADS))] * own.LAYERS
-    assert heads["W_V"] == ["", *map(str, range(own.SHARED))] * own.LAYERS
+    assert (
+        heads["W_Q"]
+        == ["", *map(str, range(attention_models.HEADS))] * attention_models.LAYERS
+    )
+    assert (
+        heads["W_V"]
+        == ["", *map(str, range(attention_models.SHARED))] * attention_models.LAYERS
+    )
     angles = row_angles(lens, part="W_V", permutations=19)
-    assert angles.sizes["head"] == own.SHARED
+    assert angles.sizes["head"] == attention_models.SHARED
 
 
 @pytest.mark.parametrize(
@@ -196,9 +202,11 @@ def test_families_of_every_architecture(name: str) -> None:
 def test_own_signals_are_embedded_by_models() -> None:
     """Signals of the user's own are embedded as the model does it."""
     lens = fresh("chronos-bolt")
-    own = {"steps": [np.repeat([0.0, 5.0, 1.0, 2.0], 10), np.arange(33.0)]}
-    found = embedding_ranks(make_run(lens), signals=own, tokens=4).sel(family="steps")
-    encoded = lens.encode(own["steps"])
+    signals = {"steps": [np.repeat([0.0, 5.0, 1.0, 2.0], 10), np.arange(33.0)]}
+    found = embedding_ranks(make_run(lens), signals=signals, tokens=4).sel(
+        family="steps"
+    )
+    encoded = lens.encode(signals["steps"])
     with torch.no_grad():
         _, activations = lens.run_with_cache(
             encoded, names_filter=["encoder.hook_embed"]
@@ -233,14 +241,14 @@ def test_block_angles_are_means_over_pairs(name: str, part: str) -> None:
     else:
         lines = matrices.swapaxes(-1, -2)
     unit = lines / np.linalg.norm(lines, axis=-1, keepdims=True)
-    own, other = (
+    first, second = (
         np.degrees(np.arccos(np.minimum(np.abs(unit[0] @ item.T), 1)))
         for item in unit[:2]
     )
     blocks = last["block_angle"].values
-    separate = np.triu_indices(len(own), 1)
-    assert_close(blocks[0, 0], own[separate].mean(), depth=100)
-    assert_close(blocks[0, 1], other.mean(), depth=100)
+    separate = np.triu_indices(len(first), 1)
+    assert_close(blocks[0, 0], first[separate].mean(), depth=100)
+    assert_close(blocks[0, 1], second.mean(), depth=100)
     # of equal heads the mean over heads is that over all pairs
     between = blocks[~np.eye(len(blocks), dtype=bool)].mean()
     assert_close(float(last["within"]), np.diag(blocks).mean(), depth=100)

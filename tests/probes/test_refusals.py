@@ -24,7 +24,7 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("probe", "options", "words"),
+    ("probe", "options", "message"),
     [
         ("ablation_effects", {"components": []}, "components is empty"),
         ("attribution", {"tolerance": 0}, "tolerance is 0"),
@@ -121,18 +121,18 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
     ],
 )
 def test_probes_refuse_unsuitable_runs(
-    probe: str, options: dict[str, Any], words: str
+    probe: str, options: dict[str, Any], message: str
 ) -> None:
     """A run is refused if its probe cannot use it."""
     if probe in CONTRASTS:
         runs = make_runs("chronos-bolt")
     else:
         runs = [one_run("chronos-bolt")]
-    expect_error(words, getattr(probes, probe), *runs, **options)
+    expect_error(message, getattr(probes, probe), *runs, **options)
 
 
 @pytest.mark.parametrize(
-    ("probe", "model", "options", "words"),
+    ("probe", "model", "options", "message"),
     [
         ("head_spectra", "chronos", {"kind": "cross"}, "cross_attn"),
         ("head_spectra", "chronos", {"stack": "encodr"}, "encoder"),
@@ -180,14 +180,14 @@ def test_probes_refuse_unsuitable_runs(
     ],
 )
 def test_probes_refuse_unsuitable_lenses(
-    probe: str, model: str, options: dict[str, Any], words: str
+    probe: str, model: str, options: dict[str, Any], message: str
 ) -> None:
     """A lens is refused if its probe cannot use it."""
-    expect_error(words, getattr(probes, probe), lens_of(model), **options)
+    expect_error(message, getattr(probes, probe), lens_of(model), **options)
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (
             lambda: probes.autoregressive_attention(
@@ -224,22 +224,22 @@ def test_probes_refuse_unsuitable_lenses(
     ],
 )
 def test_subjects_of_another_kind_are_refused(
-    call: Callable[[], object], words: str
+    call: Callable[[], object], message: str
 ) -> None:
     """A model, batch or run is refused where another kind of thing is needed."""
-    expect_error(words, call)
+    expect_error(message, call)
 
 
 ROOMS = {"probes": probes, "explain": explain}
 OF_RUNS = [
-    (room, name, parameter.annotation, place)
+    (room, name, parameter.annotation, index)
     for room, module in ROOMS.items()
     for name in module.__all__
     if inspect.isfunction(getattr(module, name))
-    for place, parameter in enumerate(
+    for index, parameter in enumerate(
         inspect.signature(getattr(module, name)).parameters.values()
     )
-    if place == 0
+    if index == 0
     and ("Run" in str(parameter.annotation) or "Lens" in str(parameter.annotation))
 ]
 
@@ -249,9 +249,9 @@ def run() -> Run:
     return lens_of("chronos-bolt").run(centred("co2"), 4)
 
 
-@pytest.mark.parametrize(("room", "name", "asked", "place"), OF_RUNS)
+@pytest.mark.parametrize(("room", "name", "asked", "index"), OF_RUNS)
 def test_every_probe_says_what_it_takes(
-    room: str, name: str, asked: str, place: int, run: Run
+    room: str, name: str, asked: str, index: int, run: Run
 ) -> None:
     if asked == "Run | SeriesBatch":
         pytest.skip("takes series, too")

@@ -163,9 +163,9 @@ def test_the_bound_holds_where_it_applies(
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "t5"])
 def test_heads_of_the_t5_family(name: str) -> None:
     lens = fresh(name)
-    own = getattr(lens.adapter, "example", None)
+    example = getattr(lens.adapter, "example", None)
     found = kernel_regression(
-        lens.run(own(0, 40) if own else bundled("co2").tail(40), 4)
+        lens.run(example(0, 40) if example else bundled("co2").tail(40), 4)
     )
     assert float(found["identity_error"].max()) < 1e-4
     applicable = found["applicable"].values

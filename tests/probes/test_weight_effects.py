@@ -119,8 +119,8 @@ def test_all_set_back_equals_the_base(name: str) -> None:
     back = found["cumulative_forecast"][-1]
     assert_close(found["base_forecast"], back, depth=1, magnitude=level)
     # each model by its own lens, on its own path
-    own = tuned.run(run.batch, run.horizon)
-    for kind, expected in (("base", run.point), ("tuned", own.point)):
+    tuned_run = tuned.run(run.batch, run.horizon)
+    for kind, expected in (("base", run.point), ("tuned", tuned_run.point)):
         forecast = found[f"{kind}_forecast"]
         close_in_float32(forecast, expected, depth=400, magnitude=level)
     assert found.attrs["statistic"] == run.statistic
@@ -222,17 +222,17 @@ def test_forecasts_are_those_of_each_model(name: str, rollout: bool) -> None:
     samples = None
     if rollout:
         samples = 5
-    run, own = (
+    run, tuned_run = (
         lens.run(series, 12, holdout=True, rollout=rollout, num_samples=samples)
         for lens in (base, tuned)
     )
     level = float(np.abs(run.point).max())
-    errors = [np.abs(item.point - run.truth).mean(-1) for item in (own, run)]
-    for given in (run, own):
+    errors = [np.abs(item.point - run.truth).mean(-1) for item in (tuned_run, run)]
+    for given in (run, tuned_run):
         found = weight_effects(base, tuned, given)
         for ours, expected in (
             (found["base_forecast"], run.point),
-            (found["tuned_forecast"], own.point),
+            (found["tuned_forecast"], tuned_run.point),
             (found["forecast"][0], run.point),
             (found["cumulative_error"], errors),
         ):
@@ -253,15 +253,15 @@ def test_units_change_no_order_or_verdict(name: str) -> None:
         tuned = changed(tuned, owner, 0.1)
     batch = tsfm_lens.bundled("pedestrians", "elnino", "co2").tail(160)
 
-    def told(*units: float) -> Any:
+    def effects_in_units(*units: float) -> Any:
         values = (unit * value for unit, value in zip(units, batch.values, strict=True))
         run = tuned.run(replace(batch, values=tuple(values)), 8, holdout=True)
         return weight_effects(base, tuned, run)
 
-    first = told(1.0, 1.0, 1.0)
+    first = effects_in_units(1.0, 1.0, 1.0)
     names = ["share_size", "error_change_size", "base_error_change_size"]
     for units in ((2.0**12, 1.0, 2.0**-10), (2.0**-12, 2.0**10, 1.0)):
-        other = told(*units)
+        other = effects_in_units(*units)
         assert other["component"].values.tolist() == first["component"].values.tolist()
         for variable in (*names, "cumulative_error_change_size"):
             sizes = other[variable], first[variable]

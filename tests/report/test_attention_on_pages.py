@@ -128,9 +128,8 @@ def reading(state: dict[str, Any], head: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("patch", PATCHES)
-def test_a_head_that_copies_is_told_with_its_lag_and_all_of_its_attention(
-    patch: int, tmp_path: Path
-) -> None:
+def test_copying_head_is_described_with_lag(patch: int, tmp_path: Path) -> None:
+    """A head that copies is described with its lag and all of its attention."""
     lens = chronos_2(patch)
     with with_planted_heads(lens) as run:
         page = build_page(run, tmp_path)
@@ -160,7 +159,8 @@ def test_a_head_that_copies_is_told_with_its_lag_and_all_of_its_attention(
 
 
 @pytest.mark.parametrize("patch", PATCHES)
-def test_one_query_for_all_steps_has_a_place(patch: int, tmp_path: Path) -> None:
+def test_one_query_for_all_steps_works(patch: int, tmp_path: Path) -> None:
+    """One query that stands for all steps has a place."""
     lens = bolt(patch)
     with with_planted_heads(lens) as run:
         page = build_page(run, tmp_path)
@@ -177,7 +177,7 @@ def test_one_query_for_all_steps_has_a_place(patch: int, tmp_path: Path) -> None
     ("name", "length", "steps"),
     [("chronos", 40, 7), ("chronos-bolt", 41, 7), ("chronos-2", 43, 10)],
 )
-def test_lags_and_places_are_those_of_the_captured_pattern(
+def test_lags_and_places_match_captured_attention(
     name: str, length: int, steps: int
 ) -> None:
     """By brute force over every step of the forecast and every token, special ones and

@@ -35,7 +35,8 @@ def opened(driver, path, width: int = 1280) -> list[str]:
     ]
 
 
-def test_every_plot_is_drawn_without_error_or_network(driver, evil_whole, evil, counts):
+def test_plots_draw_without_error_or_network(driver, evil_whole, evil, counts):
+    """Every plot is drawn without an error and without the network."""
     addresses = opened(driver, evil_whole)
     assert driver.get_log("browser") == []
     figures = driver.execute_script("return document.querySelectorAll('figure').length")
@@ -60,7 +61,8 @@ def test_every_plot_is_drawn_without_error_or_network(driver, evil_whole, evil, 
     )
 
 
-def test_a_phone_needs_no_sideways_scrolling_of_the_page(driver, whole):
+def test_phones_need_no_sideways_scrolling(driver, whole):
+    """On a phone the page needs no sideways scrolling."""
     opened(driver, whole, width=500)
     wide, seen = driver.execute_script(
         "return [document.documentElement.scrollWidth, window.innerWidth]"

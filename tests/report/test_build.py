@@ -44,7 +44,8 @@ def table(link: dict[str, str | None]) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(gzip.decompress(raw) if "gzip" in kind else raw))
 
 
-def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts, results):
+def test_figures_have_plot_reading_and_table(found, counts, results):
+    """Every figure has a plot, a reading and a table."""
     anchors = [attrs["id"] or "" for attrs in found.all("figure")]
     drawn = {
         name: sum(a.startswith(f"s{i}-") for a in anchors)
@@ -78,7 +79,7 @@ def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts, results):
     )
 
 
-def test_every_series_has_its_figures_or_a_note(tmp_path):
+def test_every_series_has_figures_or_note(tmp_path):
     """Of ten series every chapter draws the first eight, each under its tab, and says
     so of the others.
     """
@@ -114,7 +115,8 @@ def test_every_series_has_its_figures_or_a_note(tmp_path):
     assert found.text.count("it draws 8 series") == 6
 
 
-def test_what_any_chapter_may_say_is_said_once(results, tmp_path):
+def test_shared_statements_appear_once(results, tmp_path):
+    """What any chapter may state is stated once."""
     text = page(
         {name: results[name] for name in ("ablation_effects", "attribution", "gain")},
         tmp_path,
@@ -125,7 +127,7 @@ def test_what_any_chapter_may_say_is_said_once(results, tmp_path):
     assert "Ablation, Attribution, Gain of each layer: Not compared" in text
 
 
-def test_the_file_is_self_contained_and_small(whole, found):
+def test_file_is_self_contained_and_small(whole, found):
     assert whole.name == "index.html"
     assert whole.stat().st_size < 10_000_000
     assert all(address.startswith(("#", "data:")) for address in found.loads)
@@ -161,7 +163,8 @@ def test_strings_of_users_are_text_everywhere(evil_whole, evil):
     assert table(links[0])["series"][0] == evil
 
 
-def test_tables_hold_the_numbers_of_their_figures(found, results):
+def test_tables_match_their_figures(found, results):
+    """Tables hold the numbers of their figures."""
     second = tables(found, 1)[1]
     ds = results["forecast"].isel(series=1)
     np.testing.assert_allclose(
@@ -208,7 +211,8 @@ def test_long_tables_are_compressed_and_whole():
     assert download(frame, "long.csv") == link
 
 
-def test_what_exceeds_the_limit_is_left_out_and_named(results, tmp_path, monkeypatch):
+def test_omissions_beyond_limit_are_named(results, tmp_path, monkeypatch):
+    """What exceeds the limit is left out and named."""
     some = {name: results[name] for name in ("gain", "attribution")} | {
         "y": results["gain"]
     }
@@ -250,7 +254,8 @@ def test_inputs_are_checked(results, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_results_saved_and_loaded_give_the_same_file(results, whole, tmp_path):
+def test_saved_results_give_same_file(results, whole, tmp_path):
+    """Results that were saved and loaded give the same file."""
     loaded = {}
     for name, ds in results.items():
         if isinstance(ds, pd.DataFrame):

@@ -39,7 +39,7 @@ def sizes(own: list[float], twins: list[list[float]], groups: list[str]) -> xr.D
     return with_twins(result(own), [result(item) for item in twins])
 
 
-def test_a_negative_sentence_states_the_test_and_holds() -> None:
+def test_negative_sentence_states_its_test() -> None:
     """A layer has three times the size that it has in any twin; one twin has a higher
     score in another group.
     """
@@ -96,9 +96,10 @@ def told(data: xr.Dataset) -> str:
     return judged(data, "effect", "component").standing(["a", "b"], "parts")[-1]
 
 
-def test_the_work_decides_whether_twins_are_run(
+def test_amount_of_work_decides_about_twins(
     probe: Callable[..., xr.Dataset],
 ) -> None:
+    """The amount of work decides whether untrained twins are run."""
     assert probe(Work(TWIN_WORK))["effect_twins"].sizes["twin"] == 3
     beyond = probe(Work(TWIN_WORK + 1))
     assert "effect_twins" not in beyond
@@ -123,9 +124,10 @@ def measure_work(name: str, **options: Any) -> tuple[Run, int]:
 
 
 @pytest.mark.parametrize("name", ["bolt-nano", "chronos-nano", "chronos2-nano"])
-def test_work_counts_forwards_and_knows_no_memory(
+def test_work_counts_forwards_not_memory(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Work counts forward passes and does not depend on memory."""
     run, work = measure_work(name, num_samples=2 if name == "chronos-nano" else None)
     parameters = sum(
         parameter.numel() for parameter in run.lens.adapter.model.parameters()
@@ -153,7 +155,8 @@ def test_a_rollout_counts_every_pass() -> None:
 
 
 @pytest.mark.parametrize("name", ["bolt-nano", "chronos-nano", "chronos2-nano"])
-def test_the_last_layer_has_no_gain_against_its_own_forecast(name: str) -> None:
+def test_last_layer_has_no_own_gain(name: str) -> None:
+    """The last layer has no gain against its own forecast."""
     samples = None
     if name == "chronos-nano":
         samples = 2
@@ -193,7 +196,8 @@ def ablation(shape: list[float], size: list[float], change: list[float]) -> xr.D
     return ds
 
 
-def test_leaders_in_size_and_in_shape_are_told_apart() -> None:
+def test_leaders_in_size_and_shape_differ() -> None:
+    """The leader in size and the leader in shape are told apart."""
     ds = ablation([0.9, 0.1, 0.1, 0.1], [0.1, 0.1, 0.8, 0.1], [0.3, 0.1, 0.5, 0.1])
     labels = [
         str(value) for value in ds["component"].values[ds["kind"].values != "layer"]
@@ -208,13 +212,15 @@ def test_leaders_in_size_and_in_shape_are_told_apart() -> None:
     assert not any("error falls" in text for text in texts)
 
 
-def test_one_leader_in_both_needs_no_word_on_it() -> None:
+def test_single_leader_needs_no_remark() -> None:
+    """One leader in both size and shape needs no remark."""
     ds = ablation([0.9, 0.1, 0.1, 0.1], [0.8, 0.1, 0.1, 0.1], [0.3, 0.1, 0.5, 0.1])
     assert not any("shape" in item for item in read_ablation(ds, "spearman_distance"))
 
 
 @pytest.mark.parametrize("leader", [0, 2])
-def test_a_leader_without_which_the_error_falls_is_remarked_upon(leader: int) -> None:
+def test_leader_that_hurts_is_remarked_on(leader: int) -> None:
+    """A leader without which the error falls is remarked on."""
     change = [0.1, 0.1, 0.1, 0.1]
     change[leader] = -0.4
     ds = ablation([0.9, 0.1, 0.1, 0.1], [0.1, 0.1, 0.8, 0.1], change)
@@ -226,7 +232,8 @@ def test_a_leader_without_which_the_error_falls_is_remarked_upon(leader: int) ->
     assert "40 %" in remark
 
 
-def test_the_card_of_what_is_needed_remarks_on_it_too() -> None:
+def test_card_of_needed_parts_remarks_too() -> None:
+    """The card of the needed components has the same remark."""
     ds = planted.ablation()
     baseline = xr.DataArray([229.0, 229.0, 229.0], dims="series")
     ds["mae_baseline"], ds["mae"] = baseline, baseline * (1 + ds["mae_change"])

@@ -41,9 +41,8 @@ def parse_state(run: Run, folder: Path) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano", "chronos2-nano"])
-def test_the_map_has_every_component_with_the_number_of_the_chapter(
-    name: str, tmp_path: Path
-) -> None:
+def test_map_agrees_with_chapter_numbers(name: str, tmp_path: Path) -> None:
+    """The map has every component with the number that the chapter gives."""
     run = forecast(name)
     state, text = parse_state(run, tmp_path)
     parts = run.measure("ablation_effects")
@@ -92,7 +91,7 @@ def test_the_map_has_every_component_with_the_number_of_the_chapter(
         assert reported[2].rstrip(".") == f"{float(effect):.3g}"
 
 
-def test_what_is_read_is_what_the_strongest_head_reads() -> None:
+def test_input_reading_follows_strongest_head() -> None:
     """Not the head with the sharpest attention, and no head that does nothing."""
     ds = planted.explore()
     ds["lag_share"][:, 0, 2] = 1.0

@@ -66,7 +66,8 @@ def visible(driver) -> str:
     return driver.find_element("css selector", ".cards").text
 
 
-def test_a_tab_switches_the_view_and_the_numbers_of_the_cards(screen):
+def test_tabs_switch_view_and_card_numbers(screen):
+    """A tab switches the view and the numbers of the cards."""
     assert (
         screen.find_element("css selector", ".facts").text
         == "toy · 2 layers × 3 heads · 3 series · 5 steps"
@@ -95,15 +96,20 @@ def test_a_tab_switches_the_view_and_the_numbers_of_the_cards(screen):
 # of every chapter what is on the screen: the series that its figures are of, and those
 # that it says not to draw
 SEEN = """const there = each => each.offsetParent !== null;
-return Array.from(document.querySelectorAll("section:not(#provenance)")).map(section => ({
-  figures: Array.from(section.querySelectorAll("figure")).filter(there).map(each => each.dataset.series || ""),
-  folded: Array.from(section.querySelectorAll("details > figure")).filter(each => there(each.parentElement))
+const sections = document.querySelectorAll("section:not(#provenance)");
+return Array.from(sections).map(section => ({
+  figures: Array.from(section.querySelectorAll("figure")).filter(there)
     .map(each => each.dataset.series || ""),
-  notes: Array.from(section.querySelectorAll("p.note[data-series]")).filter(there).map(each => each.textContent),
+  folded: Array.from(section.querySelectorAll("details > figure"))
+    .filter(each => there(each.parentElement))
+    .map(each => each.dataset.series || ""),
+  notes: Array.from(section.querySelectorAll("p.note[data-series]")).filter(there)
+    .map(each => each.textContent),
 }));"""
 
 
-def test_chapters_follow_the_tab_or_say_what_they_draw(screen):
+def test_chapters_follow_tab_or_name_content(screen):
+    """Chapters follow the tab or say what they draw."""
     for position, name in enumerate("abc"):
         screen.execute_script(
             "document.querySelectorAll('.tabs input')[arguments[0]].click()", position
@@ -133,11 +139,12 @@ def test_chapters_follow_the_tab_or_say_what_they_draw(screen):
     until_drawn(screen)
     screen.execute_script("document.querySelectorAll('.tabs input')[1].click()")
     script = """const plot = document.querySelector("figure[data-series=b] .plot");
-    return plot._fullLayout && Math.abs(plot._fullLayout.width - plot.clientWidth) < 2;"""
+    const layout = plot._fullLayout;
+    return layout && Math.abs(layout.width - plot.clientWidth) < 2;"""
     until(lambda: screen.execute_script(script), "a figure is not as wide as its place")
 
 
-def test_a_click_on_a_head_shows_its_name_and_its_effect(screen):
+def test_clicked_head_shows_name_and_effect(screen):
     press(
         screen,
         screen.find_element(
@@ -171,7 +178,8 @@ def test_a_click_on_a_head_shows_its_name_and_its_effect(screen):
     assert part(screen, "head").text == "layer 1, head 0"
 
 
-def test_a_step_shows_its_own_row_of_attention(screen):
+def test_each_step_shows_its_attention(screen):
+    """A step shows its own row of attention."""
     press(
         screen,
         screen.find_element(
@@ -191,7 +199,7 @@ def test_a_step_shows_its_own_row_of_attention(screen):
     assert "Over all steps" in said(screen)
 
 
-def test_a_brush_gives_the_share_of_every_head(screen):
+def test_brush_gives_share_of_every_head(screen):
     # the last two of 24 steps
     Linked(screen).drag(22.5, 23.5, 24)
     until(lambda: "brushed" in said(screen), lambda: said(screen))
@@ -211,7 +219,8 @@ def test_a_brush_gives_the_share_of_every_head(screen):
     assert "brushed" not in said(screen)
 
 
-def test_the_page_is_short_and_small_at_every_width_in_dark_and_light(screen, page):
+def test_page_stays_small_at_every_width(screen, page):
+    """The page is short and small at every width, dark and light."""
     assert page.stat().st_size < 3_000_000
     assert screen.execute_script("return document.documentElement.scrollHeight") < 8000
     for width in (1400, 800, 500):
@@ -240,7 +249,7 @@ def test_the_page_is_short_and_small_at_every_width_in_dark_and_light(screen, pa
     assert screen.get_log("browser") == []
 
 
-def test_a_large_model_keeps_what_it_has_room_for():
+def test_large_model_shows_what_fits():
     """Of 6 heads with 20,000 queries on 24 tokens of 3 series the strongest alone fits,
     and the view says so.
     """
@@ -254,7 +263,8 @@ def test_a_large_model_keeps_what_it_has_room_for():
     assert all("mean" in series["states"][0] for series in state["series"])
 
 
-def test_cards_are_made_of_what_there_is():
+def test_cards_show_what_is_available():
+    """Cards are made of the results that there are."""
     every = planted.in_report()
     assert make_cards({"gain": every["gain"]}, {}) == []
     (card,) = make_cards({"f": every["forecast"].drop_vars("truth")}, {"f": "s1"})

@@ -380,7 +380,8 @@ def test_a_reading_states_the_planted_truth(
     ] == []
 
 
-def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
+def test_rounding_shares_are_no_forecast_shares(results):
+    """A share within rounding is not called a share of the forecast."""
     steady = results["gain"]
     steady["gain"][0, 1] = [-21.0, -20.0, -19.0]
     mae = read_gain(
@@ -416,7 +417,7 @@ def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
         read_patching(drowned.drop_vars("recovered_size"), 0)
 
 
-def test_sizes_come_first_and_each_statement_has_its_own_sentence(results):
+def test_statements_follow_sizes_in_own_sentences(results):
     """Sixteen series decide among all components; of six heads one is large on all, one
     on some.
     """
@@ -493,13 +494,15 @@ def make_pattern(*keys: int | None) -> xr.Dataset:
         ((None, None, None, 23, 23), "2 of 5, at step -1 (from 2001-01-24 00:00)"),
     ],
 )
-def test_where_queries_look_is_told_by_what_most_of_them_share(keys, told):
+def test_query_targets_describe_most_queries(keys, told):
+    """Where queries look is described by what most of them share."""
     (text,) = read_attention_map(make_pattern(*keys), 0, 0)
     assert told in text
     assert text.endswith(".")
 
 
-def test_the_largest_entropy_counts_the_keys_that_a_query_may_see():
+def test_largest_entropy_counts_visible_keys():
+    """The largest entropy counts the keys that a query may see."""
     causal = np.tril(np.ones((24, 24)))
     # keys of padding that no query may see
     causal = np.pad(causal, ((0, 0), (3, 0))) / causal.sum(axis=1, keepdims=True)
@@ -513,7 +516,8 @@ def test_the_largest_entropy_counts_the_keys_that_a_query_may_see():
     assert f"({most:.3g} nats), of at most {most:.3g} nats" in text
 
 
-def test_a_reading_admits_where_a_definition_does_not_hold(results):
+def test_readings_admit_failing_definitions(results):
+    """A reading says where a definition does not hold."""
     ds = results["kernel"]
     ds["missing"][1, 1, 0] = 0.5
     assert "exceeded 1 times" in " ".join(read_bound(ds))
@@ -526,7 +530,8 @@ def test_a_reading_admits_where_a_definition_does_not_hold(results):
     )
 
 
-def test_effects_and_repair_are_told_by_their_sizes(results):
+def test_effects_and_repair_show_sizes(results):
+    """Effects and self-repair are described by their sizes."""
     ds = results["causal_effects"].isel(series=[0])
     largest, later, repair, acting, *_ = said("causal_effects")(ds)
     assert (
@@ -540,7 +545,8 @@ def test_effects_and_repair_are_told_by_their_sizes(results):
     assert silent[0].endswith("none of 1 % or more.")
 
 
-def test_heads_that_cannot_be_told_apart_are_named_together():
+def test_indistinguishable_heads_are_named_together():
+    """Heads that cannot be told apart are named together."""
     entropy = np.array([[0.0, 1.0], [1e-6, 2.0]])
     ds = xr.Dataset(coords={"layer": ["0", "1"], "head": [0, 1]})
     text = summarize(

@@ -43,9 +43,8 @@ def sentences(name: str, seed: int) -> list[str]:
     "seeds", [SEEDS[:2], pytest.param(SEEDS, marks=pytest.mark.campaign)], ids=len
 )
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
-def test_no_sentence_on_a_component_changes_between_seeds(
-    name: str, seeds: Sequence[int]
-) -> None:
+def test_seeds_change_no_component_sentence(name: str, seeds: Sequence[int]) -> None:
+    """No sentence on a component changes between seeds."""
     first, *rest = (sentences(name, seed) for seed in seeds)
     assert len(first) > 10
     assert any("decoder." in sentence for sentence in first)

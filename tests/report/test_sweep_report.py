@@ -63,9 +63,10 @@ def test_page_figures_and_tables_are_there(
         assert pio.from_json(path.read_text()).layout.meta["title"]
 
 
-def test_the_page_loads_nothing_and_says_what_is_missing_and_how_intervals_are_made(
+def test_page_is_offline_and_explains_intervals(
     built: Path,
 ) -> None:
+    """The page loads nothing and says what is missing and how intervals are made."""
     page = Page(built.read_text())
     assert all(address.startswith(("#", "data:")) for address in page.loads)
     text = " ".join(page.text.split())
@@ -116,9 +117,10 @@ def parse_cells(text: str) -> list[list[str]]:
     ]
 
 
-def test_recipes_come_as_table_1_with_significant_changes_bold(
+def test_recipes_are_table_with_bold_changes(
     swept: dict[str, pd.DataFrame],
 ) -> None:
+    """Recipes come as table 1 of the paper, with significant changes in bold."""
     table = swept["recipes"][swept["recipes"]["selection"] == "listed"]
     text = latex(swept["recipes"])
     head, *rows = parse_cells(text)
@@ -148,9 +150,8 @@ def test_recipes_come_as_table_1_with_significant_changes_bold(
     ]["significant"].tolist()
 
 
-def test_names_cannot_break_a_table_a_page_or_a_folder(
-    evil: str, tmp_path: Path
-) -> None:
+def test_names_cannot_break_pages_or_folders(evil: str, tmp_path: Path) -> None:
+    """Names cannot break a table, a page or a folder."""
     bad = r"a\b{}_%$#~^ & \input{/etc/passwd}"
     made = planted.sweep(
         models=(bad, "../../up", evil),
@@ -177,9 +178,10 @@ def test_names_cannot_break_a_table_a_page_or_a_folder(
         assert re.fullmatch(r"[A-Za-z0-9_.-]+", path.name)
 
 
-def test_a_failed_build_leaves_the_old_report(
+def test_failed_build_keeps_old_report(
     swept: dict[str, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A build that fails leaves the old report."""
     one = {"heads_at": swept["heads_at"]}
     page = build_sweep_report(one, tmp_path, title="Old", provenance={})
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -200,7 +202,7 @@ def test_a_failed_build_leaves_the_old_report(
         build_sweep_report({}, tmp_path, title="New", provenance={})
 
 
-def test_an_unfinished_sweep_is_reported_as_far_as_it_is(
+def test_unfinished_sweep_is_reported_so_far(
     swept: dict[str, pd.DataFrame], tmp_path: Path
 ) -> None:
     layers = swept["layers"][swept["layers"]["family"] == "groups"].copy()
@@ -244,9 +246,10 @@ def changed(table: pd.DataFrame, rows: pd.Series, **values: Any) -> pd.DataFrame
     return made
 
 
-def test_readings_count_what_is_significant_and_name_no_other(
+def test_readings_name_only_significant_changes(
     swept: dict[str, pd.DataFrame],
 ) -> None:
+    """Readings count what is significant and name nothing else."""
     table = swept["layers"]
     mine = (
         (table["model"] == "alpha")
@@ -304,9 +307,10 @@ def test_readings_count_what_is_significant_and_name_no_other(
     )
 
 
-def test_units_that_are_too_few_for_the_family_are_told_once(
+def test_too_few_units_are_reported_once(
     swept: dict[str, pd.DataFrame],
 ) -> None:
+    """Units that are too few for the number of tests are reported once."""
     enough = swept["layers"].assign(units=11, tests=24)
     assert len(describe_methods([enough, enough])) == 1
     few = enough.assign(units=9, unit="sources")

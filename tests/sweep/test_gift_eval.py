@@ -33,7 +33,7 @@ def write_folder(
     unit: str = "s",
     backwards: bool = False,
 ) -> Path:
-    """Write a stored dataset: shards of Arrow streams, ordered by state.json."""
+    """Write a stored dataset: shards of Arrow streams and their order in state.json."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"data-{k:05d}-of-{shards:05d}.arrow" for k in range(shards)]
     if backwards:
@@ -324,7 +324,7 @@ def test_damaged_folders(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    """A stream that ends between two batches would read as a short dataset."""
+    """A stream that ends between two batches would otherwise read as a short one."""
     folder = write_folder(tmp_path / "own", walks([40] * 4), "D")
     file = folder / "data-00000-of-00001.arrow"
     full = file.read_bytes()

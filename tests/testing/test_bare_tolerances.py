@@ -51,7 +51,8 @@ def test_tolerances_say_where_they_come_from(path: Path) -> None:
         if (name, function) not in ALLOWED
     ]
     assert not found, (
-        f"{name}: use assert_close, rounding or last_digit of testing: {found}"
+        f"{name}: use assert_close, rounding or last_digit of"
+        f" tsfm_lens.testing: {found}"
     )
 
 

@@ -14,7 +14,8 @@ from tsfm_lens.testing import assert_close, rounding
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 )
-def test_a_difference_above_the_roundings_is_refused(dtype):
+def test_differences_above_rounding_are_refused(dtype):
+    """A difference above the roundings is refused."""
     exact = torch.ones(4, dtype=dtype)
     off = exact.clone()
     off[2] += 20 * torch.finfo(dtype).eps
@@ -40,7 +41,8 @@ APART = [
 ]
 
 
-def test_missing_values_shapes_and_the_less_precise_type_decide():
+def test_closeness_checks_nan_shape_and_precision():
+    """Missing values, shapes and the less precise type decide what is close."""
     for actual, expected in ALIKE:
         assert_close(actual, expected, depth=1)
     for actual, expected, messages in APART:

@@ -1,4 +1,4 @@
-"""Commands end in a line for errors made on purpose, in a traceback for faults."""
+"""Commands end with one line for errors of use, and with a traceback for faults."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from tsfm_lens.training.command import run_command
         (ZeroDivisionError(), ZeroDivisionError, ""),
     ],
 )
-def test_errors_made_on_purpose_and_of_the_file_system_are_lines_and_faults_keep_their_traceback(
+def test_only_faults_show_a_traceback(
     error: Exception,
     ends: type,
     words: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Errors of use and of the file system are one line; faults have a traceback."""
+
     def command() -> None:
         raise error
 

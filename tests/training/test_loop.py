@@ -67,7 +67,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     )
 
 
-def test_it_is_the_plain_loop_of_torch() -> None:
+def test_training_equals_plain_torch_loop() -> None:
     assert isinstance(Regression(), Task)
     run = training(clip=0.5)
     assert run.run(quiet=True)
@@ -84,9 +84,10 @@ def test_it_is_the_plain_loop_of_torch() -> None:
 
 
 @pytest.mark.parametrize("stops", [(1,), (2, 3, 7), (11,)])
-def test_a_resumed_run_ends_as_an_undisturbed_one(
+def test_resumed_run_equals_undisturbed_one(
     stops: tuple[int, ...], tmp_path: Path
 ) -> None:
+    """A resumed run ends as an undisturbed one."""
     full = training(tmp_path / "whole")
     assert full.run(quiet=True)
     for stop in (*stops, 12):
@@ -112,9 +113,8 @@ def test_a_resumed_run_ends_as_an_undisturbed_one(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_after_the_step_at_hand_and_saves(
-    number: int, tmp_path: Path
-) -> None:
+def test_signal_saves_after_the_current_step(number: int, tmp_path: Path) -> None:
+    """A signal ends the run after the step at hand and saves its state."""
     run = training(tmp_path / "parts")
     former = signal.getsignal(number)
 
@@ -137,7 +137,8 @@ def test_a_signal_ends_the_run_after_the_step_at_hand_and_saves(
     ).read_bytes()
 
 
-def test_the_state_of_other_settings_is_refused(tmp_path: Path) -> None:
+def test_state_of_other_settings_is_refused(tmp_path: Path) -> None:
+    """The state of a run with other settings is refused."""
     training(tmp_path).run(until=3, quiet=True)
     expect_error("width=6 then, 5 now", training(tmp_path, Regression(width=5)).resume)
     expect_error("start without --resume", training(tmp_path / "other").resume)
@@ -182,9 +183,10 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGES, ids=[said for _, said in DAMAGES])
-def test_a_damaged_state_is_named_with_what_is_wrong(
+def test_damaged_state_is_named_with_fault(
     damage: Callable[[dict], object], said: str, tmp_path: Path
 ) -> None:
+    """A damaged state is named, with what is wrong in it."""
     training(tmp_path).run(until=3, quiet=True)
     torch.save(
         damage(torch.load(tmp_path / STATE, weights_only=True)), tmp_path / STATE
@@ -201,7 +203,8 @@ def test_a_damaged_state_is_named_with_what_is_wrong(
         )
 
 
-def test_a_state_that_is_cut_short_is_damaged_wherever_it_ends(tmp_path: Path) -> None:
+def test_truncated_states_count_as_damaged(tmp_path: Path) -> None:
+    """A state that is cut short is damaged, wherever it ends."""
     training(tmp_path).run(until=3, quiet=True)
     full = (tmp_path / STATE).read_bytes()
     for share in (0.0, 0.01, 0.3, 0.6, 0.9, 0.999):
@@ -246,9 +249,10 @@ def test_patience_ends_with_the_best_weights(tmp_path: Path) -> None:
     assert same(again.model, run.model)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_state(
+def test_infinite_loss_ends_run_keeps_state(
     tmp_path: Path,
 ) -> None:
+    """A loss that is not finite ends the run and keeps the state."""
     training(tmp_path).run(until=6, quiet=True)
     before = (tmp_path / STATE).read_bytes()
     run = training(tmp_path)
@@ -277,7 +281,8 @@ def test_snapshots_hold_tied_weights_once(tmp_path: Path) -> None:
     assert not list((tmp_path / HISTORY).glob("*.part"))
 
 
-def test_a_group_with_a_share_has_that_much_of_the_rate() -> None:
+def test_group_share_scales_its_learning_rate() -> None:
+    """A group with a share has that much of the learning rate."""
     task = Regression()
     groups = [
         {"params": list(task.model[0].parameters()), "share": 0.25},
@@ -300,9 +305,8 @@ def test_a_group_with_a_share_has_that_much_of_the_rate() -> None:
 
 
 @pytest.mark.parametrize("part", ["state", "snapshot", "log"])
-def test_a_full_disk_is_told_by_its_file_and_loses_nothing(
-    tmp_path: Path, part: str
-) -> None:
+def test_full_disk_is_named_loses_nothing(tmp_path: Path, part: str) -> None:
+    """A full disk is reported with its file and loses nothing."""
     task = Regression(width=4096)
     run = training(tmp_path / "run", task)
     run.run(until=3, quiet=True)

@@ -82,7 +82,8 @@ def patch_model() -> PreTrainedModel:
     ).eval()
 
 
-def test_the_smoothed_loss_equals_its_definition_at_the_edges_too() -> None:
+def test_smoothed_loss_follows_its_definition() -> None:
+    """The smoothed loss equals its definition, at the edges too."""
     logits = torch.randn(4, 12, generator=torch.Generator().manual_seed(1)).double()
     labels = torch.tensor([3, 4, 8, 11])
     for row, label in enumerate(labels.tolist()):
@@ -97,7 +98,8 @@ def test_the_smoothed_loss_equals_its_definition_at_the_edges_too() -> None:
         assert ours.item() == pytest.approx(expected)
 
 
-def test_the_token_loss_is_the_native_one_where_both_are_defined() -> None:
+def test_token_loss_equals_native_where_defined() -> None:
+    """The token loss is the native one where both are defined."""
     model = token_model()
     past = torch.randn(3, 24)
     future = torch.randn(3, 8)
@@ -115,7 +117,7 @@ def test_the_token_loss_is_the_native_one_where_both_are_defined() -> None:
     assert_close(token_loss(model, past, future, stage), native, depth=100)
 
 
-def test_the_patch_loss_is_the_mean_quantile_loss() -> None:
+def test_patch_loss_is_mean_quantile_loss() -> None:
     model = patch_model()
     past = torch.randn(3, 24)
     future = torch.randn(3, 8)
@@ -133,7 +135,8 @@ def test_the_patch_loss_is_the_mean_quantile_loss() -> None:
     close_in_float32(found.item(), losses.mean(), depth=1000)
 
 
-def test_with_a_floor_rows_count_by_the_logarithm_of_their_loss() -> None:
+def test_floor_makes_rows_count_logarithmically() -> None:
+    """With a floor, rows count by the logarithm of their loss."""
     model = patch_model()
     past = torch.randn(5, 24)
     future = torch.randn(5, 8)
@@ -161,7 +164,8 @@ def test_with_a_floor_rows_count_by_the_logarithm_of_their_loss() -> None:
     )
 
 
-def test_every_second_row_loses_its_share_of_inputs() -> None:
+def test_every_second_row_is_partly_blanked() -> None:
+    """Every second row loses the given share of its inputs."""
     inputs = torch.full((200, 50), 7)
     blanked = blank_inputs(inputs, 0.25, 0, torch.Generator().manual_seed(0))
     assert torch.equal(blanked[::2], inputs[::2])
@@ -185,7 +189,8 @@ def encoded(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     }
 
 
-def test_a_share_of_the_rows_is_led_by_the_models_own_forecast() -> None:
+def test_some_rows_follow_models_own_forecast() -> None:
+    """A share of the rows continues from the model's own forecast."""
     model = token_model(top_k=1)
     inputs = torch.cat([torch.zeros(4, 1, dtype=torch.long), torch.full((4, 7), 9)], 1)
     given = encoded(model)
@@ -208,7 +213,8 @@ def test_a_share_of_the_rows_is_led_by_the_models_own_forecast() -> None:
     assert torch.equal(some, torch.where(replaced[:, None], wanted, inputs))
 
 
-def test_own_forecasts_are_drawn_as_the_pipeline_draws() -> None:
+def test_own_forecasts_use_pipeline_draws() -> None:
+    """The model's own forecasts are drawn as the pipeline draws them."""
     model = token_model(top_k=3)
     given = {
         name: part[:1].expand(4000, *part.shape[1:])
@@ -232,7 +238,8 @@ def test_own_forecasts_are_drawn_as_the_pipeline_draws() -> None:
         )
 
 
-def test_what_the_model_draws_changes_its_inputs_and_not_its_labels() -> None:
+def test_model_draws_leave_labels_unchanged() -> None:
+    """What the model draws changes its inputs and not its labels."""
     model = token_model()
     past = torch.randn(40, 24)
     future = torch.randn(40, 8)
@@ -244,7 +251,8 @@ def test_what_the_model_draws_changes_its_inputs_and_not_its_labels() -> None:
     assert not torch.allclose(led[1:], truth[1:])
 
 
-def test_gaps_in_the_future_cost_nothing_and_break_nothing() -> None:
+def test_future_gaps_cost_nothing() -> None:
+    """Gaps in the future cost nothing and break nothing."""
     model = token_model()
     past = torch.randn(3, 24)
     future = torch.randn(3, 8)

@@ -60,9 +60,10 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
 
 
 @EACH_BASE
-def test_without_a_neighbourhood_it_is_the_base_optimiser_to_the_last_bit(
+def test_zero_neighbourhood_equals_base_optimiser(
     base: Callable[..., Any],
 ) -> None:
+    """Without a neighbourhood it is the base optimiser, to the last bit."""
     plain = network()
     wrapped = network()
     expected = train(plain, base(plain.parameters()), range(8))
@@ -71,7 +72,7 @@ def test_without_a_neighbourhood_it_is_the_base_optimiser_to_the_last_bit(
     )
 
 
-def test_a_step_is_that_of_the_definition() -> None:
+def test_step_follows_the_definition() -> None:
     """In numpy, on a quadratic of two groups: one norm over both, gradient at ω + ε̂,
     applied at ω.
     """
@@ -107,9 +108,10 @@ def test_a_step_is_that_of_the_definition() -> None:
 
 
 @EACH_BASE
-def test_a_run_from_a_saved_state_is_the_undisturbed_one(
+def test_run_resumed_from_state_is_undisturbed(
     base: Callable[..., Any], tmp_path: Any
 ) -> None:
+    """A run from a saved state ends as the undisturbed one."""
     full = network()
     expected = train(full, SAM(base(full.parameters()), 0.2), range(9))
     model = network()
@@ -130,7 +132,8 @@ def test_a_run_from_a_saved_state_is_the_undisturbed_one(
     assert same(train(other, second, range(4, 9)), expected)
 
 
-def test_copies_and_schedulers_work_on_the_groups_of_the_base() -> None:
+def test_copies_and_schedulers_use_base_groups() -> None:
+    """Copies and schedulers work on the parameter groups of the base optimiser."""
     model = network()
     optimizer = SAM(torch.optim.Adam(model.parameters(), lr=0.1), 0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
@@ -146,7 +149,8 @@ def test_copies_and_schedulers_work_on_the_groups_of_the_base() -> None:
 
 @pytest.mark.parametrize("fails_at", [1, 2], ids=["first gradient", "second gradient"])
 @pytest.mark.parametrize("how", ["not finite", "an error"])
-def test_the_weights_are_as_before_whatever_fails(fails_at: int, how: str) -> None:
+def test_weights_are_restored_after_failures(fails_at: int, how: str) -> None:
+    """The weights are as before, whatever fails within a step."""
     model = network()
     before = [weight.detach().clone() for weight in model.parameters()]
     optimizer = SAM(torch.optim.Adam(model.parameters()), 0.5)
@@ -168,7 +172,8 @@ def test_the_weights_are_as_before_whatever_fails(fails_at: int, how: str) -> No
     assert not optimizer.state
 
 
-def test_what_cannot_be_wrapped_and_steps_without_a_closure_are_refused() -> None:
+def test_unwrappable_optimisers_are_refused() -> None:
+    """Optimisers that cannot be wrapped and steps without a closure are refused."""
     for rho in (-0.1, float("inf"), float("nan")):
         expect_error("rho=", SAM, torch.optim.Adam(network().parameters()), rho)
     expect_error(

@@ -21,7 +21,8 @@ CORPUS = Corpus(DRAWS, {"rough": (0, 6), "harmonics": (6, 12), "walks": (12, 18)
 SOURCE = SeriesSource(CORPUS, seed=0)
 
 
-def test_mixup_equals_the_algorithm_written_as_a_loop() -> None:
+def test_mixup_equals_the_written_loop() -> None:
+    """Mixup equals the algorithm written as a loop."""
     slices = np.random.default_rng(5).normal(size=(6, 3, 11))
     weights = draw_weights(np.random.default_rng(0), 6)
     slices[0, weights[0] == 0] = np.nan
@@ -39,7 +40,8 @@ def test_mixup_equals_the_algorithm_written_as_a_loop() -> None:
     )
 
 
-def test_weights_are_dirichlet_over_one_to_three_series() -> None:
+def test_mixup_weights_are_dirichlet() -> None:
+    """The weights of a mixture are Dirichlet over one to three series."""
     weights = draw_weights(np.random.default_rng(0), 30_000)
     assert_allclose(weights.sum(1), 1.0)
     used = (weights > 0).sum(1)
@@ -55,7 +57,8 @@ def test_weights_are_dirichlet_over_one_to_three_series() -> None:
     )
 
 
-def test_a_batch_depends_on_seed_and_step_only() -> None:
+def test_batches_depend_on_seed_and_step() -> None:
+    """A batch depends on the seed and the step and on nothing else."""
     again = SeriesSource(CORPUS, seed=0)
     kwargs = {
         "mix": {"rough": 1.0, "walks": 2.0, "tsmixup": 1.0},
@@ -72,7 +75,8 @@ def test_a_batch_depends_on_seed_and_step_only() -> None:
     )
 
 
-def test_only_the_left_of_a_context_is_cut() -> None:
+def test_contexts_are_cut_from_the_left() -> None:
+    """Only the left end of a context is cut."""
     past, future = SOURCE.batch(
         0, mix={"harmonics": 1.0}, rows=400, context=24, horizon=8
     )
@@ -83,7 +87,8 @@ def test_only_the_left_of_a_context_is_cut() -> None:
     assert np.isfinite(future.numpy()).all()
 
 
-def test_an_unknown_family_is_named_with_its_neighbour() -> None:
+def test_unknown_family_is_named_with_neighbour() -> None:
+    """An unknown family is named, with the one most like it."""
     expect_error(
         "harmonics",
         SOURCE.batch,
@@ -95,7 +100,8 @@ def test_an_unknown_family_is_named_with_its_neighbour() -> None:
     )
 
 
-def test_a_row_is_a_crop_of_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_crops_of_their_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row is a crop of a series of its family."""
     monkeypatch.setattr("tsfm_lens.training.series_source.NOISE", (0.0,))
     source = SeriesSource(CORPUS, seed=0)
     crops = source.choose({"harmonics": 1.0}, np.random.default_rng([0, 3]), 20, 32)

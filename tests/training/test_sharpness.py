@@ -106,9 +106,10 @@ def dense(model: nn.Module, losses: list[Callable[[], Tensor]]) -> Tensor:
         [9.0, 9.0, 1.0, -9.0],
     ],
 )
-def test_planted_spectra_are_found_at_both_ends(
+def test_planted_spectra_are_found_at_ends(
     values: list[float], dtype: torch.dtype
 ) -> None:
+    """Planted spectra are found at both ends."""
     weights, loss, basis = planted(values, dtype)
     found = sharpness(loss, [weights], tolerance=0)
     scale = max(map(abs, values))
@@ -123,7 +124,7 @@ def test_planted_spectra_are_found_at_both_ends(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_transformer_has_the_eigenvalues_of_its_dense_hessian(
+def test_transformer_eigenvalues_match_dense_hessian(
     dtype: torch.dtype,
 ) -> None:
     model, losses = trained(dtype, batches=2)
@@ -160,7 +161,7 @@ def test_a_transformer_has_the_eigenvalues_of_its_dense_hessian(
         )
 
 
-def test_the_trace_is_that_of_the_hessian_within_its_error() -> None:
+def test_trace_matches_hessian_within_error() -> None:
     model, losses = trained(torch.float64)
     trace = float(dense(model, losses).trace())
     draws = [sharpness(losses, model, steps=1, seed=seed) for seed in range(200)]
@@ -170,7 +171,7 @@ def test_the_trace_is_that_of_the_hessian_within_its_error() -> None:
     assert 0.8 < reported / estimates.std() < 1.25
 
 
-def test_an_outlier_is_found_once_and_the_other_end_as_if_it_were_not_there() -> None:
+def test_outlier_eigenvalue_is_found_once() -> None:
     """Vectors that drift from orthogonal find a converged end again and again, and
     never come to the other.
     """
@@ -182,7 +183,8 @@ def test_an_outlier_is_found_once_and_the_other_end_as_if_it_were_not_there() ->
     assert_close(found.smallest, 1.0, depth=1000, magnitude=1e3)
 
 
-def test_the_same_seed_gives_the_same_bits_and_random_numbers_are_left_alone() -> None:
+def test_same_seed_gives_same_bits() -> None:
+    """The same seed gives the same bits, and global random numbers are left alone."""
     model, losses = trained(torch.float32, dropout=0.4)
     before = torch.get_rng_state()
     first = sharpness(losses, model)
@@ -201,7 +203,8 @@ def test_the_same_seed_gives_the_same_bits_and_random_numbers_are_left_alone() -
     )
 
 
-def test_what_has_not_converged_says_so_and_lies_inside() -> None:
+def test_unconverged_values_say_so() -> None:
+    """Values that have not converged say so, and their residual bounds the error."""
     values = [float(value) for value in range(1, 60)]
     weights, loss, _ = planted(values)
     few = sharpness(loss, [weights], steps=4)
@@ -212,7 +215,8 @@ def test_what_has_not_converged_says_so_and_lies_inside() -> None:
     assert min(abs(few.largest - value) for value in values) <= few.largest_residual
 
 
-def test_a_linear_loss_is_flat_and_so_is_a_parameter_that_is_not_used() -> None:
+def test_linear_losses_are_flat() -> None:
+    """A linear loss is flat, and so is a parameter that is not used."""
     weights = torch.ones(3, requires_grad=True)
     found = sharpness(lambda: weights.sum(), [weights])
     assert (found.largest, found.smallest, found.trace) == (0.0, 0.0, 0.0)
@@ -261,7 +265,9 @@ def test_what_cannot_be_is_refused() -> None:
         sharpness(lambda: weights.sum(), [weights])
 
 
-def test_what_has_no_second_derivative_is_named() -> None:
+def test_missing_second_derivatives_are_named() -> None:
+    """An operation without a second derivative is named."""
+
     class Once(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -290,7 +296,8 @@ def test_what_has_no_second_derivative_is_named() -> None:
     )
 
 
-def test_the_gradient_noise_of_a_linear_regression_is_that_of_its_formula() -> None:
+def test_gradient_noise_matches_linear_regression() -> None:
+    """The gradient noise of a linear regression is that of its formula."""
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(64, 5, generator=generator).double()
     y = torch.randn(64, generator=generator).double()

@@ -123,7 +123,8 @@ class Case:
         ] + [rest]
 
 
-def test_a_training_with_a_watch_is_one_without_bit_for_bit(tmp_path: Path) -> None:
+def test_watching_changes_no_bit_of_training(tmp_path: Path) -> None:
+    """A training with a watch is the one without, bit for bit."""
     states = []
     for watched in (False, True):
         seed(1)
@@ -157,7 +158,8 @@ def drawing(model: nn.Module, generator: torch.Generator) -> Callable[[], Tensor
     return loss
 
 
-def test_generators_of_ones_own_stand_where_they_stood() -> None:
+def test_watch_restores_the_users_generators() -> None:
+    """A watch leaves the user's random generators where they stood."""
     case = Case()
     generator = torch.Generator().manual_seed(7)
     generator_of_sums = torch.Generator().manual_seed(8)
@@ -194,7 +196,8 @@ def test_generators_of_ones_own_stand_where_they_stood() -> None:
     assert own.largest == fixed.largest
 
 
-def test_the_record_holds_what_the_measures_give(tmp_path: Path) -> None:
+def test_record_holds_the_measured_values(tmp_path: Path) -> None:
+    """The record holds what the measures give."""
     case = Case()
     watch = case.watch(tmp_path, snapshots=4, products=6)
     case.step(0)
@@ -228,7 +231,9 @@ def test_the_record_holds_what_the_measures_give(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "torn", [b"", b'{"step": 4, "va', b'{"step": 4, "values": {}, "attention": {}}']
 )
-def test_a_resumed_watch_equals_an_undisturbed_one(torn: bytes, tmp_path: Path) -> None:
+def test_resumed_watch_equals_undisturbed_one(torn: bytes, tmp_path: Path) -> None:
+    """A resumed watch has the record of an undisturbed one."""
+
     def train(case: Case, watch: Watch, start: int, stop: int) -> None:
         for step in range(start, stop):
             watch(step)
@@ -259,7 +264,8 @@ def test_a_resumed_watch_equals_an_undisturbed_one(torn: bytes, tmp_path: Path) 
     assert lines == (tmp_path / "whole" / "watch.jsonl").read_bytes()
 
 
-def test_a_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
+def test_folder_of_other_run_stays_unchanged(tmp_path: Path) -> None:
+    """A folder of another run is left as it is."""
     case = Case()
     case.watch(tmp_path, snapshots=1)(0, loss=1.0)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
@@ -303,7 +309,8 @@ def test_a_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
     assert read_watch(tmp_path / "new")["loss"].values.tolist() == [1.0]
 
 
-def test_what_is_not_finite_ends_the_watch_and_loses_nothing(tmp_path: Path) -> None:
+def test_infinite_measure_ends_watch_loses_nothing(tmp_path: Path) -> None:
+    """A value that is not finite ends the watch and loses nothing."""
     case = Case()
     watch = case.watch(tmp_path, every=1, measures=["attention"])
     watch(0, loss=2.0)
@@ -345,9 +352,10 @@ def test_wrong_use_is_told() -> None:
     expect_error("no parameters", lambda: frozen.watch()(0))
 
 
-def test_measures_of_ones_own_are_recorded_and_held_to_their_form(
+def test_own_measures_are_recorded_and_checked(
     tmp_path: Path,
 ) -> None:
+    """Measures of one's own are recorded, and their form is checked."""
     case = Case()
 
     def norm() -> dict[str, float]:
@@ -380,7 +388,9 @@ def test_measures_of_ones_own_are_recorded_and_held_to_their_form(
     expect_error("'<lambda>' gave 3", case.watch(measures=[lambda: 3]), 0)
 
 
-def test_runs_and_seeds_are_laid_over_each_other() -> None:
+def test_runs_and_seeds_share_one_table() -> None:
+    """The records of several runs and seeds are put together."""
+
     def seen(steps: range, shift: float, layers: str) -> xr.Dataset:
         pattern = torch.eye(3)[None].expand(2, 3, 3)
         watch = Watch(

@@ -26,7 +26,8 @@ def softmaxed(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, dtype=dtype).mul(3).softmax(-1)
 
 
-def test_every_measure_is_that_of_brute_force() -> None:
+def test_measures_agree_with_brute_force() -> None:
+    """Every measure is that of a computation by brute force."""
     patterns = softmaxed(2, 3, 6, 6)
     found = attention_measures(patterns, epsilon=0.3)
     for position in itertools.product(range(2), range(3)):
@@ -78,7 +79,8 @@ def test_what_is_no_attention_is_refused(
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_a_lens_gives_the_patterns_of_every_head(name: str) -> None:
+def test_lens_gives_patterns_of_all_heads(name: str) -> None:
+    """A lens gives the attention patterns of every head."""
     lens = lens_of(name)
     series = bundled("co2").tail(64)
     found = compute_patterns(lens, series)
@@ -105,7 +107,8 @@ def test_a_lens_gives_the_patterns_of_every_head(name: str) -> None:
     assert norms["n_keys"].sel(layer=layer) == found[layer].shape[-1]
 
 
-def test_layers_of_other_sizes_stand_side_by_side() -> None:
+def test_layers_of_different_sizes_combine() -> None:
+    """Layers of different sizes stand side by side."""
     norms = attention_norms({"a": softmaxed(2, 3, 4, 4), "b": softmaxed(1, 5, 6)})
     assert dict(norms.sizes) == {"layer": 2, "head": 3, "input": 2}
     assert np.isfinite(norms["entropy"].sel(layer="a").values).all()

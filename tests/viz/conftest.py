@@ -47,7 +47,7 @@ def logit() -> xr.Dataset:
 
 @pytest.fixture
 def gain() -> xr.Dataset:
-    """Gain of metric m, layer l, series s: 10*m - l + 4*s; none of the first layer."""
+    """Gain of metric m, layer l, series s is 10*m - l + 4*s; layer 0 has none."""
     values = (
         10.0 * np.arange(3)[:, None, None]
         - np.arange(3.0)[:, None]

@@ -56,12 +56,14 @@ def form(colour: str) -> tuple[str | None, str | None]:
 
 
 @pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
-def test_both_sides_of_a_contrast_are_told_apart(deficiency: str | None) -> None:
+def test_contrast_sides_are_distinguishable(deficiency: str | None) -> None:
+    """Both sides of a contrast can be told apart."""
     assert min(apart(*pair, deficiency) for pair in CONTRASTS) > 2 * TOLD_APART
 
 
 @pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
-def test_categories_are_told_apart_by_colour_or_by_form(deficiency: str | None) -> None:
+def test_categories_differ_in_colour_or_form(deficiency: str | None) -> None:
+    """Categories can be told apart by colour or by form."""
     for one, other in combinations(theme.CATEGORICAL[:11], 2):
         assert apart(one, other, deficiency) > TOLD_APART or form(one) != form(other), (
             one,
@@ -69,7 +71,8 @@ def test_categories_are_told_apart_by_colour_or_by_form(deficiency: str | None) 
         )
 
 
-def test_in_grey_categories_differ_by_form_where_they_are_as_light() -> None:
+def test_grey_categories_differ_in_form() -> None:
+    """Categories that are equally light in grey differ in form."""
     for one, other in combinations(theme.CATEGORICAL[:11], 2):
         assert abs(lightness(one) - lightness(other)) > TOLD_APART or form(one) != form(
             other
@@ -77,7 +80,8 @@ def test_in_grey_categories_differ_by_form_where_they_are_as_light() -> None:
 
 
 @pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
-def test_maps_darken_throughout_or_part_in_the_middle(deficiency: str | None) -> None:
+def test_colour_scales_darken_or_diverge(deficiency: str | None) -> None:
+    """Colour scales of maps darken throughout or part in the middle."""
     sequential = [lightness(colour, deficiency) for _, colour in theme.SEQUENTIAL]
     assert (np.diff(sequential) < 0).all()
     low, middle, high = (
@@ -91,7 +95,8 @@ def test_maps_darken_throughout_or_part_in_the_middle(deficiency: str | None) ->
     assert abs(low[0] - high[-1]) < TOLD_APART
 
 
-def test_nothing_is_white_on_a_dark_page_and_words_are_light() -> None:
+def test_dark_pages_have_light_text_only() -> None:
+    """On a dark page nothing is white, and words are light."""
     for fig in (
         viz.ablation_heatmap(planted.ablation()),
         viz.forecast_fan(planted.forecast()),
@@ -111,7 +116,8 @@ def test_nothing_is_white_on_a_dark_page_and_words_are_light() -> None:
     assert (np.diff(scale) > 0).all()
 
 
-def test_the_style_for_matplotlib_has_these_colours() -> None:
+def test_matplotlib_style_has_these_colours() -> None:
+    """The style for matplotlib has the same colours."""
     style = matplotlib.rc_params_from_file(
         Path(theme.__file__).with_name("paper.mplstyle"), use_default_template=False
     )

@@ -117,7 +117,8 @@ SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
 
 
 @pytest.mark.parametrize("case", SAID)
-def test_words_say_what_the_marks_leave_out(case: str) -> None:
+def test_text_says_what_marks_omit(case: str) -> None:
+    """The words of a figure say what its marks leave out."""
     draw, text = SAID[case]
     fig = draw()
     axes = [f"axis {axis.title.text or 'of dates'}" for axis in fig.select_xaxes()]

@@ -15,7 +15,8 @@ from tsfm_lens import viz
 from viz.marks import heatmaps
 
 
-def test_both_halves_hold_what_each_figure_holds() -> None:
+def test_halves_equal_the_separate_figures() -> None:
+    """Both halves hold what each figure holds alone."""
     one = viz.forecast_fan(planted.forecast())
     two = viz.forecast_fan(
         planted.forecast(planted.rivers_and_roads(), {0.1: -1.0, 0.5: 0.0, 0.9: 1.0})
@@ -40,7 +41,8 @@ def test_both_halves_hold_what_each_figure_holds() -> None:
     assert "right" in text
 
 
-def test_maps_of_the_same_meaning_have_the_same_colours(ablation: xr.Dataset) -> None:
+def test_equal_maps_share_colours(ablation: xr.Dataset) -> None:
+    """Maps of the same quantity have the same colours."""
     stronger = ablation.assign(
         {name: 3 * ablation[name] for name in ("spearman_distance", "mean_shift")}
     )
@@ -56,16 +58,17 @@ def test_maps_of_the_same_meaning_have_the_same_colours(ablation: xr.Dataset) ->
     }
 
 
-def test_two_attention_maps_keep_the_series_over_their_keys(
+def test_paired_attention_maps_keep_their_series(
     attention: xr.Dataset,
 ) -> None:
+    """Two attention maps keep the series over their keys."""
     both = viz.compare([viz.attention_map(attention)] * 2, ["a", "b"])
     # plotly draws no line where an axis matches a later one and others match across
     assert [axis.matches for axis in both.select_xaxes()] == [None, "x", None, "x3"]
     assert both.layout.yaxis3.matches == "y"
 
 
-def test_composed_panels_have_letters_and_one_legend() -> None:
+def test_composed_panels_share_one_legend() -> None:
     """Four figures in two rows: no panel lies on another, and each axis is used by the
     traces of its figure.
     """
@@ -87,14 +90,16 @@ def test_composed_panels_have_letters_and_one_legend() -> None:
     assert "<b>a</b>" not in [note.text for note in bare.layout.annotations]
 
 
-def test_sheets_that_no_page_holds_are_refused() -> None:
+def test_oversized_sheets_are_refused() -> None:
+    """Sheets that no page can hold are refused."""
     fan = viz.forecast_fan(planted.forecast())
     expect_error("type would have 4.", viz.compose, [[fan] * 3])
     expect_error("type would have", viz.compose, [fan] * 6, 89)
     expect_error("not 0", viz.compose, [])
 
 
-def test_what_cannot_stand_side_by_side_is_refused() -> None:
+def test_incomparable_figures_are_refused() -> None:
+    """Figures that cannot stand side by side are refused."""
     fan = viz.forecast_fan(planted.forecast())
     expect_error("two figures", viz.compare, [fan], ["a"])
     maps = [

@@ -109,12 +109,13 @@ def test_numbered_dimensions_are_lines(own: None, dims: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("dim", ["head", "quantile"])
-def test_numbered_members_are_named_in_the_legend(own: None, dim: str) -> None:
+def test_legend_names_numbered_members(own: None, dim: str) -> None:
     fig = viz.plot(made(dim, "step"))
     assert [trace.name for trace in fig.data] == [f"{dim} {n}" for n in LABELS[dim]]
 
 
-def test_pairs_of_layers_have_the_same_names_on_both_axes(own: None) -> None:
+def test_layer_pairs_share_names_on_axes(own: None) -> None:
+    """Pairs of layers have the same names on both axes."""
     labels = ["embed", "0", "1"]
     coords = {"stream": labels, "other_stream": labels}
     values = xr.DataArray(np.eye(3), coords, ["stream", "other_stream"])
@@ -123,14 +124,16 @@ def test_pairs_of_layers_have_the_same_names_on_both_axes(own: None) -> None:
     assert list(cells.x) == list(cells.y) == ["embedding", "layer 0", "layer 1"]
 
 
-def test_values_that_differ_by_rounding_have_colours_from_zero(own: None) -> None:
+def test_rounding_differences_use_zero_based_colours(own: None) -> None:
+    """Values that differ by rounding alone have colours from zero."""
     ds = made("layer", "series")
     ds["lean"][:] = 1.0
     ds["lean"][0, 0] = np.nextafter(1.0, 0.0)
     assert viz.plot(ds).layout.coloraxis.cmin == 0.0
 
 
-def test_a_registered_drawing_says_what_its_values_are(own: None) -> None:
+def test_registered_drawing_describes_its_values(own: None) -> None:
+    """A registered drawing says what its values are."""
     draw = generic_figure("leaning", "lean", "Lean of each head, by eye.")
     try:
         fig = draw(made("layer", "head"))
@@ -145,7 +148,8 @@ def test_many_lines_are_a_map(own: None) -> None:
     np.testing.assert_array_equal(cells.z, ds["lean"])
 
 
-def test_depth_alone_is_a_line_and_members_are_dots(own: None) -> None:
+def test_depth_is_a_line_members_dots(own: None) -> None:
+    """Values by layer alone are a line, and values of members are dots."""
     depth = made("layer")
     (line,) = viz.plot(depth).data
     assert list(line.x) == ["layer 0", "layer 1", "layer 2"]
@@ -158,9 +162,10 @@ def test_depth_alone_is_a_line_and_members_are_dots(own: None) -> None:
     assert fig.layout.xaxis.title.text == "angle of the tower (degrees)"
 
 
-def test_intervals_are_whiskers_and_what_is_not_significant_is_hollow(
+def test_significance_shows_as_whiskers_and_fill(
     own: None,
 ) -> None:
+    """Intervals are whiskers, and what is not significant is hollow."""
     ds = made("component").fillna(0.0)
     low = ds["lean"] - 0.5
     high = ds["lean"] + 0.25
@@ -174,9 +179,8 @@ def test_intervals_are_whiskers_and_what_is_not_significant_is_hollow(
 
 
 @pytest.mark.parametrize("dims", [("component", "series"), ("layer", "head", "series")])
-def test_what_is_tested_over_series_is_drawn_as_medians(
-    own: None, dims: tuple[str, ...]
-) -> None:
+def test_tested_values_are_drawn_as_medians(own: None, dims: tuple[str, ...]) -> None:
+    """What is tested over series is drawn as medians."""
     ds = judged(made(*dims))
     fig = viz.plot(ds)
     if len(dims) == 2:
@@ -194,7 +198,8 @@ def test_what_is_tested_over_series_is_drawn_as_medians(
     np.testing.assert_array_equal(drawn, ds["lean"].sel(series="b"))
 
 
-def test_what_is_left_over_is_refused_with_the_options_that_decide(own: None) -> None:
+def test_remaining_dimensions_are_refused_with_options(own: None) -> None:
+    """Dimensions left over are refused, with the options that choose among them."""
     ds = made("layer", "head", "series")
     with pytest.raises(InputError, match="layer=, head=, series="):
         viz.plot(ds)
@@ -219,7 +224,8 @@ def test_what_is_left_over_is_refused_with_the_options_that_decide(own: None) ->
     expect_error("'map' means logit_map or lens_logit_map", viz.plot, lens, "map")
 
 
-def test_a_kind_without_a_figure_has_a_panel_and_a_table(own: None) -> None:
+def test_kind_without_figure_has_panel(own: None) -> None:
+    """A kind of result without a figure has a panel and a table."""
     ds = judged(made("component", "series"))
     (panel,) = find("leaning").draw_panels(ds)
     np.testing.assert_array_equal(panel.figure.data[0].x, ds["lean_size"])
@@ -250,7 +256,7 @@ def test_two_results_stand_side_by_side(own: None) -> None:
         np.testing.assert_array_equal(cells.z, ds["lean"])
 
 
-def test_every_variable_of_every_result_is_drawn_or_refused_in_words() -> None:
+def test_variables_are_drawn_or_refused() -> None:
     """With numbers alone and few dimensions, none is refused."""
     for name, ds in planted.everything().items():
         for variable in getattr(ds, "data_vars", ()):

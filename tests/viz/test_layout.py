@@ -46,7 +46,8 @@ def figure(request: pytest.FixtureRequest) -> go.Figure:
     return DRAWN[request.param](request.getfixturevalue)
 
 
-def test_a_text_is_cut_off_after_its_lines() -> None:
+def test_long_text_is_cut_by_lines() -> None:
+    """A text is cut off after its number of lines."""
     lines = shortened("word " * 40, 200, 13, lines=3).split("\n")
     assert len(lines) == 3
     assert lines[-1].endswith("…")
@@ -68,7 +69,8 @@ def sizes(part: Any, key: str = "") -> list[float]:
     return []
 
 
-def test_every_figure_has_the_width_and_type_of_a_journal(figure: go.Figure) -> None:
+def test_figures_have_journal_width_and_type(figure: go.Figure) -> None:
+    """Every figure has the width and the size of type of a journal."""
     before = json.loads(figure.to_json())
     printed = for_print(figure)
     assert json.loads(figure.to_json()) == before
@@ -90,7 +92,7 @@ def test_every_figure_has_the_width_and_type_of_a_journal(figure: go.Figure) -> 
 
 
 @pytest.mark.parametrize("name", ["layer_gain", "ablation_forecasts"])
-def test_lines_of_two_colours_differ_in_grey(
+def test_two_coloured_lines_differ_in_grey(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     printed = for_print(DRAWN[name](request.getfixturevalue))
@@ -110,7 +112,8 @@ def test_lines_of_two_colours_differ_in_grey(
     assert "6px,2px" in {dash for _, dash, _ in lines}
 
 
-def test_a_figure_goes_into_the_narrowest_column_that_it_fits() -> None:
+def test_figure_uses_narrowest_fitting_column() -> None:
+    """A figure goes into the narrowest column that it fits."""
     # 600 pixels of the screen are 400 in print, on the smallest scale: 106 mm
     narrow, wide, widest, tall = (
         go.Figure(layout={"meta": {"min_width": width}, "height": height})
@@ -140,9 +143,8 @@ def test_a_figure_goes_into_the_narrowest_column_that_it_fits() -> None:
         (5, "5 mm"),
     ],
 )
-def test_a_column_in_which_nothing_can_be_read_is_refused(
-    column: str | float, message: str
-) -> None:
+def test_unreadably_narrow_column_is_refused(column: str | float, message: str) -> None:
+    """A column in which nothing can be read is refused."""
     with pytest.raises(InputError, match=message):
         for_print(go.Figure(layout={"meta": {"min_width": 600}}), column)
 
@@ -161,7 +163,7 @@ def test_files_are_written_all_or_none(tmp_path: Path) -> None:
 
 @pytest.mark.browser
 @needs_browser
-def test_a_saved_figure_has_the_width_of_its_column(tmp_path: Path) -> None:
+def test_saved_figure_has_column_width(tmp_path: Path) -> None:
     """In svg and png: 89 mm at 96 pixels an inch, type of at least 5 points."""
     pytest.importorskip("kaleido")
     fig = go.Figure(go.Bar(x=["a", "b"], y=[1, 2]), {"template": "tsfm_lens"})
@@ -179,7 +181,7 @@ def test_a_saved_figure_has_the_width_of_its_column(tmp_path: Path) -> None:
 
 @pytest.mark.browser
 @needs_browser
-def test_a_pdf_holds_the_whole_figure_at_its_size() -> None:
+def test_pdf_holds_whole_figure_at_size() -> None:
     """What is drawn first is the page's ground: all of the figure, from the corner on,
     at 3/4 of a point a pixel.
     """

@@ -66,7 +66,8 @@ def test_sharp_heads_are_framed() -> None:
     assert fig.layout.coloraxis.reversescale is True
 
 
-def test_what_cannot_be_told_is_not_drawn() -> None:
+def test_unknown_ranks_are_not_drawn() -> None:
+    """Ranks that cannot be told at this epsilon are not drawn."""
     ranks = everything()["weight_ranks"]
     assert np.isnan(
         np.array(viz.weight_rank_map(ranks, epsilon=0.01).data[0].z, dtype=float)
@@ -120,14 +121,16 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
         ("recipe_forecasts", "ablation_recipes", {"recipes": ["fex"]}, "'fex'.*few"),
     ],
 )
-def test_what_a_result_does_not_have_is_refused(
+def test_missing_parts_of_results_are_refused(
     name: str, result: str, options: dict[str, Any], words: str
 ) -> None:
+    """What a result does not have is refused."""
     with pytest.raises((InputError, UnknownNameError), match=words):
         getattr(viz, name)(everything()[result], **options)
 
 
-def test_every_figure_refuses_other_kinds_and_documents_its_arguments() -> None:
+def test_figures_refuse_other_kinds_and_document() -> None:
+    """Every figure refuses other kinds of results and documents its arguments."""
     other = xr.Dataset(attrs={"kind": "forecast"})
     for entry in measurements().values():
         for figure in entry.figures:

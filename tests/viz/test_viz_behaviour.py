@@ -72,7 +72,8 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     assert len(heatmaps(viz.induction_maps(ds.drop_vars("entropy")))) == 2
 
 
-def test_the_corner_holds_every_head_once_a_panel() -> None:
+def test_every_head_appears_once_per_panel() -> None:
+    """The figure of induction scores holds every head once in each panel."""
     ds = results()["overlap"]
     fig = viz.induction_corner(ds)
     points = [trace for trace in fig.data if trace.type == "scatter"]
@@ -107,7 +108,8 @@ def test_the_corner_holds_every_head_once_a_panel() -> None:
     }
 
 
-def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:
+def test_lines_appear_in_their_layers_panel() -> None:
+    """Every line is drawn in the panel of its layer."""
     ds = results()["thought"]
     fig = viz.thought_lines(ds, series="elnino")
     panels = {trace.xaxis: trace.name for trace in heatmaps(fig)}

@@ -1,4 +1,4 @@
-"""Figures of patching, paths, effects and circuits show planted numbers."""
+"""Figures of patching, paths, effects and circuits show numbers of planted results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ UNDATED = planted.series(dated=False)
 
 
 @pytest.mark.parametrize("value", ["recovered", "effect"])
-def test_cells_are_as_wide_as_their_tokens_and_special_ones_stand_beside(
+def test_cell_widths_follow_their_tokens(
     value: str,
 ) -> None:
+    """Cells are as wide as their tokens, and special tokens stand beside them."""
     ds = planted.patching(UNDATED)
     tokens, special = heatmaps(viz.patching_map(ds, value=value))
     np.testing.assert_array_equal(tokens.z, ds[value].values[:, :2, 0])
@@ -34,7 +35,8 @@ def test_cells_are_as_wide_as_their_tokens_and_special_ones_stand_beside(
     ]
 
 
-def test_both_series_and_the_stretch_where_they_differ_are_drawn() -> None:
+def test_both_series_and_difference_are_drawn() -> None:
+    """Both series and the stretch in which they differ are drawn."""
     ds = planted.patching(UNDATED)
     fig = viz.patching_map(ds)
     for name, context in (("clean", "context"), ("corrupted", "corrupted_context")):
@@ -51,13 +53,15 @@ def test_both_series_and_the_stretch_where_they_differ_are_drawn() -> None:
     assert not [shape for shape in full.layout.shapes if shape.type == "rect"]
 
 
-def test_all_positions_at_once_make_a_dot_a_component() -> None:
+def test_positions_together_give_component_dots() -> None:
+    """All positions at once make one dot for each component."""
     ds = planted.patching().isel(position=[0]).assign_attrs(positions="all")
     (dots,) = viz.patching_map(ds).data
     np.testing.assert_array_equal(dots.x, ds["recovered"][:, 0, 0])
 
 
-def test_the_circuit_stands_filled_at_its_places() -> None:
+def test_circuit_cells_are_filled() -> None:
+    """The cells of the circuit are filled, at their places."""
     ds = planted.circuit()
     fig = viz.circuit_graph(ds)
     nodes = [trace for trace in fig.data if trace.customdata is not None]
@@ -85,7 +89,8 @@ def test_the_circuit_stands_filled_at_its_places() -> None:
     assert "3 of 8 components" in fig.layout.meta["title"]
 
 
-def test_the_strongest_edges_are_drawn_as_wide_as_they_are_strong() -> None:
+def test_edge_widths_show_their_strength() -> None:
+    """The strongest edges are drawn as wide as they are strong."""
     circuit = planted.circuit()
     edges = planted.edges()
     drawn = named(viz.circuit_graph(circuit, edges, most=2), "edge")

@@ -12,7 +12,8 @@ from tsfm_lens.viz.tokens import token_axis
 from viz.marks import heatmaps, named
 
 
-def test_ablation_heatmap_has_every_median_in_its_cell(ablation):
+def test_ablation_heatmap_shows_medians_in_cells(ablation):
+    """The ablation heatmap has every median in its cell."""
     fig = viz.ablation_heatmap(ablation)
     median = dict(
         zip(
@@ -42,7 +43,8 @@ def test_ablation_heatmap_has_every_median_in_its_cell(ablation):
     assert fig.layout.xaxis.title.text == "head"
 
 
-def test_ablation_forecasts_take_the_strongest_heads_and_mlps(ablation):
+def test_ablation_forecasts_show_strongest_components(ablation):
+    """Forecasts under ablation are those of the strongest heads and MLPs."""
     fig = viz.ablation_forecasts(ablation, series="roads")
     strength = [
         c
@@ -90,7 +92,8 @@ def test_bars_of_one_method_and_series(attribution):
     assert "completeness error 2 %" in fig.layout.meta["subtitle"]
 
 
-def test_a_giant_bar_runs_off_the_axis(attribution):
+def test_giant_bar_runs_off_the_axis(attribution):
+    """A giant bar runs off the axis, and its value stands at the edge."""
     attribution["attribution"][:, 0] = 1e4
     fig = viz.attribution_bars(attribution)
     assert fig.data[0].x[0] == 1e4
@@ -100,7 +103,8 @@ def test_a_giant_bar_runs_off_the_axis(attribution):
     assert (trimmed.text, trimmed.x) == ("<b>10000</b>", fig.layout.xaxis.range[1])
 
 
-def test_attribution_takes_the_median_or_the_quantile_asked_for(attribution):
+def test_attribution_uses_median_or_chosen_quantile(attribution):
+    """An attribution is of the median or of the quantile asked for."""
     levels = xr.DataArray(
         [0.1, 0.5, 0.9], dims="quantile", coords={"quantile": [0.1, 0.5, 0.9]}
     )
@@ -115,7 +119,8 @@ def test_attribution_takes_the_median_or_the_quantile_asked_for(attribution):
     expect_error(r"no quantile '0\.8'", viz.attribution_bars, patch, quantile=0.8)
 
 
-def test_attribution_heatmap_is_symmetric_and_in_model_order(attribution):
+def test_attribution_heatmap_is_symmetric_and_ordered(attribution):
+    """The attribution heatmap is symmetric and in the order of the model."""
     fig = viz.attribution_heatmap(attribution, decomposition="expected_value", top=5)
     z = np.asarray(fig.data[0].z)
     axis = fig.layout.coloraxis
@@ -132,7 +137,8 @@ def test_attribution_heatmap_is_symmetric_and_in_model_order(attribution):
     assert "5 largest of 11" in fig.layout.meta["subtitle"]
 
 
-def test_tokens_lie_at_their_spans_with_gaps():
+def test_tokens_cover_spans_with_gaps():
+    """Tokens lie at their spans, with gaps between them."""
     ds = xr.Dataset(
         coords={
             "key_start": ("key", [4, -8, -1, 0]),
@@ -161,7 +167,8 @@ def test_tokens_lie_at_their_spans_with_gaps():
     expect_error("'query_start'", token_axis, ds, "query")
 
 
-def test_attention_map_places_tokens_in_time_and_specials_aside(attention):
+def test_attention_map_places_tokens_in_time(attention):
+    """The attention map places tokens in time, and special ones beside them."""
     fig = viz.attention_map(attention, layer=1, head=0)
     pattern = attention["pattern"].values[1, 0]
     (cells,) = heatmaps(fig)
@@ -187,7 +194,8 @@ def test_attention_map_places_tokens_in_time_and_specials_aside(attention):
     np.testing.assert_allclose(fig.layout.coloraxis.cmax, pattern.max())
 
 
-def test_attention_grid_draws_every_head_on_shared_axes(attention):
+def test_attention_grid_shares_axes_over_heads(attention):
+    """The attention grid draws every head on shared axes."""
     fig = viz.attention_grid(attention)
     maps = heatmaps(fig)
     assert len(maps) == 4

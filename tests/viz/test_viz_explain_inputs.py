@@ -68,7 +68,7 @@ def totals(ds: xr.Dataset) -> list[np.ndarray]:
     return [by_step(ds)[positions].sum(0) for positions in groups(ds)]
 
 
-def test_strips_cover_the_segments_of_each_series() -> None:
+def test_strips_cover_segments_of_each_series() -> None:
     ds = results()["exact"]
     fig = viz.input_timeline(ds)
     strips = [trace for trace in fig.data if trace.type == "heatmap"]
@@ -99,7 +99,8 @@ def test_strips_cover_the_segments_of_each_series() -> None:
 
 
 @pytest.mark.parametrize("name", ["input_timeline", "input_waterfall"])
-def test_an_item_without_one_of_its_series_is_refused(name: str) -> None:
+def test_items_missing_a_series_are_refused(name: str) -> None:
+    """An item without one of its series is refused."""
     with pytest.raises(InputError, match="covers 2 series, of which 1 are left"):
         getattr(viz, name)(results()["exact"].isel(series=[0]))
 
@@ -120,7 +121,7 @@ def test_a_single_step_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("name", ["exact", "occlusion", "sampled"])
-def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
+def test_bars_lead_from_reference_to_forecast(name: str) -> None:
     ds = results()[name]
     fig = viz.input_waterfall(ds, top=3)
     # beside the median's, the way to the width of the interval
@@ -150,7 +151,8 @@ def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
         np.testing.assert_allclose(whiskers[0][:3], sums)
 
 
-def test_readings_tell_the_sum_and_what_stands_out() -> None:
+def test_readings_name_sum_and_outliers() -> None:
+    """Readings give the sum and what stands out."""
     exact = results()["exact"]
     reported = read_inputs(exact)
     sizes = [f" by {np.abs(total).mean():.3g} (" for total in totals(exact)[:3]]
@@ -185,7 +187,8 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     )
 
 
-def test_the_width_of_an_interval_is_split_exactly() -> None:
+def test_interval_width_is_split_exactly() -> None:
+    """The width of an interval is divided among the inputs exactly."""
     ds = results()["exact"]
     low, high = (ds.sel(quantile=level) for level in (0.1, 0.9))
     parts = (high["attribution"] - low["attribution"]).mean("step").values

@@ -57,7 +57,8 @@ def noisy(ablation: xr.Dataset) -> xr.Dataset:
     )
 
 
-def test_numbers_of_cells_in_the_noise_stand_in_parentheses(noisy: xr.Dataset) -> None:
+def test_noisy_cells_have_parenthesised_numbers(noisy: xr.Dataset) -> None:
+    """Numbers of cells within the noise stand in parentheses."""
     fig = viz.ablation_heatmap(noisy)
     stands = dict(
         zip(
@@ -81,9 +82,10 @@ def test_numbers_of_cells_in_the_noise_stand_in_parentheses(noisy: xr.Dataset) -
     assert f"in parentheses: {NOT_SIGNIFICANT} (noise floor {FLOOR})" in subtitle(fig)
 
 
-def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(
+def test_clear_or_untested_values_stay_plain(
     ablation: xr.Dataset,
 ) -> None:
+    """Nothing is veiled where all stands out or nothing is known."""
     every = judged(
         ablation,
         "spearman_distance",
@@ -100,9 +102,10 @@ def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(
         assert (f"noise floor {FLOOR}" in subtitle(fig)) == floor
 
 
-def test_bars_of_an_attribution_are_hatched_in_the_noise(
+def test_noisy_attribution_bars_are_hatched(
     attribution: xr.Dataset,
 ) -> None:
+    """Bars of an attribution within the noise are hatched."""
     mean = (
         attribution["mean_absolute"]
         .isel(series=0)

@@ -15,7 +15,8 @@ from tsfm_lens.core.errors import RenderError, install_command
 from tsfm_lens.viz import theme
 
 
-def test_importing_registers_the_template_and_leaves_plotlys_the_default():
+def test_import_keeps_plotlys_default_template():
+    """Importing registers the template and leaves plotly's own as the default."""
     assert "tsfm_lens" in pio.templates
     assert pio.templates.default == "plotly"
 
@@ -36,7 +37,8 @@ def test_user_strings_show_letter_by_letter(forecast):
     assert fig.layout.meta["title"] == f"Forecast of {name} by {model}"
 
 
-def test_save_html_is_self_contained_and_json_round_trips(forecast, tmp_path):
+def test_saved_html_is_self_contained(forecast, tmp_path):
+    """Saved HTML is self-contained, and JSON is read back as it was."""
     fig = viz.forecast_fan(forecast)
     text = viz.save(fig, tmp_path / "new" / "fan.html").read_text()
     assert "<script src=" not in text
@@ -58,7 +60,8 @@ def test_save_html_is_self_contained_and_json_round_trips(forecast, tmp_path):
         ("folder.html", r"folder.html' cannot be written: Is a directory"),
     ],
 )
-def test_a_figure_that_cannot_be_written_is_refused_by_its_path(tmp_path, place, words):
+def test_unwritable_figure_is_refused_by_path(tmp_path, place, words):
+    """A figure that cannot be written is refused, with its path."""
     (tmp_path / "afile").touch()
     (tmp_path / "folder.html").mkdir()
     expect_error(words, viz.save, go.Figure(), tmp_path / place)
@@ -66,13 +69,13 @@ def test_a_figure_that_cannot_be_written_is_refused_by_its_path(tmp_path, place,
 
 
 @pytest.mark.parametrize("letters", ["ABCD", 1, None, ["a"]])
-def test_letters_of_panels_are_there_or_not(letters, forecast):
+def test_unknown_panel_letters_are_refused(letters, forecast):
+    """Letters of panels are there or not; any other value is refused."""
     expect_error("letters", viz.compose, [viz.forecast_fan(forecast)], letters=letters)
 
 
-def test_without_kaleido_or_a_browser_the_message_says_what_to_install(
-    tmp_path, monkeypatch
-):
+def test_missing_image_tools_are_named(tmp_path, monkeypatch):
+    """Without kaleido or a browser the message says what to install."""
     pytest.importorskip("kaleido")
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "nothing"))
     with pytest.raises(

@@ -16,7 +16,8 @@ from viz.marks import heatmaps, named
 STEPS = 6
 
 
-def test_recipes_have_a_panel_each_with_the_original_in_it():
+def test_recipe_panels_include_the_original():
+    """Every recipe has a panel with the original in it."""
     recipes = planted.recipes(planted.rivers_and_roads())
     fig = viz.recipe_forecasts(recipes, series="rivers")
     assert len(named(fig, "context")) == 3
@@ -32,7 +33,8 @@ def test_recipes_have_a_panel_each_with_the_original_in_it():
     assert fig.layout.yaxis.title.text == "value (m³/s)"
 
 
-def test_logit_maps_are_symmetric_and_peak_where_planted():
+def test_logit_maps_peak_where_planted():
+    """Logit maps are symmetric and peak where they were planted."""
     logits = planted.lens_logits(planted.rivers_and_roads())
     fig = viz.lens_logit_map(logits, value_range=(-10, 40))
     maps = heatmaps(fig)
@@ -53,7 +55,8 @@ def test_logit_maps_are_symmetric_and_peak_where_planted():
     assert ratio[1] == pytest.approx(2 * ratio[0], rel=2 * last_digit(3))
 
 
-def test_the_selected_patch_is_marked_at_its_first_step():
+def test_selected_patch_starts_at_first_step():
+    """The selected patch is marked at its first step."""
     patches = planted.patch_attention(planted.rivers_and_roads())
     fig = viz.selected_patch(patches, layer="0")
     (mark,) = (shape for shape in fig.layout.shapes if shape.line.dash == "6px,3px")

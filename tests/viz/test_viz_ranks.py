@@ -17,7 +17,8 @@ from tsfm_lens.viz.weights import read_weight_ranks
 KINDS = ("weight_ranks", "row_angles", "embedding_ranks", "flow_of_ranks")
 
 
-def test_weights_whose_ranks_cannot_be_told_are_left_empty() -> None:
+def test_weights_without_known_ranks_stay_empty() -> None:
+    """Weights whose ranks cannot be told are left empty."""
     ds = planted.weight_ranks()
     assert read_weight_ranks(ds, 0.1) == [
         (
@@ -31,7 +32,8 @@ def test_weights_whose_ranks_cannot_be_told_are_left_empty() -> None:
     ]
 
 
-def test_families_are_told_apart_only_where_their_intervals_are() -> None:
+def test_families_differ_only_beyond_intervals() -> None:
+    """Families are called different only where their intervals are."""
     ds = planted.embedding_ranks()
     first, second = read_embedding_ranks(ds, 0.1)
     assert (
@@ -42,7 +44,7 @@ def test_families_are_told_apart_only_where_their_intervals_are() -> None:
     assert "white noise (2.7 to 3.5)" in second
 
 
-def test_the_flow_is_told_by_its_size() -> None:
+def test_rank_flow_is_described_by_size() -> None:
     ds = planted.flow_of_ranks()
     text = read_flow(ds, 0.1)
     assert text[:2] == [
@@ -69,7 +71,8 @@ def test_the_flow_is_told_by_its_size() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_with_markup_are_shown_letter_by_letter(kind: str) -> None:
+def test_markup_in_names_is_shown_literally(kind: str) -> None:
+    """Names with markup are shown letter by letter."""
     name = "<b>x</b>%{x}"
     ds = getattr(planted, kind)().assign_attrs(model=name)
     if "series" in ds.coords:

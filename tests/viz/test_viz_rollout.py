@@ -36,7 +36,8 @@ def long_map(kind: str, keys: int, queries: int, lag: int) -> xr.Dataset:
     return made
 
 
-def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
+def test_rollout_panels_hold_weights_by_entropy() -> None:
+    """Panels of a rollout are sorted by entropy and hold its weights."""
     ds = planted.rollout()
     sharp, diffuse = (
         viz.autoregressive_attention_map(ds, heads=word, count=3)
@@ -68,7 +69,8 @@ def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
     ]
 
 
-def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
+def test_flow_has_one_panel_per_layer() -> None:
+    """The flow has a panel for each layer and keeps the rest visible."""
     ds = planted.attention_rollout()
     fig = viz.attention_rollout_map(ds)
     assert len(fig.data) == ds.sizes["layer"]
@@ -89,7 +91,8 @@ def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
         "attention_grid",
     ],
 )
-def test_long_maps_stay_small_and_keep_the_band(name: str) -> None:
+def test_long_maps_stay_small_with_band(name: str) -> None:
+    """Long maps stay small and keep the band of weights."""
     kinds = {"autoregressive_attention_map": "autoregressive_attention"}
     fig = getattr(viz, name)(
         long_map(kinds.get(name, "attention_patterns"), 2048, 512, 24)
@@ -111,7 +114,8 @@ def test_long_maps_stay_small_and_keep_the_band(name: str) -> None:
     assert all(len(values) <= 9 for values in ticks)
 
 
-def test_a_long_logit_map_takes_the_mean_of_steps() -> None:
+def test_long_logit_map_averages_steps() -> None:
+    """A long logit map takes the mean of steps."""
     steps = 2048
     bins = 48
     layers = 3
@@ -134,7 +138,8 @@ def test_a_long_logit_map_takes_the_mean_of_steps() -> None:
 @pytest.mark.parametrize(
     ("low", "high"), [(-512, 0), (-60, 12), (0, 3), (-2048, 512), (-3, 5)]
 )
-def test_ticks_are_few_and_round_and_inside(low: int, high: int) -> None:
+def test_ticks_are_few_round_and_inside(low: int, high: int) -> None:
+    """Ticks are few, at round numbers and inside the axis."""
     ds = xr.Dataset(coords=planted.tokens("key", range(low, high), special="EOS"))
     side: Ruler = ruler(token_axis(ds, "key"))
     for most in (4, 8):

@@ -15,13 +15,14 @@ from tsfm_lens.viz.panels import fitted_range
 from viz.marks import heatmaps, named
 
 
-def test_fan_draws_bands_median_context_and_truth(forecast):
+def test_fan_draws_bands_median_and_truth(forecast):
+    """A fan draws bands, the median, the context and the truth."""
     fig = viz.forecast_fan(forecast, series="roads")
     h = np.arange(6.0)
     assert [t.name for t in fig.data] == [
-        *("80 % interval from", "80 % interval", "50 % from", "50 %"),
-        *("median forecast", "context", "truth"),
-    ]
+        "80 % interval from", "80 % interval", "50 % from", "50 %",
+        "median forecast", "context", "truth",
+    ]  # fmt: skip
     np.testing.assert_allclose(fig.data[0].y, 100 + h - 1.6)
     np.testing.assert_allclose(fig.data[1].y, 100 + h + 1.6)
     assert fig.data[1].fill == "tonexty"
@@ -32,7 +33,8 @@ def test_fan_draws_bands_median_context_and_truth(forecast):
     assert "80 % probability 98.4 to 101.6" in named(fig, "median forecast")[0].text[0]
 
 
-def test_a_page_says_how_many_of_many_series_it_draws(forecast):
+def test_pages_count_drawn_series(forecast):
+    """A page says how many of many series it draws."""
     names = [f"s{i}" for i in range(26)]
     many = forecast.isel(series=[0] * 26).assign_coords(series=names)
     panels = draw_results({"forecast": many})["forecast"]
@@ -43,7 +45,8 @@ def test_a_page_says_how_many_of_many_series_it_draws(forecast):
     )
 
 
-def test_fan_uses_dates_and_marks_the_start_between_two_days(dated_forecast):
+def test_fan_marks_start_between_dates(dated_forecast):
+    """A fan uses dates and marks the start between two days."""
     fig = viz.forecast_fan(dated_forecast, context_steps=3)
     assert not fig.layout.xaxis.title.text
     days = np.array(["2001-01-28", "2001-01-29", "2001-01-30"], dtype="datetime64[ns]")
@@ -53,7 +56,8 @@ def test_fan_uses_dates_and_marks_the_start_between_two_days(dated_forecast):
     assert str(fig.layout.shapes[0].x0).startswith("2001-01-30T12:00")
 
 
-def test_fan_leaves_out_padding_and_unknown_truth(forecast):
+def test_fan_omits_padding_and_unknown_truth(forecast):
+    """A fan leaves out padding and unknown truth."""
     forecast["context"][0, :20] = np.nan
     forecast["truth"][0] = np.nan
     fig = viz.forecast_fan(forecast)
@@ -62,7 +66,8 @@ def test_fan_leaves_out_padding_and_unknown_truth(forecast):
     assert not named(fig, "truth")
 
 
-def test_fan_draws_sampled_paths_in_place_of_bands(forecast):
+def test_fan_draws_paths_instead_of_bands(forecast):
+    """A fan draws sampled paths in place of bands."""
     fig = viz.forecast_fan(forecast, samples=2)
     assert [path.y[0] for path in named(fig, "sampled paths")] == [0.0, 1.0]
     assert not named(fig, "80 % interval")
@@ -94,7 +99,8 @@ def test_visible_rows_against_a_loop():
     assert_close(outside, 1 - mass.sum(-1).mean(-1), depth=1000, magnitude=1.0)
 
 
-def test_logit_map_puts_the_planted_bin_where_the_truth_is(logit):
+def test_logit_map_has_truth_at_bin(logit):
+    """A logit map puts the planted bin where the truth is."""
     fig = viz.logit_map(logit, series="roads")
     maps = heatmaps(fig)
     assert [m.name for m in maps] == ["embedding", "layer 0", "layer 1"]
@@ -112,7 +118,8 @@ def test_logit_map_puts_the_planted_bin_where_the_truth_is(logit):
     np.testing.assert_allclose(named(fig, "truth")[0].y, 100 + np.arange(6))
 
 
-def test_lens_forecast_has_a_fan_per_layer_on_shared_axes(logit):
+def test_lens_forecast_has_fan_per_layer(logit):
+    """A forecast by layers has a fan for each layer, on shared axes."""
     fig = viz.lens_forecast(logit, layers=["embed", 1])
     medians = named(fig, "median forecast")
     assert len(medians) == 2
@@ -126,7 +133,8 @@ def test_lens_forecast_has_a_fan_per_layer_on_shared_axes(logit):
     assert "cut off" in fig.layout.meta["subtitle"]
 
 
-def test_fitted_range_holds_the_core_and_reports_a_cut():
+def test_fitted_range_reports_what_it_cuts():
+    """A fitted range holds the core of the values and reports what it cuts."""
     bounds, trimmed = fitted_range(
         np.array([0.0, 10.0]), np.array([-100.0, 12.0]), reach=0.5
     )

@@ -35,11 +35,13 @@ def result() -> xr.Dataset:
         ("{depth} of {depth:whole} {way} on {series}", "12 of 12 zeroed on a, b, c"),
     ],
 )  # fmt: skip
-def test_a_field_says_what_its_statement_names(sentence: str, words: str) -> None:
+def test_fields_name_what_statements_ask(sentence: str, words: str) -> None:
+    """A field gives what its statement names."""
     assert summarize(result(), sentence) == [words]
 
 
-def test_a_sentence_without_its_numbers_is_left_out() -> None:
+def test_sentences_without_numbers_are_omitted() -> None:
+    """A sentence without its numbers is left out."""
     ds = result()
     unknown = labelled(ds, np.full((2, 2), np.nan), "layer", "head")
     reported = summary("{missing:highest}", "{unknown:max}", "{none}", "{known}.")
@@ -49,7 +51,8 @@ def test_a_sentence_without_its_numbers_is_left_out() -> None:
     ) == ["3."]
 
 
-def test_an_effect_is_told_with_its_floor_and_its_four_statements() -> None:
+def test_effects_come_with_floor_and_statements() -> None:
+    """An effect comes with its floor and its four statements."""
     ds = judge(result(), "rank", floor=0.4, signed=True)
     largest, *statements = summarize(
         ds, "Largest{rank:basis}: {rank:largest}.", effect="rank", noun="heads", side=1

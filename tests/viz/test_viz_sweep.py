@@ -24,9 +24,10 @@ def sweep() -> dict[str, pd.DataFrame]:
 
 
 @pytest.mark.parametrize("part", ["both", "heads", "mlp"])
-def test_distances_stand_at_their_layers_with_their_intervals(
+def test_distances_have_intervals_at_their_layers(
     sweep: dict[str, pd.DataFrame], part: str
 ) -> None:
+    """Distances stand at their layers, with their intervals."""
     table = sweep["layers"]
     for model in ("alpha", "beta"):
         fig = viz.plot(table, "spearman_distance", model=model, part=part)
@@ -52,9 +53,10 @@ def test_distances_stand_at_their_layers_with_their_intervals(
                 assert (symbols == "circle").tolist() == mine["significant"].tolist()
 
 
-def test_single_heads_are_a_map_of_their_changes(
+def test_single_heads_are_mapped_by_change(
     sweep: dict[str, pd.DataFrame],
 ) -> None:
+    """Single heads are a map of their changes."""
     table = sweep["heads"]
     for model in ("alpha", "beta"):
         mine = table[table["model"] == model]
@@ -88,7 +90,8 @@ def test_what_is_missing_leaves_a_gap(sweep: dict[str, pd.DataFrame]) -> None:
     assert np.isnan(np.asarray(heatmaps(fig)[0].z, dtype=float)[0, 0])
 
 
-def test_what_a_sweep_has_not_run_is_named(sweep: dict[str, pd.DataFrame]) -> None:
+def test_parts_not_yet_swept_are_named(sweep: dict[str, pd.DataFrame]) -> None:
+    """What a sweep has not run is named."""
     table = sweep["layers"]
     rest = table[table["family"] != "ranges"]
     expect_error("no finished entry for change", viz.plot, rest, "change")
@@ -97,7 +100,8 @@ def test_what_a_sweep_has_not_run_is_named(sweep: dict[str, pd.DataFrame]) -> No
     expect_error(r"no model 'alfa'. Closest: alpha", viz.plot, curves, model="alfa")
 
 
-def test_names_show_letter_by_letter_and_figures_print() -> None:
+def test_literal_names_and_printable_figures() -> None:
+    """Names are shown letter by letter, and figures can be printed."""
     made = planted.sweep(
         models=(EVIL, "b"),
         datasets=3,

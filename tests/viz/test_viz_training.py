@@ -75,9 +75,8 @@ WHICH = ("one", "several", "norms", "several norms")
 
 
 @pytest.mark.parametrize("which", WHICH)
-def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(
-    which: str, tmp_path: Path
-) -> None:
+def test_chapters_are_drawn_and_fit_columns(which: str, tmp_path: Path) -> None:
+    """Every chapter is drawn, has a table and a reading, and fits a column."""
     ds = result(which)
     kind = ds.attrs["kind"]
     panels = draw_results({kind: ds})[kind]
@@ -133,7 +132,8 @@ def test_measures_are_drawn_as_they_are() -> None:
     }
 
 
-def test_several_runs_have_a_line_each_and_a_band_over_seeds() -> None:
+def test_runs_have_lines_seeds_have_bands() -> None:
+    """Each of several runs has a line, with a band over its seeds."""
     ds = result("several")
     fig = viz.training_measures(ds)
     assert {trace.name for trace in fig.data if trace.showlegend} == {"Adam", "SAM"}

@@ -38,11 +38,13 @@ FEW = (
     "head_states",
 )  # maps, points and bars, lines, panels of all kinds
 DRAW = """
-const [spec, width, height, done] = arguments, {data, layout} = JSON.parse(spec), plot = document.createElement("div");
+const [spec, width, height, done] = arguments, {data, layout} = JSON.parse(spec);
+const plot = document.createElement("div");
 document.getElementById("plot").replaceWith(plot);
 plot.id = "plot";
 plot.style = `width: ${width}px; height: ${height}px`;
-Plotly.newPlot(plot, data, {...layout, width, height}, {staticPlot: true}).then(() => done(faults(plot)));
+Plotly.newPlot(plot, data, {...layout, width, height}, {staticPlot: true})
+  .then(() => done(faults(plot)));
 """
 Faults = Callable[[go.Figure, float], list[str]]
 
@@ -163,7 +165,8 @@ PLANTED: dict[str, Callable[[go.Figure], Any]] = {
 }
 
 
-def test_a_figure_that_can_be_read_has_no_fault(faults: Faults) -> None:
+def test_readable_figure_has_no_fault(faults: Faults) -> None:
+    """A figure that can be read has no fault."""
     assert faults(readable(), 400) == []
     turned = readable().update_xaxes(tickangle=-45)
     assert faults(turned, 400) == []
@@ -181,7 +184,8 @@ def test_planted_faults_are_found(faults: Faults, fault: str) -> None:
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> None:
+def test_few_figures_have_readable_text(faults: Faults, name: str) -> None:
+    """The words of a few figures can be read."""
     results = planted.in_report(
         [f"{NAME} {i}" for i in range(4)], units=UNIT, level=-123456.789
     )
@@ -192,9 +196,7 @@ def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> No
 
 
 @pytest.mark.parametrize("width", COLUMNS.values())
-def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(
-    faults: Faults, page: Any, width: int
-) -> None:
+def test_sheets_have_large_readable_text(faults: Faults, page: Any, width: int) -> None:
     """The camera-ready figure of two models: ablation map, attention and lens of each,
     and the maps as a pair.
     """
@@ -221,7 +223,7 @@ def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("source", specimens.SOURCES)
-def test_the_words_of_every_figure_can_be_read(faults: Faults, source: str) -> None:
+def test_every_figure_has_readable_text(faults: Faults, source: str) -> None:
     """Every figure of every result at every width."""
     results = specimens.specimens(source)
     count = 0

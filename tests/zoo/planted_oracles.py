@@ -412,7 +412,7 @@ def assert_same_in_any_basis(planted: Planted, plain: Planted) -> None:
 
 
 def compute_forecast(planted: Planted, series: Any) -> Array:
-    """Every quantile of a model without draws, the point forecast of one with them."""
+    """All quantiles of a model that draws none; the point forecast of one that does."""
     lens = open_tiny(planted)
     horizon = planted.card.horizon
     if planted.card.architecture == chronos.NAME:
@@ -429,7 +429,7 @@ def share_of_zeros(model: torch.nn.Module) -> float:
 
 
 def assert_quantiles_spread(planted: Planted, deviates: Array) -> None:
-    """Every level lies as far from the median as stated where the readout writes it."""
+    """Levels lie as far from the median as stated, where the readout writes them."""
     card, of = planted.card, find_format(planted.card)
     series = select_series(card)
     quantiles = open_tiny(planted).forecast(series, card.horizon).quantiles

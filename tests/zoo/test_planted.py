@@ -73,7 +73,8 @@ def test_it_does_what_its_card_says(
 
 
 @EACH
-def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:
+def test_turning_the_stream_changes_only_weights(planted: Planted) -> None:
+    """Turning the stream changes weights and nothing else."""
     plain = plant(
         planted.card.mechanism, planted.card.architecture, seed=3, rotate=False
     )
@@ -81,24 +82,23 @@ def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -
 
 
 @EACH_OF_PATCHES
-def test_edges_quantiles_and_files_are_those_stated(
-    planted: Planted, tmp_path: Path
-) -> None:
+def test_saved_planted_models_are_as_stated(planted: Planted, tmp_path: Path) -> None:
+    """Edges, quantiles and saved files are those that the card states."""
     oracles.assert_edges_are_those_stated(planted)
     oracles.assert_quantiles_spread(planted, deviates().numpy())
     oracles.assert_saved_is_the_same(planted, tmp_path)
 
 
 @pytest.mark.parametrize(("mechanism", "name"), OF_PATCHES)
-def test_another_seed_reads_the_middle_and_forecasts_by_its_rule(
-    mechanism: str, name: str
-) -> None:
+def test_other_seeds_follow_their_rule(mechanism: str, name: str) -> None:
+    """A model of another seed reads the middle and forecasts by its rule."""
     planted = open_planted_model(mechanism, name, seed=6, reads=None)
     assert planted.card == plant(mechanism, name, seed=6, reads="middle").card
     oracles.assert_follows_rule(planted)
 
 
-def test_weight_noise_makes_it_worse_and_the_card_says_so() -> None:
+def test_card_records_harm_of_weight_noise() -> None:
+    """Noise in the weights makes the forecast worse, and the card says so."""
     clean, noisy = (
         plant("seasonal-copy", bolt.NAME, seed=3, weight_noise=noise)
         for noise in (0.0, 0.02)
@@ -107,7 +107,8 @@ def test_weight_noise_makes_it_worse_and_the_card_says_so() -> None:
     assert noisy.card.weight_noise > 0
 
 
-def test_a_seed_is_one_model_and_another_seed_another() -> None:
+def test_each_seed_is_its_own_model() -> None:
+    """A seed gives one model, and another seed another."""
     one, again, other = (
         plant("seasonal-copy", bolt.NAME, seed=seed) for seed in (3, 3, 4)
     )
@@ -123,9 +124,10 @@ def test_a_seed_is_one_model_and_another_seed_another() -> None:
     ("mechanism", "name"),
     [("trend", bolt.NAME), ("trend", NAME), ("seasonal-copy", "chronos-2")],
 )
-def test_a_pair_that_cancels_acts_alone_and_not_together(
+def test_cancelling_pair_acts_only_apart(
     mechanism: str, name: str, tmp_path: Path
 ) -> None:
+    """A pair that cancels acts when one is ablated and not together."""
     planted = open_planted_model(mechanism, name, seed=3)
     with_pair = add_cancelling_pair(planted)
     with_pair.save(tmp_path)
@@ -148,7 +150,8 @@ def test_a_pair_that_cancels_acts_alone_and_not_together(
     )
 
 
-def test_no_pair_goes_where_every_head_has_a_task() -> None:
+def test_cancelling_pair_needs_a_free_head() -> None:
+    """No pair can be added where every head has a task."""
     pair = add_cancelling_pair(open_planted_model("trend", bolt.NAME))
     twice = add_cancelling_pair(pair)
     assert len(twice.card.components("cancelling")) == 4

@@ -81,7 +81,8 @@ def test_what_is_no_card_is_refused(tmp_path: Path, change: Any, words: str) -> 
     expect_error(words, read_card, tmp_path)
 
 
-def test_a_card_is_of_its_weights_and_neither_may_change(tmp_path: Path) -> None:
+def test_card_and_weights_cannot_change(tmp_path: Path) -> None:
+    """A card is of its weights, and neither may change."""
     write_card(CARD, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mechanism.json"]
     weights = tmp_path / "model.safetensors"
@@ -170,9 +171,10 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
-def test_a_rule_is_its_definition_and_its_inputs_its_derivative(
+def test_rules_match_definition_and_derivative(
     rule: SeasonalCopy | LocalMean | LinearTrend | Gate,
 ) -> None:
+    """A rule follows its definition, and its inputs are the derivative."""
     for context in draw_contexts(rule, 4, (12, 20), seed=1, noise=0.02):
         forecast = rule.forecast(context, 12)
         assert_close(forecast, by_hand(rule, context.tolist(), 12), depth=100)

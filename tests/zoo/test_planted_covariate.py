@@ -83,7 +83,8 @@ def test_parts_matter_as_stated(planted: Planted) -> None:
         ), part
 
 
-def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) -> None:
+def test_head_attends_from_target_to_covariate(planted: Planted) -> None:
+    """The head looks from the target to the known series."""
     looks = planted.card.attends[0]
     assert {attend.component for attend in planted.card.attends} == set(
         planted.card.components("mechanism")
@@ -116,7 +117,8 @@ def test_the_head_looks_from_the_target_to_the_known_series(planted: Planted) ->
     assert_close(ahead, sharp, depth=64, magnitude=1.0)
 
 
-def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:
+def test_turning_the_stream_changes_only_weights(planted: Planted) -> None:
+    """Turning the stream changes weights and nothing else."""
     plain = plant(
         "covariate", NAME, seed=3, reads=READS[find_rule(planted).ago], rotate=False
     )

@@ -63,6 +63,7 @@ def report(
     from tsfm_lens.report import pipeline
 
     kinds = checked_kinds(model, sections, pipeline.SECTIONS, request.samples)
+    # a folder that cannot be written is refused before anything runs
     pipeline.find_page(out)
     with progress_display() as bar:
         series = series_shown(bar, request, model)
@@ -123,6 +124,7 @@ def forecast(
     from tsfm_lens.report import pipeline
 
     sampling: dict[str, Any] = {"num_samples": request.samples, "seed": request.seed}
+    # bad arguments are refused before a model is opened
     checked_request(
         request.horizon or 1, quantile or DECILES, request.samples, request.seed
     )

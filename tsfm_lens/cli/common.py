@@ -69,6 +69,7 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        # a process may run several commands, one after the other
         WRITTEN.clear()
         try:
             return super().invoke(ctx)

@@ -36,6 +36,7 @@ def _names() -> dict[str, list[str]]:
 
     Computing them takes seconds, too long at a tab key.
     """
+    # a changed source file may have other names
     newest = max(
         file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py")
     )

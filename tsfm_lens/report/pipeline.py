@@ -215,6 +215,7 @@ def report(
         >>> pipeline.report(run, folder, sections=("forecast",)).name
         'index.html'
     """
+    # a folder that cannot be written is an error before anything runs
     find_page(out)
     missing = {} if left_out is None else left_out
     if tuple(sections) == SECTIONS:

@@ -294,6 +294,7 @@ class Store:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             tables = list(pool.map(read_rows, wanted))
         try:
+            # every file has dictionaries of its own
             return pa.concat_tables(tables).unify_dictionaries()
         except pa.ArrowInvalid:
             raise StoreError(
@@ -551,6 +552,7 @@ def _read_group(
         is_valid = path.stem == group_key(held) and (
             schema.equals(_schema(footer["columns"]))
         )
+        # one thread a file, since the files are read in parallel
         table = file.read(
             columns=list(dict.fromkeys(["cell", *names])), use_threads=False
         )

@@ -71,7 +71,8 @@ def drag(view: Brush, first: object, last: object) -> None:
     }
 
 
-def test_what_is_dragged_over_is_left_out(view: Brush) -> None:
+def test_brushed_steps_are_left_out(view: Brush) -> None:
+    """The steps that are dragged over are left out of the forecast."""
     assert view.figure.data[-1].visible is False
     # either way, and from within what was dragged over before
     for first, last in ((39.6, 55.2), (54.1, 20.5), (30.2, 45.7)):
@@ -102,7 +103,8 @@ def test_slider_and_menu_do_the_same(view: Brush) -> None:
     assert view.figure.data[-1].visible is False
 
 
-def test_what_cannot_be_left_out_is_said_and_nothing_changes(view: Brush) -> None:
+def test_refused_brush_changes_nothing(view: Brush) -> None:
+    """What cannot be left out is reported, and nothing changes."""
     view.mark(-4, -1)
     before = view.without
     view.mark(-STEPS - 5, 0)

@@ -143,7 +143,8 @@ def test_a_brushed_stretch_is_left_out(view: Explorer) -> None:
     assert view.masked is None
 
 
-def test_a_head_is_selected_by_its_labels(view: Explorer) -> None:
+def test_heads_are_selected_by_label(view: Explorer) -> None:
+    """A head is selected by its labels."""
     view.select("1", 2)
     assert view.state["labels"][view.chosen] == "layer 1, cross-attention head 2"
     assert view.state["names"][view.reply["head"]] == HEADS[0]
@@ -151,9 +152,10 @@ def test_a_head_is_selected_by_its_labels(view: Explorer) -> None:
         view.select("7", 2)
 
 
-def test_a_refused_forecast_is_said_and_nothing_changes(
+def test_refused_forecast_changes_nothing(
     view: Explorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A forecast that is refused is reported, and nothing changes."""
     view.ablate(HEADS[0])
     before = view.forecast
     monkeypatch.setattr(widget, "point_forecasts", refuse)
@@ -190,7 +192,11 @@ PAGE = """<!doctype html><meta charset="utf-8"><style>%s</style>
 const listeners = [], state = %s;
 window.sent = [];
 window.arrive = reply => { state.reply = reply; listeners.forEach(each => each()); };
-const model = {get: name => state[name], send: each => window.sent.push(each), on: (_, each) => listeners.push(each)};
+const model = {
+  get: name => state[name],
+  send: each => window.sent.push(each),
+  on: (_, each) => listeners.push(each),
+};
 exported.render({el: document.getElementById("el"), model});
 </script>"""
 

@@ -37,7 +37,8 @@ def ds(lens: Lens) -> xr.Dataset:
     return head_states(lens.run(CONTEXT, H, truth=TRUTH)).isel(series=0)
 
 
-def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -> None:
+def test_forecasts_use_the_edited_weights(lens: Lens, ds: xr.Dataset) -> None:
+    """Forecasts are those of the model with edited weights."""
     stack = lens.wiring.output_stack
     kind = str(ds.attrs["attention"])
     layer = str(ds["layer"].values[-1])
@@ -80,9 +81,8 @@ def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -
         )
 
 
-def test_writes_and_the_rest_make_the_attributed_forecast(
-    lens: Lens, ds: xr.Dataset
-) -> None:
+def test_writes_sum_to_the_attributed_forecast(lens: Lens, ds: xr.Dataset) -> None:
+    """The writes of heads and the remainder sum to the attributed forecast."""
     parts = attribution(lens.run(CONTEXT, H), decompositions=ds.attrs["decomposition"])
     own = (
         parts["attribution"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
@@ -111,7 +111,8 @@ def test_writes_and_the_rest_make_the_attributed_forecast(
     )
 
 
-def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) -> None:
+def test_attention_shares_sum_to_one(lens: Lens, ds: xr.Dataset) -> None:
+    """Attention is divided without loss, and every share is at its place."""
     # every step of the forecast counts alike
     mean = ds["attention"].isel(query=ds["step_query"]).mean("step")
     total = mean.sum("key") + ds["attention_forecast"] + ds["attention_other"]

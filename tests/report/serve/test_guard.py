@@ -38,10 +38,13 @@ guard.PAGES = {LIMIT}
 write = server._notebook
 def notebook(folder, given):
     path = write(folder, given)
-    path.write_text(path.read_text().replace("from tsfm_lens.report.serve.page import Page", "Page = dict"))
+    imported = "from tsfm_lens.report.serve.page import Page"
+    path.write_text(path.read_text().replace(imported, "Page = dict"))
     return path
 server._notebook = notebook
-server.serve(port=20_000 + os.getpid() % 10_000, browser=False, started=lambda address: print(address, flush=True))
+def show(address):
+    print(address, flush=True)
+server.serve(port=20_000 + os.getpid() % 10_000, browser=False, started=show)
 """
 
 
@@ -216,9 +219,8 @@ ORIGINS = (
 
 
 @pytest.mark.parametrize("host", ADDRESSES)
-def test_the_token_lets_in_at_every_name_of_this_machine(
-    served: Served, host: str
-) -> None:
+def test_token_works_at_every_local_name(served: Served, host: str) -> None:
+    """The token lets in at every name of this machine."""
     own = f"http://{host.lower()}"
     assert served.status("kernel", served.token, host) == 200
     assert served.status("kernel", served.token, host, Origin=own) == 200
@@ -233,9 +235,8 @@ def test_the_token_lets_in_at_every_name_of_this_machine(
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_a_foreign_host_or_origin_is_refused_on_every_channel(
-    served: Served, channel: str
-) -> None:
+def test_foreign_hosts_and_origins_are_refused(served: Served, channel: str) -> None:
+    """A foreign host or origin is refused on every channel."""
     before = served.kernels
     refused = {host: served.status(channel, served.token, host) for host in HOSTS}
     refused |= {
@@ -277,7 +278,8 @@ def test_nothing_but_the_token_lets_in(served: Served, channel: str) -> None:
     assert served.kernels == before
 
 
-def test_a_refusal_says_why_and_static_files_are_open(served: Served) -> None:
+def test_refusals_explain_and_static_files_open(served: Served) -> None:
+    """A refusal says why, and static files need no token."""
     assert "with the token" in served.ask("/").text
     assert "is only at" in served.ask("/", "evil.example").text
     assert served.status("static", None) == 200
@@ -303,13 +305,15 @@ def test_a_refusal_says_why_and_static_files_are_open(served: Served) -> None:
     assert served.ask(f"/?token={served.token}", None).status in (400, 403)
 
 
-def test_a_line_says_what_happens_before_any_python_runs(served: Served) -> None:
+def test_waiting_line_appears_before_python(served: Served) -> None:
+    """A line says what happens before any Python runs."""
     before = served.kernels
     assert "Starting Python …" in served.ask(f"/?token={served.token}").text
     assert served.kernels == before
 
 
-def test_so_many_pages_open_and_no_more(served: Served) -> None:
+def test_open_pages_are_limited(served: Served) -> None:
+    """As many pages as allowed are opened and no more."""
     # all at once, as a browser opens its tabs again
     with ThreadPoolExecutor(LIMIT + 2) as pool:
         pages = sorted(
@@ -341,7 +345,8 @@ def test_so_many_pages_open_and_no_more(served: Served) -> None:
     assert served.ask(f"/voila/api/shutdown/{third}?token={served.token}").status == 204
 
 
-def test_the_token_is_not_in_the_log(served: Served) -> None:
+def test_token_stays_out_of_the_log(served: Served) -> None:
+    """The token is not written to the log."""
     for path in (
         "/no/such/page",
         "/api/kernels/0-0-0-0-0",
@@ -359,9 +364,10 @@ def test_the_token_is_not_in_the_log(served: Served) -> None:
     assert not [line for line in rest if served.token in line]
 
 
-def test_the_browser_opens_the_address_that_no_command_line_shows(
+def test_browser_address_hides_from_command_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The browser opens the address without showing the token on a command line."""
     opened: queue.Queue[str] = queue.Queue()
     monkeypatch.setattr(guard.webbrowser, "open", opened.put)
     server = guard.Server(

@@ -55,9 +55,8 @@ def test_the_page_opens_with_a_forecast(page: Page) -> None:
     assert page.shown == [True, False, False]
 
 
-def test_a_dropped_file_is_forecast_at_once_and_its_columns_are_offered(
-    page: Page, loads: Path
-) -> None:
+def test_dropped_file_is_forecast_at_once(page: Page, loads: Path) -> None:
+    """A dropped file is forecast at once, and its columns are offered."""
     drop(page, loads)
     assert said(page).startswith(
         "bolt-nano on load, 8 steps. 2 series were read; choose one in the menu."
@@ -98,7 +97,8 @@ def test_a_dropped_file_is_forecast_at_once_and_its_columns_are_offered(
     assert said(page) == "bolt-nano on nile, 8 steps."
 
 
-def test_tabs_are_filled_when_they_are_looked_at(page: Page) -> None:
+def test_tabs_are_filled_when_opened(page: Page) -> None:
+    """Tabs are filled when they are looked at."""
     page.go.click()
     page.tabs.selected_index = 1
     (view,) = page.tabs.children[1].children
@@ -121,9 +121,8 @@ def test_tabs_are_filled_when_they_are_looked_at(page: Page) -> None:
     assert page.tabs.children[2].children == ()
 
 
-def test_an_error_is_said_and_leaves_the_page_as_it_was(
-    page: Page, tmp_path: Path
-) -> None:
+def test_errors_leave_the_page_unchanged(page: Page, tmp_path: Path) -> None:
+    """An error is reported and leaves the page as it was."""
     before = page.run
     series = page.batch
     page.model.value = "no-such-model"
@@ -143,7 +142,8 @@ def test_an_error_is_said_and_leaves_the_page_as_it_was(
     assert "color:#a1260d" in page.status.value
 
 
-def test_the_server_listens_here_alone_and_runs_what_was_given(tmp_path: Path) -> None:
+def test_server_listens_on_this_machine_only(tmp_path: Path) -> None:
+    """The server listens on this machine alone and runs the model it was given."""
     import nbformat
 
     port = _free(20_000)

@@ -122,11 +122,12 @@ def said(linked: Linked, subject: str, run: Run, median: np.ndarray) -> None:
 
 
 @pytest.mark.campaign
-def test_by_keyboard_offline_and_nothing_left_running(
+def test_keyboard_works_offline_and_processes_end(
     served: tuple[subprocess.Popen[str], str],
     new_browser: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
+    """The page works by keyboard and offline, and nothing is left running."""
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
@@ -265,11 +266,12 @@ def test_by_keyboard_offline_and_nothing_left_running(
 
 
 @pytest.mark.campaign
-def test_a_large_file_is_read_a_larger_one_refused_and_a_lost_connection_shown(
+def test_file_limits_and_lost_connections_show(
     served: tuple[subprocess.Popen[str], str],
     new_browser: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
+    """A large file is read, a larger one refused, a lost connection shown."""
     server, address = served
     driver = new_browser("--window-size=1300,1000")
     driver.set_page_load_timeout(PATIENCE)
@@ -286,10 +288,13 @@ def test_a_large_file_is_read_a_larger_one_refused_and_a_lost_connection_shown(
         days = pd.date_range("2024-01-01", periods=150).strftime("%Y-%m-%d")
         rows = [f"{day},{number % 7}," for number, day in enumerate(days)]
         driver.execute_script(
-            "const zone = document.querySelector('.tsfm-lens-drop'), data = new DataTransfer();"
-            "const rows = arguments[2].map(row => row + 'x'.repeat(arguments[1]) + '\\n');"
+            "const zone = document.querySelector('.tsfm-lens-drop');"
+            "const data = new DataTransfer();"
+            "const note = 'x'.repeat(arguments[1]);"
+            "const rows = arguments[2].map(row => row + note + '\\n');"
             "data.items.add(new File(['day,level,note\\n', ...rows], arguments[0]));"
-            "zone.dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true}))",
+            "const options = {dataTransfer: data, bubbles: true, cancelable: true};"
+            "zone.dispatchEvent(new DragEvent('drop', options))",
             name, size // len(rows) + 1, rows,
         )  # fmt: skip
 

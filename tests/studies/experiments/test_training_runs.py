@@ -189,7 +189,7 @@ def test_the_command_trains_on_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("model: {name: samformr}\ndata: {kind: toy}", "there is no model 'samformr'"),
         ("model: {name: samformer}", "data"),
@@ -223,13 +223,13 @@ def test_the_command_trains_on_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_untrainable_configurations_are_refused_before_writing(
-    text: str, words: str, tmp_path: Path
+    text: str, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)
     reported = CliRunner().invoke(app, ["train", str(file)])
     assert reported.exit_code == 1, reported.output
-    assert words in " ".join(reported.output.split())
+    assert message in " ".join(reported.output.split())
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
@@ -281,8 +281,8 @@ def test_trained_weights_are_measured_as_kept(
         depth=400,
         dtype="float32",
     )
-    which = torch.linspace(0, len(made.training) - 1, 6, dtype=torch.float64).long()
-    x, y = made.training.take(which)
+    indices = torch.linspace(0, len(made.training) - 1, 6, dtype=torch.float64).long()
+    x, y = made.training.take(indices)
     expected = sharpness(
         lambda: (model(x) - y).square().mean(), model, steps=200
     ).largest

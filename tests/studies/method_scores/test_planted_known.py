@@ -159,17 +159,17 @@ def test_models_get_the_noise_they_bear() -> None:
             made.model, made.card.model_copy(update={"weight_noise": weight_noise})
         )
 
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "series": 4,
         "methods": ["zero ablation"],
         "planter": planter,
     }
     condition = Condition("noisy-weights", weight_noises=(0.1, 0.01))
     pairs = [("seasonal-copy", "chronos-bolt")]
-    rows = campaign(pairs, [condition], seeds=3, **how).methods
+    rows = campaign(pairs, [condition], seeds=3, **options).methods
     assert rows[["seed", "weight_noise"]].to_numpy().tolist() == [[0, 0.1], [1, 0.01]]
     with pytest.raises(InputError, match="no model to score"):
-        campaign(pairs, [replace(condition, weight_noises=(0.5,))], seeds=1, **how)
+        campaign(pairs, [replace(condition, weight_noises=(0.5,))], seeds=1, **options)
 
 
 @pytest.fixture(scope="module", params=["recent", "old", "spread"])

@@ -200,13 +200,13 @@ def test_campaign_tables_reproduce_its_page(tmp_path: Path) -> None:
         for condition in scoring.CONDITIONS
         if condition.name in ("planted", "untrained")
     ]
-    how: dict[str, Any] = {
+    options: dict[str, Any] = {
         "seeds": 1,
         "series": 6,
         "methods": chosen,
         "planter": _plant,
     }
-    found = scoring.campaign([("stand-in", "chronos-bolt")], conditions, **how)
+    found = scoring.campaign([("stand-in", "chronos-bolt")], conditions, **options)
     assert list(found.methods["method"]) == 2 * chosen
     assert found.methods[
         ["mechanism", "architecture", "condition", "seed"]
@@ -235,7 +235,9 @@ def test_campaign_tables_reproduce_its_page(tmp_path: Path) -> None:
     assert page.read_text() == text
     # what is measured again takes the place of what was, and the rest stays
     again = scoring.campaign(
-        [("stand-in", "chronos-bolt")], conditions[:1], **{**how, "methods": chosen[:1]}
+        [("stand-in", "chronos-bolt")],
+        conditions[:1],
+        **{**options, "methods": chosen[:1]},
     )
     both = scoring.renewed(scoring.read_scores(page), again).methods
     assert list(both["method"]) == [*chosen, chosen[0]]

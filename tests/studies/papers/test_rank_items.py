@@ -254,7 +254,7 @@ def _toy_ranks(
     noted in order.
     """
 
-    def told(lenses: Iterable[Lens], *, epsilon: Any) -> xr.Dataset:
+    def toy_ranks(lenses: Iterable[Lens], *, epsilon: Any) -> xr.Dataset:
         (lens,) = lenses
         order.append(f"measured {lens.model_id}")
         width, heads, rank, head = known[lens.model_id]
@@ -269,7 +269,7 @@ def _toy_ranks(
             coords={"epsilon": levels, "model": [lens.model_id], **of_model},
         )
 
-    return told
+    return toy_ranks
 
 
 def test_sizes_are_compared_within_an_architecture(
@@ -293,9 +293,9 @@ def test_sizes_are_compared_within_an_architecture(
     monkeypatch.setattr("tsfm_lens.studies.papers.reproduce.load", opened)
     widths = reproduce("S0-F4", ["large", "small", "bolt-nano"], **SHORT)
     assert order == [
-        f"{what} {name}"
+        f"{action} {name}"
         for name in ("large", "small", "bolt-nano")
-        for what in ("opened", "measured")
+        for action in ("opened", "measured")
     ]
     # a half of 64, then three eighths of 128
     assert verdict(widths, "stays_low") == "holds"

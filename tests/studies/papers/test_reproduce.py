@@ -42,7 +42,7 @@ ROOT = Path(tsfm_lens.__file__).parent.parent
 def scores(heads: list[tuple[bool, bool]]) -> tuple[xr.Dataset, xr.Dataset]:
     """Results of 144 heads of which some are induction heads, some sharp."""
     inducing, sharp = (
-        np.array([head[which] for head in heads]).reshape(12, 12) for which in (0, 1)
+        np.array([head[column] for head in heads]).reshape(12, 12) for column in (0, 1)
     )
     where = ("layer", "head")
     coords = {"layer": list(map(str, range(12))), "head": range(12)}
@@ -143,8 +143,8 @@ def test_every_number_can_be_measured(name: str) -> None:
         # induction head are not defined; results that ship have seeds enough for
         # intervals
         of_record = any(
-            words in why
-            for words in ("contains 0", "not testable with this record", "after Holm")
+            reason in why
+            for reason in ("contains 0", "not testable with this record", "after Holm")
         )
         undecided = (
             "too few" in why

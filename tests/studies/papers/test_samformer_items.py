@@ -81,7 +81,7 @@ def toy(variables: dict[str, dict[str, float]]) -> xr.Dataset:
     """Runs whose values are planted, the same of every seed but for a little."""
     spread = 1 + 1e-4 * np.random.default_rng(0).standard_normal(SEEDS)
     arms = list(next(iter(variables.values())))
-    looks = {
+    watched = {
         name: dict.fromkeys(arms, 0.9) for name in ("diagonal_mass", "numerical_rank")
     } | variables
     data = xr.Dataset(
@@ -89,7 +89,7 @@ def toy(variables: dict[str, dict[str, float]]) -> xr.Dataset:
         coords={"arm": arms, "seed": range(SEEDS)},
         attrs={"kind": "lab_runs", "epochs": 3},
     )
-    for name, values in looks.items():
+    for name, values in watched.items():
         table = np.array([values[arm] * spread for arm in arms])
         at_end = name == "validation_mse"
         data[name] = (
@@ -155,11 +155,11 @@ def trained(rows: tuple[tuple[float, ...], ...]) -> xr.Dataset:
     )
     # alternating, so that every seed lies off its arm's mean
     off = bounds[:, 1:2] * np.resize([1.0, -1.0], (1, 8))
-    beside = 1 + 1e-4 * rng.standard_normal((len(names), 8))
+    noise = 1 + 1e-4 * rng.standard_normal((len(names), 8))
     by_window = {"end_diagonal_mass": 3, "end_nuclear_norm": 5}
     of_run = {"end_sharpness": 2, "end_numerical_rank": 4, "end_entropy": 4}
     variables = {
-        name: (("arm", "seed"), bounds[:, [column]] * beside)
+        name: (("arm", "seed"), bounds[:, [column]] * noise)
         for name, column in of_run.items()
     }
     errors = {
@@ -169,7 +169,7 @@ def trained(rows: tuple[tuple[float, ...], ...]) -> xr.Dataset:
     windows = {
         name: (
             ("arm", "seed", "window"),
-            (bounds[:, [column]] * beside)[..., None] * [0.9, 1.0, 1.1],
+            (bounds[:, [column]] * noise)[..., None] * [0.9, 1.0, 1.1],
         )
         for name, column in by_window.items()
     }
@@ -319,8 +319,8 @@ def test_both_tests_are_those_of_samples() -> None:
 def test_bold_numbers_follow_the_pooled_test() -> None:
     """The bold numbers of table 7 are those that the pooled test finds."""
     plain = {tuple(cell) for cell in PAPERS["samformer"]["not_significant"]}
-    for cell, own in TABLES["MSE"]["SAMformer"].items():
-        found = compare(own, TABLES["MSE"]["TSMixer+SAM"][cell])
+    for cell, result in TABLES["MSE"]["SAMformer"].items():
+        found = compare(result, TABLES["MSE"]["TSMixer+SAM"][cell])
         bold = cell not in plain
         assert (found.pooled < 0.05) == bold, (cell, found)
         assert (found.welch < 0.05) == (bold and cell != ("Traffic", 720)), (
@@ -334,7 +334,7 @@ def test_bold_numbers_follow_the_pooled_test() -> None:
 def test_parameters_follow_from_the_stated_sizes() -> None:
     printed = dict(PAPERS["samformer"]["parameters"])
     counts = reproduce("S1-T8")
-    own = printed.pop("SAMformer")
+    samformer = printed.pop("SAMformer")
     for horizon in HORIZONS:
         for bias in (False, True):
             model = make_model("samformer", 512, horizon, 7, bias=bias)
@@ -342,12 +342,12 @@ def test_parameters_follow_from_the_stated_sizes() -> None:
             assert held == parameter_count(512, horizon, 7, bias=bias)
             # table 8 has a few hundred beside W and its bias, and the same for every
             # number of channels
-            assert held - own[horizon] > 30_000
+            assert held - samformer[horizon] > 30_000
         name = f"parameters of SAMformer, H = {horizon}"
         assert ours(counts, name) == parameter_count(512, horizon, 7)
-        assert float(row(counts, name)["paper"]) == own[horizon]
+        assert float(row(counts, name)["paper"]) == samformer[horizon]
     ratios = [
-        sum(of[horizon] / own[horizon] for of in printed.values()) / len(printed)
+        sum(of[horizon] / samformer[horizon] for of in printed.values()) / len(printed)
         for horizon in HORIZONS
     ]
     assert_close(np.round(ratios, 2), [6.64, 3.85, 2.64, 1.77], depth=4)

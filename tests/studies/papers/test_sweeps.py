@@ -47,7 +47,7 @@ def run(name: str, store: Path, model: str = "bolt-nano", **options: Any) -> xr.
 
 
 @cache
-def cut(name: str) -> tuple[Any, np.ndarray, float, float]:
+def split_series(name: str) -> tuple[Any, np.ndarray, float, float]:
     """Context as shown to bolt-nano, truth, seasonal error, and MASE of the seasonal
     naive forecast.
     """
@@ -74,7 +74,7 @@ def mase(*gone: str) -> np.ndarray:
     """
     found = []
     for name in SERIES:
-        context, truth, scale, _ = cut(name)
+        context, truth, scale, _ = split_series(name)
         if gone:
             with nano("bolt-nano").ablate(*gone):
                 forecast = nano("bolt-nano").forecast(context, STEPS)
@@ -120,15 +120,15 @@ def by_stable_rank(layer: int) -> tuple[int, ...]:
     )
 
 
-def heads(layer: int, which: tuple[int, ...]) -> list[str]:
+def heads(layer: int, numbers: tuple[int, ...]) -> list[str]:
     return [
         f"decoder.{layer}.{kind}.{head}"
         for kind in ("self_attn", "cross_attn")
-        for head in which
+        for head in numbers
     ]
 
 
-def kept(layer: int, order: tuple[int, ...]) -> int:
+def fewest_heads(layer: int, order: tuple[int, ...]) -> int:
     """Definition 5.2 by trying every count: fewest heads kept with the error within 1
     %, the first of an order gone.
     """
@@ -202,7 +202,7 @@ def test_kept_heads_follow_the_definition(store: Path) -> None:
     counted = run("S3-F11", store)
     for layer in range(3):
         low = by_stable_rank(layer)
-        both = {"low": kept(layer, low), "high": kept(layer, low[::-1])}
+        both = {"low": fewest_heads(layer, low), "high": fewest_heads(layer, low[::-1])}
         for end, count in both.items():
             text = f"heads kept: bolt-nano, layer {layer}, {end} stable rank first"
             assert ours(single, text) == count
@@ -268,7 +268,7 @@ def test_missing_data_are_named_before_writing(
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "data", "options", "error", "words"),
+    ("name", "model", "data", "options", "error", "message"),
     [
         (
             "S3-F7",
@@ -322,12 +322,12 @@ def test_options_that_conflict_are_refused(
     data: Any,
     options: dict[str, Any],
     error: type[Exception],
-    words: str,
+    message: str,
     tmp_path: Path,
 ) -> None:
     if name != "S3-T5":
         options = {"store": tmp_path / "store", **options}
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         reproduce(name, model, data, **options)
     assert not (tmp_path / "store").exists()
 
@@ -377,7 +377,7 @@ def gathered(**results: pd.DataFrame) -> Gathered:
 def test_released_results_give_the_printed_numbers() -> None:
     timesfm = Subject("a", "timesfm-2.5", 20, 16)
     toto = Subject("b", "toto-1", 12, 12)
-    own = {
+    printed = {
         "timesfm-28": ([6.12, 2.46, 4.72, 5.86, 6.59], 33, 12),
         "toto-29": ([3.54, -38, 2.73, 3.6, -24.64], 41, 30),
     }
@@ -396,7 +396,7 @@ def test_released_results_give_the_printed_numbers() -> None:
         )
         | dict.fromkeys(("change", "lower", "upper"), percent / 100)
         for model, (recipe, (changes, resilient, improved)) in zip(
-            "ab", own.items(), strict=True
+            "ab", printed.items(), strict=True
         )
         for metric, percent in zip(metrics, changes, strict=True)
     ]
@@ -424,12 +424,12 @@ def test_the_released_counts_give_figure_11() -> None:
                 "model": s.source,
                 "layer": layer,
                 "of": s.heads,
-                "kept": kept,
-                "ablated": s.heads - kept,
+                "kept": n_kept,
+                "ablated": s.heads - n_kept,
                 "better": True,
             }
             for s in subjects
-            for layer, kept in enumerate(released_lists()[s.source].kept)
+            for layer, n_kept in enumerate(released_lists()[s.source].kept)
         ]
     )
     # what the other order keeps does not count

@@ -60,7 +60,7 @@ def cell(
         1,
         "toy",
         f"{arm}, seed {seed}",
-        run or (lambda place: make_part(arm, seed)),
+        run or (lambda workplace: make_part(arm, seed)),
         arm,
         7200.0,
         **more,
@@ -91,12 +91,12 @@ def test_records_hold_results_in_any_order(
     assert queue(tmp_path, *(cell(*run) for run in runs)).work(quiet) == 4
     found = record(tmp_path)
     for arm, seed in runs:
-        own = found.sel(arm=arm, seed=seed)
+        stored = found.sel(arm=arm, seed=seed)
         part = make_part(arm, seed).isel(arm=0, seed=0)
-        assert float(own["error"]) == float(part["error"])
-        assert int(own["horizon"]) == int(part["horizon"])
+        assert float(stored["error"]) == float(part["error"])
+        assert int(stored["horizon"]) == int(part["horizon"])
         for name in ("curve", "row"):
-            values = own[name].values
+            values = stored[name].values
             np.testing.assert_array_equal(
                 values[np.isfinite(values)], part[name].values
             )
@@ -173,8 +173,8 @@ def test_failing_cells_do_not_stop_others(tmp_path: Path) -> None:
     """A cell that fails is noted, and the next one runs."""
     tries = []
 
-    def fail(place: Workplace) -> xr.Dataset:
-        tries.append(place.folder)
+    def fail(workplace: Workplace) -> xr.Dataset:
+        tries.append(workplace.folder)
         raise ValueError("no such number")
 
     messages: list[str] = []
@@ -195,7 +195,7 @@ def test_a_stop_file_ends_between_cells(tmp_path: Path) -> None:
     """A stop file ends the queue between two cells."""
     work = queue(
         tmp_path,
-        cell("a", 0, lambda place: (work.stop_file.touch(), make_part("a", 0))[1]),
+        cell("a", 0, lambda workplace: (work.stop_file.touch(), make_part("a", 0))[1]),
         cell("b", 0),
     )
     assert work.work(quiet) == 1
@@ -205,8 +205,8 @@ def test_a_stop_file_ends_between_cells(tmp_path: Path) -> None:
 
 
 def test_stopped_cells_go_on(tmp_path: Path) -> None:
-    def by_halves(place: Workplace) -> xr.Dataset | None:
-        half = place.folder / "half"
+    def by_halves(workplace: Workplace) -> xr.Dataset | None:
+        half = workplace.folder / "half"
         if not half.exists():
             half.touch()
             return None
@@ -274,7 +274,7 @@ def test_a_kill_loses_no_finished_cell(tmp_path: Path, number: int) -> None:
 def test_one_queue_works_on_a_state(tmp_path: Path) -> None:
     other = queue(tmp_path, cell("b", 0))
 
-    def second(place: Workplace) -> xr.Dataset:
+    def second(workplace: Workplace) -> xr.Dataset:
         with pytest.raises(InputError, match="another queue"):
             other.work(quiet)
         return make_part("a", 0)

@@ -182,10 +182,10 @@ def test_embeddings_have_directions_of_their_patches() -> None:
     noise = embedding_ranks(runs[0], epsilon=[0.1, 0.01], seed=3).sel(
         family="white noise"
     )
-    own = found.sel(embedding="bolt-nano")
-    np.testing.assert_array_equal(own["epsilon_rank"], noise["epsilon_rank"])
+    bolt = found.sel(embedding="bolt-nano")
+    np.testing.assert_array_equal(bolt["epsilon_rank"], noise["epsilon_rank"])
     assert_close(
-        own["singular_value"].values,
+        bolt["singular_value"].values,
         noise["singular_value"].values,
         depth=1000,
         dtype=np.float32,
@@ -207,10 +207,10 @@ def test_ranks_by_model_are_its_means() -> None:
         of_head = one["head"] != ""
         for name, chosen in (("rank", ~of_head), ("head_rank", of_head)):
             ranks = one["epsilon_rank"].where(chosen, drop=True)
-            own = found.sel(model=lens.model_id)
-            assert_close(own[name].values, ranks.mean("matrix").values, depth=100)
-            np.testing.assert_array_equal(own[f"{name}_low"], ranks.min("matrix"))
-            np.testing.assert_array_equal(own[f"{name}_high"], ranks.max("matrix"))
+            summary = found.sel(model=lens.model_id)
+            assert_close(summary[name].values, ranks.mean("matrix").values, depth=100)
+            np.testing.assert_array_equal(summary[f"{name}_low"], ranks.min("matrix"))
+            np.testing.assert_array_equal(summary[f"{name}_high"], ranks.max("matrix"))
     expect_error(
         "two models are called 'bolt-nano'", ranks_by_model, [lenses[0], lenses[0]]
     )

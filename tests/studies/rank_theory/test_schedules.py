@@ -48,7 +48,7 @@ def test_the_guideline_follows_its_formula() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "words"),
+    ("call", "message"),
     [
         (lambda: rank_theory.rank_schedule(0, 0.3, 2, 8), "rank 0"),
         (lambda: rank_theory.rank_schedule(3, -0.1, 2, 8), "-0.1"),
@@ -58,6 +58,8 @@ def test_the_guideline_follows_its_formula() -> None:
         (lambda: rank_theory.guideline(3, 64, exponent=0), "exponent 0"),
     ],
 )
-def test_what_is_no_schedule_is_refused(call: Callable[[], object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_what_is_no_schedule_is_refused(
+    call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
         call()

@@ -21,7 +21,7 @@ STUDY = "studies.recipes"
 PLACES = {"planted": "zoo"}
 
 
-def told(
+def run_command(
     argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, str]:
     """Exit code and stderr of ``python -m argv[0] argv[1:]``."""
@@ -35,7 +35,7 @@ def told(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (
             ["train", "chronos-nan", "--out", "OUT", "--real", "TEXT"],
@@ -71,7 +71,7 @@ def told(
 def test_commands_say_what_is_wrong(
     arguments: list[str],
     code: int,
-    words: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -79,13 +79,13 @@ def test_commands_say_what_is_wrong(
     (tmp_path / "TEXT").write_text("no series")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    found, messages = told(
+    found, messages = run_command(
         [f"tsfm_lens.{PLACES.get(arguments[0], STUDY)}.{arguments[0]}", *arguments[1:]],
         capsys,
         monkeypatch,
     )
     assert found == code, messages
-    assert words in messages
+    assert message in messages
     assert "Traceback" not in messages
 
 

@@ -191,7 +191,7 @@ def test_new_options_leave_old_identities_alone(
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         (
             {"attention_rank": AttentionRank(rank=0)},
@@ -214,14 +214,14 @@ def test_new_options_leave_old_identities_alone(
 )
 def test_impossible_ranks_are_refused_before_writing(
     changes: dict[str, Any],
-    words: str,
+    message: str,
     token_recipe: TrainingRecipe,
     corpus: Corpus,
     tmp_path: Path,
 ) -> None:
     """What a model cannot have is refused before anything is written."""
     expect_error(
-        words,
+        message,
         Trainer,
         token_recipe.model_copy(update=changes),
         tmp_path / "run",

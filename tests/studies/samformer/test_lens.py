@@ -137,8 +137,8 @@ def verdicts(options: dict[str, Any], every: int) -> dict[str, str]:
     wrong = list(mutants(model, model.lens_adapter().wiring))
     assert len(wrong) >= 30, len(wrong)
     return {
-        what: verdict(partial(build_case, wiring), right, (*ORACLES, None))
-        for what, wiring in wrong[::every]
+        mutant: verdict(partial(build_case, wiring), right, (*ORACLES, None))
+        for mutant, wiring in wrong[::every]
     }
 
 
@@ -146,8 +146,8 @@ def verdicts(options: dict[str, Any], every: int) -> dict[str, str]:
 def test_some_mutants_are_rejected_or_equivalent(options: dict[str, Any]) -> None:
     found = verdicts(options, every=24)
     assert not {
-        what: messages
-        for what, messages in found.items()
+        mutant: messages
+        for mutant, messages in found.items()
         if messages.startswith("survives")
     }
 
@@ -163,7 +163,7 @@ def test_every_mutant_is_rejected_or_equivalent(
     with capsys.disabled():
         print(f"\n{len(found)} mutants, {dict(counts)}")  # noqa: T201
     assert not {
-        what: messages
-        for what, messages in found.items()
+        mutant: messages
+        for mutant, messages in found.items()
         if messages.startswith("survives")
     }

@@ -89,9 +89,9 @@ def block_sum(
     """Queries and keys of one level of one head: chunk k of the features through block
     k.
     """
-    own = x.shape[1] // len(left)
-    q = [x[:, k * own : (k + 1) * own] @ left[k, :, head] for k in range(len(left))]
-    k = [y[:, k * own : (k + 1) * own] @ right[k, :, head] for k in range(len(right))]
+    size = x.shape[1] // len(left)
+    q = [x[:, k * size : (k + 1) * size] @ left[k, :, head] for k in range(len(left))]
+    k = [y[:, k * size : (k + 1) * size] @ right[k, :, head] for k in range(len(right))]
     return np.concatenate(q, 1), np.concatenate(k, 1)
 
 
@@ -158,13 +158,13 @@ def level_scores(form: TokenLevels, q: np.ndarray, k: np.ndarray) -> np.ndarray:
             + 1
         )
         for level in range(depth):
-            own = slice(bounds[level], bounds[level + 1])
+            columns = slice(bounds[level], bounds[level + 1])
             if form.ranks[level]:
                 if form.level_scale:
                     share = 1 / form.ranks[level]
                 else:
                     share = factor(form, q.shape[1])
-                out[j, i] += q[j, own] @ k[i, own] * share
+                out[j, i] += q[j, columns] @ k[i, columns] * share
         out[j, i] /= depth if form.by_depth else 1
     return out
 
@@ -242,7 +242,7 @@ def counted(work: object) -> int:
     return counter.get_total_flops() // 2
 
 
-def cut(x: Tensor, blocks: int) -> Tensor:
+def split_features(x: Tensor, blocks: int) -> Tensor:
     return x.unflatten(1, (blocks, -1)).transpose(0, 1)
 
 
@@ -267,7 +267,7 @@ def by_order(x: Tensor, ranks: Sequence[int], order: str) -> Tensor:
     total = x.new_zeros(len(x), len(x))
     keys = torch.zeros_like(x)
     for count, left, right in levels:
-        parts = cut(x, count)
+        parts = split_features(x, count)
         if order == "b":
             inner = torch.bmm(parts, torch.bmm(left, right.mT))
             total = total + inner.transpose(0, 1).flatten(1) @ x.T

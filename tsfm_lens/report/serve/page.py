@@ -193,6 +193,7 @@ class Page(widgets.VBox):
         self._sources = list(sources)
         self._reading = dict(reading)
         self._options = dict(options)
+        # dropped files stay as long as the page
         self._folder = tempfile.TemporaryDirectory(prefix="tsfm-lens-page-")
         self._lenses: dict[str, Lens] = {}
         logging.disable_progress_bar()

@@ -139,6 +139,7 @@ def _trajectories(
     flow = getattr(_dysts("dysts.flows"), system)()
     yield _integrate(flow, None, points, periods, integrator)
     if instances > 1:
+        # states to start from, so without the transformation that dysts makes of a path
         path = _integrate(
             flow, None, REFERENCE_POINTS, REFERENCE_PERIODS, integrator, raw=True
         )[:, TRANSIENT:]

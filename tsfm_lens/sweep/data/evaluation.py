@@ -61,6 +61,7 @@ class Window:
                     f" {array.shape}, expected floats (variate, time) of at least one"
                     " step"
                 )
+            # on the view alone: the caller's array stays writable
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if len(self.context) != len(self.label):
@@ -311,6 +312,7 @@ class EvaluationSet:
         numbers: Iterable[int] = range(len(self))
         if indices is not None:
             numbers = {self._checked_index(index) for index in indices}
+        # plain numbers, since those of numpy have another repr
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
         digests = sorted(self.windows[index].digest for index in numbers)
         return hashlib.sha256(b"".join([header.encode(), *digests])).hexdigest()
@@ -342,6 +344,7 @@ class EvaluationSet:
         offset = read_offset(self.freq)
         try:
             first = offset.rollforward(window.start.as_unit("ns"))
+            # the label has timestamps too, and must end within pandas' range
             _ = first + (window.context.shape[1] + self.horizon) * offset
             if skip:
                 return first + skip * offset
@@ -407,7 +410,7 @@ def rolling_windows(
 
 
 def scored_windows(
-    item: str, values: np.ndarray, **cut: Any
+    item: str, values: np.ndarray, **options: Any
 ) -> tuple[list[Window], list[str]]:
     """Cut the last windows of one item whose labels have a value.
 
@@ -419,7 +422,7 @@ def scored_windows(
     series ended before them; then windows whose whole label falls into a gap.
 
     Args:
-        cut: further arguments of :func:`rolling_windows`.
+        options: further arguments of :func:`rolling_windows`.
 
     Raises:
         InputError: the series up to its last value is too short for the windows.
@@ -434,7 +437,7 @@ def scored_windows(
             f"{item!r}: the last {values.shape[-1] - length} steps have no value; its"
             " windows end before them"
         )
-    windows = list(rolling_windows(item, values[:, :length], **cut))
+    windows = list(rolling_windows(item, values[:, :length], **options))
     retained = [window for window in windows if np.isfinite(window.label).any()]
     # the last window ends with a value, so that one is always kept
     if lost := len(windows) - len(retained):

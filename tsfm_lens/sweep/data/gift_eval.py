@@ -283,6 +283,7 @@ def _set(
     # a tenth of the shortest series
     share = math.ceil(TEST_SHARE * min(row.values.shape[1] for row in rows) / horizon)
     if "m4" in folder:
+        # the benchmark has one test window for each series of M4
         windows = 1
     else:
         windows = min(max(1, share), MOST_WINDOWS)

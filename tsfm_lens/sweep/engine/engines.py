@@ -137,6 +137,7 @@ def _compute(
                 with ExitStack() as lock:
                     if not lock.enter_context(store.lock(task.key)):
                         held.append(task)
+                    # another process may have finished it before it was locked
                     elif store.holds(task.cells):
                         report(GroupDone(task, "skipped"))
                     else:
@@ -185,6 +186,7 @@ def _written(store: Store, group: _Running, future: Future[pa.Table]) -> GroupDo
     try:
         store.write(group.worker.result(future), task.cells)
     except (BrokenExecutor, StoreError, SweepFailedError):
+        # of the worker, the store or the sweep, not of this group
         raise
     except Exception as error:
         return GroupDone(task, "failed", error=error_line(error))

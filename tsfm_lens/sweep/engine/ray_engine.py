@@ -76,14 +76,14 @@ class _RayWorker(Worker):
 
     def __init__(self, call: Any, work: Any, pack: Callable[[Any], Any]) -> None:
         self._call = call
-        self._work = work
+        self._remote_work = work
         self._pack = pack
         self._reference: Any = None
 
     def submit(self, task: GroupTask) -> Future[pa.Table]:
         bare = replace(task, data=None)
         data = self._pack(task.data)
-        self._reference = self._call.remote(self._work, bare, data)
+        self._reference = self._call.remote(self._remote_work, bare, data)
         future: Future[pa.Table] = self._reference.future()
         return future
 

@@ -124,6 +124,7 @@ def compute_remotely(how: RemoteWork, task: GroupTask, data: bytes) -> pa.Table:
 
 @lru_cache(maxsize=1)
 def _make_once(work: RemoteWork) -> Work:
+    # before anything is unpacked: libraries read the variable when they are imported
     limit_threads(work.threads)
     make_worker, common = pickle.loads(work.parts)
     return _made(make_worker, common, work.device)

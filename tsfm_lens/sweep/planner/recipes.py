@@ -62,6 +62,7 @@ def released_lists() -> dict[str, Released]:
     return lists
 
 
+# architectures that open the weights of another, whose recipes they share
 SAME_WEIGHTS = {"timesfm-2.5-transformers": "timesfm-2.5"}
 
 

@@ -226,6 +226,7 @@ class ModelPlan:
         if heads_at is not None and heads_at.search == "sequential":
             self._schedule = Schedule.plan(sets, config.seed)
         self.tasks = self._chunk_tasks(config, model, sets)
+        # by variant and chunk, since stages share variants
         self._keys: dict[tuple[str, int], str] = {}
         self._rankings = self._measured_rankings(sets, config.seed)
         self._searches = self._begun_searches()

@@ -196,8 +196,7 @@ class Results:
         if model not in self._cache:
             ratios = self.mase_ratios(model)
             usable = ratios[ratios[PLAIN].gt(0)]
-            finite = usable.where(usable.gt(0) & np.isfinite(usable))
-            logs = finite.transform(np.log)
+            logs: Any = np.log(usable.where(usable.gt(0) & np.isfinite(usable)))
             # a variant without a metric on one of them has no mean over all of them
             self._cache[model] = np.exp(logs.mean(skipna=False))
         mase = self._cache[model]
