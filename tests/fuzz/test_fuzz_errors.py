@@ -78,7 +78,7 @@ def test_bad_arguments_are_named(arguments: dict, message: str) -> None:
     ids=str,
 )
 def test_invalid_future_is_named(given: dict, message: str) -> None:
-    """A future that is none is named."""
+    """A future that cannot be used is refused by name."""
     with pytest.raises(InputError) as caught:
         lens_of("chronos").forward(np.arange(9.0), **given)
     assert message in str(caught.value)

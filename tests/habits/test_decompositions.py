@@ -217,7 +217,7 @@ def with_a_mix(stack: Stack) -> Stack:
 def test_foreign_tables_are_not_decomposed(
     name: str, change: Callable[[Stack], Stack]
 ) -> None:
-    """A table that is not the model's is not decomposed."""
+    """A wiring table that does not fit the model is refused in decompositions."""
     lens, encoded, _ = recorded(name)
     # the model itself is read only
     adapter = copy(lens.adapter)
